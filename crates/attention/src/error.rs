@@ -1,0 +1,74 @@
+//! What can be wrong with an attention layer's sizes and inputs.
+//!
+//! The layers return candle's error type; these travel inside it and can be taken out with `downcast_ref`.
+
+use thiserror::Error;
+
+/// A size or an input that an attention layer cannot work with.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// A size that must be positive is zero.
+    #[error("attention: {name} must be at least 1, found 0")]
+    ZeroSize {
+        /// Which size.
+        name: &'static str,
+    },
+    /// The heads do not divide the width among them.
+    #[error(
+        "attention: {num_heads} heads do not divide a width of {width}; choose a number of heads that divides it"
+    )]
+    HeadsDoNotDivideWidth {
+        /// Number of heads.
+        num_heads: usize,
+        /// Width to be divided.
+        width: usize,
+    },
+    /// Two layers that feed each other have different widths.
+    #[error("attention: {what} is {found} wide, expected {expected}")]
+    WidthMismatch {
+        /// Which layer or input.
+        what: &'static str,
+        /// The width that would fit.
+        expected: usize,
+        /// The width that was given.
+        found: usize,
+    },
+    /// The tokens do not fit into the cache.
+    #[error("key-value cache: {past} tokens held and {added} more do not fit into a capacity of {capacity}")]
+    CacheFull {
+        /// Tokens the fullest row holds.
+        past: usize,
+        /// Tokens to be added.
+        added: usize,
+        /// Tokens the cache can hold for each row.
+        capacity: usize,
+    },
+    /// The cache was made for other sizes.
+    #[error("key-value cache: made for (batch, heads, head_dim) {expected:?}, found {found:?}")]
+    CacheShape {
+        /// Batch, heads and head width of the cache.
+        expected: (usize, usize, usize),
+        /// Those of the keys.
+        found: (usize, usize, usize),
+    },
+    /// A cache was given to cross-attention.
+    #[error("attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory")]
+    CacheWithMemory,
+    /// A row was cut to more tokens than it holds.
+    #[error("key-value cache: cannot keep {kept} tokens of row {row}, which holds {held}")]
+    Truncate {
+        /// The row.
+        row: usize,
+        /// Tokens to keep.
+        kept: usize,
+        /// Tokens held.
+        held: usize,
+    },
+}
+
+impl From<AttentionError> for candle_core::Error {
+    fn from(error: AttentionError) -> Self {
+        Self::wrap(error)
+    }
+}

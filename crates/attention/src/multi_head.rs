@@ -1,0 +1,340 @@
+//! Multi-head attention with an output projection: `Concat(head_1, …, head_H) W_o`, each head attending by itself.
+//!
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); article 001 §3.6, listing 3.5 (separate
+//! projections, causal); article 004 (biases, no mask); PyTorch's `nn.MultiheadAttention` (fused projection).
+
+use std::ops::Range;
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_kernels::Linear;
+
+use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, ScorePrecision, Site};
+
+/// How wide each head is.
+///
+/// Article 002 §4 calls a head narrow that gets one slice of the input vector and wide that gets the whole vector. A
+/// narrow head of that strict kind is [`HeadWidth::Narrow`] with block-diagonal projections; GPT-2 and PyTorch use
+/// the narrow width with full projections, so that each head sees the whole input at the same cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HeadWidth {
+    /// The heads share the output width: `D = d_out / H`.
+    #[default]
+    Narrow,
+    /// Each head has the whole output width, `D = d_out`, and the output projection brings `H · d_out` back to it.
+    Wide,
+}
+
+/// Where the query, key and value projections are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ProjectionLayout {
+    /// Three parameters, `W_query.weight`, `W_key.weight`, `W_value.weight` (and `.bias`), as in article 001.
+    #[default]
+    Separate,
+    /// One parameter for all three, `in_proj_weight` (and `in_proj_bias`), as in PyTorch's `nn.MultiheadAttention`.
+    Fused,
+}
+
+/// Sizes and options of a [`MultiHeadAttention`] that is built from named parameters.
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttentionConfig {
+    /// Width of the input (and of the memory in cross-attention).
+    pub d_in: usize,
+    /// Width of the output.
+    pub d_out: usize,
+    /// Number of heads, `H`.
+    pub num_heads: usize,
+    /// Width of each head.
+    pub head_width: HeadWidth,
+    /// Whether the query, key and value projections have biases.
+    pub qkv_bias: bool,
+    /// Where the query, key and value projections are kept.
+    pub projection: ProjectionLayout,
+    /// Dropout rate on the attention weights, in training.
+    pub dropout: f64,
+}
+
+impl MultiHeadAttentionConfig {
+    /// Narrow heads, separate projections without biases, no dropout: the defaults of article 001.
+    pub fn new(d_in: usize, d_out: usize, num_heads: usize) -> Self {
+        Self {
+            d_in,
+            d_out,
+            num_heads,
+            head_width: HeadWidth::Narrow,
+            qkv_bias: false,
+            projection: ProjectionLayout::Separate,
+            dropout: 0.0,
+        }
+    }
+}
+
+/// The projections of the input to queries, keys and values, each `H · D` wide.
+#[derive(Debug, Clone)]
+pub enum QkvProjection {
+    /// One layer each.
+    Separate {
+        /// To the queries.
+        query: Linear,
+        /// To the keys.
+        key: Linear,
+        /// To the values.
+        value: Linear,
+    },
+    /// One layer whose output holds queries, keys and values side by side, each a third.
+    Fused(Linear),
+}
+
+impl QkvProjection {
+    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), each `(B, T, H · D)`.
+    fn forward(&self, x: &Tensor, memory: Option<&Tensor>) -> Result<(Tensor, Tensor, Tensor)> {
+        match (self, memory) {
+            (Self::Separate { query, key, value }, memory) => {
+                let memory = memory.unwrap_or(x);
+                Ok((query.forward(x)?, key.forward(memory)?, value.forward(memory)?))
+            }
+            (Self::Fused(layer), None) => {
+                let width = layer.out_features() / 3;
+                let qkv = layer.forward(x)?;
+                let third = |index: usize| qkv.narrow(D::Minus1, index * width, width);
+                Ok((third(0)?, third(1)?, third(2)?))
+            }
+            (Self::Fused(layer), Some(memory)) => {
+                let width = layer.out_features() / 3;
+                let queries = output_rows(layer, 0..width)?.forward(x)?;
+                let keys_values = output_rows(layer, width..3 * width)?.forward(memory)?;
+                let half = |index: usize| keys_values.narrow(D::Minus1, index * width, width);
+                Ok((queries, half(0)?, half(1)?))
+            }
+        }
+    }
+
+    /// Width of queries, of keys and of values, `H · D`.
+    fn width(&self) -> Result<usize> {
+        match self {
+            Self::Separate { query, key, value } => {
+                for (what, layer) in [("the key projection", key), ("the value projection", value)] {
+                    expect_width(what, query.out_features(), layer.out_features())?;
+                }
+                Ok(query.out_features())
+            }
+            Self::Fused(layer) => {
+                expect_width("the fused projection", layer.out_features() / 3 * 3, layer.out_features())?;
+                Ok(layer.out_features() / 3)
+            }
+        }
+    }
+
+    fn parameter_count(&self) -> usize {
+        match self {
+            Self::Separate { query, key, value } => {
+                [query, key, value].iter().map(|layer| layer.parameter_count()).sum()
+            }
+            Self::Fused(layer) => layer.parameter_count(),
+        }
+    }
+}
+
+/// Multi-head attention over a sequence, or from one sequence over another.
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttention {
+    projection: QkvProjection,
+    out_proj: Linear,
+    num_heads: usize,
+    head_dim: usize,
+    attention: ScaledDotProduct,
+}
+
+impl MultiHeadAttention {
+    /// A layer from its projections; `out_proj` takes `H · D` to the output width. The scale is `1 / sqrt(D)`.
+    ///
+    /// # Errors
+    /// When the number of heads does not divide the projections' width, or the layers do not fit to each other.
+    pub fn new(projection: QkvProjection, out_proj: Linear, num_heads: usize) -> Result<Self> {
+        let width = projection.width()?;
+        let head_dim = divided_width(width, num_heads)?;
+        expect_width("the output projection's input", width, out_proj.in_features())?;
+        Ok(Self { projection, out_proj, num_heads, head_dim, attention: ScaledDotProduct::new(head_dim) })
+    }
+
+    /// A layer from the named parameters below the path of `vb`: those of [`ProjectionLayout`], and
+    /// `out_proj.weight` and `out_proj.bias`.
+    ///
+    /// # Errors
+    /// When the number of heads does not divide `d_out`, or a parameter is missing or has another shape.
+    pub fn load(config: &MultiHeadAttentionConfig, vb: &VarBuilder) -> Result<Self> {
+        let MultiHeadAttentionConfig { d_in, d_out, num_heads, qkv_bias, .. } = *config;
+        let width = match config.head_width {
+            HeadWidth::Narrow => d_out,
+            HeadWidth::Wide => d_out * num_heads,
+        };
+        divided_width(width, num_heads)?;
+        let projection = match config.projection {
+            ProjectionLayout::Separate => {
+                let layer = |name: &str| Linear::load(d_in, width, qkv_bias, &vb.pp(name));
+                QkvProjection::Separate {
+                    query: layer("W_query")?,
+                    key: layer("W_key")?,
+                    value: layer("W_value")?,
+                }
+            }
+            ProjectionLayout::Fused => {
+                let weight = vb.get((3 * width, d_in), "in_proj_weight")?;
+                let bias = qkv_bias.then(|| vb.get(3 * width, "in_proj_bias")).transpose()?;
+                QkvProjection::Fused(Linear::new(weight, bias)?)
+            }
+        };
+        let out_proj = Linear::load(width, d_out, true, &vb.pp("out_proj"))?;
+        Ok(Self::new(projection, out_proj, num_heads)?.with_dropout(config.dropout))
+    }
+
+    /// The same layer with another factor on the scores than `1 / sqrt(D)`.
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        self.attention.scale = scale;
+        self
+    }
+
+    /// The same layer with scores and softmax computed in `precision`.
+    pub fn with_score_precision(mut self, precision: ScorePrecision) -> Self {
+        self.attention.precision = precision;
+        self
+    }
+
+    /// The same layer with dropout on the attention weights, in training.
+    pub fn with_dropout(mut self, rate: f64) -> Self {
+        self.attention.dropout = rate;
+        self
+    }
+
+    /// Self-attention, for inference and without a cache.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+        self.forward_with(x, None, mask, None, &mut Pass::inference())
+    }
+
+    /// Attention from `x` over `memory` (over `x` itself where there is none), with the attention weights.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns the output `(B, T, d_out)` and the weights `(B, H, T, S)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward_with_weights(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        mask: &AttentionMask,
+    ) -> Result<(Tensor, Tensor)> {
+        let mut weights = KeepWeights(None);
+        let mut pass = Pass::inference().observed_by(&mut weights);
+        let output = self.forward_with(x, memory, mask, None, &mut pass)?;
+        let weights = weights.0.ok_or_else(|| candle_core::Error::Msg("no attention was computed".into()))?;
+        Ok((output, weights))
+    }
+
+    /// The whole layer: self-attention or, with `memory`, cross-attention; with or without a cache of this layer's
+    /// earlier tokens; in inference or training.
+    ///
+    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues behind the
+    /// `cache.lengths()[b]` tokens of the cache.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, the cache is full, or a cache is given together with a memory.
+    pub fn forward_with(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        if memory.is_some() && cache.is_some() {
+            return Err(AttentionError::CacheWithMemory.into());
+        }
+        let (q, k, v) = self.projection.forward(x, memory)?;
+        let (q, k, v) = (self.split_heads(&q)?, self.split_heads(&k)?, self.split_heads(&v)?); // (B, H, T, D)
+        let (past_lengths, k, v) = match cache {
+            Some(cache) => {
+                let past_lengths = cache.lengths().to_vec();
+                let (k, v) = cache.append(&k, &v)?; // (B, H, S, D)
+                (past_lengths, k, v)
+            }
+            None => (Vec::new(), k, v),
+        };
+        let context = self.attention.forward(&q, &k, &v, mask, &past_lengths, pass)?; // (B, H, T, D)
+        self.out_proj.forward(&merge_heads(&context)?) // (B, T, d_out)
+    }
+
+    /// Number of trainable values: projections, output projection, and their biases.
+    pub fn parameter_count(&self) -> usize {
+        self.projection.parameter_count() + self.out_proj.parameter_count()
+    }
+
+    /// Number of heads, `H`.
+    pub fn num_heads(&self) -> usize {
+        self.num_heads
+    }
+
+    /// Width of a head, `D`.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    fn split_heads(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, tokens, _) = x.dims3()?;
+        x.reshape((batch, tokens, self.num_heads, self.head_dim))?
+            .transpose(1, 2)? // (B, H, T, D)
+            .contiguous()
+    }
+}
+
+fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    let (batch, num_heads, tokens, head_dim) = x.dims4()?;
+    x.transpose(1, 2)?.reshape((batch, tokens, num_heads * head_dim)) // (B, T, H · D)
+}
+
+/// The part of a layer that computes the given outputs.
+fn output_rows(layer: &Linear, rows: Range<usize>) -> Result<Linear> {
+    let weight = layer.weight().narrow(0, rows.start, rows.len())?;
+    let bias = layer.bias().map(|bias| bias.narrow(0, rows.start, rows.len())).transpose()?;
+    Linear::new(weight, bias)
+}
+
+fn divided_width(width: usize, num_heads: usize) -> Result<usize> {
+    for (name, size) in [("number of heads", num_heads), ("width", width)] {
+        if size == 0 {
+            return Err(AttentionError::ZeroSize { name }.into());
+        }
+    }
+    if !width.is_multiple_of(num_heads) {
+        return Err(AttentionError::HeadsDoNotDivideWidth { num_heads, width }.into());
+    }
+    Ok(width / num_heads)
+}
+
+fn expect_width(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if found != expected {
+        return Err(AttentionError::WidthMismatch { what, expected, found }.into());
+    }
+    Ok(())
+}
+
+/// Keeps the attention weights that a pass shows.
+struct KeepWeights(Option<Tensor>);
+
+impl Observer for KeepWeights {
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        if site.name == "attention_weights" {
+            self.0 = Some(value.clone());
+        }
+        Ok(value)
+    }
+}

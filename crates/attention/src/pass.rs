@@ -1,0 +1,79 @@
+//! What a forward pass carries besides its input: dropout in training, and a view of the intermediates.
+
+use candle_core::{Result, Tensor};
+use gpt2_kernels::{Generator, dropout};
+
+/// A place in a model where an intermediate can be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Site {
+    /// Index of the block, counted from 0; `None` outside the blocks.
+    pub layer: Option<usize>,
+    /// Name of the intermediate; the layer that announces it documents its shape.
+    pub name: &'static str,
+}
+
+/// Sees the named intermediates of a forward pass, and may replace them.
+pub trait Observer {
+    /// Called with every intermediate in the order of computation; what it returns is used in its place.
+    ///
+    /// # Errors
+    /// An error ends the forward pass and is returned from it.
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor>;
+}
+
+/// The mode of one forward pass: inference or training, observed or not.
+#[derive(Default)]
+pub struct Pass<'a> {
+    generator: Option<&'a mut Generator>,
+    observer: Option<&'a mut dyn Observer>,
+    layer: Option<usize>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass without dropout.
+    pub fn inference() -> Self {
+        Self::default()
+    }
+
+    /// A pass with dropout drawn from `generator`.
+    pub fn training(generator: &'a mut Generator) -> Self {
+        Self { generator: Some(generator), ..Self::default() }
+    }
+
+    /// The same pass, seen by `observer`.
+    pub fn observed_by(self, observer: &'a mut dyn Observer) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// Says that what follows belongs to block `layer`, or to none.
+    pub fn enter_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
+    /// Shows an intermediate to the observer and returns what to go on with: `value` itself where nobody looks.
+    ///
+    /// # Errors
+    /// Those of the observer.
+    pub fn show(&mut self, name: &'static str, value: Tensor) -> Result<Tensor> {
+        match &mut self.observer {
+            Some(observer) => observer.observe(Site { layer: self.layer, name }, value),
+            None => Ok(value),
+        }
+    }
+
+    /// Dropout in training, `x` itself in inference.
+    ///
+    /// # Errors
+    /// When `rate` is outside `[0, 1]`.
+    pub fn dropout(&mut self, x: Tensor, rate: f64) -> Result<Tensor> {
+        match &mut self.generator {
+            Some(generator) => dropout(&x, rate, generator),
+            None => Ok(x),
+        }
+    }
+
+    /// Whether an observer looks: an op may then not skip an intermediate.
+    pub fn is_observed(&self) -> bool {
+        self.observer.is_some()
+    }
+}

@@ -1,0 +1,56 @@
+//! Sinusoidal positions: `e[t, 2i] = sin(t / 10000^(2i/D))`, `e[t, 2i+1] = cos(t / 10000^(2i/D))`.
+//!
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5), as in article 002 §5. A shift by `k` tokens
+//! rotates each pair `(2i, 2i+1)` by the fixed angle `k / 10000^(2i/D)`: that is why the form was chosen.
+
+use candle_core::{Device, Result, Tensor, bail};
+
+/// Base of the wavelengths, from the paper.
+const BASE: f64 = 10_000.0;
+
+/// A table of sinusoidal position vectors.
+#[derive(Debug, Clone)]
+pub struct SinusoidalPositions {
+    table: Tensor,
+}
+
+impl SinusoidalPositions {
+    /// The vectors of the positions `0..context_length`, in f32 (computed in f64).
+    ///
+    /// # Errors
+    /// When a size is zero or the memory cannot be allocated on the device.
+    pub fn new(context_length: usize, width: usize, device: &Device) -> Result<Self> {
+        if context_length == 0 || width == 0 {
+            bail!("sinusoidal positions: expected sizes of at least 1, found ({context_length}, {width})");
+        }
+        let angle = |position: usize, channel: usize| {
+            position as f64 / BASE.powf((channel - channel % 2) as f64 / width as f64)
+        };
+        let value = |position, channel| {
+            let angle: f64 = angle(position, channel);
+            if channel % 2 == 0 { angle.sin() } else { angle.cos() }
+        };
+        let values: Vec<f64> = (0..context_length)
+            .flat_map(|position| (0..width).map(move |channel| value(position, channel)))
+            .collect();
+        let table = Tensor::from_vec(values, (context_length, width), &Device::Cpu)?;
+        Ok(Self { table: table.to_dtype(candle_core::DType::F32)?.to_device(device)? })
+    }
+
+    /// Adds the positions `first..first + T` to embeddings.
+    ///
+    /// # Shapes
+    /// `x` `(…, T, D)`; returns the same.
+    ///
+    /// # Errors
+    /// When the positions pass the end of the table, or the width differs.
+    pub fn forward(&self, x: &Tensor, first: usize) -> Result<Tensor> {
+        let tokens = x.dim(candle_core::D::Minus2)?;
+        x.broadcast_add(&self.table.narrow(0, first, tokens)?.to_dtype(x.dtype())?)
+    }
+
+    /// The table, `(context_length, D)`.
+    pub fn table(&self) -> &Tensor {
+        &self.table
+    }
+}

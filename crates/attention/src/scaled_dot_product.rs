@@ -1,0 +1,137 @@
+//! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
+//!
+//! A window mask without a cache goes block by block along the band, so its cost grows with `T · (before + after)`
+//! and not with `T · S`. Everything else takes the dense products below.
+
+use candle_core::{D, DType, Result, Tensor};
+use gpt2_kernels::softmax;
+
+use crate::mask::{AttentionMask, RowKeys};
+use crate::pass::Pass;
+
+/// Axis of the tokens in a `(B, H, T, D)` tensor.
+const TOKEN_DIM: usize = 2;
+/// Fewest queries in a block of the band: smaller products cost more in calls than they save in arithmetic.
+const MIN_BAND_BLOCK: usize = 32;
+
+/// The precision in which scores and softmax are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ScorePrecision {
+    /// That of the queries and keys.
+    #[default]
+    AsInput,
+    /// f32 whatever the input: `reorder_and_upcast_attn` of GPT-2.
+    Float32,
+}
+
+/// How the scores are formed: scale, precision and dropout on the weights.
+#[derive(Debug, Clone, Copy)]
+pub struct ScaledDotProduct {
+    /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,
+    /// and the factor brings it back to 1 (article 000, appendix).
+    pub scale: f64,
+    /// Precision of scores and softmax.
+    pub precision: ScorePrecision,
+    /// Dropout rate on the attention weights, in training.
+    pub dropout: f64,
+}
+
+impl ScaledDotProduct {
+    /// The usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
+    pub fn new(head_dim: usize) -> Self {
+        Self { scale: 1.0 / (head_dim as f64).sqrt(), precision: ScorePrecision::AsInput, dropout: 0.0 }
+    }
+
+    /// Attention of queries over keys and values.
+    ///
+    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. `past_lengths` has the
+    /// tokens that each row held before these queries, or is empty without a cache.
+    ///
+    /// # Errors
+    /// When the shapes do not fit together.
+    pub fn forward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: &AttentionMask,
+        past_lengths: &[usize],
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let (_, _, query_len, _) = q.dims4()?;
+        let key_len = k.dim(TOKEN_DIM)?;
+        if let AttentionMask::Window { before, after } = mask
+            && past_lengths.is_empty()
+            && !pass.is_observed()
+            && before.saturating_add(*after) < key_len
+        {
+            return self.band(q, k, v, mask, (*before, *after), pass);
+        }
+        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
+        let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
+        if rows.is_empty() {
+            rows.push(RowKeys { first_query: 0, key_count: key_len });
+        }
+        let additive = mask.additive(query_len, key_len, &rows, q.device())?;
+        self.dense(q, k, v, additive.as_ref(), pass)
+    }
+
+    /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.
+    fn dense(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        additive: Option<&Tensor>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let dtype = q.dtype();
+        let (q, k) = match self.precision {
+            ScorePrecision::AsInput => (q.clone(), k.clone()),
+            ScorePrecision::Float32 => (q.to_dtype(DType::F32)?, k.to_dtype(DType::F32)?),
+        };
+        let mut scores = (q.matmul(&k.t()?)? * self.scale)?; // (B, H, T, S)
+        if let Some(additive) = additive {
+            scores = scores.broadcast_add(&additive.to_dtype(scores.dtype())?)?;
+        }
+        let weights = softmax(&scores, D::Minus1)?.to_dtype(dtype)?;
+        let weights = pass.show("attention_weights", weights)?;
+        pass.dropout(weights, self.dropout)?.matmul(v)
+    }
+
+    /// The band of a window: blocks of queries, each against the keys that any of them may see.
+    fn band(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: &AttentionMask,
+        (before, after): (usize, usize),
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let (query_len, key_len) = (q.dim(TOKEN_DIM)?, k.dim(TOKEN_DIM)?);
+        let block = (before + after).max(MIN_BAND_BLOCK);
+        let mut outputs = Vec::with_capacity(query_len.div_ceil(block));
+        for first_query in (0..query_len).step_by(block) {
+            let queries = block.min(query_len - first_query);
+            // Queries behind the last key keep one key, which the mask hides, as the dense path would.
+            let first_key = first_query.saturating_sub(before).min(key_len - 1);
+            let end_key = (first_query + queries + after).min(key_len);
+            let keys = end_key.max(first_key + 1) - first_key;
+            let row = RowKeys { first_query: first_query - first_key, key_count: keys };
+            let additive = mask.additive(queries, keys, &[row], q.device())?;
+            outputs.push(self.dense(
+                &q.narrow(TOKEN_DIM, first_query, queries)?.contiguous()?,
+                &k.narrow(TOKEN_DIM, first_key, keys)?,
+                &v.narrow(TOKEN_DIM, first_key, keys)?.contiguous()?,
+                additive.as_ref(),
+                pass,
+            )?);
+        }
+        Tensor::cat(&outputs, TOKEN_DIM)
+    }
+}
+

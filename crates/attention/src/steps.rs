@@ -1,0 +1,261 @@
+//! Attention step by step, as article 001 (chapter 3 of "Build a Large Language Model (From Scratch)") develops it.
+//!
+//! 1. [`simple_self_attention`]: dot products, softmax, weighted sums; nothing to train (§3.3).
+//! 2. [`SelfAttention`]: queries, keys and values by trainable projections (§3.4).
+//! 3. [`mask_by_renormalizing`] and [`mask_with_negative_infinity`]: two ways to hide the future, with equal
+//!    results (§3.5.1).
+//! 4. [`CausalAttention`]: the masked layer, on batches and with dropout (§3.5.3).
+//! 5. [`StackedHeads`]: several of them side by side (§3.6.1). What follows (§3.6.2) is
+//!    [`MultiHeadAttention`](crate::MultiHeadAttention).
+//!
+//! These are for reading: each computes what it says, in the plainest form. One slip of the article is not copied:
+//! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_kernels::{Linear, softmax};
+
+use crate::{AttentionMask, Pass, ScaledDotProduct};
+
+/// Attention without weights: what each step gives.
+#[derive(Debug, Clone)]
+pub struct SimpleSelfAttention {
+    /// Dot products of every token with every other, `(T, T)`.
+    pub scores: Tensor,
+    /// Softmax of each row of the scores, `(T, T)`.
+    pub weights: Tensor,
+    /// Sums of the inputs weighted by each row, `(T, d)`.
+    pub context: Tensor,
+}
+
+/// Attention without trainable weights (§3.3): every token looks at every other by their dot product.
+///
+/// # Shapes
+/// `inputs` `(T, d)`.
+///
+/// # Errors
+/// When `inputs` is not a matrix.
+pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
+    let scores = inputs.matmul(&inputs.t()?)?; // (T, T)
+    let weights = softmax(&scores, D::Minus1)?;
+    let context = weights.matmul(inputs)?; // (T, d)
+    Ok(SimpleSelfAttention { scores, weights, context })
+}
+
+/// The dot product of two vectors: the sum of their elementwise products, and a measure of how alike they point.
+///
+/// # Shapes
+/// `a` and `b` `(d)`; returns a scalar.
+///
+/// # Errors
+/// When the lengths differ.
+pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    (a * b)?.sum_all()
+}
+
+/// Divides values by their sum (§3.3.1): the first idea for making weights of scores. Negative scores break it,
+/// which is why softmax is used.
+///
+/// # Shapes
+/// `scores` `(…, T)`; returns the same.
+///
+/// # Errors
+/// When candle cannot compute it.
+pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
+    scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)
+}
+
+/// `exp(x) / Σ exp(x)` as it is written (§3.3.1). It overflows where a score passes about 88 in f32; the softmax
+/// that everything else uses subtracts the largest score first.
+///
+/// # Shapes
+/// `scores` `(…, T)`; returns the same.
+///
+/// # Errors
+/// When candle cannot compute it.
+pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
+    normalize_by_sum(&scores.exp()?)
+}
+
+/// Hides the future after the softmax (§3.5.1, first way): zeros above the diagonal, then each row divided by its
+/// sum.
+///
+/// # Shapes
+/// `weights` `(…, T, T)`; returns the same.
+///
+/// # Errors
+/// When the last two axes differ.
+pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
+    let tokens = weights.dim(D::Minus1)?;
+    let lower = Tensor::tril2(tokens, weights.dtype(), weights.device())?;
+    normalize_by_sum(&weights.broadcast_mul(&lower)?)
+}
+
+/// Hides the future before the softmax (§3.5.1, second way): `-inf` above the diagonal of the scores.
+///
+/// # Shapes
+/// `scores` `(…, T, T)`; returns the same.
+///
+/// # Errors
+/// When the last two axes differ.
+pub fn mask_with_negative_infinity(scores: &Tensor) -> Result<Tensor> {
+    let tokens = scores.dim(D::Minus1)?;
+    let visible = Tensor::tril2(tokens, candle_core::DType::U8, scores.device())?.broadcast_as(scores.shape())?;
+    let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
+    visible.where_cond(scores, &hidden.broadcast_as(scores.shape())?)
+}
+
+/// Self-attention with trainable projections (§3.4), without a mask.
+#[derive(Debug, Clone)]
+pub struct SelfAttention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+}
+
+impl SelfAttention {
+    /// From matrices that multiply the input from the right, `x W`: the article's `SelfAttention_v1`.
+    ///
+    /// # Shapes
+    /// Each `(d_in, d_out)`.
+    ///
+    /// # Errors
+    /// When they are not matrices.
+    pub fn from_matrices(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
+        // nn.Linear keeps the transpose: that is the answer to exercise 3.1.
+        let layer = |matrix: &Tensor| Linear::new(matrix.t()?, None);
+        Ok(Self { query: layer(query)?, key: layer(key)?, value: layer(value)? })
+    }
+
+    /// From linear layers: the article's `SelfAttention_v2`.
+    pub fn from_linear(query: Linear, key: Linear, value: Linear) -> Self {
+        Self { query, key, value }
+    }
+
+    /// From the parameters `W_query.weight`, `W_key.weight` and `W_value.weight` below the path of `vb`.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    pub fn load(d_in: usize, d_out: usize, vb: &VarBuilder) -> Result<Self> {
+        let layer = |name: &str| Linear::load(d_in, d_out, false, &vb.pp(name));
+        Ok(Self::from_linear(layer("W_query")?, layer("W_key")?, layer("W_value")?))
+    }
+
+    /// The projections as matrices for `x W`, in the order query, key, value: with
+    /// [`SelfAttention::from_matrices`], exercise 3.1's transfer from `v2` to `v1`.
+    ///
+    /// # Errors
+    /// When candle cannot transpose them.
+    pub fn matrices(&self) -> Result<[Tensor; 3]> {
+        let matrix = |layer: &Linear| layer.weight().t()?.contiguous();
+        Ok([matrix(&self.query)?, matrix(&self.key)?, matrix(&self.value)?])
+    }
+
+    /// Attention scores before scaling and softmax, `Q Kᵀ`.
+    ///
+    /// # Shapes
+    /// `x` `(…, T, d_in)`; returns `(…, T, T)`.
+    ///
+    /// # Errors
+    /// When the width of `x` differs.
+    pub fn scores(&self, x: &Tensor) -> Result<Tensor> {
+        self.query.forward(x)?.matmul(&self.key.forward(x)?.t()?)
+    }
+
+    /// Attention weights, `softmax(Q Kᵀ / sqrt(d_out))`.
+    ///
+    /// # Shapes
+    /// `x` `(…, T, d_in)`; returns `(…, T, T)`.
+    ///
+    /// # Errors
+    /// When the width of `x` differs.
+    pub fn weights(&self, x: &Tensor) -> Result<Tensor> {
+        softmax(&(self.scores(x)? * self.scale())?, D::Minus1)
+    }
+
+    /// Context vectors, `softmax(Q Kᵀ / sqrt(d_out)) V`.
+    ///
+    /// # Shapes
+    /// `x` `(…, T, d_in)`; returns `(…, T, d_out)`.
+    ///
+    /// # Errors
+    /// When the width of `x` differs.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.weights(x)?.matmul(&self.value.forward(x)?)
+    }
+
+    fn scale(&self) -> f64 {
+        ScaledDotProduct::new(self.key.out_features()).scale
+    }
+}
+
+/// Self-attention that hides the future, on batches and with dropout on its weights (§3.5.3).
+#[derive(Debug, Clone)]
+pub struct CausalAttention {
+    attention: SelfAttention,
+    dropout: f64,
+}
+
+impl CausalAttention {
+    /// A layer over the given projections; `dropout` is a rate, used in training.
+    pub fn new(attention: SelfAttention, dropout: f64) -> Self {
+        Self { attention, dropout }
+    }
+
+    /// Context vectors of a batch.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        let scores = (self.attention.scores(x)? * self.attention.scale())?; // (B, T, T)
+        let weights = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?;
+        pass.dropout(weights, self.dropout)?.matmul(&self.attention.value.forward(x)?)
+    }
+}
+
+/// Several heads side by side, each a [`CausalAttention`] of its own: the article's `MultiHeadAttentionWrapper`.
+///
+/// [`MultiHeadAttention`](crate::MultiHeadAttention) computes the same in one product for all heads: stack the heads'
+/// projections as the rows of one.
+#[derive(Debug, Clone)]
+pub struct StackedHeads {
+    heads: Vec<CausalAttention>,
+}
+
+impl StackedHeads {
+    /// The layer from its heads.
+    pub fn new(heads: Vec<CausalAttention>) -> Self {
+        Self { heads }
+    }
+
+    /// The heads' context vectors, concatenated.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`; returns `(B, T, H · d_out)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        let contexts = self.heads.iter().map(|head| head.forward(x, pass)).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&contexts, D::Minus1)
+    }
+}
+
+/// Attention of one query vector over keys and values (§3.4.1): the step from a dot product to a context vector.
+///
+/// # Shapes
+/// `query` `(d)`, `keys` `(T, d)`, `values` `(T, d_v)`; returns `(d_v)`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn attend_one(query: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
+    let in_batch = |x: &Tensor| x.unsqueeze(0)?.unsqueeze(0);
+    let (q, k, v) = (in_batch(&query.unsqueeze(0)?)?, in_batch(keys)?, in_batch(values)?); // (1, 1, T, d)
+    let attention = ScaledDotProduct::new(query.dim(0)?);
+    attention
+        .forward(&q, &k, &v, &AttentionMask::Bidirectional, &[], &mut Pass::inference())?
+        .flatten_all()
+}

@@ -1,0 +1,222 @@
+//! The original Transformer's encoder and decoder: post-layer-norm blocks with cross-attention.
+//!
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3), article 003. Each part of a block computes
+//! `LayerNorm(x + part(x))`; GPT-2 differs by normalising before the part. Parameter names and numbers are those of
+//! PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_kernels::{Activation, LayerNorm, Linear, softmax};
+
+use crate::{
+    AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
+};
+
+/// PyTorch's default for the norms' epsilon.
+const LAYER_NORM_EPSILON: f64 = 1e-5;
+
+/// Sizes and options of a block.
+#[derive(Debug, Clone)]
+pub struct BlockConfig {
+    /// Width of the token vectors.
+    pub d_model: usize,
+    /// Number of attention heads.
+    pub num_heads: usize,
+    /// Inner width of the feed-forward part.
+    pub d_feed_forward: usize,
+    /// Activation of the feed-forward part: ReLU in the paper, GELU in later models.
+    pub activation: Activation,
+    /// Dropout rate of every part, in training.
+    pub dropout: f64,
+}
+
+impl BlockConfig {
+    fn attention(&self, vb: &VarBuilder) -> Result<MultiHeadAttention> {
+        let config = MultiHeadAttentionConfig {
+            qkv_bias: true,
+            projection: ProjectionLayout::Fused,
+            dropout: self.dropout,
+            ..MultiHeadAttentionConfig::new(self.d_model, self.d_model, self.num_heads)
+        };
+        MultiHeadAttention::load(&config, vb)
+    }
+
+    fn feed_forward(&self, vb: &VarBuilder) -> Result<FeedForward> {
+        FeedForward::new(
+            Linear::load(self.d_model, self.d_feed_forward, true, &vb.pp("linear1"))?,
+            Linear::load(self.d_feed_forward, self.d_model, true, &vb.pp("linear2"))?,
+            self.activation,
+        )
+    }
+
+    fn norm(&self, vb: &VarBuilder) -> Result<LayerNorm> {
+        LayerNorm::load(self.d_model, LAYER_NORM_EPSILON, vb)
+    }
+}
+
+/// A block of the encoder: self-attention, then feed-forward.
+#[derive(Debug, Clone)]
+pub struct EncoderLayer {
+    self_attn: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    dropout: f64,
+}
+
+impl EncoderLayer {
+    /// The block from its parameters (`self_attn.…`, `linear1.…`, `linear2.…`, `norm1.…`, `norm2.…`).
+    ///
+    /// # Errors
+    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    pub fn load(config: &BlockConfig, vb: &VarBuilder) -> Result<Self> {
+        Ok(Self {
+            self_attn: config.attention(&vb.pp("self_attn"))?,
+            feed_forward: config.feed_forward(vb)?,
+            norm1: config.norm(&vb.pp("norm1"))?,
+            norm2: config.norm(&vb.pp("norm2"))?,
+            dropout: config.dropout,
+        })
+    }
+
+    /// Runs the block.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_model)`; returns the same.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Tensor, mask: &AttentionMask, pass: &mut Pass) -> Result<Tensor> {
+        let attended = self.self_attn.forward_with(x, None, mask, None, pass)?;
+        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
+        let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
+        self.norm2.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
+    }
+}
+
+/// A block of the decoder: masked self-attention, attention over the encoder's output, feed-forward.
+#[derive(Debug, Clone)]
+pub struct DecoderLayer {
+    self_attn: MultiHeadAttention,
+    multihead_attn: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    norm3: LayerNorm,
+    dropout: f64,
+}
+
+impl DecoderLayer {
+    /// The block from its parameters (`self_attn.…`, `multihead_attn.…`, `linear1.…`, `linear2.…`, `norm1.…` to
+    /// `norm3.…`).
+    ///
+    /// # Errors
+    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    pub fn load(config: &BlockConfig, vb: &VarBuilder) -> Result<Self> {
+        Ok(Self {
+            self_attn: config.attention(&vb.pp("self_attn"))?,
+            multihead_attn: config.attention(&vb.pp("multihead_attn"))?,
+            feed_forward: config.feed_forward(vb)?,
+            norm1: config.norm(&vb.pp("norm1"))?,
+            norm2: config.norm(&vb.pp("norm2"))?,
+            norm3: config.norm(&vb.pp("norm3"))?,
+            dropout: config.dropout,
+        })
+    }
+
+    /// Runs the block: causal over `x`, every token of `memory` visible.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_model)`, `memory` `(B, S, d_model)`; returns `(B, T, d_model)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        let attended = self.self_attn.forward_with(x, None, &AttentionMask::Causal, None, pass)?;
+        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
+        let all = &AttentionMask::Bidirectional;
+        let attended = self.multihead_attn.forward_with(&x, Some(memory), all, None, pass)?;
+        let x = self.norm2.forward(&(&x + pass.dropout(attended, self.dropout)?)?)?;
+        let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
+        self.norm3.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
+    }
+}
+
+/// A stack of encoder blocks and a stack of decoder blocks over its output; the stacks may differ in height.
+#[derive(Debug, Clone)]
+pub struct EncoderDecoder {
+    encoder: Vec<EncoderLayer>,
+    decoder: Vec<DecoderLayer>,
+}
+
+impl EncoderDecoder {
+    /// The stacks from their parameters (`encoder.layers.{i}.…`, `decoder.layers.{i}.…`).
+    ///
+    /// # Errors
+    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    pub fn load(
+        config: &BlockConfig,
+        encoder_layers: usize,
+        decoder_layers: usize,
+        vb: &VarBuilder,
+    ) -> Result<Self> {
+        let (encoder, decoder) = (vb.pp("encoder.layers"), vb.pp("decoder.layers"));
+        Ok(Self {
+            encoder: (0..encoder_layers)
+                .map(|layer| EncoderLayer::load(config, &encoder.pp(layer)))
+                .collect::<Result<_>>()?,
+            decoder: (0..decoder_layers)
+                .map(|layer| DecoderLayer::load(config, &decoder.pp(layer)))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Runs the encoder.
+    ///
+    /// # Shapes
+    /// `source` `(B, S, d_model)`, embedded and with positions; returns the same.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn encode(&self, source: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        self.encoder
+            .iter()
+            .try_fold(source.clone(), |x, layer| layer.forward(&x, &AttentionMask::Bidirectional, pass))
+    }
+
+    /// Runs the decoder over the encoder's output.
+    ///
+    /// # Shapes
+    /// `target` `(B, T, d_model)`, embedded and with positions; `memory` `(B, S, d_model)`; returns
+    /// `(B, T, d_model)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn decode(&self, target: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        self.decoder.iter().try_fold(target.clone(), |x, layer| layer.forward(&x, memory, pass))
+    }
+}
+
+/// The output head: a linear layer to the vocabulary, then softmax.
+#[derive(Debug, Clone)]
+pub struct OutputHead {
+    linear: Linear,
+}
+
+impl OutputHead {
+    /// The head from its layer, `(d_model, vocabulary)`.
+    pub fn new(linear: Linear) -> Self {
+        Self { linear }
+    }
+
+    /// Probabilities of the next token at every position.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_model)`; returns `(B, T, vocabulary)`; each row sums to 1.
+    ///
+    /// # Errors
+    /// When the width of `x` differs.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        softmax(&self.linear.forward(x)?, D::Minus1)
+    }
+}

@@ -1,0 +1,318 @@
+//! `MultiHeadAttention` against PyTorch, and its laws: causality, caching, batching, fused against separate.
+
+use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
+use gpt2_attention::{
+    AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
+    MultiHeadAttentionConfig, Pass, ProjectionLayout, QkvProjection,
+};
+use gpt2_kernels::{LayerNorm, Linear};
+use gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values};
+
+/// f32 products of two libraries over at most 40 terms.
+const PARITY: f64 = 1e-5;
+/// The same f32 arithmetic in another order of summation.
+const SAME: f64 = 2e-6;
+
+fn pytorch_layer(fixture: &Fixture) -> Result<MultiHeadAttention> {
+    let config = MultiHeadAttentionConfig {
+        qkv_bias: true,
+        projection: ProjectionLayout::Fused,
+        ..MultiHeadAttentionConfig::new(24, 24, 3)
+    };
+    MultiHeadAttention::load(&config, &fixture.parameters(""))
+}
+
+#[test]
+fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
+    let fixture = Fixture::open("multi_head_attention");
+    let layer = pytorch_layer(&fixture)?;
+    let (x, memory) = (fixture.tensor("x"), fixture.tensor("memory"));
+    let window = AttentionMask::Window { before: 1, after: 1 };
+    let additive = AttentionMask::Additive(fixture.tensor("additive"));
+    for (name, memory, mask) in [
+        ("bidirectional", None, AttentionMask::Bidirectional),
+        ("causal", None, AttentionMask::Causal),
+        ("window", None, window),
+        ("cross", Some(&memory), AttentionMask::Bidirectional),
+        ("additive", Some(&memory), additive),
+    ] {
+        let (output, weights) = layer.forward_with_weights(&x, memory, &mask)?;
+        assert_close(&output, &fixture.tensor(&format!("{name}.output")), PARITY, name);
+        assert_close(&weights, &fixture.tensor(&format!("{name}.weights")), PARITY, &format!("weights of {name}"));
+        let unobserved = layer.forward_with(&x, memory, &mask, None, &mut Pass::inference())?;
+        assert_close(&unobserved, &output, SAME, &format!("{name} without an observer"));
+    }
+    Ok(())
+}
+
+/// Article 004: `w_q`, `w_k`, `w_v`, `w_o` with biases, no mask.
+#[test]
+fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
+    let fixture = Fixture::open("multi_head_attention_004");
+    let config = MultiHeadAttentionConfig { qkv_bias: true, ..MultiHeadAttentionConfig::new(20, 20, 4) };
+    let layer = MultiHeadAttention::load(&config, &fixture.parameters(""))?;
+    let (output, weights) =
+        layer.forward_with_weights(&fixture.tensor("x"), None, &AttentionMask::Bidirectional)?;
+    assert_close(&output, &fixture.tensor("output"), PARITY, "output");
+    assert_close(&weights, &fixture.tensor("weights"), PARITY, "weights");
+    Ok(())
+}
+
+/// A layer with separate projections and the same layer fused.
+fn separate_and_fused() -> Result<(MultiHeadAttention, MultiHeadAttention)> {
+    let weights = [0, 1, 2].map(|index| pattern(&[24, 15], 1.0, 1000 * index));
+    let biases = [0, 1, 2].map(|index| pattern(&[24], 1.0, 77 + 1000 * index));
+    let layer = |index: usize| Linear::new(weights[index].clone(), Some(biases[index].clone()));
+    let out_proj = || Linear::new(pattern(&[10, 24], 1.0, 5000), Some(pattern(&[10], 1.0, 6000)));
+    let separate = QkvProjection::Separate { query: layer(0)?, key: layer(1)?, value: layer(2)? };
+    let fused = Linear::new(Tensor::cat(&weights, 0)?, Some(Tensor::cat(&biases, 0)?))?;
+    Ok((
+        MultiHeadAttention::new(separate, out_proj()?, 4)?,
+        MultiHeadAttention::new(QkvProjection::Fused(fused), out_proj()?, 4)?,
+    ))
+}
+
+#[test]
+fn fused_equals_separate_under_the_same_weights() -> Result<()> {
+    let (separate, fused) = separate_and_fused()?;
+    assert_eq!(separate.parameter_count(), fused.parameter_count());
+    let (x, memory) = (pattern(&[2, 5, 15], 2.0, 0), pattern(&[2, 7, 15], 2.0, 300));
+    for memory in [None, Some(&memory)] {
+        let mask = AttentionMask::Bidirectional;
+        let (expected, expected_weights) = separate.forward_with_weights(&x, memory, &mask)?;
+        let (output, weights) = fused.forward_with_weights(&x, memory, &mask)?;
+        assert_close(&output, &expected, SAME, "fused output");
+        assert_close(&weights, &expected_weights, SAME, "fused weights");
+    }
+    Ok(())
+}
+
+#[test]
+fn future_tokens_do_not_change_past_outputs() -> Result<()> {
+    let (layer, _) = separate_and_fused()?;
+    let x = pattern(&[1, 6, 15], 2.0, 0);
+    let other_future = Tensor::cat(&[x.narrow(1, 0, 4)?, pattern(&[1, 2, 15], 9.0, 50)], 1)?;
+    let past = |x: &Tensor| -> Result<Vec<f64>> {
+        Ok(values(&layer.forward(x, &AttentionMask::Causal)?.narrow(1, 0, 4)?))
+    };
+    assert_eq!(past(&x)?, past(&other_future)?);
+    assert_ne!(
+        values(&layer.forward(&x, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
+        values(&layer.forward(&other_future, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
+        "without the mask they do"
+    );
+    Ok(())
+}
+
+fn cache(batch: usize, capacity: usize) -> Result<KvCache> {
+    KvCache::new(KvCacheShape { batch, num_heads: 4, capacity, head_dim: 6 }, DType::F32, &Device::Cpu)
+}
+
+fn step(layer: &MultiHeadAttention, x: &Tensor, mask: &AttentionMask, cache: &mut KvCache) -> Result<Tensor> {
+    layer.forward_with(x, None, mask, Some(cache), &mut Pass::inference())
+}
+
+#[test]
+fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let x = pattern(&[2, 7, 15], 2.0, 0);
+    for mask in [AttentionMask::Causal, AttentionMask::Window { before: 2, after: 0 }] {
+        let whole = layer.forward(&x, &mask)?;
+        for chunks in [vec![7], vec![1; 7], vec![3, 4], vec![5, 1, 1], vec![2, 3, 2]] {
+            let (mut cache, mut outputs, mut start) = (cache(2, 7)?, Vec::new(), 0);
+            for len in &chunks {
+                outputs.push(step(&layer, &x.narrow(1, start, *len)?, &mask, &mut cache)?);
+                start += len;
+            }
+            assert_eq!(cache.lengths(), [7, 7]);
+            assert_close(&Tensor::cat(&outputs, 1)?, &whole, SAME, &format!("{mask:?} in chunks {chunks:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_of_different_lengths_equal_the_rows_alone() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let mask = AttentionMask::Causal;
+    let x = pattern(&[2, 6, 15], 2.0, 0);
+    // Row 0 is cut back to two tokens, row 1 keeps four; then both get the same step.
+    let mut ragged = cache(2, 8)?;
+    step(&layer, &x.narrow(1, 0, 4)?, &mask, &mut ragged)?;
+    ragged.truncate(0, 2)?;
+    let next = pattern(&[2, 2, 15], 2.0, 900);
+    let together = step(&layer, &next, &mask, &mut ragged)?;
+    assert_eq!(ragged.lengths(), [4, 6]);
+    for (row, past) in [(0, 2), (1, 4)] {
+        let mut alone = cache(1, 8)?;
+        step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, &mask, &mut alone)?;
+        let expected = step(&layer, &next.narrow(0, row, 1)?, &mask, &mut alone)?;
+        assert_close(&together.narrow(0, row, 1)?, &expected, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_fork_goes_its_own_way() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let mask = AttentionMask::Causal;
+    let prefix = pattern(&[1, 3, 15], 2.0, 0);
+    let (left, right) = (pattern(&[1, 2, 15], 2.0, 500), pattern(&[1, 2, 15], 2.0, 700));
+    let mut first = cache(1, 5)?;
+    step(&layer, &prefix, &mask, &mut first)?;
+    let mut second = first.fork(&[0])?;
+    step(&layer, &left, &mask, &mut first)?;
+    let output = step(&layer, &right, &mask, &mut second)?;
+    let whole = layer.forward(&Tensor::cat(&[&prefix, &right], 1)?, &mask)?;
+    assert_close(&output, &whole.narrow(1, 3, 2)?, SAME, "the forked continuation");
+    assert!(second.fork(&[1]).is_err(), "a row that does not exist");
+    Ok(())
+}
+
+#[test]
+fn a_full_cache_refuses_and_stays_as_it_was() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let mut cache = cache(1, 4)?;
+    step(&layer, &pattern(&[1, 3, 15], 2.0, 0), &AttentionMask::Causal, &mut cache)?;
+    let error = step(&layer, &pattern(&[1, 2, 15], 2.0, 0), &AttentionMask::Causal, &mut cache).unwrap_err();
+    assert!(error.to_string().contains("3 tokens held and 2 more do not fit into a capacity of 4"), "{error}");
+    assert_eq!(cache.lengths(), [3]);
+    let wrong_batch = step(&layer, &pattern(&[2, 1, 15], 2.0, 0), &AttentionMask::Causal, &mut cache);
+    assert!(wrong_batch.unwrap_err().to_string().contains("(batch, heads, head_dim) (1, 4, 6), found (2, 4, 6)"));
+    assert!(cache.truncate(0, 4).is_err());
+    Ok(())
+}
+
+#[test]
+fn batch_rows_equal_the_rows_alone() -> Result<()> {
+    let (layer, _) = separate_and_fused()?;
+    let x = pattern(&[3, 5, 15], 2.0, 0);
+    let together = layer.forward(&x, &AttentionMask::Causal)?;
+    for row in 0..3 {
+        let alone = layer.forward(&x.narrow(0, row, 1)?, &AttentionMask::Causal)?;
+        assert_close(&together.narrow(0, row, 1)?, &alone, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+/// Article 002's strict narrow head sees only its slice of the input: block-diagonal projections. A wide head has
+/// the whole width to itself.
+#[test]
+fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()> {
+    let blocks = [0, 1, 2].map(|index| pattern(&[2, 3, 3], 2.0, 100 * index));
+    let block_diagonal = |blocks: &Tensor| -> Result<Linear> {
+        let zero = Tensor::zeros((3, 3), DType::F32, &Device::Cpu)?;
+        let top = Tensor::cat(&[&blocks.i(0)?, &zero], 1)?;
+        let bottom = Tensor::cat(&[&zero, &blocks.i(1)?], 1)?;
+        Linear::new(Tensor::cat(&[top, bottom], 0)?, None)
+    };
+    let identity = |width| Linear::new(Tensor::eye(width, DType::F32, &Device::Cpu)?, None);
+    let projection = QkvProjection::Separate {
+        query: block_diagonal(&blocks[0])?,
+        key: block_diagonal(&blocks[1])?,
+        value: block_diagonal(&blocks[2])?,
+    };
+    let narrow = MultiHeadAttention::new(projection, identity(6)?, 2)?;
+    let x = pattern(&[1, 4, 6], 2.0, 40);
+    let mask = AttentionMask::Bidirectional;
+    let output = narrow.forward(&x, &mask)?;
+    for head in 0..2 {
+        let layer = |index: usize| Linear::new(blocks[index].i(head)?, None);
+        let projection = QkvProjection::Separate { query: layer(0)?, key: layer(1)?, value: layer(2)? };
+        let alone = MultiHeadAttention::new(projection, identity(3)?, 1)?;
+        let expected = alone.forward(&x.narrow(2, 3 * head, 3)?.contiguous()?, &mask)?;
+        assert_close(&output.narrow(2, 3 * head, 3)?, &expected, SAME, &format!("head {head}"));
+    }
+
+    let parameters = candle_nn::VarMap::new();
+    let vb = candle_nn::VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
+    let config =
+        MultiHeadAttentionConfig { head_width: HeadWidth::Wide, ..MultiHeadAttentionConfig::new(6, 6, 2) };
+    let wide = MultiHeadAttention::load(&config, &vb)?;
+    assert_eq!(wide.head_dim(), 6);
+    assert_eq!(wide.parameter_count(), 3 * 12 * 6 + 6 * 12 + 6);
+    assert_eq!(wide.forward(&x, &mask)?.dims(), [1, 4, 6]);
+    Ok(())
+}
+
+/// candle's fused softmax would cut these gradients without an error.
+#[test]
+fn every_parameter_receives_a_gradient() -> Result<()> {
+    let weights = [0, 1, 2, 3].map(|index| Var::from_tensor(&pattern(&[8, 8], 1.0, 100 * index)).unwrap());
+    let layer = |index: usize| Linear::new(weights[index].as_tensor().clone(), None);
+    let projection = QkvProjection::Separate { query: layer(0)?, key: layer(1)?, value: layer(2)? };
+    let attention = MultiHeadAttention::new(projection, layer(3)?, 2)?;
+    for mask in [AttentionMask::Causal, AttentionMask::Window { before: 1, after: 1 }] {
+        let output = attention.forward(&pattern(&[1, 5, 8], 2.0, 9), &mask)?;
+        let gradients = output.sqr()?.sum_all()?.backward()?;
+        for (index, weight) in weights.iter().enumerate() {
+            let gradient = gradients.get(weight).unwrap_or_else(|| panic!("{mask:?}: weight {index} has none"));
+            assert!(values(gradient).iter().any(|value| value.abs() > 1e-4), "{mask:?}: weight {index}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_by_name() {
+    let linear = |output: usize, input: usize| Linear::new(pattern(&[output, input], 1.0, 0), None).unwrap();
+    let refuse = |projection, out_proj, num_heads, expected: AttentionError| {
+        let error = MultiHeadAttention::new(projection, out_proj, num_heads).unwrap_err();
+        // With RUST_BACKTRACE set, candle appends a backtrace to the message.
+        assert!(error.to_string().starts_with(&expected.to_string()), "expected {expected}, found {error}");
+    };
+    let fused = || QkvProjection::Fused(linear(18, 5));
+    refuse(fused(), linear(5, 6), 4, AttentionError::HeadsDoNotDivideWidth { num_heads: 4, width: 6 });
+    refuse(fused(), linear(5, 6), 0, AttentionError::ZeroSize { name: "number of heads" });
+    let what = "the output projection's input";
+    refuse(fused(), linear(5, 7), 2, AttentionError::WidthMismatch { what, expected: 6, found: 7 });
+    let uneven = QkvProjection::Separate { query: linear(6, 5), key: linear(4, 5), value: linear(6, 5) };
+    let what = "the key projection";
+    refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 6, found: 4 });
+    let what = "the fused projection";
+    let uneven = QkvProjection::Fused(linear(19, 5));
+    refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
+}
+
+#[test]
+fn a_cache_and_a_memory_exclude_each_other() -> Result<()> {
+    let (layer, _) = separate_and_fused()?;
+    let x = pattern(&[1, 2, 15], 1.0, 0);
+    let mut cache = cache(1, 4)?;
+    let mut pass = Pass::inference();
+    let error = layer
+        .forward_with(&x, Some(&x), &AttentionMask::Bidirectional, Some(&mut cache), &mut pass)
+        .unwrap_err();
+    assert!(error.to_string().contains("cannot be used with a separate memory"), "{error}");
+    Ok(())
+}
+
+/// The attention of OpenAI's GPT-2 124M, blocks 0 and 11, at 768 dims and 12 heads, equals transformers.
+#[test]
+fn real_gpt2_attention_equals_transformers() -> Result<()> {
+    /// Required: relative to the size of the expected value.
+    const RELATIVE: f64 = 1e-5;
+    let Some(folder) = checkpoints() else { return Ok(()) };
+    let weights = Fixture::open_path(&folder.join("gpt2-124m-attention/model.safetensors"));
+    let expected = Fixture::open("gpt2_124m_attention_expected");
+    let x = pattern(&[2, 9, 768], 4.0, 0);
+    for block in [0, 11] {
+        let tensor = |name: &str| weights.tensor(&format!("h.{block}.{name}"));
+        let conv1d = |name: &str| {
+            let weight = tensor(&format!("attn.{name}.weight")).t()?;
+            Linear::new(weight, Some(tensor(&format!("attn.{name}.bias"))))
+        };
+        let norm = LayerNorm::new(tensor("ln_1.weight"), Some(tensor("ln_1.bias")), 1e-5);
+        let layer = MultiHeadAttention::new(QkvProjection::Fused(conv1d("c_attn")?), conv1d("c_proj")?, 12)?;
+        assert_eq!(layer.parameter_count(), 2_362_368);
+        let (output, attention) =
+            layer.forward_with_weights(&norm.forward(&x)?, None, &AttentionMask::Causal)?;
+        for (name, actual) in [("output", output), ("weights", attention)] {
+            let expected = expected.tensor(&format!("h.{block}.{name}"));
+            // Relative to the tensor's largest element: small elements are sums of large terms.
+            let largest = values(&expected).into_iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+            gpt2_testing::assert_close_absolute(&actual, &expected, RELATIVE * largest, &format!("h.{block} {name}"));
+        }
+    }
+    Ok(())
+}

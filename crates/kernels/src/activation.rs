@@ -1,0 +1,60 @@
+//! The activation functions that `activation_function` of a GPT-2 `config.json` may name.
+//!
+//! Source: `ACT2FN` of transformers (`src/transformers/activations.py`). GPT-2's own is the tanh form of GELU,
+//! which transformers calls `gelu_new`; `gelu` there is the exact form with the error function.
+
+use candle_core::{Result, Tensor};
+
+/// An elementwise activation function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`: `gelu_new` and `gelu_pytorch_tanh`.
+    GeluTanh,
+    /// `0.5 x (1 + erf(x / sqrt 2))`: `gelu`.
+    Gelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `x sigmoid(x)`: `silu` and `swish`.
+    Silu,
+    /// `tanh(x)`.
+    Tanh,
+    /// `x sigmoid(1.702 x)`.
+    QuickGelu,
+}
+
+/// The factor of `quick_gelu`, from the GELU paper (arXiv:1606.08415, section 2).
+const QUICK_GELU_FACTOR: f64 = 1.702;
+
+impl Activation {
+    /// Every accepted name with its function, in the spelling of transformers.
+    pub const NAMES: [(&'static str, Self); 8] = [
+        ("gelu_new", Self::GeluTanh),
+        ("gelu_pytorch_tanh", Self::GeluTanh),
+        ("gelu", Self::Gelu),
+        ("relu", Self::Relu),
+        ("silu", Self::Silu),
+        ("swish", Self::Silu),
+        ("tanh", Self::Tanh),
+        ("quick_gelu", Self::QuickGelu),
+    ];
+
+    /// The function that transformers knows under `name`, if it is one of [`Activation::NAMES`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
+    }
+
+    /// Applies the function to every element.
+    ///
+    /// # Errors
+    /// When candle cannot compute it for the dtype or device of `x`.
+    pub fn forward(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::GeluTanh => x.gelu(),
+            Self::Gelu => x.gelu_erf(),
+            Self::Relu => x.relu(),
+            Self::Silu => x.silu(),
+            Self::Tanh => x.tanh(),
+            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * QUICK_GELU_FACTOR)?)?,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Test support, used by the other crates' tests only: fixtures, comparisons, third-party checkpoints.
+//!
+//! The fixtures stand in `crates/testing/fixtures`; `scripts/export_reference.py` writes them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+
+/// Names the folder with the third-party checkpoints for the real-checkpoint tests.
+pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
+
+/// A set of reference tensors with the metadata that the exporting script recorded.
+pub struct Fixture {
+    tensors: HashMap<String, Tensor>,
+    metadata: HashMap<String, String>,
+}
+
+impl Fixture {
+    /// The fixture `crates/testing/fixtures/{name}.safetensors`.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn open(name: &str) -> Self {
+        Self::open_path(&fixture_path(&format!("{name}.safetensors")))
+    }
+
+    /// A fixture at `path`.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn open_path(path: &Path) -> Self {
+        let bytes = read(path);
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+        let tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("a safetensors file");
+        Self { tensors, metadata: header.metadata().clone().unwrap_or_default() }
+    }
+
+    /// The tensor `name`.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn tensor(&self, name: &str) -> Tensor {
+        self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no tensor {name}")).clone()
+    }
+
+    /// The tensors whose names start with `prefix`, under the rest of their names.
+    pub fn tensors_below(&self, prefix: &str) -> HashMap<String, Tensor> {
+        let below = |(name, tensor): (&String, &Tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone()));
+        self.tensors.iter().filter_map(below).collect()
+    }
+
+    /// The same tensors as a `VarBuilder`, from which layers load their parameters.
+    pub fn parameters(&self, prefix: &str) -> VarBuilder<'static> {
+        VarBuilder::from_tensors(self.tensors_below(prefix), DType::F32, &Device::Cpu)
+    }
+
+    /// The metadata value `key`.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn metadata(&self, key: &str) -> &str {
+        self.metadata.get(key).unwrap_or_else(|| panic!("the fixture has no metadata {key}"))
+    }
+}
+
+/// The path of `name` in the fixtures folder.
+pub fn fixture_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// The JSON fixture `crates/testing/fixtures/{name}.json`.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn json_fixture(name: &str) -> serde_json::Value {
+    serde_json::from_slice(&read(&fixture_path(&format!("{name}.json")))).expect("a JSON file")
+}
+
+/// The folder with third-party checkpoints, where `GPT2_CHECKPOINTS` names one; else says that the test is
+/// skipped.
+///
+/// # Panics
+/// When the variable names something that is not a folder: a run that asks for these tests must not skip them.
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+pub fn checkpoints() -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os(CHECKPOINTS_VARIABLE) else {
+        eprintln!("skipped: {CHECKPOINTS_VARIABLE} does not name a folder with third-party checkpoints");
+        return None;
+    };
+    let folder = PathBuf::from(folder);
+    assert!(folder.is_dir(), "{CHECKPOINTS_VARIABLE}={} is not a folder", folder.display());
+    Some(folder)
+}
+
+/// A tensor in `[-scale/2, scale/2)` from a multiplicative hash of the index; the exporting script's `pattern`
+/// builds the same one, so large inputs need no file.
+///
+/// # Panics
+/// When candle cannot make the tensor.
+pub fn pattern(shape: &[usize], scale: f64, offset: u64) -> Tensor {
+    let count = shape.iter().product::<usize>() as u64;
+    let values: Vec<f64> = (0..count)
+        .map(|index| {
+            let hashed = (((index + 1 + offset).wrapping_mul(2_654_435_761)) & 0xffff_ffff) >> 8;
+            (hashed as f64 / f64::from(1 << 24) - 0.5) * scale
+        })
+        .collect();
+    let tensor = Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor");
+    tensor.to_dtype(DType::F32).expect("a conversion")
+}
+
+/// Checks that every element of `actual` lies within `tolerance` of `expected`: relative to the magnitude of the
+/// expected element where that is above 1, absolute below.
+///
+/// # Panics
+/// When shapes differ or an element is off; the message names the largest difference and where it is.
+#[track_caller]
+pub fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
+    assert_within(actual, expected, what, tolerance, |expected| tolerance * expected.abs().max(1.0));
+}
+
+/// Checks that every element of `actual` lies within `tolerance` of `expected`, absolutely.
+///
+/// # Panics
+/// As [`assert_close`].
+#[track_caller]
+pub fn assert_close_absolute(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
+    assert_within(actual, expected, what, tolerance, |_| tolerance);
+}
+
+#[track_caller]
+fn assert_within(
+    actual: &Tensor,
+    expected: &Tensor,
+    what: &str,
+    tolerance: f64,
+    allowed: impl Fn(f64) -> f64,
+) {
+    assert_eq!(actual.dims(), expected.dims(), "{what}: shapes differ");
+    let (actual_values, expected_values) = (values(actual), values(expected));
+    // Not-a-number compares as infinitely far.
+    let excess = |(a, e): (&f64, &f64)| {
+        let difference = if a == e { 0.0 } else { (a - e).abs() };
+        if difference.is_nan() { f64::INFINITY } else { difference / allowed(*e) }
+    };
+    let worst = actual_values
+        .iter()
+        .zip(&expected_values)
+        .map(excess)
+        .enumerate()
+        .max_by(|(_, a), (_, b)| a.total_cmp(b));
+    let Some((index, excess)) = worst else { return };
+    assert!(
+        excess <= 1.0,
+        "{what}: largest difference at flat index {index} of shape {:?}: expected {}, found {} (tolerance {tolerance})",
+        expected.dims(),
+        expected_values[index],
+        actual_values[index],
+    );
+}
+
+/// The elements of a tensor as f64, in row-major order.
+///
+/// # Panics
+/// When candle cannot convert it.
+pub fn values(tensor: &Tensor) -> Vec<f64> {
+    let flat = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
+    flat.to_vec1().expect("a flat tensor")
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
