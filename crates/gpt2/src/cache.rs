@@ -1,0 +1,57 @@
+//! The key-value caches of all blocks.
+
+use candle_core::{DType, Device, Result};
+use gpt2_attention::{KvCache, KvCacheShape};
+
+use crate::Gpt2Config;
+
+/// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
+#[derive(Debug)]
+pub struct Gpt2Cache {
+    layers: Vec<KvCache>,
+}
+
+impl Gpt2Cache {
+    /// An empty cache for `batch` rows of up to `capacity` tokens each.
+    ///
+    /// # Errors
+    /// When the memory cannot be allocated on the device.
+    pub fn new(
+        config: &Gpt2Config,
+        batch: usize,
+        capacity: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let shape = KvCacheShape { batch, num_heads: config.n_head, capacity, head_dim: config.head_dim() };
+        let layers = (0..config.n_layer).map(|_| KvCache::new(shape, dtype, device)).collect::<Result<_>>()?;
+        Ok(Self { layers })
+    }
+
+    /// Tokens held by each row.
+    pub fn lengths(&self) -> &[usize] {
+        self.layers.first().map_or(&[], KvCache::lengths)
+    }
+
+    /// Forgets the tokens of `row` behind the first `kept`.
+    ///
+    /// # Errors
+    /// When the row holds fewer than `kept` tokens.
+    pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.truncate(row, kept))
+    }
+
+    /// An independent copy with the given rows in this order.
+    ///
+    /// # Errors
+    /// When a row does not exist, or the memory cannot be allocated.
+    pub fn fork(&self, rows: &[usize]) -> Result<Self> {
+        let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<_>>()?;
+        Ok(Self { layers })
+    }
+
+    /// The cache of block `index`.
+    pub(crate) fn layer(&mut self, index: usize) -> Option<&mut KvCache> {
+        self.layers.get_mut(index)
+    }
+}

@@ -1,0 +1,359 @@
+//! The configuration of a GPT-2, read from the `config.json` of a Hugging Face checkpoint.
+//!
+//! Source: `GPT2Config` of transformers (`src/transformers/models/gpt2/configuration_gpt2.py`): its keys, its aliases
+//! (`attribute_map`) and its defaults. A key that changes the arithmetic is honoured or refused by name. The sizes
+//! have no default here: a file without them is damaged more often than it is a 124M model.
+
+use gpt2_kernels::Activation;
+use serde_json::{Map, Value};
+
+use crate::ConfigError;
+
+/// Largest accepted sizes: far above every GPT-2, low enough that no product of two of them overflows.
+const MAX_WIDTH: usize = 1 << 22;
+const MAX_LAYERS: usize = 1 << 14;
+const MAX_ROWS: usize = 1 << 26;
+
+/// The published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`. Everything else is as in [`Gpt2Config::gpt2`].
+pub const PRESETS: [(&str, usize, usize, usize); 5] = [
+    ("distilgpt2", 6, 12, 768),
+    ("gpt2", 12, 12, 768),
+    ("gpt2-medium", 24, 16, 1024),
+    ("gpt2-large", 36, 20, 1280),
+    ("gpt2-xl", 48, 25, 1600),
+];
+
+/// Sizes and options of a GPT-2. Fields are named as in `config.json`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gpt2Config {
+    /// Rows of the token embedding.
+    pub vocab_size: usize,
+    /// Longest context, in tokens: rows of the position embedding (`n_positions`, or `n_ctx` in files without it).
+    pub n_positions: usize,
+    /// Width of the residual stream, `C`.
+    pub n_embd: usize,
+    /// Number of blocks.
+    pub n_layer: usize,
+    /// Number of attention heads of each block.
+    pub n_head: usize,
+    /// Inner width of the MLP; `None` is `4 n_embd`.
+    pub n_inner: Option<usize>,
+    /// Activation of the MLP.
+    pub activation_function: Activation,
+    /// Added to the variance in every layer norm.
+    pub layer_norm_epsilon: f64,
+    /// Whether attention scores are divided by the square root of the head's width.
+    pub scale_attn_weights: bool,
+    /// Whether the scores of block `i` are also divided by `i + 1`.
+    pub scale_attn_by_inverse_layer_idx: bool,
+    /// Whether scores and softmax are computed in f32 when the model runs in half precision.
+    pub reorder_and_upcast_attn: bool,
+    /// Whether the output head is the token embedding.
+    pub tie_word_embeddings: bool,
+    /// Dropout rate behind the embeddings, in training.
+    pub embd_pdrop: f64,
+    /// Dropout rate on the attention weights, in training.
+    pub attn_pdrop: f64,
+    /// Dropout rate on what each part of a block adds to the residual stream, in training.
+    pub resid_pdrop: f64,
+    /// Standard deviation of freshly initialised weights.
+    pub initializer_range: f64,
+    /// Token that starts a text.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a text; the file has one id or a list of them.
+    pub eos_token_id: Vec<u32>,
+}
+
+impl Gpt2Config {
+    /// The configuration of the 124M model: vocabulary 50,257, context 1,024, width 768, 12 blocks, 12 heads.
+    pub fn gpt2() -> Self {
+        Self {
+            vocab_size: 50_257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluTanh,
+            layer_norm_epsilon: 1e-5,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            reorder_and_upcast_attn: false,
+            tie_word_embeddings: true,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            resid_pdrop: 0.1,
+            initializer_range: 0.02,
+            bos_token_id: Some(50_256),
+            eos_token_id: vec![50_256],
+        }
+    }
+
+    /// The configuration of a published model, one of [`PRESETS`].
+    ///
+    /// # Errors
+    /// When no preset has this name.
+    pub fn preset(name: &str) -> Result<Self, ConfigError> {
+        let Some((_, n_layer, n_head, n_embd)) = PRESETS.iter().find(|(known, ..)| *known == name) else {
+            return Err(ConfigError::UnknownPreset {
+                found: name.to_owned(),
+                known: PRESETS.map(|(name, ..)| name).join(", "),
+            });
+        };
+        Ok(Self { n_layer: *n_layer, n_head: *n_head, n_embd: *n_embd, ..Self::gpt2() })
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// When it is not JSON, lacks a size, holds a value out of range, or asks for what is not supported.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        // Some editors put a byte order mark in front.
+        let value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
+            .map_err(|error| ConfigError::NotJson(error.to_string()))?;
+        let Value::Object(keys) = value else {
+            return Err(ConfigError::NotAnObject { found: kind(&value) });
+        };
+        let keys = Keys(&keys);
+        keys.refuse_what_is_not_supported()?;
+        let defaults = Self::gpt2();
+        let n_head = keys.required_size("n_head", &["num_attention_heads"], MAX_WIDTH)?;
+        let config = Self {
+            vocab_size: keys.required_size("vocab_size", &[], MAX_ROWS)?,
+            n_positions: keys.context_length()?,
+            n_embd: keys.required_size("n_embd", &["hidden_size"], MAX_WIDTH)?,
+            n_layer: keys.required_size("n_layer", &["num_hidden_layers"], MAX_LAYERS)?,
+            n_head,
+            n_inner: keys.size("n_inner", &[], MAX_WIDTH)?,
+            activation_function: keys.activation()?.unwrap_or(defaults.activation_function),
+            layer_norm_epsilon: keys.number("layer_norm_epsilon", 0.0, 1.0)?.unwrap_or(defaults.layer_norm_epsilon),
+            scale_attn_weights: keys.flag("scale_attn_weights")?.unwrap_or(defaults.scale_attn_weights),
+            scale_attn_by_inverse_layer_idx: keys.flag("scale_attn_by_inverse_layer_idx")?.unwrap_or(false),
+            reorder_and_upcast_attn: keys.flag("reorder_and_upcast_attn")?.unwrap_or(false),
+            tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
+            embd_pdrop: keys.number("embd_pdrop", 0.0, 1.0)?.unwrap_or(defaults.embd_pdrop),
+            attn_pdrop: keys.number("attn_pdrop", 0.0, 1.0)?.unwrap_or(defaults.attn_pdrop),
+            resid_pdrop: keys.number("resid_pdrop", 0.0, 1.0)?.unwrap_or(defaults.resid_pdrop),
+            initializer_range: keys
+                .number("initializer_range", 0.0, f64::MAX)?
+                .unwrap_or(defaults.initializer_range),
+            bos_token_id: keys.token_ids("bos_token_id", &defaults.eos_token_id)?.first().copied(),
+            eos_token_id: keys.token_ids("eos_token_id", &defaults.eos_token_id)?,
+        };
+        if !config.n_embd.is_multiple_of(n_head) {
+            return Err(ConfigError::HeadsDoNotDivideWidth { n_head, n_embd: config.n_embd });
+        }
+        Ok(config)
+    }
+
+    /// The same configuration as the keys of a `config.json`.
+    pub fn to_json(&self) -> Value {
+        serde_json::json!({
+            "model_type": "gpt2",
+            "vocab_size": self.vocab_size,
+            "n_positions": self.n_positions,
+            "n_ctx": self.n_positions,
+            "n_embd": self.n_embd,
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "n_inner": self.n_inner,
+            "activation_function": self.activation_name(),
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "scale_attn_weights": self.scale_attn_weights,
+            "scale_attn_by_inverse_layer_idx": self.scale_attn_by_inverse_layer_idx,
+            "reorder_and_upcast_attn": self.reorder_and_upcast_attn,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "embd_pdrop": self.embd_pdrop,
+            "attn_pdrop": self.attn_pdrop,
+            "resid_pdrop": self.resid_pdrop,
+            "initializer_range": self.initializer_range,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": match self.eos_token_id.as_slice() {
+                [] => Value::Null,
+                [one] => Value::from(*one),
+                several => Value::from(several),
+            },
+        })
+    }
+
+    /// Inner width of the MLP: `n_inner`, or `4 n_embd`.
+    pub fn inner_width(&self) -> usize {
+        self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+
+    /// Width of an attention head.
+    pub fn head_dim(&self) -> usize {
+        self.n_embd / self.n_head
+    }
+
+    /// Factor on the attention scores of block `layer`.
+    pub fn attention_scale(&self, layer: usize) -> f64 {
+        let width = if self.scale_attn_weights { (self.head_dim() as f64).sqrt() } else { 1.0 };
+        let depth = if self.scale_attn_by_inverse_layer_idx { (layer + 1) as f64 } else { 1.0 };
+        1.0 / (width * depth)
+    }
+
+    /// Bytes that one token takes in the key-value cache, with elements of `element_bytes`.
+    pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
+        2 * self.n_layer * self.n_embd * element_bytes
+    }
+
+    fn activation_name(&self) -> &'static str {
+        let named = Activation::NAMES.iter().find(|(_, activation)| *activation == self.activation_function);
+        named.map_or("", |(name, _)| name)
+    }
+}
+
+/// Typed access to the keys of a `config.json`. A key whose value is `null` counts as absent, as in transformers.
+struct Keys<'a>(&'a Map<String, Value>);
+
+impl Keys<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key).filter(|value| !value.is_null())
+    }
+
+    fn refuse_what_is_not_supported(&self) -> Result<(), ConfigError> {
+        let refuse = |key: &str, found: &Value, reason: &str| {
+            Err(ConfigError::Unsupported { key: key.into(), found: found.to_string(), reason: reason.into() })
+        };
+        if let Some(found) = self.get("model_type")
+            && found != "gpt2"
+        {
+            return refuse("model_type", found, "only `gpt2` checkpoints can be loaded");
+        }
+        if self.flag("add_cross_attention")? == Some(true) {
+            return refuse("add_cross_attention", &Value::Bool(true), "the model would need an encoder's output");
+        }
+        if self.flag("is_encoder_decoder")? == Some(true) {
+            return refuse("is_encoder_decoder", &Value::Bool(true), "GPT-2 is a decoder alone");
+        }
+        if let Some(found) = self.get("pruned_heads")
+            && !matches!(found, Value::Object(heads) if heads.is_empty())
+        {
+            return refuse("pruned_heads", found, "all heads of a block must be there");
+        }
+        if let Some(found) = self.get("quantization_config") {
+            return refuse("quantization_config", found, "save the checkpoint with its weights dequantized");
+        }
+        Ok(())
+    }
+
+    /// The value under `key` or one of its aliases, which must not disagree.
+    fn aliased(&self, key: &'static str, aliases: &[&'static str]) -> Result<Option<(&'static str, &Value)>, ConfigError> {
+        let mut found: Option<(&'static str, &Value)> = None;
+        for name in std::iter::once(key).chain(aliases.iter().copied()) {
+            match (self.get(name), found) {
+                (Some(value), None) => found = Some((name, value)),
+                (Some(other), Some((key, value))) if other != value => {
+                    return Err(ConfigError::Conflict {
+                        key: key.into(),
+                        value: value.to_string(),
+                        alias: name.into(),
+                        other: other.to_string(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// A size from 1 to `largest`.
+    fn size(
+        &self,
+        key: &'static str,
+        aliases: &[&'static str],
+        largest: usize,
+    ) -> Result<Option<usize>, ConfigError> {
+        let Some((name, value)) = self.aliased(key, aliases)? else { return Ok(None) };
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+        match size.filter(|size| (1..=largest).contains(size)) {
+            Some(size) => Ok(Some(size)),
+            None => Err(wrong(name, &format!("a whole number from 1 to {largest}"), value)),
+        }
+    }
+
+    fn required_size(
+        &self,
+        key: &'static str,
+        aliases: &[&'static str],
+        largest: usize,
+    ) -> Result<usize, ConfigError> {
+        let missing = || ConfigError::MissingKey {
+            key,
+            aliases: if aliases.is_empty() { "no other name".to_owned() } else { format!("`{}`", aliases.join("`, `")) },
+        };
+        self.size(key, aliases, largest)?.ok_or_else(missing)
+    }
+
+    /// `n_positions`; `n_ctx` stands in where it is absent, as llama.cpp and old files have it.
+    fn context_length(&self) -> Result<usize, ConfigError> {
+        match self.size("n_positions", &["max_position_embeddings"], MAX_ROWS)? {
+            Some(n_positions) => Ok(n_positions),
+            None if self.get("n_ctx").is_some() => self.required_size("n_ctx", &[], MAX_ROWS),
+            None => self.required_size("n_positions", &["max_position_embeddings", "n_ctx"], MAX_ROWS),
+        }
+    }
+
+    fn number(&self, key: &str, smallest: f64, largest: f64) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_f64().filter(|number| (smallest..=largest).contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None if largest == f64::MAX => Err(wrong(key, &format!("a number of at least {smallest}"), value)),
+            None => Err(wrong(key, &format!("a number from {smallest} to {largest}"), value)),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| wrong(key, "true or false", value))
+    }
+
+    fn activation(&self) -> Result<Option<Activation>, ConfigError> {
+        let key = "activation_function";
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let name = value.as_str().ok_or_else(|| wrong(key, "a name", value))?;
+        let unsupported = || ConfigError::Unsupported {
+            key: key.into(),
+            found: value.to_string(),
+            reason: format!("the known ones are {}", Activation::NAMES.map(|(name, _)| name).join(", ")),
+        };
+        Activation::from_name(name).map(Some).ok_or_else(unsupported)
+    }
+
+    /// One id, a list of ids, an explicit `null` for none, or the default where the key is absent.
+    fn token_ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
+        let id = |value: &Value| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| wrong(key, "a token id, or a list of them", value))
+        };
+        match self.0.get(key) {
+            None => Ok(default.to_vec()),
+            Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(values)) => values.iter().map(id).collect(),
+            Some(value) => Ok(vec![id(value)?]),
+        }
+    }
+}
+
+fn wrong(key: &str, expected: &str, found: &Value) -> ConfigError {
+    /// Longest value quoted from a file.
+    const QUOTED: usize = 60;
+    let text = found.to_string();
+    let found = match text.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    };
+    ConfigError::WrongValue { key: key.into(), expected: expected.into(), found }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,99 @@
+//! What can be wrong with a configuration, or with the tokens given to a model.
+
+use thiserror::Error;
+
+/// A `config.json` that does not describe a GPT-2 this crate can compute exactly.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The text is not JSON.
+    #[error("not valid JSON: {0}")]
+    NotJson(String),
+    /// The text is JSON, but not an object.
+    #[error("expected a JSON object, found {found}")]
+    NotAnObject {
+        /// The kind of value found.
+        found: &'static str,
+    },
+    /// A size that cannot be guessed is absent.
+    #[error("the key `{key}` is missing (also accepted as {aliases})")]
+    MissingKey {
+        /// The key.
+        key: &'static str,
+        /// The other names it may have.
+        aliases: String,
+    },
+    /// A value is of another kind than its key needs.
+    #[error("`{key}`: expected {expected}, found {found}")]
+    WrongValue {
+        /// The key, as the file spells it.
+        key: String,
+        /// What the key needs.
+        expected: String,
+        /// What the file has.
+        found: String,
+    },
+    /// A key and its alias disagree.
+    #[error("`{key}` is {value}, but its alias `{alias}` is {other}; remove one of them")]
+    Conflict {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The alias.
+        alias: String,
+        /// The alias's value.
+        other: String,
+    },
+    /// The heads do not divide the width.
+    #[error("`n_head` = {n_head} does not divide `n_embd` = {n_embd}; every head needs the same width")]
+    HeadsDoNotDivideWidth {
+        /// Number of heads.
+        n_head: usize,
+        /// Width.
+        n_embd: usize,
+    },
+    /// The file asks for arithmetic that this crate does not have.
+    #[error("`{key}` = {found} is not supported: {reason}")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// Why, and what would be.
+        reason: String,
+    },
+    /// No preset has this name.
+    #[error("unknown preset `{found}`; the presets are {known}")]
+    UnknownPreset {
+        /// The name.
+        found: String,
+        /// All names.
+        known: String,
+    },
+}
+
+/// Tokens that a model cannot take. It travels inside candle's error type.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// There are no tokens.
+    #[error("the model needs at least one token")]
+    NoTokens,
+    /// The tokens do not fit into the context.
+    #[error("{past} tokens before and {added} new ones do not fit into a context of {n_positions} positions")]
+    ContextExceeded {
+        /// Tokens in the cache.
+        past: usize,
+        /// Tokens to be added.
+        added: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+}
+
+impl From<ModelError> for candle_core::Error {
+    fn from(error: ModelError) -> Self {
+        Self::wrap(error)
+    }
+}

@@ -1,0 +1,271 @@
+//! GPT-2, top to bottom: embeddings, blocks of attention and MLP on a residual stream, final norm, output head.
+//!
+//! ```text
+//! x = wte[ids] + wpe[positions]                  token and position embeddings
+//! x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))   n_layer times
+//! logits = ln_f(x) · lm_headᵀ                    lm_head is wte where the head is tied
+//! ```
+//!
+//! Source: OpenAI's `src/model.py`; the numbers are those of transformers' `modeling_gpt2.py`. The same file serves
+//! training and inference on every device: what differs sits in the ops it calls and in the [`Pass`].
+//!
+//! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
+//!
+//! What a model shows to the observer of a pass, inside the blocks unless said otherwise: `embeddings` `(B, T, C)`
+//! (before them), `attention_weights` `(B, H, T, S)`, `attention_output` `(B, T, C)`, `mlp_activation`
+//! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
+//! `(B, T, C)` (behind them).
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_attention::{
+    AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision, Site,
+};
+use gpt2_kernels::{LayerNorm, Linear};
+
+use crate::{Gpt2Cache, Gpt2Config, ModelError};
+
+/// Axis of the tokens in a `(B, T, C)` tensor.
+const TOKEN_DIM: usize = 1;
+
+/// A block: two parts, each added to the residual stream behind its own layer norm.
+#[derive(Debug, Clone)]
+struct Block {
+    ln_1: LayerNorm,
+    attn: MultiHeadAttention,
+    ln_2: LayerNorm,
+    mlp: FeedForward,
+    resid_pdrop: f64,
+}
+
+impl Block {
+    fn load(config: &Gpt2Config, layer: usize, vb: &VarBuilder) -> Result<Self> {
+        let (width, inner) = (config.n_embd, config.inner_width());
+        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, &vb.pp(name));
+        let linear = |input, output, name: &str| Linear::load(input, output, true, &vb.pp(name));
+        let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
+        let precision = match config.reorder_and_upcast_attn {
+            true => ScorePrecision::Float32,
+            false => ScorePrecision::AsInput,
+        };
+        Ok(Self {
+            ln_1: norm("ln_1")?,
+            attn: MultiHeadAttention::new(c_attn, linear(width, width, "attn.c_proj")?, config.n_head)?
+                .with_scale(config.attention_scale(layer))
+                .with_score_precision(precision)
+                .with_dropout(config.attn_pdrop),
+            ln_2: norm("ln_2")?,
+            mlp: FeedForward::new(
+                linear(width, inner, "mlp.c_fc")?,
+                linear(inner, width, "mlp.c_proj")?,
+                config.activation_function,
+            )?,
+            resid_pdrop: config.resid_pdrop,
+        })
+    }
+
+    /// `(B, T, C)` to `(B, T, C)`.
+    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+        let attended = self.attend(&self.ln_1.forward(x)?, cache, pass)?;
+        let x = (x + attended)?;
+        let fed = self.feed(&self.ln_2.forward(&x)?, pass)?;
+        pass.show("residual", (x + fed)?)
+    }
+
+    fn attend(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+        let output = self.attn.forward_with(x, None, &AttentionMask::Causal, cache, pass)?;
+        let output = pass.show("attention_output", output)?;
+        pass.dropout(output, self.resid_pdrop)
+    }
+
+    fn feed(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        let output = self.mlp.forward(x, 0.0, pass)?;
+        let output = pass.show("mlp_output", output)?;
+        pass.dropout(output, self.resid_pdrop)
+    }
+
+    fn parameter_count(&self) -> usize {
+        self.ln_1.parameter_count()
+            + self.attn.parameter_count()
+            + self.ln_2.parameter_count()
+            + self.mlp.parameter_count()
+    }
+}
+
+/// GPT-2 without its output head: token ids to hidden states.
+#[derive(Debug, Clone)]
+pub struct Gpt2Model {
+    wte: Tensor,
+    wpe: Tensor,
+    blocks: Vec<Block>,
+    ln_f: LayerNorm,
+    config: Gpt2Config,
+}
+
+impl Gpt2Model {
+    /// The model from its parameters, see [`expected_parameters`](crate::expected_parameters).
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    pub fn load(config: &Gpt2Config, vb: &VarBuilder) -> Result<Self> {
+        let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, &vb.pp("h").pp(layer)));
+        Ok(Self {
+            wte: vb.get((config.vocab_size, config.n_embd), "wte.weight")?,
+            wpe: vb.get((config.n_positions, config.n_embd), "wpe.weight")?,
+            blocks: blocks.collect::<Result<_>>()?,
+            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.pp("ln_f"))?,
+            config: config.clone(),
+        })
+    }
+
+    /// Hidden states behind the final norm.
+    ///
+    /// # Shapes
+    /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues behind its `cache.lengths()[b]`
+    /// tokens, and the cache grows by `T`.
+    ///
+    /// # Errors
+    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache.
+    pub fn forward(&self, ids: &Tensor, mut cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
+        pass.enter_layer(None);
+        let mut x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            pass.enter_layer(Some(layer));
+            x = block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?;
+        }
+        pass.enter_layer(None);
+        pass.show("final_norm", self.ln_f.forward(&x)?)
+    }
+
+    /// The hidden states of every layer, as `output_hidden_states` of transformers: the embeddings, the output of
+    /// every block but the last, and the last one's behind the final norm; `n_layer + 1` tensors of `(B, T, C)`.
+    ///
+    /// # Errors
+    /// As [`Gpt2Model::forward`].
+    pub fn hidden_states(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
+        let mut kept = KeepHiddenStates { n_layer: self.config.n_layer, states: Vec::new() };
+        self.forward(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
+        Ok(kept.states)
+    }
+
+    /// The configuration the model was built with.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
+    }
+
+    /// Token embeddings plus position embeddings; row `b` starts at position `past_lengths[b]`.
+    fn embed(&self, ids: &Tensor, past_lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
+        let (batch, tokens) = ids.dims2()?;
+        let n_positions = self.config.n_positions;
+        let past = past_lengths.iter().copied().max().unwrap_or(0);
+        if tokens == 0 || batch == 0 {
+            return Err(ModelError::NoTokens.into());
+        }
+        if past + tokens > n_positions {
+            return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
+        }
+        let token_embeddings = self.wte.embedding(&ids.flatten_all()?)?;
+        let token_embeddings = token_embeddings.reshape((batch, tokens, self.config.n_embd))?; // (B, T, C)
+        let x = if past_lengths.iter().all(|length| *length == past) {
+            token_embeddings.broadcast_add(&self.wpe.narrow(0, past, tokens)?)?
+        } else {
+            let rows = past_lengths.iter().map(|length| self.wpe.narrow(0, *length, tokens));
+            (token_embeddings + Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?)?
+        };
+        let x = pass.show("embeddings", x)?;
+        pass.dropout(x, self.config.embd_pdrop)
+    }
+
+    fn parameter_count(&self) -> usize {
+        self.wte.elem_count()
+            + self.wpe.elem_count()
+            + self.blocks.iter().map(Block::parameter_count).sum::<usize>()
+            + self.ln_f.parameter_count()
+    }
+}
+
+/// The positions whose logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsFor {
+    /// Every token: scoring, training.
+    EveryToken,
+    /// The last token of each row: generation. The head is then computed for one position only.
+    LastToken,
+}
+
+/// GPT-2 with its output head: token ids to logits over the vocabulary.
+#[derive(Debug, Clone)]
+pub struct Gpt2LMHead {
+    transformer: Gpt2Model,
+    lm_head: Linear,
+}
+
+impl Gpt2LMHead {
+    /// The model from its parameters; the head is `lm_head.weight`, or the token embedding where it is tied.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    pub fn load(config: &Gpt2Config, vb: &VarBuilder) -> Result<Self> {
+        let transformer = Gpt2Model::load(config, vb)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => Linear::new(transformer.wte.clone(), None)?,
+            false => Linear::load(config.n_embd, config.vocab_size, false, &vb.pp("lm_head"))?,
+        };
+        Ok(Self { transformer, lm_head })
+    }
+
+    /// Logits of the next token.
+    ///
+    /// # Shapes
+    /// `ids` `(B, T)` of u32; returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
+    /// [`LogitsFor::LastToken`].
+    ///
+    /// # Errors
+    /// As [`Gpt2Model::forward`].
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        logits_for: LogitsFor,
+        cache: Option<&mut Gpt2Cache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
+        let last = hidden_states.dim(D::Minus2)? - 1;
+        match logits_for {
+            LogitsFor::EveryToken => self.lm_head.forward(&hidden_states), // (B, T, V)
+            LogitsFor::LastToken => self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, last, 1)?), // (B, 1, V)
+        }
+    }
+
+    /// The model below the head.
+    pub fn transformer(&self) -> &Gpt2Model {
+        &self.transformer
+    }
+
+    /// The configuration the model was built with.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.transformer.config
+    }
+
+    /// Number of distinct parameters, counted in the tensors the model holds.
+    pub fn parameter_count(&self) -> usize {
+        let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.parameter_count() };
+        self.transformer.parameter_count() + head
+    }
+}
+
+/// Keeps the hidden states in the order of transformers.
+struct KeepHiddenStates {
+    n_layer: usize,
+    states: Vec<Tensor>,
+}
+
+impl Observer for KeepHiddenStates {
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        let is_last_block = site.layer == Some(self.n_layer - 1);
+        if matches!(site.name, "embeddings" | "final_norm") || (site.name == "residual" && !is_last_block) {
+            self.states.push(value.clone());
+        }
+        Ok(value)
+    }
+}

@@ -1,0 +1,27 @@
+//! What several test files of this crate need.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2_testing::Fixture;
+
+/// Loads the model of a fixture, which holds its tensors as transformers saves them.
+pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {
+    let config = Gpt2Config::from_json(fixture.metadata("config")).expect("a config that is supported");
+    let mut tensors = fixture.tensors_below("transformer.");
+    tensors.extend(fixture.tensors_below("lm_head.").into_iter().map(|(name, t)| (format!("lm_head.{name}"), t)));
+    from_conv1d(&config, tensors)
+}
+
+/// Builds a model from tensors whose linear layers are stored `(in, out)`.
+pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>) -> Result<Gpt2LMHead> {
+    let turned = tensors.into_iter().map(|(name, tensor)| {
+        let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
+        let tensor = if is_conv1d { tensor.t()? } else { tensor };
+        Ok((name, tensor))
+    });
+    let tensors = turned.collect::<Result<HashMap<_, _>>>()?;
+    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+}

@@ -1,0 +1,233 @@
+//! What holds for every GPT-2: causality, caching in any chunks, independent batch rows, observers, gradients.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::VarBuilder;
+use gpt2::{
+    Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, ParameterCounts, Pass, Site, expected_parameters,
+};
+use gpt2_kernels::Generator;
+use gpt2_testing::{Fixture, assert_close_absolute, pattern, values};
+
+mod common;
+
+/// The same f32 arithmetic in another order of summation, on logits of size 10.
+const SAME: f64 = 2e-5;
+
+fn model() -> Result<Gpt2LMHead> {
+    common::model(&Fixture::open("gpt2/upcast"))
+}
+
+fn ids(rows: &[&[u32]]) -> Tensor {
+    Tensor::from_slice(&rows.concat(), (rows.len(), rows[0].len()), &Device::Cpu).unwrap()
+}
+
+fn all_logits(model: &Gpt2LMHead, ids: &Tensor) -> Result<Tensor> {
+    model.forward(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
+}
+
+fn step(model: &Gpt2LMHead, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
+    model.forward(ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
+}
+
+fn cache(model: &Gpt2LMHead, batch: usize) -> Result<Gpt2Cache> {
+    Gpt2Cache::new(model.config(), batch, 12, DType::F32, &Device::Cpu)
+}
+
+#[test]
+fn future_tokens_do_not_change_past_logits() -> Result<()> {
+    let model = model()?;
+    let past = |ids: &Tensor| Ok::<_, candle_core::Error>(values(&all_logits(&model, ids)?.narrow(1, 0, 4)?));
+    assert_eq!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 9, 70, 3, 42, 0]]))?);
+    assert_ne!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 8, 70, 3, 11, 12]]))?);
+    Ok(())
+}
+
+#[test]
+fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
+    let model = model()?;
+    let whole_ids = ids(&[&[5, 9, 70, 3, 11, 12, 1], &[1, 2, 3, 4, 5, 6, 7]]);
+    let whole = all_logits(&model, &whole_ids)?;
+    for chunks in [vec![7], vec![1; 7], vec![4, 3], vec![6, 1], vec![1, 5, 1]] {
+        let (mut cache, mut outputs, mut start) = (cache(&model, 2)?, Vec::new(), 0);
+        for tokens in &chunks {
+            outputs.push(step(&model, &whole_ids.narrow(1, start, *tokens)?.contiguous()?, &mut cache)?);
+            start += tokens;
+        }
+        assert_eq!(cache.lengths(), [7, 7]);
+        assert_close_absolute(&Tensor::cat(&outputs, 1)?, &whole, SAME, &format!("chunks {chunks:?}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn batch_rows_equal_the_rows_alone() -> Result<()> {
+    let model = model()?;
+    let rows: [&[u32]; 3] = [&[5, 9, 70, 3], &[1, 1, 1, 1], &[78, 0, 33, 2]];
+    let together = all_logits(&model, &ids(&rows))?;
+    for (row, tokens) in rows.iter().enumerate() {
+        let alone = all_logits(&model, &ids(&[tokens]))?;
+        assert_close_absolute(&together.narrow(0, row, 1)?, &alone, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+/// Rows of different lengths need no padding: positions come from each row's own length.
+#[test]
+fn ragged_rows_equal_the_rows_alone() -> Result<()> {
+    let model = model()?;
+    let mut ragged = cache(&model, 2)?;
+    step(&model, &ids(&[&[5, 9, 70, 3, 8], &[1, 2, 3, 4, 5]]), &mut ragged)?;
+    ragged.truncate(0, 2)?;
+    let together = step(&model, &ids(&[&[30, 31], &[40, 41]]), &mut ragged)?;
+    assert_eq!(ragged.lengths(), [4, 7]);
+    for (row, tokens) in [(0, &[5, 9, 30, 31][..]), (1, &[1, 2, 3, 4, 5, 40, 41])] {
+        let alone = all_logits(&model, &ids(&[tokens]))?.narrow(1, tokens.len() - 2, 2)?;
+        assert_close_absolute(&together.narrow(0, row, 1)?, &alone, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
+    let model = model()?;
+    let mut prefix = cache(&model, 1)?;
+    step(&model, &ids(&[&[5, 9, 70]]), &mut prefix)?;
+    let mut forked = prefix.fork(&[0, 0])?;
+    step(&model, &ids(&[&[1]]), &mut prefix)?;
+    let forked_logits = step(&model, &ids(&[&[20], &[30]]), &mut forked)?;
+    for (row, last) in [(0, 20), (1, 30)] {
+        let alone = all_logits(&model, &ids(&[&[5, 9, 70, last]]))?.narrow(1, 3, 1)?;
+        assert_close_absolute(&forked_logits.narrow(0, row, 1)?, &alone, SAME, &format!("fork {row}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn tokens_that_do_not_fit_are_refused() -> Result<()> {
+    let model = model()?;
+    let too_long = all_logits(&model, &ids(&[&[0; 17]])).unwrap_err().to_string();
+    assert!(too_long.contains("17 new ones do not fit into a context of 16 positions"), "{too_long}");
+    let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu)?;
+    assert!(all_logits(&model, &none).unwrap_err().to_string().contains("at least one token"));
+    assert!(all_logits(&model, &ids(&[&[79]])).is_err(), "an id outside the vocabulary");
+    let mut cache = cache(&model, 1)?;
+    step(&model, &ids(&[&[0; 10]]), &mut cache)?;
+    assert!(step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(), "past the capacity of the cache");
+    Ok(())
+}
+
+/// Sets the output of one block's MLP to zero.
+struct WithoutMlp(usize);
+
+impl Observer for WithoutMlp {
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        if site == (Site { layer: Some(self.0), name: "mlp_output" }) { value.zeros_like() } else { Ok(value) }
+    }
+}
+
+#[test]
+fn an_observer_can_replace_what_it_sees() -> Result<()> {
+    let fixture = Fixture::open("gpt2/upcast");
+    let tokens = ids(&[&[5, 9, 70]]);
+    let mut observer = WithoutMlp(1);
+    let mut pass = Pass::inference().observed_by(&mut observer);
+    let knocked_out = common::model(&fixture)?.forward(&tokens, LogitsFor::EveryToken, None, &mut pass)?;
+    let mut tensors = fixture.tensors_below("transformer.");
+    for name in ["h.1.mlp.c_proj.weight", "h.1.mlp.c_proj.bias"] {
+        let zero = tensors[name].zeros_like()?;
+        tensors.insert(name.into(), zero);
+    }
+    let config = Gpt2Config::from_json(fixture.metadata("config")).unwrap();
+    let without_weights = all_logits(&common::from_conv1d(&config, tensors)?, &tokens)?;
+    assert_close_absolute(&knocked_out, &without_weights, SAME, "a block without its MLP");
+    Ok(())
+}
+
+fn small_config() -> Gpt2Config {
+    Gpt2Config { vocab_size: 13, n_positions: 7, n_embd: 8, n_layer: 3, n_head: 2, ..Gpt2Config::gpt2() }
+}
+
+/// Freshly made variables under the model's names.
+fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
+    let variable = |(index, parameter): (usize, gpt2::Parameter)| {
+        let values = pattern(&parameter.shape, 0.5, 100 * index as u64);
+        (parameter.name, Var::from_tensor(&values).unwrap())
+    };
+    expected_parameters(config).into_iter().enumerate().map(variable).collect()
+}
+
+fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHead> {
+    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu))
+}
+
+/// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
+#[test]
+fn every_parameter_receives_a_gradient() -> Result<()> {
+    for tie_word_embeddings in [true, false] {
+        let config = Gpt2Config { tie_word_embeddings, ..small_config() };
+        let variables = variables(&config);
+        let logits = all_logits(&model_of(&config, &variables)?, &ids(&[&[1, 5, 9, 12, 0]]))?;
+        let gradients = logits.sqr()?.sum_all()?.backward()?;
+        for (name, variable) in &variables {
+            let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{name} has no gradient"));
+            assert!(values(gradient).iter().any(|value| value.abs() > 1e-6), "the gradient of {name} is zero");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
+    let config = small_config();
+    let model = model_of(&config, &variables(&config))?;
+    let tokens = ids(&[&[1, 5, 9, 12, 0]]);
+    let trained = |seed: u64| -> Result<Vec<f64>> {
+        let mut generator = Generator::new(seed);
+        Ok(values(&model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?))
+    };
+    assert_eq!(trained(1)?, trained(1)?);
+    assert_ne!(trained(1)?, trained(2)?);
+    assert_ne!(trained(1)?, values(&all_logits(&model, &tokens)?));
+    let without = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..config };
+    let model = model_of(&without, &variables(&without))?;
+    let mut generator = Generator::new(1);
+    let trained = model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
+    assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
+    Ok(())
+}
+
+/// The published sizes, from the list of parameters and from a built model (whose zeros take no memory until they
+/// are touched). Source: transformers' `num_parameters()` for the published checkpoints.
+#[test]
+fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
+    for (name, total) in [
+        ("distilgpt2", 81_912_576),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ] {
+        let config = Gpt2Config::preset(name).unwrap();
+        assert_eq!(ParameterCounts::new(&config).unique, total, "{name}");
+        let model = Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+        assert_eq!(model.parameter_count(), total, "{name}, built");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_parts_of_the_124m_model_add_up() {
+    let counts = ParameterCounts::new(&Gpt2Config::gpt2());
+    assert_eq!(counts.with_untied_head, 163_037_184);
+    assert_eq!(counts.embedding, 38_597_376 + 786_432);
+    assert_eq!(counts.per_block, 7_087_872);
+    assert_eq!(counts.attention_per_block, 2_362_368);
+    assert_eq!(counts.mlp_per_block, 4_722_432);
+    assert_eq!(counts.blocks, 12 * 7_087_872);
+    let untied = ParameterCounts::new(&Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::gpt2() });
+    assert_eq!((untied.unique, untied.with_untied_head), (163_037_184, 163_037_184));
+    assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(4), 73_728);
+}
