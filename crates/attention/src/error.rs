@@ -53,7 +53,9 @@ pub enum AttentionError {
         found: (usize, usize, usize),
     },
     /// A cache was given to cross-attention.
-    #[error("attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory")]
+    #[error(
+        "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
+    )]
     CacheWithMemory,
     /// A row was cut to more tokens than it holds.
     #[error("key-value cache: cannot keep {kept} tokens of row {row}, which holds {held}")]

@@ -28,13 +28,19 @@ impl SinusoidalPositions {
         };
         let value = |position, channel| {
             let angle: f64 = angle(position, channel);
-            if channel % 2 == 0 { angle.sin() } else { angle.cos() }
+            if channel % 2 == 0 {
+                angle.sin()
+            } else {
+                angle.cos()
+            }
         };
         let values: Vec<f64> = (0..context_length)
             .flat_map(|position| (0..width).map(move |channel| value(position, channel)))
             .collect();
         let table = Tensor::from_vec(values, (context_length, width), &Device::Cpu)?;
-        Ok(Self { table: table.to_dtype(candle_core::DType::F32)?.to_device(device)? })
+        Ok(Self {
+            table: table.to_dtype(candle_core::DType::F32)?.to_device(device)?,
+        })
     }
 
     /// Adds the positions `first..first + T` to embeddings.

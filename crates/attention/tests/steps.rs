@@ -1,6 +1,8 @@
 //! The printed numbers of article 001, in its order. Weights that the article draws from PyTorch's generator come
 //! from a fixture (`scripts/export_reference.py`, `export_steps`); every expected matrix is the article's.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use candle_core::{Device, IndexOp, Result, Tensor};
 use gpt2_attention::steps::{
     CausalAttention, SelfAttention, StackedHeads, attend_one, dot_product, mask_by_renormalizing,
@@ -46,11 +48,26 @@ fn batch_of_two() -> Result<Tensor> {
 fn section_3_3_1_scores_of_one_query() -> Result<()> {
     let inputs = inputs()?;
     let query = inputs.i(1)?;
-    assert_close_absolute(&dot_product(&inputs.i(0)?, &query)?, &Tensor::new(0.9544f32, &Device::Cpu)?, PRINTED, "dot");
+    assert_close_absolute(
+        &dot_product(&inputs.i(0)?, &query)?,
+        &Tensor::new(0.9544f32, &Device::Cpu)?,
+        PRINTED,
+        "dot",
+    );
     let scores = inputs.matmul(&query.unsqueeze(1)?)?.flatten_all()?;
-    assert_close_absolute(&scores, &vector(&[0.9544, 1.4950, 1.4754, 0.8434, 0.7070, 1.0865]), PRINTED, "scores");
+    assert_close_absolute(
+        &scores,
+        &vector(&[0.9544, 1.4950, 1.4754, 0.8434, 0.7070, 1.0865]),
+        PRINTED,
+        "scores",
+    );
     let by_sum = normalize_by_sum(&scores)?;
-    assert_close_absolute(&by_sum, &vector(&[0.1455, 0.2278, 0.2249, 0.1285, 0.1077, 0.1656]), PRINTED, "by sum");
+    assert_close_absolute(
+        &by_sum,
+        &vector(&[0.1455, 0.2278, 0.2249, 0.1285, 0.1077, 0.1656]),
+        PRINTED,
+        "by sum",
+    );
     let expected = vector(&[0.1385, 0.2379, 0.2333, 0.1240, 0.1082, 0.1581]);
     assert_close_absolute(&softmax_naive(&scores)?, &expected, PRINTED, "naive softmax");
     assert_close_absolute(&softmax(&scores, 0)?, &expected, PRINTED, "softmax");
@@ -104,9 +121,19 @@ fn section_3_4_1_one_query_step_by_step() -> Result<()> {
 
     let (keys, values) = (inputs.matmul(&w_key)?, inputs.matmul(&w_value)?);
     let scores = second.matmul(&w_query)?.matmul(&keys.t()?)?.flatten_all()?;
-    assert_close_absolute(&scores, &vector(&[1.2705, 1.8524, 1.8111, 1.0795, 0.5577, 1.5440]), PRINTED, "scores");
+    assert_close_absolute(
+        &scores,
+        &vector(&[1.2705, 1.8524, 1.8111, 1.0795, 0.5577, 1.5440]),
+        PRINTED,
+        "scores",
+    );
     let weights = softmax(&(scores / 2f64.sqrt())?, 0)?;
-    assert_close_absolute(&weights, &vector(&[0.1500, 0.2264, 0.2199, 0.1311, 0.0906, 0.1820]), PRINTED, "weights");
+    assert_close_absolute(
+        &weights,
+        &vector(&[0.1500, 0.2264, 0.2199, 0.1311, 0.0906, 0.1820]),
+        PRINTED,
+        "weights",
+    );
     let context = attend_one(&row(&w_query)?, &keys, &values)?;
     assert_close_absolute(&context, &vector(&[0.3061, 0.8210]), PRINTED, "context 2");
     Ok(())
@@ -142,7 +169,12 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
         [-0.0763, 0.0679],
         [-0.0754, 0.0693],
     ]);
-    assert_close_absolute(&layer.forward(&inputs()?)?, &expected, PRINTED, "SelfAttention_v2");
+    assert_close_absolute(
+        &layer.forward(&inputs()?)?,
+        &expected,
+        PRINTED,
+        "SelfAttention_v2",
+    );
     // The article's softmax over dim=1 mixes tokens once there is a batch; ours gives each batch row the same.
     let batched = layer.forward(&batch_of_two()?)?;
     assert_close_absolute(&batched.i(1)?, &expected, PRINTED, "SelfAttention_v2 on a batch");
@@ -165,7 +197,12 @@ fn exercise_3_1_moves_the_weights_from_v2_to_v1() -> Result<()> {
         [-0.5299, -0.1081],
     ]);
     assert_close_absolute(&v2.forward(&inputs()?)?, &expected, PRINTED, "v2");
-    assert_close_absolute(&v1.forward(&inputs()?)?, &expected, PRINTED, "v1 with the weights of v2");
+    assert_close_absolute(
+        &v1.forward(&inputs()?)?,
+        &expected,
+        PRINTED,
+        "v1 with the weights of v2",
+    );
     Ok(())
 }
 
@@ -207,7 +244,12 @@ fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
     ]);
     let renormalized = mask_by_renormalizing(&weights)?;
     let infinite = softmax(&(masked / 2f64.sqrt())?, 1)?;
-    assert_close_absolute(&renormalized, &printed_masked_weights, PRINTED, "masked by renormalising");
+    assert_close_absolute(
+        &renormalized,
+        &printed_masked_weights,
+        PRINTED,
+        "masked by renormalising",
+    );
     assert_close_absolute(&infinite, &printed_masked_weights, PRINTED, "masked by -inf");
     assert_close_absolute(&renormalized, &infinite, SAME, "renormalising and -inf");
     Ok(())
@@ -313,18 +355,39 @@ fn section_3_6_2_multi_head_attention() -> Result<()> {
 fn section_3_6_2_batched_products_are_the_heads_products() -> Result<()> {
     let a = Tensor::new(
         &[
-            [[0.2745f32, 0.6584, 0.2775, 0.8573], [0.8993, 0.0390, 0.9268, 0.7388], [0.7179, 0.7058, 0.9156, 0.4340]],
-            [[0.0772, 0.3565, 0.1479, 0.5331], [0.4066, 0.2318, 0.4545, 0.9737], [0.4606, 0.5159, 0.4220, 0.5786]],
+            [
+                [0.2745f32, 0.6584, 0.2775, 0.8573],
+                [0.8993, 0.0390, 0.9268, 0.7388],
+                [0.7179, 0.7058, 0.9156, 0.4340],
+            ],
+            [
+                [0.0772, 0.3565, 0.1479, 0.5331],
+                [0.4066, 0.2318, 0.4545, 0.9737],
+                [0.4606, 0.5159, 0.4220, 0.5786],
+            ],
         ],
         &Device::Cpu,
     )?
     .unsqueeze(0)?;
-    let first = [[1.3208f32, 1.1631, 1.2879], [1.1631, 2.2150, 1.8424], [1.2879, 1.8424, 2.0402]];
-    let second = [[0.4391f32, 0.7003, 0.5903], [0.7003, 1.3737, 1.0620], [0.5903, 1.0620, 0.9912]];
+    let first = [
+        [1.3208f32, 1.1631, 1.2879],
+        [1.1631, 2.2150, 1.8424],
+        [1.2879, 1.8424, 2.0402],
+    ];
+    let second = [
+        [0.4391f32, 0.7003, 0.5903],
+        [0.7003, 1.3737, 1.0620],
+        [0.5903, 1.0620, 0.9912],
+    ];
     let products = a.matmul(&a.transpose(2, 3)?)?;
     // The inputs are printed with four decimals too, so each of the four products carries their rounding.
     assert_close_absolute(&products.i((0, 0))?, &matrix(&first), 3.0 * PRINTED, "first head");
-    assert_close_absolute(&products.i((0, 1))?, &matrix(&second), 3.0 * PRINTED, "second head");
+    assert_close_absolute(
+        &products.i((0, 1))?,
+        &matrix(&second),
+        3.0 * PRINTED,
+        "second head",
+    );
     Ok(())
 }
 
@@ -355,10 +418,17 @@ fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
     let count = |qkv_bias: bool| -> Result<usize> {
         let parameters = candle_nn::VarMap::new();
         let vb = candle_nn::VarBuilder::from_varmap(&parameters, candle_core::DType::F32, &Device::Cpu);
-        let config = MultiHeadAttentionConfig { qkv_bias, ..MultiHeadAttentionConfig::new(768, 768, 12) };
+        let config = MultiHeadAttentionConfig {
+            qkv_bias,
+            ..MultiHeadAttentionConfig::new(768, 768, 12)
+        };
         let layer = MultiHeadAttention::load(&config, &vb)?;
         assert_eq!((layer.num_heads(), layer.head_dim()), (12, 64));
-        let held: usize = parameters.all_vars().iter().map(|parameter| parameter.elem_count()).sum();
+        let held: usize = parameters
+            .all_vars()
+            .iter()
+            .map(|parameter| parameter.elem_count())
+            .sum();
         assert_eq!(layer.parameter_count(), held);
         Ok(held)
     };

@@ -1,5 +1,7 @@
 //! Encoder and decoder blocks against PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::collections::HashMap;
 
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -16,15 +18,34 @@ const PARITY: f64 = 1e-5;
 fn blocks_equal_pytorch() -> Result<()> {
     for (name, activation) in [("relu", Activation::Relu), ("gelu", Activation::Gelu)] {
         let fixture = Fixture::open(&format!("transformer_{name}"));
-        let config =
-            BlockConfig { d_model: 24, num_heads: 3, d_feed_forward: 40, activation, dropout: 0.0 };
+        let config = BlockConfig {
+            d_model: 24,
+            num_heads: 3,
+            d_feed_forward: 40,
+            activation,
+            dropout: 0.0,
+        };
         let encoder = EncoderLayer::load(&config, &fixture.parameters("encoder."))?;
         let decoder = DecoderLayer::load(&config, &fixture.parameters("decoder."))?;
         let mut pass = Pass::inference();
-        let memory = encoder.forward(&fixture.tensor("source"), &AttentionMask::Bidirectional, &mut pass)?;
-        assert_close(&memory, &fixture.tensor("memory"), PARITY, &format!("encoder with {name}"));
+        let memory = encoder.forward(
+            &fixture.tensor("source"),
+            &AttentionMask::Bidirectional,
+            &mut pass,
+        )?;
+        assert_close(
+            &memory,
+            &fixture.tensor("memory"),
+            PARITY,
+            &format!("encoder with {name}"),
+        );
         let output = decoder.forward(&fixture.tensor("target"), &memory, &mut pass)?;
-        assert_close(&output, &fixture.tensor("output"), PARITY, &format!("decoder with {name}"));
+        assert_close(
+            &output,
+            &fixture.tensor("output"),
+            PARITY,
+            &format!("decoder with {name}"),
+        );
     }
     Ok(())
 }
@@ -33,7 +54,11 @@ fn blocks_equal_pytorch() -> Result<()> {
 /// offset, norm weights around 1.
 fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMap<String, Tensor> {
     let mut names: Vec<(String, &[usize])> = (0..layers)
-        .flat_map(|layer| shapes.iter().map(move |(name, shape)| (format!("layers.{layer}.{name}"), *shape)))
+        .flat_map(|layer| {
+            shapes
+                .iter()
+                .map(move |(name, shape)| (format!("layers.{layer}.{name}"), *shape))
+        })
         .collect();
     names.sort();
     let fill = |(index, (name, shape)): (usize, (String, &[usize]))| {
@@ -56,7 +81,8 @@ fn the_sizes_of_article_003_equal_pytorch() -> Result<()> {
     ];
     let named = |part: &str| attention.map(|(name, shape)| (format!("{part}.{name}"), shape));
     let (own, cross) = (named("self_attn"), named("multihead_attn"));
-    let mut encoder: Vec<(&str, &[usize])> = own.iter().map(|(name, shape)| (name.as_str(), *shape)).collect();
+    let mut encoder: Vec<(&str, &[usize])> =
+        own.iter().map(|(name, shape)| (name.as_str(), *shape)).collect();
     encoder.extend([
         ("linear1.weight", &[2048, 512][..]),
         ("linear1.bias", &[2048]),
@@ -103,12 +129,17 @@ fn embeddings_with_positions_become_probabilities() -> Result<()> {
         dropout: 0.0,
     };
     let encoder = EncoderLayer::load(&config, &fixture.parameters("encoder."))?;
-    let embedded = SinusoidalPositions::new(9, 24, &Device::Cpu)?.forward(&pattern(&[2, 5, 24], 1.0, 0), 0)?;
+    let embedded =
+        SinusoidalPositions::new(9, 24, &Device::Cpu)?.forward(&pattern(&[2, 5, 24], 1.0, 0), 0)?;
     let hidden = encoder.forward(&embedded, &AttentionMask::Bidirectional, &mut Pass::inference())?;
     let linear = Linear::new(pattern(&[31, 24], 1.0, 9), Some(pattern(&[31], 1.0, 99)))?;
     let probabilities = OutputHead::new(linear.clone()).forward(&hidden)?;
     assert_eq!(probabilities.dims(), [2, 5, 31]);
-    assert!(values(&probabilities.sum(D::Minus1)?).iter().all(|sum| (sum - 1.0).abs() < 1e-6));
+    assert!(
+        values(&probabilities.sum(D::Minus1)?)
+            .iter()
+            .all(|sum| (sum - 1.0).abs() < 1e-6)
+    );
     let logits = values(&linear.forward(&hidden)?);
     let exponentials: Vec<f64> = logits[..31].iter().map(|logit| logit.exp()).collect();
     let expected = exponentials[4] / exponentials.iter().sum::<f64>();

@@ -1,5 +1,7 @@
 //! Restricted attention (article 002): only the band is computed, and it equals the masked full computation.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 use gpt2_testing::{assert_close, pattern};
@@ -16,7 +18,11 @@ struct Heads {
 impl Heads {
     fn new(query_len: usize, key_len: usize) -> Self {
         let heads = |tokens: usize, offset| pattern(&[2, 3, tokens, 5], 4.0, offset);
-        Self { q: heads(query_len, 0), k: heads(key_len, 5000), v: heads(key_len, 9000) }
+        Self {
+            q: heads(query_len, 0),
+            k: heads(key_len, 5000),
+            v: heads(key_len, 9000),
+        }
     }
 
     fn attend(&self, mask: &AttentionMask) -> Result<Tensor> {
@@ -42,7 +48,12 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
         for (before, after) in [(0, 0), (1, 1), (3, 0), (0, 2), (5, 9), (40, 40)] {
             let band = heads.attend(&AttentionMask::Window { before, after })?;
             let whole = heads.attend(&dense_window(tokens, tokens, before, after))?;
-            assert_close(&band, &whole, SAME, &format!("{tokens} tokens, window {before}, {after}"));
+            assert_close(
+                &band,
+                &whole,
+                SAME,
+                &format!("{tokens} tokens, window {before}, {after}"),
+            );
         }
     }
     Ok(())
@@ -52,7 +63,12 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
 fn the_band_equals_the_masked_whole_across_sequences() -> Result<()> {
     let heads = Heads::new(70, 75);
     let band = heads.attend(&AttentionMask::Window { before: 2, after: 6 })?;
-    assert_close(&band, &heads.attend(&dense_window(70, 75, 2, 6))?, SAME, "70 queries over 75 keys");
+    assert_close(
+        &band,
+        &heads.attend(&dense_window(70, 75, 2, 6))?,
+        SAME,
+        "70 queries over 75 keys",
+    );
     Ok(())
 }
 
@@ -61,11 +77,19 @@ fn a_radius_of_the_length_is_full_attention() -> Result<()> {
     let heads = Heads::new(50, 50);
     let full = heads.attend(&AttentionMask::Bidirectional)?;
     for radius in [49, 50, usize::MAX] {
-        let window = heads.attend(&AttentionMask::Window { before: radius, after: radius })?;
+        let window = heads.attend(&AttentionMask::Window {
+            before: radius,
+            after: radius,
+        })?;
         assert_close(&window, &full, SAME, &format!("radius {radius}"));
     }
     let causal = heads.attend(&AttentionMask::Window { before: 50, after: 0 })?;
-    assert_close(&causal, &heads.attend(&AttentionMask::Causal)?, SAME, "a causal window of the length");
+    assert_close(
+        &causal,
+        &heads.attend(&AttentionMask::Causal)?,
+        SAME,
+        "a causal window of the length",
+    );
     Ok(())
 }
 

@@ -1,2 +1,69 @@
-//! .
-fn main(){}
+//! The `gpt2` program. Here stands how a command ends: exit code 0 for success, 2 for a wrong call or argument, 1
+//! for a job that failed.
+
+mod arguments;
+mod commands;
+mod input;
+mod model;
+mod output;
+mod progress;
+
+use std::io;
+use std::process::ExitCode;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use gpt2_generation::GenerationError;
+
+/// The call is wrong: an option, a value, or an input that does not fit the model.
+const EXIT_USAGE: u8 = 2;
+/// The call is right and the job failed.
+const EXIT_FAILURE: u8 = 1;
+
+/// A wrong call that the argument parser cannot see by itself.
+#[derive(Debug)]
+struct UsageError(String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Score(arguments) => commands::score::run(&arguments),
+        Command::Inspect(arguments) => commands::inspect::run(&arguments),
+        Command::Verify(arguments) => commands::verify::run(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        // Whoever read our output has seen enough (`gpt2 generate … | head`).
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::print_error(&error);
+            ExitCode::from(if is_usage(&error) {
+                EXIT_USAGE
+            } else {
+                EXIT_FAILURE
+            })
+        }
+    }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io_errors = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors
+        .into_iter()
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn is_usage(error: &anyhow::Error) -> bool {
+    let generation = error.downcast_ref::<GenerationError>();
+    error.is::<UsageError>() || generation.is_some_and(GenerationError::is_usage)
+}

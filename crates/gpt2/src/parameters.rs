@@ -16,7 +16,12 @@ pub struct Parameter {
 pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let (width, inner) = (config.n_embd, config.inner_width());
     let mut parameters = Vec::with_capacity(12 * config.n_layer + 5);
-    let mut add = |name: String, shape: &[usize]| parameters.push(Parameter { name, shape: shape.to_vec() });
+    let mut add = |name: String, shape: &[usize]| {
+        parameters.push(Parameter {
+            name,
+            shape: shape.to_vec(),
+        })
+    };
     add("wte.weight".into(), &[config.vocab_size, width]);
     add("wpe.weight".into(), &[config.n_positions, width]);
     for layer in 0..config.n_layer {
@@ -70,10 +75,16 @@ impl ParameterCounts {
         let parameters = expected_parameters(config);
         let sum = |belongs: &dyn Fn(&str) -> bool| -> usize {
             let counted = parameters.iter().filter(|parameter| belongs(&parameter.name));
-            counted.map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+            counted
+                .map(|parameter| parameter.shape.iter().product::<usize>())
+                .sum()
         };
         let unique = sum(&|_| true);
-        let head = if config.tie_word_embeddings { config.vocab_size * config.n_embd } else { 0 };
+        let head = if config.tie_word_embeddings {
+            config.vocab_size * config.n_embd
+        } else {
+            0
+        };
         Self {
             unique,
             with_untied_head: unique + head,

@@ -1,5 +1,7 @@
 //! What holds for every GPT-2: causality, caching in any chunks, independent batch rows, observers, gradients.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -39,8 +41,14 @@ fn cache(model: &Gpt2LMHead, batch: usize) -> Result<Gpt2Cache> {
 fn future_tokens_do_not_change_past_logits() -> Result<()> {
     let model = model()?;
     let past = |ids: &Tensor| Ok::<_, candle_core::Error>(values(&all_logits(&model, ids)?.narrow(1, 0, 4)?));
-    assert_eq!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 9, 70, 3, 42, 0]]))?);
-    assert_ne!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 8, 70, 3, 11, 12]]))?);
+    assert_eq!(
+        past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?,
+        past(&ids(&[&[5, 9, 70, 3, 42, 0]]))?
+    );
+    assert_ne!(
+        past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?,
+        past(&ids(&[&[5, 8, 70, 3, 11, 12]]))?
+    );
     Ok(())
 }
 
@@ -52,11 +60,20 @@ fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     for chunks in [vec![7], vec![1; 7], vec![4, 3], vec![6, 1], vec![1, 5, 1]] {
         let (mut cache, mut outputs, mut start) = (cache(&model, 2)?, Vec::new(), 0);
         for tokens in &chunks {
-            outputs.push(step(&model, &whole_ids.narrow(1, start, *tokens)?.contiguous()?, &mut cache)?);
+            outputs.push(step(
+                &model,
+                &whole_ids.narrow(1, start, *tokens)?.contiguous()?,
+                &mut cache,
+            )?);
             start += tokens;
         }
         assert_eq!(cache.lengths(), [7, 7]);
-        assert_close_absolute(&Tensor::cat(&outputs, 1)?, &whole, SAME, &format!("chunks {chunks:?}"));
+        assert_close_absolute(
+            &Tensor::cat(&outputs, 1)?,
+            &whole,
+            SAME,
+            &format!("chunks {chunks:?}"),
+        );
     }
     Ok(())
 }
@@ -99,7 +116,12 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
     let forked_logits = step(&model, &ids(&[&[20], &[30]]), &mut forked)?;
     for (row, last) in [(0, 20), (1, 30)] {
         let alone = all_logits(&model, &ids(&[&[5, 9, 70, last]]))?.narrow(1, 3, 1)?;
-        assert_close_absolute(&forked_logits.narrow(0, row, 1)?, &alone, SAME, &format!("fork {row}"));
+        assert_close_absolute(
+            &forked_logits.narrow(0, row, 1)?,
+            &alone,
+            SAME,
+            &format!("fork {row}"),
+        );
     }
     Ok(())
 }
@@ -108,13 +130,27 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
 fn tokens_that_do_not_fit_are_refused() -> Result<()> {
     let model = model()?;
     let too_long = all_logits(&model, &ids(&[&[0; 17]])).unwrap_err().to_string();
-    assert!(too_long.contains("17 new ones do not fit into a context of 16 positions"), "{too_long}");
+    assert!(
+        too_long.contains("17 new ones do not fit into a context of 16 positions"),
+        "{too_long}"
+    );
     let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu)?;
-    assert!(all_logits(&model, &none).unwrap_err().to_string().contains("at least one token"));
-    assert!(all_logits(&model, &ids(&[&[79]])).is_err(), "an id outside the vocabulary");
+    assert!(
+        all_logits(&model, &none)
+            .unwrap_err()
+            .to_string()
+            .contains("at least one token")
+    );
+    assert!(
+        all_logits(&model, &ids(&[&[79]])).is_err(),
+        "an id outside the vocabulary"
+    );
     let mut cache = cache(&model, 1)?;
     step(&model, &ids(&[&[0; 10]]), &mut cache)?;
-    assert!(step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(), "past the capacity of the cache");
+    assert!(
+        step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(),
+        "past the capacity of the cache"
+    );
     Ok(())
 }
 
@@ -123,7 +159,16 @@ struct WithoutMlp(usize);
 
 impl Observer for WithoutMlp {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
-        if site == (Site { layer: Some(self.0), name: "mlp_output" }) { value.zeros_like() } else { Ok(value) }
+        if site
+            == (Site {
+                layer: Some(self.0),
+                name: "mlp_output",
+            })
+        {
+            value.zeros_like()
+        } else {
+            Ok(value)
+        }
     }
 }
 
@@ -146,7 +191,14 @@ fn an_observer_can_replace_what_it_sees() -> Result<()> {
 }
 
 fn small_config() -> Gpt2Config {
-    Gpt2Config { vocab_size: 13, n_positions: 7, n_embd: 8, n_layer: 3, n_head: 2, ..Gpt2Config::gpt2() }
+    Gpt2Config {
+        vocab_size: 13,
+        n_positions: 7,
+        n_embd: 8,
+        n_layer: 3,
+        n_head: 2,
+        ..Gpt2Config::gpt2()
+    }
 }
 
 /// Freshly made variables under the model's names.
@@ -155,25 +207,42 @@ fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
         let values = pattern(&parameter.shape, 0.5, 100 * index as u64);
         (parameter.name, Var::from_tensor(&values).unwrap())
     };
-    expected_parameters(config).into_iter().enumerate().map(variable).collect()
+    expected_parameters(config)
+        .into_iter()
+        .enumerate()
+        .map(variable)
+        .collect()
 }
 
 fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHead> {
-    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu))
+    let tensors = variables
+        .iter()
+        .map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+    Gpt2LMHead::load(
+        config,
+        &VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu),
+    )
 }
 
 /// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     for tie_word_embeddings in [true, false] {
-        let config = Gpt2Config { tie_word_embeddings, ..small_config() };
+        let config = Gpt2Config {
+            tie_word_embeddings,
+            ..small_config()
+        };
         let variables = variables(&config);
         let logits = all_logits(&model_of(&config, &variables)?, &ids(&[&[1, 5, 9, 12, 0]]))?;
         let gradients = logits.sqr()?.sum_all()?.backward()?;
         for (name, variable) in &variables {
-            let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{name} has no gradient"));
-            assert!(values(gradient).iter().any(|value| value.abs() > 1e-6), "the gradient of {name} is zero");
+            let gradient = gradients
+                .get(variable)
+                .unwrap_or_else(|| panic!("{name} has no gradient"));
+            assert!(
+                values(gradient).iter().any(|value| value.abs() > 1e-6),
+                "the gradient of {name} is zero"
+            );
         }
     }
     Ok(())
@@ -186,15 +255,30 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     let tokens = ids(&[&[1, 5, 9, 12, 0]]);
     let trained = |seed: u64| -> Result<Vec<f64>> {
         let mut generator = Generator::new(seed);
-        Ok(values(&model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?))
+        Ok(values(&model.forward(
+            &tokens,
+            LogitsFor::EveryToken,
+            None,
+            &mut Pass::training(&mut generator),
+        )?))
     };
     assert_eq!(trained(1)?, trained(1)?);
     assert_ne!(trained(1)?, trained(2)?);
     assert_ne!(trained(1)?, values(&all_logits(&model, &tokens)?));
-    let without = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..config };
+    let without = Gpt2Config {
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        resid_pdrop: 0.0,
+        ..config
+    };
     let model = model_of(&without, &variables(&without))?;
     let mut generator = Generator::new(1);
-    let trained = model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
+    let trained = model.forward(
+        &tokens,
+        LogitsFor::EveryToken,
+        None,
+        &mut Pass::training(&mut generator),
+    )?;
     assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
     Ok(())
 }
@@ -227,7 +311,13 @@ fn the_parts_of_the_124m_model_add_up() {
     assert_eq!(counts.attention_per_block, 2_362_368);
     assert_eq!(counts.mlp_per_block, 4_722_432);
     assert_eq!(counts.blocks, 12 * 7_087_872);
-    let untied = ParameterCounts::new(&Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::gpt2() });
-    assert_eq!((untied.unique, untied.with_untied_head), (163_037_184, 163_037_184));
+    let untied = ParameterCounts::new(&Gpt2Config {
+        tie_word_embeddings: false,
+        ..Gpt2Config::gpt2()
+    });
+    assert_eq!(
+        (untied.unique, untied.with_untied_head),
+        (163_037_184, 163_037_184)
+    );
     assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(4), 73_728);
 }

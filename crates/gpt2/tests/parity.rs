@@ -62,7 +62,12 @@ fn logits_equal_transformers() -> Result<()> {
         assert_close_absolute(&every, &expected, LOGITS, case);
         let last = logits(&model, &ids(&fixture)?, LogitsFor::LastToken)?;
         let tokens = expected.dim(1)?;
-        assert_close_absolute(&last, &expected.narrow(1, tokens - 1, 1)?, LOGITS, &format!("{case}, last token"));
+        assert_close_absolute(
+            &last,
+            &expected.narrow(1, tokens - 1, 1)?,
+            LOGITS,
+            &format!("{case}, last token"),
+        );
     }
     Ok(())
 }
@@ -93,7 +98,12 @@ fn attention_weights_of_every_layer_equal_transformers() -> Result<()> {
         assert_eq!(attentions.0.len(), model.config().n_layer);
         for (layer, weights) in attentions.0.iter().enumerate() {
             let expected = fixture.tensor(&format!("expected.attentions.{layer}"));
-            assert_close_absolute(weights, &expected, WEIGHTS, &format!("{case}, attention of layer {layer}"));
+            assert_close_absolute(
+                weights,
+                &expected,
+                WEIGHTS,
+                &format!("{case}, attention of layer {layer}"),
+            );
         }
     }
     Ok(())

@@ -21,9 +21,13 @@ pub fn dropout(x: &Tensor, rate: f64, generator: &mut Generator) -> Result<Tenso
     if rate == 1.0 {
         return x.zeros_like();
     }
-    #[expect(clippy::cast_possible_truncation, reason = "the scale is stored in f32, as the mask is")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the scale is stored in f32, as the mask is"
+    )]
     let kept = (1.0 / (1.0 - rate)) as f32;
-    let mask: Vec<f32> =
-        (0..x.elem_count()).map(|_| if generator.uniform() < rate { 0.0 } else { kept }).collect();
+    let mask: Vec<f32> = (0..x.elem_count())
+        .map(|_| if generator.uniform() < rate { 0.0 } else { kept })
+        .collect();
     x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
 }

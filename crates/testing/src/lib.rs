@@ -33,8 +33,12 @@ impl Fixture {
     pub fn open_path(path: &Path) -> Self {
         let bytes = read(path);
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a safetensors file");
-        let tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("a safetensors file");
-        Self { tensors, metadata: header.metadata().clone().unwrap_or_default() }
+        let tensors =
+            candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("a safetensors file");
+        Self {
+            tensors,
+            metadata: header.metadata().clone().unwrap_or_default(),
+        }
     }
 
     /// The tensor `name`.
@@ -42,12 +46,17 @@ impl Fixture {
     /// # Panics
     /// When there is none.
     pub fn tensor(&self, name: &str) -> Tensor {
-        self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no tensor {name}")).clone()
+        self.tensors
+            .get(name)
+            .unwrap_or_else(|| panic!("the fixture has no tensor {name}"))
+            .clone()
     }
 
     /// The tensors whose names start with `prefix`, under the rest of their names.
     pub fn tensors_below(&self, prefix: &str) -> HashMap<String, Tensor> {
-        let below = |(name, tensor): (&String, &Tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone()));
+        let below = |(name, tensor): (&String, &Tensor)| {
+            Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone()))
+        };
         self.tensors.iter().filter_map(below).collect()
     }
 
@@ -61,7 +70,9 @@ impl Fixture {
     /// # Panics
     /// When there is none.
     pub fn metadata(&self, key: &str) -> &str {
-        self.metadata.get(key).unwrap_or_else(|| panic!("the fixture has no metadata {key}"))
+        self.metadata
+            .get(key)
+            .unwrap_or_else(|| panic!("the fixture has no metadata {key}"))
     }
 }
 
@@ -90,8 +101,89 @@ pub fn checkpoints() -> Option<PathBuf> {
         return None;
     };
     let folder = PathBuf::from(folder);
-    assert!(folder.is_dir(), "{CHECKPOINTS_VARIABLE}={} is not a folder", folder.display());
+    assert!(
+        folder.is_dir(),
+        "{CHECKPOINTS_VARIABLE}={} is not a folder",
+        folder.display()
+    );
     Some(folder)
+}
+
+/// A copy of the tiny checkpoint in a temporary folder, to be changed or damaged.
+pub struct CheckpointFolder {
+    folder: tempfile::TempDir,
+}
+
+impl CheckpointFolder {
+    /// The tiny checkpoint as transformers wrote it.
+    ///
+    /// # Panics
+    /// When it cannot be copied.
+    pub fn tiny() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for entry in std::fs::read_dir(fixture_path("tiny-checkpoint")).expect("the fixtures") {
+            let entry = entry.expect("a folder entry");
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+        }
+        Self { folder }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The path of a file in the folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Removes a file.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn without(self, name: &str) -> Self {
+        std::fs::remove_file(self.file(name)).expect("a file to remove");
+        self
+    }
+
+    /// Writes a file.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn with(self, name: &str, contents: impl AsRef<[u8]>) -> Self {
+        std::fs::write(self.file(name), contents).expect("a file to write");
+        self
+    }
+
+    /// Sets keys of `config.json`; a null removes one.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn with_config(self, changes: serde_json::Value) -> Self {
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&read(&self.file("config.json"))).expect("a config.json");
+        for (key, value) in changes.as_object().expect("an object") {
+            if value.is_null() {
+                config.as_object_mut().expect("an object").remove(key);
+            } else {
+                config[key] = value.clone();
+            }
+        }
+        self.with("config.json", config.to_string())
+    }
+
+    /// Rewrites the weights: `change` gets every tensor by name and may rename, replace, remove and add.
+    ///
+    /// # Panics
+    /// When they cannot be written.
+    pub fn with_tensors(self, change: impl FnOnce(&mut HashMap<String, Tensor>)) -> Self {
+        let path = self.file("model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).expect("the weights");
+        change(&mut tensors);
+        candle_core::safetensors::save(&tensors, &path).expect("weights to write");
+        self
+    }
 }
 
 /// A tensor in `[-scale/2, scale/2)` from a multiplicative hash of the index; the exporting script's `pattern`
@@ -118,7 +210,9 @@ pub fn pattern(shape: &[usize], scale: f64, offset: u64) -> Tensor {
 /// When shapes differ or an element is off; the message names the largest difference and where it is.
 #[track_caller]
 pub fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
-    assert_within(actual, expected, what, tolerance, |expected| tolerance * expected.abs().max(1.0));
+    assert_within(actual, expected, what, tolerance, |expected| {
+        tolerance * expected.abs().max(1.0)
+    });
 }
 
 /// Checks that every element of `actual` lies within `tolerance` of `expected`, absolutely.
@@ -143,7 +237,11 @@ fn assert_within(
     // Not-a-number compares as infinitely far.
     let excess = |(a, e): (&f64, &f64)| {
         let difference = if a == e { 0.0 } else { (a - e).abs() };
-        if difference.is_nan() { f64::INFINITY } else { difference / allowed(*e) }
+        if difference.is_nan() {
+            f64::INFINITY
+        } else {
+            difference / allowed(*e)
+        }
     };
     let worst = actual_values
         .iter()
@@ -166,7 +264,10 @@ fn assert_within(
 /// # Panics
 /// When candle cannot convert it.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
-    let flat = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
+    let flat = tensor
+        .flatten_all()
+        .and_then(|flat| flat.to_dtype(DType::F64))
+        .expect("a conversion to f64");
     flat.to_vec1().expect("a flat tensor")
 }
 

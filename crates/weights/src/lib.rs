@@ -1,1 +1,29 @@
-//! .
+//! From a checkpoint on disk to a [`gpt2::Gpt2LMHead`]: files, names, orientation, verification, tokenizers.
+//!
+//! ```no_run
+//! use candle_core::Device;
+//! use gpt2_weights::Checkpoint;
+//!
+//! let checkpoint = Checkpoint::open("path/to/gpt2".as_ref())?;
+//! println!("{} blocks", checkpoint.config().n_layer);
+//! let model = checkpoint.load(&Device::Cpu, &|_| ())?;
+//! # Ok::<(), gpt2_weights::WeightsError>(())
+//! ```
+//!
+//! Opening reads the configuration and the list of tensors, and compares them; loading reads the values. A file is
+//! not trusted: sizes are checked against the file before anything is allocated.
+
+mod checkpoint;
+mod error;
+mod mapped_file;
+mod naming;
+mod safetensors_file;
+mod stored;
+mod tokenizer;
+
+pub use checkpoint::{Checkpoint, Format, Problem};
+pub use error::{Mismatch, WeightsError};
+pub use naming::{Orientation, checkpoint_shape};
+pub use stored::{StoredDType, StoredTensor};
+pub use tokenizer::load_tokenizer;
+pub use tokenizers::Tokenizer;

@@ -11,7 +11,12 @@ use gpt2_testing::Fixture;
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {
     let config = Gpt2Config::from_json(fixture.metadata("config")).expect("a config that is supported");
     let mut tensors = fixture.tensors_below("transformer.");
-    tensors.extend(fixture.tensors_below("lm_head.").into_iter().map(|(name, t)| (format!("lm_head.{name}"), t)));
+    tensors.extend(
+        fixture
+            .tensors_below("lm_head.")
+            .into_iter()
+            .map(|(name, t)| (format!("lm_head.{name}"), t)),
+    );
     from_conv1d(&config, tensors)
 }
 
@@ -23,5 +28,8 @@ pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>)
         Ok((name, tensor))
     });
     let tensors = turned.collect::<Result<HashMap<_, _>>>()?;
-    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    Gpt2LMHead::load(
+        config,
+        &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu),
+    )
 }

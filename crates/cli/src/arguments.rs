@@ -1,0 +1,177 @@
+//! The arguments of every command, and nothing else.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Generate text with GPT-2, score texts, and look into checkpoints.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gpt2",
+    version,
+    help_expected = true,
+    after_help = "\
+Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 the call or its input is wrong.
+Run `gpt2 COMMAND --help` for examples."
+)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a prompt
+    Generate(GenerateArguments),
+    /// Say how probable a text is: log-probability of every token, loss, perplexity
+    Score(ScoreArguments),
+    /// Show a checkpoint's configuration, tensors, parameter counts and memory
+    Inspect(InspectArguments),
+    /// Check that a checkpoint holds every tensor with its shape and finite values
+    Verify(VerifyArguments),
+}
+
+/// Where the model is and where it runs.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// Checkpoint folder (config.json and model.safetensors), or a safetensors file with config.json beside it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Device to run on: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
+}
+
+/// The tokens to work on.
+#[derive(Debug, Args)]
+pub(crate) struct InputArguments {
+    /// Read the text from this file
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Token ids in place of text, separated by commas; no tokenizer is needed then
+    #[arg(long, value_name = "ID,ID,…", value_parser = parse_ids, conflicts_with_all = ["text", "prompt_file"])]
+    pub(crate) ids: Option<Ids>,
+    /// The text; without it, --prompt-file and --ids, standard input is read
+    #[arg(value_name = "TEXT")]
+    pub(crate) text: Option<String>,
+}
+
+/// A list of token ids in one argument.
+#[derive(Debug, Clone)]
+pub(crate) struct Ids(pub(crate) Vec<u32>);
+
+fn parse_ids(text: &str) -> Result<Ids, String> {
+    let id = |part: &str| {
+        part.trim()
+            .parse::<u32>()
+            .map_err(|error| format!("`{}` is no token id: {error}", part.trim()))
+    };
+    text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 generate \"The dog\" --model DIR --greedy
+  gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
+  gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
+
+Without --greedy the next token is drawn at random: at temperature 1 from the 50 most probable tokens, as
+transformers does by default. The same --seed gives the same text on every machine.
+An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
+pub(crate) struct GenerateArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Most tokens to generate; generation also ends at an end-of-text token, and where the context is full
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    pub(crate) max_new_tokens: usize,
+    /// Always take the most probable token
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
+    pub(crate) greedy: bool,
+    /// Divide the logits by this: below 1 sharper, above 1 flatter, greater than 0
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) temperature: f64,
+    /// Draw from the K most probable tokens only, at least 1
+    #[arg(long, value_name = "K", default_value_t = 50, allow_negative_numbers = true)]
+    pub(crate) top_k: usize,
+    /// Draw from the smallest set of tokens whose probabilities add up to P, in (0, 1]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) top_p: f64,
+    /// Seed of the random draws
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) seed: u64,
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 score \"The dog was found in a field.\" --model DIR
+  gpt2 score --model DIR --prompt-file book.txt --stride 512 --json
+
+Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
+token counts once, in the first window that reaches it.")]
+pub(crate) struct ScoreArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Distance between windows, in tokens [default: half of the context]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) stride: Option<usize>,
+    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 inspect --model DIR
+  gpt2 inspect --preset gpt2-xl
+  gpt2 inspect --model DIR --json | jq .parameters")]
+pub(crate) struct InspectArguments {
+    /// Checkpoint folder, or a safetensors file with config.json beside it
+    #[arg(long, value_name = "DIR", required_unless_present = "preset")]
+    pub(crate) model: Option<PathBuf>,
+    /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    pub(crate) preset: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 verify --model DIR
+  gpt2 verify --model DIR --json
+
+Exit code 0 when the checkpoint is sound, 1 when it is not.")]
+pub(crate) struct VerifyArguments {
+    /// Checkpoint folder, or a safetensors file with config.json beside it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Print one JSON object: sound, problems
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_argument_has_a_help_text_and_none_conflicts() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,6 @@
+//! One file for each command.
+
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod score;
+pub(crate) mod verify;

@@ -1,0 +1,39 @@
+//! Opening a checkpoint and loading its model on a device.
+
+use anyhow::Result;
+use candle_core::Device;
+use gpt2::Gpt2LMHead;
+use gpt2_weights::Checkpoint;
+
+use crate::arguments::ModelArguments;
+use crate::{UsageError, progress};
+
+/// The device that `--device` names.
+pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
+    let name = arguments.device.as_str();
+    let unknown = || UsageError(format!("--device {name}: expected cpu, cuda or cuda:N"));
+    let index = match name {
+        "cpu" => return Ok(Device::Cpu),
+        "cuda" => 0,
+        _ => {
+            let index = name
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse::<usize>().ok());
+            index.ok_or_else(unknown)?
+        }
+    };
+    if !candle_core::utils::cuda_is_available() {
+        let message =
+            format!("--device {name}: this program was built without CUDA; build it with --features cuda");
+        return Err(UsageError(message).into());
+    }
+    Ok(Device::new_cuda(index)?)
+}
+
+/// Loads the model, with a progress bar.
+pub(crate) fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Gpt2LMHead> {
+    let bar = progress::bytes("loading", checkpoint.parameter_bytes());
+    let model = checkpoint.load(device, &|bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    Ok(model)
+}

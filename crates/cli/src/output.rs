@@ -1,0 +1,100 @@
+//! Everything the program prints: results on standard output, the rest on standard error.
+
+use std::io::{IsTerminal, Write, stderr, stdout};
+
+use anstyle::Style;
+use anyhow::Result;
+use serde::Serialize;
+
+/// Writes a piece of the result at once, so that text appears as it is made.
+pub(crate) fn write(text: &str) -> Result<()> {
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Writes a line of the result.
+pub(crate) fn write_line(line: &str) -> Result<()> {
+    write(&format!("{line}\n"))
+}
+
+/// Writes the result as one line of JSON.
+pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
+    write_line(&serde_json::to_string(value)?)
+}
+
+/// Repeats the prompt in front of its continuation, dimmed, for a reader at a terminal; a pipe gets the
+/// continuation alone.
+pub(crate) fn echo_prompt(prompt: &str) -> Result<()> {
+    if !stdout().is_terminal() {
+        return Ok(());
+    }
+    let style = if colour_is_wanted() {
+        Style::new().dimmed()
+    } else {
+        Style::new()
+    };
+    write(&format!("{style}{}{style:#}", printable(prompt)))
+}
+
+/// Prints an error with its causes.
+pub(crate) fn print_error(error: &anyhow::Error) {
+    let style = if stderr().is_terminal() && colour_is_wanted() {
+        Style::new().bold().fg_color(Some(anstyle::AnsiColor::Red.into()))
+    } else {
+        Style::new()
+    };
+    // Nothing is left to report to when standard error is closed.
+    let _ = writeln!(
+        stderr(),
+        "{style}error{style:#}: {}",
+        printable(&format!("{error:#}"))
+    );
+}
+
+/// The text without control characters, which could change the terminal's state; line breaks and tabs stay.
+fn printable(text: &str) -> String {
+    text.chars()
+        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
+        .collect()
+}
+
+fn colour_is_wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Groups the digits of a number by thousands: `124,439,808`.
+pub(crate) fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A number of bytes in MiB: `474.7 MiB`.
+pub(crate) fn mebibytes(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        assert_eq!(
+            [0, 999, 1000, 124_439_808].map(grouped),
+            ["0", "999", "1,000", "124,439,808"]
+        );
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31mb\n\tc\u{7}"), "a[31mb\n\tc");
+    }
+}

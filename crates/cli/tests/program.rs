@@ -1,0 +1,628 @@
+//! The program as its users call it: output, exit codes, messages.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use candle_core::{DType, Device, Tensor};
+use gpt2_testing::{CheckpointFolder, json_fixture};
+use serde_json::{Value, json};
+
+const SUCCESS: i32 = 0;
+const FAILURE: i32 = 1;
+const USAGE: i32 = 2;
+
+struct Run {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Run {
+    fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
+        let code = output.status.code().expect("an exit code, not a signal");
+        Self {
+            code,
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+
+    fn json(&self) -> Value {
+        assert_eq!(self.code, SUCCESS, "{}", self.stderr);
+        serde_json::from_str(&self.stdout).expect("one JSON object")
+    }
+}
+
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+    command.args(arguments).env_remove("RUST_BACKTRACE");
+    command
+}
+
+fn run(arguments: &[&str]) -> Run {
+    Run::of(
+        &program(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .expect("the program runs"),
+    )
+}
+
+fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
+    let mut child = program(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(input)
+        .expect("input to write");
+    Run::of(&child.wait_with_output().expect("an end"))
+}
+
+#[track_caller]
+fn assert_refused(run: &Run, code: i32, expected: &str) {
+    assert_eq!(run.code, code, "stdout: {} stderr: {}", run.stdout, run.stderr);
+    assert!(
+        run.stderr.contains(expected),
+        "`{expected}` is not in: {}",
+        run.stderr
+    );
+    assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
+    assert_eq!(run.stdout, "", "nothing on standard output");
+}
+
+fn path(folder: &Path) -> &str {
+    folder.to_str().expect("a path in UTF-8")
+}
+
+fn greedy_case() -> Value {
+    json_fixture("tiny_checkpoint_expected")["greedy"][0].clone()
+}
+
+#[test]
+fn generate_writes_what_transformers_writes() {
+    let case = greedy_case();
+    let folder = CheckpointFolder::tiny().with("prompt.txt", case["prompt"].as_str().unwrap());
+    let (model, prompt) = (path(folder.path()), case["prompt"].as_str().unwrap());
+    let flags = ["--model", model, "--greedy", "--max-new-tokens", "20"];
+    let expected_text = format!("{}\n", case["text"].as_str().unwrap());
+
+    let plain = run(&[&["generate", prompt][..], &flags].concat());
+    assert_eq!(
+        (plain.code, plain.stdout.as_str(), plain.stderr.as_str()),
+        (SUCCESS, expected_text.as_str(), "")
+    );
+
+    let piped = run_with_input(&[&["generate"][..], &flags].concat(), prompt.as_bytes());
+    assert_eq!(piped.stdout, expected_text);
+
+    let prompt_file = folder.file("prompt.txt");
+    let from_file = run(&[&["generate", "--prompt-file", path(&prompt_file)][..], &flags].concat());
+    assert_eq!(from_file.stdout, expected_text);
+
+    let report = run(&[&["generate", prompt, "--json"][..], &flags].concat()).json();
+    for key in ["prompt_ids", "ids", "text"] {
+        assert_eq!(report[key], case[key], "{key}");
+    }
+    assert_eq!(report["stop_reason"], "max_new_tokens");
+    assert!(report["tokens_per_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn generate_from_ids_needs_no_tokenizer() {
+    let case = greedy_case();
+    let folder = CheckpointFolder::tiny()
+        .without("tokenizer.json")
+        .without("vocab.json")
+        .without("merges.txt");
+    let list = |key: &str| {
+        let ids: Vec<u32> = serde_json::from_value(case[key].clone()).unwrap();
+        ids.iter().map(u32::to_string).collect::<Vec<_>>()
+    };
+    let ids = list("prompt_ids").join(",");
+    let flags = [
+        "generate",
+        "--ids",
+        &ids,
+        "--model",
+        path(folder.path()),
+        "--greedy",
+        "--max-new-tokens",
+        "20",
+    ];
+    assert_eq!(run(&flags).stdout, format!("{}\n", list("ids").join(",")));
+    let report = run(&[&flags[..], &["--json"]].concat()).json();
+    assert_eq!((&report["ids"], &report["text"]), (&case["ids"], &Value::Null));
+
+    let spaced = run(&[
+        "generate",
+        "--ids",
+        " 1, 2 ",
+        "--model",
+        path(folder.path()),
+        "--greedy",
+    ]);
+    assert_eq!(spaced.code, SUCCESS);
+    let text = run(&["generate", "The", "--model", path(folder.path())]);
+    assert_refused(
+        &text,
+        FAILURE,
+        "name one with --tokenizer FILE, or give token ids (--ids)",
+    );
+    let other = CheckpointFolder::tiny();
+    let tokenizer = other.file("tokenizer.json");
+    let named = run(&[
+        "generate",
+        "The",
+        "--model",
+        path(folder.path()),
+        "--tokenizer",
+        path(&tokenizer),
+    ]);
+    assert_eq!(named.code, SUCCESS, "{}", named.stderr);
+}
+
+#[test]
+fn sampling_repeats_under_its_seed() {
+    let folder = CheckpointFolder::tiny();
+    let sample = |seed: &str, top_p: &str| {
+        let flags = [
+            "--seed",
+            seed,
+            "--temperature",
+            "0.9",
+            "--top-k",
+            "40",
+            "--top-p",
+            top_p,
+        ];
+        run(&[&["generate", "The", "--model", path(folder.path())][..], &flags].concat()).stdout
+    };
+    assert_eq!(sample("7", "0.9"), sample("7", "0.9"));
+    assert_ne!(sample("7", "0.9"), sample("8", "0.9"));
+}
+
+/// The generator is ChaCha8 and the arithmetic is fixed, so these ids hold on every machine. They were computed
+/// independently from the model's logits by `scripts/sample_reference.py`.
+#[test]
+fn a_seed_means_the_same_tokens_everywhere() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&[
+        "generate",
+        "--ids",
+        "289,221,299",
+        "--model",
+        path(folder.path()),
+        "--seed",
+        "42",
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "20",
+        "--max-new-tokens",
+        "12",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["ids"], json_fixture("sampled_expected")["ids"]);
+}
+
+#[test]
+fn an_empty_prompt_starts_from_bos() {
+    let folder = CheckpointFolder::tiny();
+    let report = run_with_input(
+        &["generate", "--model", path(folder.path()), "--greedy", "--json"],
+        b"",
+    )
+    .json();
+    assert_eq!(report["prompt_ids"], json!([0]));
+    let folder = folder.with_config(json!({"bos_token_id": 299}));
+    let report = run(&[
+        "generate",
+        "",
+        "--model",
+        path(folder.path()),
+        "--greedy",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["prompt_ids"], json!([299]));
+    let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
+    let folder = folder.with(
+        "config.json",
+        config.replace("\"bos_token_id\":299", "\"bos_token_id\":null"),
+    );
+    let none = run(&["generate", "", "--model", path(folder.path())]);
+    assert_refused(&none, USAGE, "names no bos_token_id to start from");
+}
+
+#[test]
+fn generation_ends_at_the_end_of_text() {
+    let case = greedy_case();
+    let second = case["ids"][1].clone();
+    let folder = CheckpointFolder::tiny().with_config(json!({"eos_token_id": [second]}));
+    let prompt = case["prompt"].as_str().unwrap();
+    let report = run(&[
+        "generate",
+        prompt,
+        "--model",
+        path(folder.path()),
+        "--greedy",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["stop_reason"], "eos");
+    assert_eq!(report["ids"], json!([case["ids"][0], second]));
+}
+
+#[test]
+fn generation_ends_where_the_context_is_full() {
+    let folder = CheckpointFolder::tiny();
+    let flags = [
+        "--model",
+        path(folder.path()),
+        "--greedy",
+        "--max-new-tokens",
+        "500",
+        "--json",
+    ];
+    let report = run(&[&["generate", "--ids", "1,2,3"][..], &flags].concat()).json();
+    assert_eq!(report["stop_reason"], "context");
+    assert_eq!(report["ids"].as_array().unwrap().len(), 46);
+}
+
+#[test]
+fn score_prints_what_transformers_gives() {
+    let folder = CheckpointFolder::tiny();
+    let expected = json_fixture("tiny_checkpoint_expected");
+    let case = &expected["score_strided"][1];
+    let (model, text) = (path(folder.path()), case["text"].as_str().unwrap());
+    let report = run(&["score", text, "--model", model, "--stride", "24", "--json"]).json();
+    assert_eq!(report["ids"], case["ids"]);
+    assert_eq!(report["logprobs"][0], Value::Null);
+    let number = |value: &Value| value.as_f64().unwrap();
+    for index in 1..case["ids"].as_array().unwrap().len() {
+        let (found, expected) = (
+            number(&report["logprobs"][index]),
+            number(&case["logprobs"][index]),
+        );
+        assert!(
+            (found - expected).abs() < 1e-4,
+            "token {index}: expected {expected}, found {found}"
+        );
+    }
+    assert!((number(&report["loss"]) - number(&case["loss"])).abs() < 1e-4);
+    assert!((number(&report["perplexity"]) - number(&report["loss"]).exp()).abs() < 1e-6);
+    let default = run(&["score", text, "--model", model, "--json"]).json();
+    assert_eq!(default, report, "the default stride is half of the context");
+    let human = run(&["score", text, "--model", model]);
+    assert!(
+        human.stdout.lines().last().unwrap().starts_with("loss "),
+        "{}",
+        human.stdout
+    );
+    assert_refused(
+        &run(&["score", "--ids", "1", "--model", model]),
+        USAGE,
+        "scoring needs at least 2",
+    );
+    assert_refused(
+        &run(&["score", "--ids", "1,2", "--model", model, "--stride", "49"]),
+        USAGE,
+        "stride: expected from 1 to",
+    );
+    assert_refused(
+        &run(&["score", "--ids", "1,2", "--model", model, "--stride", "0"]),
+        USAGE,
+        "stride: expected from 1 to",
+    );
+}
+
+#[test]
+fn inspect_counts_a_checkpoint() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&["inspect", "--model", path(folder.path()), "--json"]).json();
+    assert_eq!(report["format"], "safetensors");
+    assert_eq!(report["prefix"], "transformer.");
+    assert_eq!(report["config"]["n_inner"], 50);
+    // 28 wide, 50 inside, 3 blocks, 300 tokens, 48 positions, counted by hand from the architecture.
+    let (attention, mlp) = (28 * 84 + 84 + 28 * 28 + 28, 28 * 50 + 50 + 50 * 28 + 28);
+    let block = attention + mlp + 4 * 28;
+    let expected = json!({
+        "unique": 348 * 28 + 3 * block + 2 * 28, "with_untied_head": 648 * 28 + 3 * block + 2 * 28,
+        "embedding": 348 * 28, "blocks": 3 * block, "per_block": block,
+        "attention_per_block": attention, "mlp_per_block": mlp,
+    });
+    assert_eq!(report["parameters"], expected);
+    assert_eq!(report["kv_bytes_per_token"]["f32"], 2 * 3 * 28 * 4);
+    let tensors = report["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 12 * 3 + 4);
+    let expected = json!({
+        "name": "transformer.h.0.attn.c_attn.weight", "shape": [28, 84], "dtype": "F32", "role": "parameter",
+    });
+    assert!(tensors.contains(&expected));
+    let human = run(&["inspect", "--model", path(folder.path())]);
+    assert_eq!(human.code, SUCCESS);
+    assert!(
+        human.stdout.contains("transformer.h.2.mlp.c_proj.weight"),
+        "{}",
+        human.stdout
+    );
+}
+
+#[test]
+fn inspect_knows_the_published_totals() {
+    for (preset, total) in [
+        ("distilgpt2", 81_912_576u64),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ] {
+        let report = run(&["inspect", "--preset", preset, "--json"]).json();
+        assert_eq!(report["parameters"]["unique"], total, "{preset}");
+        assert_eq!(report["memory_bytes"]["f16"], 2 * total, "{preset}");
+        let human = run(&["inspect", "--preset", preset]);
+        assert!(human.stdout.contains("parameters"), "{preset}");
+    }
+    assert_refused(
+        &run(&["inspect", "--preset", "gpt5"]),
+        USAGE,
+        "the presets are distilgpt2, gpt2,",
+    );
+}
+
+#[test]
+fn verify_judges_by_its_exit_code() {
+    let sound = CheckpointFolder::tiny();
+    let run_on = |folder: &CheckpointFolder, json: bool| {
+        let flags: &[&str] = if json { &["--json"] } else { &[] };
+        run(&[&["verify", "--model", path(folder.path())][..], flags].concat())
+    };
+    assert_eq!(
+        run_on(&sound, true).json(),
+        json!({"sound": true, "problems": []})
+    );
+    assert!(run_on(&sound, false).stdout.starts_with("sound:"));
+
+    let damaged = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.remove("transformer.h.1.ln_2.bias");
+        let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.weight".into(), nan);
+    });
+    let human = run_on(&damaged, false);
+    assert_eq!(human.code, FAILURE);
+    assert!(
+        human
+            .stdout
+            .contains("tensor `transformer.h.1.ln_2.bias` is missing: expected (28)"),
+        "{}",
+        human.stdout
+    );
+    assert!(
+        human
+            .stdout
+            .contains("tensor `transformer.ln_f.weight`: of 28 values 28 are NaN"),
+        "{}",
+        human.stdout
+    );
+    assert!(
+        human.stdout.ends_with("not sound: 2 problems\n"),
+        "{}",
+        human.stdout
+    );
+    let report: Value = serde_json::from_str(&run_on(&damaged, true).stdout).unwrap();
+    assert_eq!(
+        (&report["sound"], report["problems"].as_array().unwrap().len()),
+        (&json!(false), 2)
+    );
+    let absent = run(&["verify", "--model", "/no/such/folder", "--json"]);
+    assert_eq!(absent.code, FAILURE);
+    assert!(
+        absent.stdout.contains("no such file or folder"),
+        "{}",
+        absent.stdout
+    );
+}
+
+#[test]
+fn wrong_arguments_end_with_code_2() {
+    let folder = CheckpointFolder::tiny();
+    let model = path(folder.path());
+    let refuse = |arguments: &[&str], expected: &str| {
+        assert_refused(
+            &run(&[&["generate", "--model", model][..], arguments].concat()),
+            USAGE,
+            expected,
+        );
+    };
+    refuse(
+        &["x", "--temperature", "-0.5"],
+        "temperature: expected a number greater than 0",
+    );
+    refuse(&["x", "--temperature", "0"], "0 itself is --greedy");
+    refuse(&["x", "--temperature", "warm"], "--temperature");
+    refuse(
+        &["x", "--top-p", "0"],
+        "top_p: expected a number greater than 0 and at most 1, found 0",
+    );
+    refuse(
+        &["x", "--top-p", "1.5"],
+        "top_p: expected a number greater than 0 and at most 1, found 1.5",
+    );
+    refuse(&["x", "--top-p", "-1"], "top_p: expected");
+    refuse(&["x", "--top-k", "0"], "top_k: expected at least 1");
+    refuse(&["x", "--top-k", "-3"], "--top-k");
+    refuse(&["x", "--greedy", "--top-k", "5"], "cannot be used with");
+    refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");
+    refuse(&["x", "--seed", "a"], "--seed");
+    refuse(&["x", "--ids", "1"], "cannot be used with");
+    refuse(&["--ids", "1,,2"], "is no token id");
+    refuse(&["--ids", "1,-2"], "is no token id");
+    refuse(
+        &["--ids", "5,300"],
+        "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300",
+    );
+    refuse(
+        &["--ids", &["7"; 49].join(",")],
+        "the prompt has 49 tokens, the model's context 48",
+    );
+    refuse(
+        &["x", "--device", "tpu"],
+        "--device tpu: expected cpu, cuda or cuda:N",
+    );
+    refuse(&["x", "--device", "cuda:x"], "expected cpu, cuda or cuda:N");
+    refuse(&["x", "--colour"], "--colour");
+    assert_refused(&run(&["generate", "x"]), USAGE, "--model");
+    assert_refused(&run(&["inspect"]), USAGE, "--preset");
+    assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
+    if !candle_core::utils::cuda_is_available() {
+        refuse(
+            &["x", "--device", "cuda"],
+            "built without CUDA; build it with --features cuda",
+        );
+    }
+}
+
+#[test]
+fn failed_jobs_end_with_code_1() {
+    let refuse = |folder: &CheckpointFolder, expected: &str| {
+        assert_refused(
+            &run(&["generate", "x", "--model", path(folder.path())]),
+            FAILURE,
+            expected,
+        );
+    };
+    assert_refused(
+        &run(&["generate", "x", "--model", "/no/such/folder"]),
+        FAILURE,
+        "no such file or folder",
+    );
+    refuse(
+        &CheckpointFolder::tiny().without("config.json"),
+        "there is no config.json",
+    );
+    refuse(
+        &CheckpointFolder::tiny().with("model.safetensors", "<html></html>"),
+        "an HTML or XML page",
+    );
+    refuse(
+        &CheckpointFolder::tiny().with("model.safetensors", ""),
+        "the file is empty",
+    );
+    refuse(
+        &CheckpointFolder::tiny().with("tokenizer.json", "{"),
+        "not a usable tokenizer",
+    );
+    let nan = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.weight".into(), nan);
+    });
+    let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
+    assert_eq!(run_on_nan.code, FAILURE);
+    assert!(
+        run_on_nan
+            .stderr
+            .contains("the model's logits are not finite; check its weights with `gpt2 verify`")
+    );
+    let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert(
+            "score.weight".into(),
+            Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap(),
+        );
+    });
+    refuse(&surplus, "tensor `score.weight` is surplus");
+    let small = CheckpointFolder::tiny().with_config(json!({"vocab_size": 200}));
+    refuse(&small, "expected (200, 28), found (300, 28)");
+
+    let folder = CheckpointFolder::tiny();
+    let invalid = run_with_input(&["generate", "--model", path(folder.path())], b"caf\xe9");
+    assert_refused(
+        &invalid,
+        FAILURE,
+        "standard input: not valid UTF-8 at byte 3; convert the text to UTF-8",
+    );
+    let missing = run(&[
+        "generate",
+        "--prompt-file",
+        "/no/such/file",
+        "--model",
+        path(folder.path()),
+    ]);
+    assert_refused(&missing, FAILURE, "/no/such/file");
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let folder = CheckpointFolder::tiny()
+        .with_config(json!({"vocab_size": 100}))
+        .with_tensors(|tensors| {
+            let rows = tensors["transformer.wte.weight"]
+                .narrow(0, 0, 100)
+                .unwrap()
+                .contiguous()
+                .unwrap();
+            tensors.insert("transformer.wte.weight".into(), rows);
+        });
+    let run = run(&["generate", "The", "--model", path(folder.path())]);
+    assert_refused(&run, FAILURE, "the tokenizer does not belong to this checkpoint");
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let folder = CheckpointFolder::tiny();
+    let mut child = program(&["inspect", "--preset", "gpt2-xl"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let mut first = [0u8; 10];
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_exact(&mut first)
+        .expect("some output");
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(SUCCESS));
+    assert_eq!(output.stderr, b"");
+
+    let mut child = program(&[
+        "generate",
+        "--ids",
+        "1",
+        "--model",
+        path(folder.path()),
+        "--max-new-tokens",
+        "40",
+    ])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("the program runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(
+        (output.status.code(), output.stderr.as_slice()),
+        (Some(SUCCESS), &b""[..])
+    );
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["generate", "score", "inspect", "verify"] {
+        let help = run(&[command, "--help"]);
+        assert_eq!(help.code, SUCCESS);
+        assert!(help.stdout.contains("Examples:"), "{command}");
+    }
+    assert!(run(&["--version"]).stdout.starts_with("gpt2 "));
+}

@@ -1,0 +1,71 @@
+//! Why tokens could not be generated or scored.
+
+use thiserror::Error;
+
+/// A request that cannot be served, or a model that gives no usable numbers.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum GenerationError {
+    /// An option is out of its range.
+    #[error("{option}: expected {expected}, found {found}")]
+    OptionOutOfRange {
+        /// The option.
+        option: &'static str,
+        /// Its range.
+        expected: String,
+        /// The value.
+        found: String,
+    },
+    /// The prompt has no tokens.
+    #[error(
+        "the prompt has no tokens, and the configuration names no bos_token_id to start from; give a prompt"
+    )]
+    EmptyPrompt,
+    /// A token id is outside the vocabulary.
+    #[error("token id {id} (number {position} of the prompt) is beyond the vocabulary of {vocab_size} tokens; ids go from 0 to {}", .vocab_size - 1)]
+    IdBeyondVocabulary {
+        /// The id.
+        id: u32,
+        /// Its place, counted from 1.
+        position: usize,
+        /// Rows of the token embedding.
+        vocab_size: usize,
+    },
+    /// The prompt is longer than the context.
+    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}", .tokens - .n_positions)]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// A text of fewer than two tokens has nothing to predict.
+    #[error("the text has {tokens} tokens; scoring needs at least 2, since the first has nothing before it")]
+    TooShortToScore {
+        /// Tokens of the text.
+        tokens: usize,
+    },
+    /// The model's logits are not numbers.
+    #[error("the model's logits are not finite; check its weights with `gpt2 verify`")]
+    NotFinite,
+    /// The tokenizer cannot turn these ids into text.
+    #[error("the tokenizer cannot decode: {0}")]
+    Decode(String),
+    /// The computation failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl GenerationError {
+    /// Whether the request is at fault, and not the model.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::OptionOutOfRange { .. }
+                | Self::EmptyPrompt
+                | Self::IdBeyondVocabulary { .. }
+                | Self::PromptTooLong { .. }
+                | Self::TooShortToScore { .. }
+        )
+    }
+}

@@ -1,0 +1,294 @@
+//! Greedy text and scores against transformers, on the tiny checkpoint and on a published one.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::Path;
+
+use candle_core::Device;
+use gpt2::Gpt2LMHead;
+use gpt2_generation::{
+    GenerationConfig, GenerationError, Sampling, StopReason, TextStream, TokenGenerator, score,
+};
+use gpt2_testing::{checkpoints, fixture_path, json_fixture};
+use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use serde_json::Value;
+
+/// Log-probabilities of two f32 computations; the reference takes the logarithm in f64, as we do.
+const LOGPROB: f64 = 1e-4;
+
+fn load(folder: &Path) -> Gpt2LMHead {
+    Checkpoint::open(folder)
+        .unwrap()
+        .load(&Device::Cpu, &|_| ())
+        .unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn greedy(model: &Gpt2LMHead, max_new_tokens: usize) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens,
+        sampling: Sampling::Greedy,
+        eos_token_id: model.config().eos_token_id.clone(),
+    }
+}
+
+fn generate(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
+    let mut tokens = TokenGenerator::new(model, prompt, config, &Device::Cpu).unwrap();
+    let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
+    (ids, tokens.stop_reason().unwrap())
+}
+
+/// Compares greedy ids and text with what transformers generated, and the streamed pieces with the whole text.
+#[track_caller]
+fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_new_tokens: usize) {
+    let prompt = case["prompt"].as_str().unwrap();
+    let prompt_ids = tokenizer.encode(prompt, true).unwrap().get_ids().to_vec();
+    assert_eq!(prompt_ids, ids(&case["prompt_ids"]), "{prompt:?}");
+    let (new, _) = generate(model, &prompt_ids, &greedy(model, max_new_tokens));
+    assert_eq!(new, ids(&case["ids"]), "{prompt:?}");
+    let mut stream = TextStream::new(tokenizer);
+    let mut text: String = new.iter().map(|id| stream.push(*id).unwrap()).collect();
+    text.push_str(&stream.finish().unwrap());
+    assert_eq!(text, case["text"].as_str().unwrap(), "{prompt:?}");
+}
+
+#[track_caller]
+fn assert_score(model: &Gpt2LMHead, case: &Value) {
+    let stride = usize::try_from(case["stride"].as_u64().unwrap()).unwrap();
+    let found = score(model, &ids(&case["ids"]), stride, &Device::Cpu, &|_| ()).unwrap();
+    let expected: Vec<Option<f64>> = serde_json::from_value(case["logprobs"].clone()).unwrap();
+    assert_eq!(found.logprobs.len(), expected.len());
+    for (position, (found, expected)) in found.logprobs.iter().zip(&expected).enumerate() {
+        match (found, expected) {
+            (None, None) => {}
+            (Some(found), Some(expected)) if (found - expected).abs() < LOGPROB => {}
+            _ => panic!("stride {stride}, position {position}: expected {expected:?}, found {found:?}"),
+        }
+    }
+    let expected_loss = case["loss"].as_f64().unwrap();
+    assert!(
+        (found.loss - expected_loss).abs() < LOGPROB,
+        "expected loss {expected_loss}, found {}",
+        found.loss
+    );
+    let expected_perplexity = case["perplexity"].as_f64().unwrap();
+    assert!((found.perplexity() / expected_perplexity - 1.0).abs() < LOGPROB);
+}
+
+fn tiny() -> (Gpt2LMHead, Tokenizer) {
+    let folder = fixture_path("tiny-checkpoint");
+    (load(&folder), load_tokenizer(&folder).unwrap())
+}
+
+#[test]
+fn greedy_text_equals_transformers() {
+    let (model, tokenizer) = tiny();
+    let expected = json_fixture("tiny_checkpoint_expected");
+    let cases = expected["greedy"].as_array().unwrap();
+    assert_eq!(cases.len(), 3);
+    for case in cases {
+        assert_greedy(&model, &tokenizer, case, 20);
+    }
+}
+
+#[test]
+fn scores_equal_transformers_in_one_window_and_in_many() {
+    let (model, _) = tiny();
+    let expected = json_fixture("tiny_checkpoint_expected");
+    for key in ["score", "score_strided"] {
+        let cases = expected[key].as_array().unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            assert_score(&model, case);
+        }
+    }
+}
+
+/// 60 greedy tokens from three prompts, and a score, of a GPT-2 that others trained and published.
+#[test]
+fn the_published_tarotble_checkpoint_writes_what_transformers_writes() {
+    let Some(folder) = checkpoints() else { return };
+    let folder = folder.join("tarotble");
+    let model = load(&folder);
+    let tokenizer = load_tokenizer(&folder.join("aitextgen.tokenizer.json")).unwrap();
+    let expected = json_fixture("tarotble_expected");
+    let cases = expected["greedy"].as_array().unwrap();
+    assert_eq!(cases.len(), 3);
+    for case in cases {
+        assert_greedy(&model, &tokenizer, case, 60);
+    }
+    assert_score(&model, &expected["score"]);
+}
+
+#[test]
+fn generation_stops_for_each_reason() {
+    let (model, _) = tiny();
+    let prompt = [289, 221, 299];
+    let (ids, reason) = generate(&model, &prompt, &greedy(&model, 4));
+    assert_eq!((ids.len(), reason), (4, StopReason::MaxNewTokens));
+    assert_eq!(
+        generate(&model, &prompt, &greedy(&model, 0)),
+        (vec![], StopReason::MaxNewTokens)
+    );
+    // The third greedy token, taken as the end of the text, ends it.
+    let until = GenerationConfig {
+        eos_token_id: vec![299, ids[2]],
+        ..greedy(&model, 40)
+    };
+    let end = ids.iter().position(|id| *id == ids[2]).unwrap();
+    assert_eq!(
+        generate(&model, &prompt, &until),
+        (ids[..=end].to_vec(), StopReason::Eos)
+    );
+    // 48 positions: three for the prompt, 45 for tokens that are read again, one more that is not.
+    let forever = GenerationConfig {
+        eos_token_id: vec![],
+        ..greedy(&model, usize::MAX)
+    };
+    let (ids, reason) = generate(&model, &prompt, &forever);
+    assert_eq!((ids.len(), reason), (46, StopReason::Context));
+    let whole_context = [7; 48];
+    assert_eq!(generate(&model, &whole_context, &forever).0.len(), 1);
+}
+
+#[test]
+fn requests_that_cannot_be_served_are_refused_before_any_work() {
+    let (model, _) = tiny();
+    let refuse = |prompt: &[u32], config: &GenerationConfig| {
+        TokenGenerator::new(&model, prompt, config, &Device::Cpu).unwrap_err()
+    };
+    let config = greedy(&model, 4);
+    assert!(matches!(refuse(&[], &config), GenerationError::EmptyPrompt));
+    let too_long = refuse(&[0; 49], &config).to_string();
+    assert_eq!(
+        too_long,
+        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1"
+    );
+    let beyond = refuse(&[0, 300], &config).to_string();
+    assert!(
+        beyond.contains("token id 300 (number 2 of the prompt) is beyond the vocabulary of 300"),
+        "{beyond}"
+    );
+    for (temperature, top_k, top_p) in [
+        (0.0, None, 1.0),
+        (-1.0, None, 1.0),
+        (f64::NAN, None, 1.0),
+        (1.0, Some(0), 1.0),
+        (1.0, None, 0.0),
+        (1.0, None, 1.1),
+        (1.0, None, f64::NAN),
+    ] {
+        let sampling = Sampling::Random {
+            temperature,
+            top_k,
+            top_p,
+            seed: 0,
+        };
+        let error = refuse(
+            &[1],
+            &GenerationConfig {
+                sampling,
+                ..config.clone()
+            },
+        );
+        assert!(
+            matches!(error, GenerationError::OptionOutOfRange { .. }) && error.is_usage(),
+            "{error}"
+        );
+    }
+    let score = |ids: &[u32], stride| score(&model, ids, stride, &Device::Cpu, &|_| ()).unwrap_err();
+    assert!(matches!(
+        score(&[1], 8),
+        GenerationError::TooShortToScore { tokens: 1 }
+    ));
+    assert!(matches!(
+        score(&[1, 300], 8),
+        GenerationError::IdBeyondVocabulary { .. }
+    ));
+    assert!(matches!(
+        score(&[1, 2], 0),
+        GenerationError::OptionOutOfRange { .. }
+    ));
+    assert!(matches!(
+        score(&[1, 2], 49),
+        GenerationError::OptionOutOfRange { .. }
+    ));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens() {
+    let (model, _) = tiny();
+    let sample = |seed| {
+        let sampling = Sampling::Random {
+            temperature: 1.0,
+            top_k: Some(50),
+            top_p: 0.95,
+            seed,
+        };
+        generate(
+            &model,
+            &[289, 221],
+            &GenerationConfig {
+                sampling,
+                ..greedy(&model, 30)
+            },
+        )
+        .0
+    };
+    assert_eq!(sample(1), sample(1));
+    assert_ne!(sample(1), sample(2));
+    // Almost no temperature leaves the most probable token alone.
+    let sampling = Sampling::Random {
+        temperature: 1e-4,
+        top_k: None,
+        top_p: 1.0,
+        seed: 3,
+    };
+    let cold = generate(
+        &model,
+        &[289, 221],
+        &GenerationConfig {
+            sampling,
+            ..greedy(&model, 30)
+        },
+    );
+    assert_eq!(cold, generate(&model, &[289, 221], &greedy(&model, 30)));
+}
+
+/// Characters of two, three and four bytes, split over tokens of one byte each.
+#[test]
+fn streamed_text_never_shows_a_part_of_a_character() {
+    let (_, tokenizer) = tiny();
+    let text =
+        "naïve 日本語 🤗🤗 — £5 and a tail that is long enough to move the window several times over 🤗 é";
+    let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+    assert!(ids.len() > 60, "the text passes the window");
+    let mut stream = TextStream::new(&tokenizer);
+    let mut streamed = String::new();
+    for id in ids {
+        let piece = stream.push(id).unwrap();
+        assert!(!piece.contains('\u{FFFD}'), "{piece:?}");
+        streamed.push_str(&piece);
+        assert!(text.starts_with(&streamed));
+    }
+    assert_eq!(stream.finish().unwrap(), "");
+    assert_eq!(streamed, text);
+}
+
+/// Bytes that are no character decode as transformers decodes them, wherever the window stands.
+#[test]
+fn streamed_text_equals_the_decoded_whole_for_any_ids() {
+    let (_, tokenizer) = tiny();
+    for seed in 0..40u32 {
+        let ids: Vec<u32> = (0..120)
+            .map(|index| (index * 7919 + seed * 104_729 + index * index * 31) % 300)
+            .collect();
+        let mut stream = TextStream::new(&tokenizer);
+        let mut streamed: String = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
+        streamed.push_str(&stream.finish().unwrap());
+        assert_eq!(streamed, tokenizer.decode(&ids, true).unwrap(), "seed {seed}");
+    }
+}

@@ -1,0 +1,198 @@
+//! Why a checkpoint could not be opened or loaded: each message says what was found and what to do.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use gpt2::ConfigError;
+use thiserror::Error;
+
+/// A checkpoint that cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WeightsError {
+    /// There is nothing at the path.
+    #[error(
+        "{path}: no such file or folder; give a checkpoint folder (config.json and model.safetensors) or a weights file"
+    )]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file could not be read.
+    #[error("{path}: cannot be read: {error}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A folder without a configuration, or a weights file without one beside it.
+    #[error(
+        "{folder}: there is no config.json; copy it from where the checkpoint comes from (it holds the model's sizes)"
+    )]
+    NoConfig {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The configuration cannot be used.
+    #[error("{path}: {error}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: ConfigError,
+    },
+    /// A folder without weights that can be read.
+    #[error("{folder}: there is no model.safetensors{found}")]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+        /// What is there instead, and what to do.
+        found: String,
+    },
+    /// A file is not what its place says.
+    #[error("{path}: {what}")]
+    NotWeights {
+        /// The file.
+        path: PathBuf,
+        /// What the file is, and what to do.
+        what: String,
+    },
+    /// The tensors are not those of the configured model.
+    #[error("{path}: the tensors are not those of the model that config.json describes:{}", ListOf(.mismatches))]
+    Mismatches {
+        /// The file.
+        path: PathBuf,
+        /// Every difference.
+        mismatches: Vec<Mismatch>,
+    },
+    /// There is no tokenizer.
+    #[error(
+        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one with --tokenizer FILE, or give token ids (--ids) in place of text"
+    )]
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A tokenizer file cannot be used.
+    #[error("{path}: not a usable tokenizer: {error}")]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// The model could not be built on the device.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// A difference between the tensors of a file and those of the configured model. Names and shapes are the file's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// A tensor is absent.
+    Missing {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        expected: Vec<usize>,
+    },
+    /// A tensor has no place in the model.
+    Surplus {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// A tensor has another shape than the model needs.
+    Shape {
+        /// Its name.
+        name: String,
+        /// The shape the model needs.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A tensor is stored in a type that holds no weights.
+    DType {
+        /// Its name.
+        name: String,
+        /// The type in the file.
+        found: String,
+    },
+}
+
+impl Mismatch {
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Missing { name, .. }
+            | Self::Surplus { name, .. }
+            | Self::Shape { name, .. }
+            | Self::DType { name, .. } => name,
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { name, expected } => {
+                write!(f, "tensor `{name}` is missing: expected {}", ShapeOf(expected))
+            }
+            Self::Surplus { name, found } => {
+                write!(
+                    f,
+                    "tensor `{name}` is surplus: found {}, and the model has no such parameter",
+                    ShapeOf(found)
+                )
+            }
+            Self::Shape {
+                name,
+                expected,
+                found,
+            } => {
+                write!(
+                    f,
+                    "tensor `{name}`: expected {}, found {}",
+                    ShapeOf(expected),
+                    ShapeOf(found)
+                )
+            }
+            Self::DType { name, found } => {
+                write!(
+                    f,
+                    "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}"
+                )
+            }
+        }
+    }
+}
+
+/// Prints a shape as `(24, 72)`.
+pub(crate) struct ShapeOf<'a>(pub(crate) &'a [usize]);
+
+impl fmt::Display for ShapeOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        write!(f, "({})", sizes.join(", "))
+    }
+}
+
+/// Prints one difference a line.
+struct ListOf<'a>(&'a [Mismatch]);
+
+impl fmt::Display for ListOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Most lines in one message: an absurd configuration would otherwise fill the terminal for minutes.
+        const MOST_LINES: usize = 1000;
+        for mismatch in self.0.iter().take(MOST_LINES) {
+            write!(f, "\n  {mismatch}")?;
+        }
+        match self.0.len().checked_sub(MOST_LINES) {
+            Some(more) if more > 0 => write!(f, "\n  and {more} more"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! A file mapped into memory, so that loading reads each byte once and keeps no copy.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::WeightsError;
+
+/// A read-only mapping of a whole file.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps the regular file at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
+        let failed = |error| WeightsError::Read {
+            path: path.to_owned(),
+            error,
+        };
+        let file = File::open(path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            let what = "not a regular file; give a checkpoint folder or a weights file".to_owned();
+            return Err(WeightsError::NotWeights {
+                path: path.to_owned(),
+                what,
+            });
+        }
+        #[expect(
+            unsafe_code,
+            reason = "mapping a file is the one way to read it without a copy"
+        )]
+        // SAFETY: the mapping is private and read-only, and only ever read as bytes, for which every bit pattern is
+        // valid. Another process that truncates the file meanwhile could still end this one with a bus error; like
+        // every program that maps its input, we take that over reading gigabytes twice.
+        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+        })
+    }
+
+    /// The file's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}

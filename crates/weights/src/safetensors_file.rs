@@ -1,0 +1,143 @@
+//! The safetensors format: a JSON header that places every tensor in the bytes behind it.
+//!
+//! The `safetensors` crate checks the header (size limit, ranges without holes or overlaps, sizes that fit shapes and
+//! types). Here stands what it cannot say: what a file is that is no safetensors file at all.
+
+use safetensors::tensor::{Dtype, Metadata};
+use safetensors::{SafeTensorError, SafeTensors};
+
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::stored::{StoredDType, StoredTensor};
+
+/// Bytes of the header's length, in front of the header.
+const LENGTH_BYTES: usize = 8;
+/// Bytes at the start of a file that are looked at to tell what it is.
+const SNIFFED_BYTES: usize = 512;
+
+/// The tensors of a mapped safetensors file, in the order of their bytes.
+pub(crate) fn tensors(file: &MappedFile) -> Result<Vec<StoredTensor>, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    if let Some(what) = something_else(file) {
+        return Err(refuse(what));
+    }
+    let (header_bytes, metadata) =
+        SafeTensors::read_metadata(file).map_err(|error| refuse(explain(&error, file)))?;
+    let start = LENGTH_BYTES + header_bytes;
+    let stored = |name: String| {
+        let info = metadata.info(&name)?;
+        let (from, to) = info.data_offsets;
+        let (shape, dtype) = (info.shape.clone(), stored_dtype(info.dtype));
+        Some(StoredTensor {
+            name,
+            shape,
+            dtype,
+            bytes: start + from..start + to,
+        })
+    };
+    Ok(metadata.offset_keys().into_iter().filter_map(stored).collect())
+}
+
+fn stored_dtype(dtype: Dtype) -> StoredDType {
+    match dtype {
+        Dtype::F32 => StoredDType::F32,
+        Dtype::F16 => StoredDType::F16,
+        Dtype::BF16 => StoredDType::BF16,
+        Dtype::F64 => StoredDType::F64,
+        Dtype::BOOL => StoredDType::Other("BOOL"),
+        Dtype::U8 => StoredDType::Other("U8"),
+        Dtype::I8 => StoredDType::Other("I8"),
+        Dtype::I16 => StoredDType::Other("I16"),
+        Dtype::U16 => StoredDType::Other("U16"),
+        Dtype::I32 => StoredDType::Other("I32"),
+        Dtype::U32 => StoredDType::Other("U32"),
+        Dtype::I64 => StoredDType::Other("I64"),
+        Dtype::U64 => StoredDType::Other("U64"),
+        Dtype::C64 => StoredDType::Other("C64"),
+        _ => StoredDType::Other("an 8-bit, 6-bit or 4-bit float"),
+    }
+}
+
+/// What the file is, where its first bytes show that it is something other than weights.
+fn something_else(file: &[u8]) -> Option<String> {
+    let start = &file[..file.len().min(SNIFFED_BYTES)];
+    let text = String::from_utf8_lossy(start);
+    let trimmed = text.trim_start_matches('\u{feff}').trim_start();
+    if file.is_empty() {
+        return Some("the file is empty; download it again".into());
+    }
+    if trimmed.starts_with("version https://git-lfs") {
+        let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
+        let size = size.map_or(String::new(), |size| format!(" (they are {} bytes)", size.trim()));
+        return Some(format!(
+            "a Git LFS pointer in place of the weights{size}; run `git lfs pull` in the folder, or download the file itself"
+        ));
+    }
+    if trimmed.starts_with('<') {
+        return Some("an HTML or XML page in place of the weights; the download went wrong (a login or error page), download it again".into());
+    }
+    if trimmed.starts_with('{') && file.len() < 1 << 20 {
+        return Some(format!(
+            "JSON text in place of the weights: {}; download the file again",
+            trimmed.chars().take(80).collect::<String>()
+        ));
+    }
+    let named = match start {
+        [b'P', b'K', 3, 4, ..] => "a PyTorch file (zip)",
+        [0x80, 2..=5, ..] => "a PyTorch file (legacy pickle)",
+        [b'G', b'G', b'U', b'F', ..] => "a GGUF file",
+        _ => return None,
+    };
+    Some(format!(
+        "{named}; only safetensors can be read: convert it with `save_pretrained` of transformers"
+    ))
+}
+
+fn explain(error: &SafeTensorError, file: &[u8]) -> String {
+    let length_bytes = file
+        .get(..LENGTH_BYTES)
+        .and_then(|bytes| <[u8; LENGTH_BYTES]>::try_from(bytes).ok());
+    let claimed = length_bytes.map_or(0, u64::from_le_bytes);
+    match error {
+        SafeTensorError::HeaderTooSmall => {
+            format!(
+                "not a safetensors file: {} bytes are too few for a header; download it again",
+                file.len()
+            )
+        }
+        SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => format!(
+            "not a safetensors file, or a truncated one: its header claims {claimed} bytes, the file has {}; download it again",
+            file.len()
+        ),
+        SafeTensorError::MetadataIncompleteBuffer => {
+            let header = usize::try_from(claimed)
+                .ok()
+                .and_then(|length| file.get(LENGTH_BYTES..LENGTH_BYTES + length));
+            let metadata = header.and_then(|header| serde_json::from_slice::<Metadata>(header).ok());
+            let data = metadata.map_or(0, |metadata| {
+                metadata
+                    .tensors()
+                    .values()
+                    .map(|info| info.data_offsets.1)
+                    .max()
+                    .unwrap_or(0)
+            });
+            let expected = data as u64 + claimed + LENGTH_BYTES as u64;
+            if expected > file.len() as u64 {
+                format!(
+                    "truncated: expected {expected} bytes, found {}; download it again",
+                    file.len()
+                )
+            } else {
+                format!(
+                    "expected {expected} bytes, found {}: there is data behind the last tensor; download it again",
+                    file.len()
+                )
+            }
+        }
+        other => format!("a damaged safetensors file: {other}; download it again"),
+    }
+}

@@ -1,0 +1,266 @@
+//! Files that are missing, truncated, lying or something else: each is refused with what was found and what to do.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use gpt2_testing::CheckpointFolder;
+use gpt2_weights::{Checkpoint, load_tokenizer};
+use serde_json::json;
+
+#[track_caller]
+fn assert_refused(folder: &CheckpointFolder, expected: &[&str]) {
+    let message = Checkpoint::open(folder.path())
+        .expect_err("a refusal")
+        .to_string();
+    for part in expected {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+fn with_weights(contents: impl AsRef<[u8]>) -> CheckpointFolder {
+    CheckpointFolder::tiny().with("model.safetensors", contents)
+}
+
+fn original_weights() -> Vec<u8> {
+    std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap()
+}
+
+/// A safetensors file with this header and this many zero bytes behind it.
+fn safetensors(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+#[test]
+fn a_path_without_anything() {
+    let message = Checkpoint::open("/no/such/folder".as_ref())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.starts_with("/no/such/folder: no such file or folder"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_folder_without_a_configuration() {
+    assert_refused(
+        &CheckpointFolder::tiny().without("config.json"),
+        &["there is no config.json"],
+    );
+}
+
+#[test]
+fn a_folder_without_weights_names_what_is_there() {
+    let empty = CheckpointFolder::tiny().without("model.safetensors");
+    assert_refused(&empty, &["there is no model.safetensors"]);
+    let other = CheckpointFolder::tiny()
+        .without("model.safetensors")
+        .with("pytorch_model.bin", "x");
+    assert_refused(&other, &["found pytorch_model.bin", "save_pretrained"]);
+    let several = empty.with("a.safetensors", "x").with("b.safetensors", "x");
+    assert_refused(
+        &several,
+        &[
+            "several others (a.safetensors, b.safetensors)",
+            "name the file itself",
+        ],
+    );
+}
+
+#[test]
+fn a_configuration_with_an_error_is_named() {
+    for (changes, expected) in [
+        (json!({"n_embd": null}), "the key `n_embd` is missing"),
+        (json!({"n_head": 5}), "`n_head` = 5 does not divide `n_embd` = 28"),
+        (json!({"n_layer": 0}), "`n_layer`: expected a whole number from 1"),
+        (
+            json!({"n_embd": 1_000_000_000_000u64}),
+            "`n_embd`: expected a whole number from 1",
+        ),
+        (
+            json!({"activation_function": "mish"}),
+            "`activation_function` = \"mish\" is not supported",
+        ),
+        (
+            json!({"model_type": "bert"}),
+            "`model_type` = \"bert\" is not supported",
+        ),
+    ] {
+        assert_refused(
+            &CheckpointFolder::tiny().with_config(changes),
+            &["config.json", expected],
+        );
+    }
+    assert_refused(
+        &CheckpointFolder::tiny().with("config.json", "{"),
+        &["config.json", "not valid JSON"],
+    );
+    let large = CheckpointFolder::tiny().with("config.json", vec![b' '; 2 << 20]);
+    assert_refused(&large, &["expected a configuration of a few kilobytes"]);
+}
+
+#[test]
+fn a_configuration_of_another_size_lists_every_tensor() {
+    let folder = CheckpointFolder::tiny().with_config(json!({"n_embd": 32, "n_layer": 4}));
+    let message = Checkpoint::open(folder.path())
+        .unwrap()
+        .check()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("`transformer.wte.weight`: expected (300, 32), found (300, 28)"),
+        "{message}"
+    );
+    assert!(
+        message.contains("`transformer.h.3.ln_1.weight` is missing"),
+        "{message}"
+    );
+    // Three blocks of the wrong width, one missing block, embeddings and final norm; biases of n_inner stay right.
+    let absurd = CheckpointFolder::tiny().with_config(json!({"n_layer": 16_000}));
+    let message = Checkpoint::open(absurd.path())
+        .unwrap()
+        .check()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.ends_with(&format!("and {} more", (16_000 - 3) * 12 - 1000)),
+        "the list has an end"
+    );
+}
+
+#[test]
+fn files_that_are_something_else() {
+    for (contents, expected) in [
+        (&b""[..], "the file is empty"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 548105171\n",
+            "a Git LFS pointer in place of the weights (they are 548105171 bytes); run `git lfs pull`",
+        ),
+        (
+            b"<!DOCTYPE html><html><body>Sign in</body></html>",
+            "an HTML or XML page in place of the weights",
+        ),
+        (b"\n\n <html>", "an HTML or XML page"),
+        (
+            b"{\"error\":\"Repository not found\"}",
+            "JSON text in place of the weights: {\"error\":\"Repository not found\"}",
+        ),
+        (b"PK\x03\x04rest of an archive", "a PyTorch file (zip)"),
+        (b"\x80\x02}q\x00.", "a PyTorch file (legacy pickle)"),
+        (b"GGUF\x03\x00\x00\x00", "a GGUF file"),
+        (b"abc", "3 bytes are too few for a header"),
+        (
+            b"just some text that is no checkpoint at all",
+            "not a safetensors file, or a truncated one",
+        ),
+    ] {
+        assert_refused(&with_weights(contents), &["model.safetensors", expected]);
+    }
+}
+
+#[test]
+fn truncated_files_say_by_how_much() {
+    let whole = original_weights();
+    let message = format!(
+        "truncated: expected {} bytes, found {}",
+        whole.len(),
+        whole.len() - 1
+    );
+    assert_refused(&with_weights(&whole[..whole.len() - 1]), &[&message]);
+    assert_refused(
+        &with_weights(&whole[..whole.len() / 2]),
+        &["truncated: expected", "download it again"],
+    );
+    assert_refused(
+        &with_weights(&whole[..100]),
+        &["its header claims", "the file has 100"],
+    );
+    let mut longer = whole.clone();
+    longer.extend([0; 5]);
+    assert_refused(&with_weights(longer), &["there is data behind the last tensor"]);
+}
+
+/// Whatever the header claims, nothing is allocated or read beyond the file.
+#[test]
+fn lying_headers_are_refused() {
+    let tensor = |shape: &str, offsets: &str| {
+        format!(r#"{{"wte.weight":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+    };
+    for header in [
+        tensor("[2,2]", "[0,15]"),
+        tensor("[2,2]", "[4,20]"),
+        tensor("[2,2]", "[16,0]"),
+        tensor("[4611686018427387904,4]", "[0,16]"),
+        tensor("[1000000000000]", "[0,4000000000000]"),
+        tensor("[-1]", "[0,4]"),
+        r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#.into(),
+        r#"{"a":{"dtype":"Q7","shape":[2],"data_offsets":[0,8]}}"#.into(),
+        "[".repeat(100_000),
+        "not json".into(),
+    ] {
+        assert_refused(&with_weights(safetensors(&header, 16)), &["model.safetensors"]);
+    }
+    let mut claims_much = u64::MAX.to_le_bytes().to_vec();
+    claims_much.extend([b' '; 64]);
+    assert_refused(
+        &with_weights(claims_much),
+        &["its header claims 18446744073709551615 bytes, the file has 72"],
+    );
+}
+
+#[test]
+fn a_folder_in_place_of_the_weights() {
+    let folder = CheckpointFolder::tiny().without("model.safetensors");
+    std::fs::create_dir(folder.file("model.safetensors")).unwrap();
+    assert!(Checkpoint::open(folder.path()).is_err());
+}
+
+#[test]
+fn tokenizers_that_are_missing_or_broken() {
+    let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
+    let none = CheckpointFolder::tiny()
+        .without("tokenizer.json")
+        .without("merges.txt");
+    assert!(message(&none).contains(
+        "there is no tokenizer.json, and no vocab.json with merges.txt; name one with --tokenizer"
+    ));
+    for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1"] {
+        let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);
+        assert!(
+            message(&broken).contains("tokenizer.json: not a usable tokenizer"),
+            "{}",
+            message(&broken)
+        );
+    }
+    let broken = CheckpointFolder::tiny()
+        .without("tokenizer.json")
+        .with("vocab.json", "[1]");
+    assert!(message(&broken).contains("vocab.json: not a usable tokenizer"));
+    assert!(
+        load_tokenizer("/no/such/file".as_ref())
+            .unwrap_err()
+            .to_string()
+            .contains("no such file")
+    );
+}
+
+#[test]
+fn both_kinds_of_tokenizer_give_the_same_ids() {
+    let json = CheckpointFolder::tiny();
+    let pair = CheckpointFolder::tiny().without("tokenizer.json");
+    let [json, pair] = [&json, &pair].map(|folder| load_tokenizer(folder.path()).unwrap());
+    for text in [
+        "The first citizen",
+        "naïve café 🤗",
+        "  two  spaces\n\n",
+        "<|endoftext|>after",
+        "",
+    ] {
+        let ids =
+            |tokenizer: &gpt2_weights::Tokenizer| tokenizer.encode(text, true).unwrap().get_ids().to_vec();
+        assert_eq!(ids(&json), ids(&pair), "{text:?}");
+        assert_eq!(json.decode(&ids(&json), false).unwrap(), text);
+    }
+}

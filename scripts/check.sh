@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Everything CI checks, cheapest first. usage: scripts/check.sh
+# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; "$@"; }
+
+step cargo fmt --all --check
+step cargo clippy --workspace --all-targets --locked -- -D warnings
+step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+step cargo test --workspace --locked
+step cargo run --release --locked -- generate "The first citizen" \
+  --model crates/testing/fixtures/tiny-checkpoint --greedy --max-new-tokens 5
+printf '\nall checks passed\n'
