@@ -139,15 +139,23 @@ Examples:
   gpt2 inspect --preset gpt2-xl
   gpt2 inspect --model DIR --json | jq .parameters")]
 pub(crate) struct InspectArguments {
-    /// Checkpoint folder, or a safetensors file with config.json beside it
-    #[arg(long, value_name = "DIR", required_unless_present = "preset")]
-    pub(crate) model: Option<PathBuf>,
-    /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
-    #[arg(long, value_name = "NAME", conflicts_with = "model")]
-    pub(crate) preset: Option<String>,
+    #[command(flatten)]
+    pub(crate) subject: InspectSubject,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What to inspect: one of both.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct InspectSubject {
+    /// Checkpoint folder, or a safetensors file with config.json beside it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
 }
 
 #[derive(Debug, Args)]

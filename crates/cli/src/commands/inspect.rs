@@ -59,7 +59,7 @@ struct TensorRow {
 }
 
 pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
-    let report = match (&arguments.model, &arguments.preset) {
+    let report = match (&arguments.subject.model, &arguments.subject.preset) {
         (Some(path), _) => report_of_checkpoint(&Checkpoint::open(path)?),
         (None, Some(name)) => {
             report_of_preset(&Gpt2Config::preset(name).map_err(|error| UsageError(error.to_string()))?)
