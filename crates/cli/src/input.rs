@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Read, stdin};
 
 use anyhow::{Context, Result, bail};
 use gpt2_generation::GenerationError;
-use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use gpt2_weights::{Checkpoint, Tokenizer, WeightsError};
 
 use crate::UsageError;
 use crate::arguments::{InputArguments, ModelArguments};
@@ -22,7 +22,7 @@ pub(crate) struct Input {
 
 /// Reads the input and turns it into tokens.
 pub(crate) fn read(input: &InputArguments, model: &ModelArguments, checkpoint: &Checkpoint) -> Result<Input> {
-    let load = || load_tokenizer(model.tokenizer.as_deref().unwrap_or(checkpoint.folder()));
+    let load = || checkpoint.tokenizer(model.tokenizer.as_deref());
     if let Some(ids) = &input.ids {
         // A tokenizer that was named must be right; one that merely stands beside the model may be missing.
         let tokenizer = if model.tokenizer.is_some() {

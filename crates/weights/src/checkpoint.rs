@@ -1,40 +1,17 @@
-//! A checkpoint: a folder with `config.json` and weights, or a weights file with `config.json` beside it.
+//! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
-use gpt2::{Gpt2Config, Gpt2LMHead, expected_parameters};
+use gpt2::{Gpt2Config, Gpt2LMHead};
+use tokenizers::Tokenizer;
 
-use crate::mapped_file::MappedFile;
-use crate::naming::{Naming, Orientation};
+use crate::naming::{Naming, Orientation, ParameterSource};
+use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
-use crate::{Mismatch, WeightsError, safetensors_file};
-
-/// The name of the configuration in a checkpoint folder.
-const CONFIG_FILE: &str = "config.json";
-/// The name of the weights in a checkpoint folder.
-const WEIGHTS_FILE: &str = "model.safetensors";
-/// Largest configuration that is read: real ones have a few kilobytes.
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
-
-/// A format of checkpoint files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Format {
-    /// Hugging Face's safetensors.
-    Safetensors,
-}
-
-impl Format {
-    /// The format's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Safetensors => "safetensors",
-        }
-    }
-}
+use crate::{Mismatch, WeightsError, config_file, formats, load_tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,42 +55,39 @@ impl std::fmt::Display for Problem {
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Gpt2Config,
-    file: MappedFile,
-    tensors: Vec<StoredTensor>,
+    source: Source,
     naming: Naming,
+    rules: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder, or a weights file with `config.json` beside it. Tensors that do not fit the
-    /// configuration are no error yet: see [`Checkpoint::check`] and [`Checkpoint::verify`].
+    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself stands beside
+    /// it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
+    /// [`Checkpoint::verify`].
     ///
     /// # Errors
     /// When a file is missing, cannot be read, or is not what its place says.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let Ok(metadata) = std::fs::metadata(path) else {
-            return Err(WeightsError::NotFound {
-                path: path.to_owned(),
-            });
+        if std::fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+            // A folder without a configuration is named before what else may be wrong with it, unless its weights
+            // can do without.
+            config_file::check(path)?;
+        }
+        let mut source = formats::open(path)?;
+        let (config, config_rule) = match source.config.take() {
+            Some(config) => (config, "the configuration is the one inside the file".to_owned()),
+            None => config_file::read(parent_folder(&source.path), &source.tensors)?,
         };
-        let folder = if metadata.is_dir() {
-            path
-        } else {
-            parent_folder(path)
-        };
-        let config = read_config(folder)?;
-        let weights = if metadata.is_dir() {
-            find_weights(folder)?
-        } else {
-            path.to_owned()
-        };
-        let file = MappedFile::open(&weights)?;
-        let tensors = safetensors_file::tensors(&file)?;
-        let naming = Naming::new(&config, &tensors);
+        let mut naming = Naming::new(&config, &source);
+        naming.mismatches.extend(tie_contradiction(&source, &naming)?);
+        let mut rules = std::mem::take(&mut source.rules);
+        rules.push(config_rule);
+        rules.extend(rules_of(&config, &source, &naming));
         Ok(Self {
             config,
-            file,
-            tensors,
+            source,
             naming,
+            rules,
         })
     }
 
@@ -122,24 +96,51 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The weights file.
+    /// The weights file, or the index of its shards.
     pub fn weights_path(&self) -> &Path {
-        self.file.path()
+        &self.source.path
     }
 
-    /// The folder that holds the configuration, the weights and, where there is one, the tokenizer.
+    /// Every file that holds tensors, with its size in bytes.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
+        self.source.files.iter().map(|file| (file.path(), file.len()))
+    }
+
+    /// The folder of the weights.
     pub fn folder(&self) -> &Path {
-        parent_folder(self.file.path())
+        parent_folder(&self.source.path)
     }
 
-    /// The format of the weights file.
+    /// The tokenizer: from `path` where one is given, else from inside the file, else from the folder.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be used.
+    pub fn tokenizer(&self, path: Option<&Path>) -> Result<Tokenizer, WeightsError> {
+        match (path, &self.source.tokenizer) {
+            (Some(path), _) => load_tokenizer(path),
+            (None, Some(tokenizer)) => Ok(tokenizer.clone()),
+            (None, None) => load_tokenizer(self.folder()),
+        }
+    }
+
+    /// The format of the weights.
     pub fn format(&self) -> Format {
-        Format::Safetensors
+        self.source.format
     }
 
-    /// Every tensor of the file, parameter or not, in the order of the file.
+    /// What in the file's content shows its format.
+    pub fn evidence(&self) -> &str {
+        &self.source.evidence
+    }
+
+    /// Every tensor of the files, parameter or not.
     pub fn tensors(&self) -> &[StoredTensor] {
-        &self.tensors
+        &self.source.tensors
+    }
+
+    /// Whose names the file uses, such as `Hugging Face`.
+    pub fn naming_scheme(&self) -> &'static str {
+        self.naming.scheme
     }
 
     /// What stands in front of the names in the file, such as `transformer.`.
@@ -152,14 +153,27 @@ impl Checkpoint {
         self.naming.orientation
     }
 
+    /// How the orientation was decided, in words.
+    pub fn orientation_evidence(&self) -> &str {
+        &self.naming.orientation_evidence
+    }
+
+    /// Every further decision that opening took, in words.
+    pub fn rules(&self) -> &[String] {
+        &self.rules
+    }
+
     /// Tensors of the file that are no parameters: causal masks of old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
-        self.naming.buffers.iter().map(|index| &self.tensors[*index])
+        self.naming
+            .buffers
+            .iter()
+            .map(|index| &self.source.tensors[*index])
     }
 
     /// A copy of the token embedding under the head's name, in a file whose configuration ties the two.
     pub fn tied_head(&self) -> Option<&StoredTensor> {
-        self.naming.tied_head.map(|index| &self.tensors[index])
+        self.naming.tied_head.map(|index| &self.source.tensors[index])
     }
 
     /// Whether the tensors are exactly those of the configured model.
@@ -170,7 +184,7 @@ impl Checkpoint {
         if self.naming.mismatches.is_empty() {
             return Ok(());
         }
-        let (path, mismatches) = (self.file.path().to_owned(), self.naming.mismatches.clone());
+        let (path, mismatches) = (self.source.path.clone(), self.naming.mismatches.clone());
         Err(WeightsError::Mismatches { path, mismatches })
     }
 
@@ -201,18 +215,12 @@ impl Checkpoint {
             .cloned()
             .map(Problem::Mismatch)
             .collect();
-        for parameter in expected_parameters(&self.config) {
-            let Some(index) = self.naming.parameters.get(&parameter.name) else {
-                continue;
-            };
-            let stored = &self.tensors[*index];
-            if stored.dtype.candle().is_none() {
+        for (index, stored) in self.parameter_tensors() {
+            if !stored.dtype.holds_weights() {
                 continue;
             }
-            let values = stored
-                .read(&self.file, &Device::Cpu)?
-                .flatten_all()?
-                .to_vec1::<f32>()?;
+            let values = self.source.tensors[index].read(&self.source.files, &Device::Cpu)?;
+            let values = values.flatten_all()?.to_vec1::<f32>()?;
             let nan = values.iter().filter(|value| value.is_nan()).count();
             let infinite = values.iter().filter(|value| value.is_infinite()).count();
             if nan + infinite > 0 {
@@ -229,13 +237,27 @@ impl Checkpoint {
         Ok(problems)
     }
 
-    /// Bytes of the parameters in the file.
+    /// Bytes of the parameters in the files.
     pub fn parameter_bytes(&self) -> u64 {
-        self.naming
-            .parameters
-            .values()
-            .map(|index| self.tensors[*index].bytes.len() as u64)
+        self.parameter_tensors()
+            .map(|(_, stored)| stored.bytes.len() as u64)
             .sum()
+    }
+
+    /// The stored tensors that parameters are made of, in the order of the files.
+    fn parameter_tensors(&self) -> impl Iterator<Item = (usize, &StoredTensor)> {
+        let mut indices: Vec<usize> = Vec::new();
+        for (from, _) in self.naming.parameters.values() {
+            match from {
+                ParameterSource::Whole(index) => indices.push(*index),
+                ParameterSource::Thirds(thirds) => indices.extend(thirds),
+                ParameterSource::Zeros => {}
+            }
+        }
+        indices.sort_unstable();
+        indices
+            .into_iter()
+            .map(|index| (index, &self.source.tensors[index]))
     }
 }
 
@@ -265,20 +287,29 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let Checkpoint {
-            file,
-            tensors,
-            naming,
-            ..
-        } = self.checkpoint;
-        let Some(index) = naming.parameters.get(name) else {
+        let Checkpoint { source, naming, .. } = self.checkpoint;
+        let Some((from, shape)) = naming.parameters.get(name) else {
             candle_core::bail!("the checkpoint has no parameter `{name}`");
         };
-        let stored = &tensors[*index];
-        let tensor = stored.read(file, device)?.to_dtype(dtype)?;
-        (self.progress)(stored.bytes.len() as u64);
+        let read = |index: usize| {
+            let stored = &source.tensors[index];
+            let tensor = stored.read(&source.files, device)?.to_dtype(dtype)?;
+            (self.progress)(stored.bytes.len() as u64);
+            Ok::<_, candle_core::Error>(tensor)
+        };
+        let tensor = match from {
+            ParameterSource::Whole(index) => read(*index)?,
+            ParameterSource::Thirds([query, key, value]) => {
+                Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
+            }
+            ParameterSource::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
+        };
+        let rows = shape.first().copied().unwrap_or_default();
         if naming.is_transposed(name) {
             tensor.t()
+        } else if tensor.dim(0)? > rows {
+            // Padding behind the vocabulary; the copy lets go of it.
+            tensor.narrow(0, 0, rows)?.copy()
         } else {
             Ok(tensor)
         }
@@ -289,6 +320,7 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 }
 
+/// The folder of a file.
 fn parent_folder(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -296,88 +328,82 @@ fn parent_folder(file: &Path) -> &Path {
     }
 }
 
-fn read_config(folder: &Path) -> Result<Gpt2Config, WeightsError> {
-    let path = folder.join(CONFIG_FILE);
-    let Ok(metadata) = std::fs::metadata(&path) else {
-        return Err(WeightsError::NoConfig {
-            folder: folder.to_owned(),
-        });
+/// A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head
+/// untied; which of the two is meant cannot be told, so the user must say.
+fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
+    let embedding = naming.parameters.get("wte.weight");
+    let (Some(head), Some((ParameterSource::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
+        return Ok(None);
     };
-    if metadata.len() > MAX_CONFIG_BYTES {
-        let what = format!(
-            "expected a configuration of a few kilobytes, found {} bytes",
-            metadata.len()
-        );
-        return Err(WeightsError::NotWeights { path, what });
+    let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
+    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
+    if !comparable(head) || !comparable(embedding) {
+        return Ok(None);
     }
-    let text = std::fs::read(&path).map_err(|error| WeightsError::Read {
-        path: path.clone(),
-        error,
-    })?;
-    let config = Gpt2Config::from_json(&String::from_utf8_lossy(&text));
-    config.map_err(|error| WeightsError::Config { path, error })
+    let is_same_data = head.file == embedding.file && head.bytes == embedding.bytes;
+    if is_same_data {
+        return Ok(None);
+    }
+    let values = |tensor: &StoredTensor| {
+        tensor
+            .read(&source.files, &Device::Cpu)?
+            .flatten_all()?
+            .to_vec1::<f32>()
+    };
+    let (head_values, embedding_values) = (values(head)?, values(embedding)?);
+    let differs = |(head, embedding): (&f32, &f32)| head.to_bits() != embedding.to_bits();
+    let differing = head_values
+        .iter()
+        .zip(&embedding_values)
+        .filter(|pair| differs(*pair))
+        .count();
+    let (name, embedding) = (head.name.clone(), embedding.name.clone());
+    let elements = head_values.len();
+    Ok((differing > 0).then_some(Mismatch::TieContradiction {
+        name,
+        embedding,
+        differing,
+        elements,
+    }))
 }
 
-/// `model.safetensors`, or the only safetensors file of the folder.
-fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
-    let usual = folder.join(WEIGHTS_FILE);
-    if usual.exists() {
-        return Ok(usual);
-    }
-    let failed = |error| WeightsError::Read {
-        path: folder.to_owned(),
-        error,
-    };
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    let safetensors: Vec<_> = names
-        .iter()
-        .filter(|name| name.ends_with(".safetensors"))
-        .collect();
-    match safetensors.as_slice() {
-        [only] => Ok(folder.join(only)),
-        [] => {
-            let others = names.iter().filter(|name| {
-                [
-                    ".bin",
-                    ".pt",
-                    ".pth",
-                    ".gguf",
-                    ".ckpt",
-                    ".h5",
-                    ".msgpack",
-                    ".index.json",
-                ]
-                .iter()
-                .any(|ending| name.ends_with(ending))
-            });
-            let others: Vec<_> = others.map(String::as_str).collect();
-            let found = if others.is_empty() {
-                "; a checkpoint folder holds it beside config.json".to_owned()
-            } else {
-                format!(
-                    " (found {}); convert it with `save_pretrained` of transformers",
-                    others.join(", ")
-                )
-            };
-            Err(WeightsError::NoWeights {
-                folder: folder.to_owned(),
-                found,
-            })
+/// What was decided about the tensors, in words.
+fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String> {
+    let mut rules = Vec::new();
+    rules.push(match (config.tie_word_embeddings, naming.tied_head) {
+        (true, None) => {
+            "the output head is tied: the file has no lm_head.weight, and the embedding serves".to_owned()
         }
-        several => {
-            let names: Vec<_> = several.iter().map(|name| name.as_str()).collect();
-            let found = format!(
-                ", but several others ({}); name the file itself",
-                names.join(", ")
-            );
-            Err(WeightsError::NoWeights {
-                folder: folder.to_owned(),
-                found,
-            })
+        (true, Some(index)) => {
+            format!(
+                "the output head is tied: `{}` repeats the embedding and is not read",
+                source.tensors[index].name
+            )
         }
+        (false, _) => "the output head is its own tensor".to_owned(),
+    });
+    if !naming.buffers.is_empty() {
+        rules.push(format!(
+            "{} causal masks of an old checkpoint are no parameters and ignored",
+            naming.buffers.len()
+        ));
     }
+    if naming.zero_count() > 0 {
+        rules.push(format!(
+            "{} biases are not stored and taken as zero",
+            naming.zero_count()
+        ));
+    }
+    if let Some((ParameterSource::Whole(index), shape)) = naming.parameters.get("wte.weight")
+        && let Some(padding) = source.tensors[*index]
+            .shape
+            .first()
+            .and_then(|rows| rows.checked_sub(shape[0]))
+        && padding > 0
+    {
+        rules.push(format!(
+            "the last {padding} rows of the token embedding are padding and not read"
+        ));
+    }
+    rules
 }

@@ -43,7 +43,7 @@ pub enum WeightsError {
         error: ConfigError,
     },
     /// A folder without weights that can be read.
-    #[error("{folder}: there is no model.safetensors{found}")]
+    #[error("{folder}: there is no model.safetensors, and no other weights file{found}")]
     NoWeights {
         /// The folder.
         folder: PathBuf,
@@ -114,6 +114,17 @@ pub enum Mismatch {
         /// The shape in the file.
         found: Vec<usize>,
     },
+    /// The output head differs from the token embedding, and the configuration ties them.
+    TieContradiction {
+        /// The head's name.
+        name: String,
+        /// The embedding's name.
+        embedding: String,
+        /// How many values differ.
+        differing: usize,
+        /// How many values each has.
+        elements: usize,
+    },
     /// A tensor is stored in a type that holds no weights.
     DType {
         /// Its name.
@@ -130,6 +141,7 @@ impl Mismatch {
             Self::Missing { name, .. }
             | Self::Surplus { name, .. }
             | Self::Shape { name, .. }
+            | Self::TieContradiction { name, .. }
             | Self::DType { name, .. } => name,
         }
     }
@@ -160,6 +172,16 @@ impl fmt::Display for Mismatch {
                     ShapeOf(found)
                 )
             }
+            Self::TieContradiction {
+                name,
+                embedding,
+                differing,
+                elements,
+            } => write!(
+                f,
+                "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, and config.json ties \
+                 them; set `tie_word_embeddings` to false to use it, or remove it"
+            ),
             Self::DType { name, found } => {
                 write!(
                     f,

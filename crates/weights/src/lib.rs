@@ -14,16 +14,19 @@
 //! not trusted: sizes are checked against the file before anything is allocated.
 
 mod checkpoint;
+mod config_file;
 mod error;
+mod formats;
 mod mapped_file;
 mod naming;
-mod safetensors_file;
+mod source;
 mod stored;
 mod tokenizer;
 
-pub use checkpoint::{Checkpoint, Format, Problem};
+pub use checkpoint::{Checkpoint, Problem};
 pub use error::{Mismatch, WeightsError};
 pub use naming::{Orientation, checkpoint_shape};
+pub use source::Format;
 pub use stored::{StoredDType, StoredTensor};
 pub use tokenizer::load_tokenizer;
 pub use tokenizers::Tokenizer;

@@ -1,29 +1,164 @@
-//! How checkpoints name and turn the parameters of a GPT-2: the one place that knows prefixes, `Conv1D`, buffers and
-//! tied heads.
+//! How checkpoints name and turn the parameters of a GPT-2: the one place that knows prefixes, `Conv1D`, separate
+//! query, key and value, buffers, padding and tied heads.
 //!
-//! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`.
+//! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`. Each
+//! [`Scheme`] is a table from another origin's names to these.
 
 use std::collections::HashMap;
 
 use gpt2::{Gpt2Config, Parameter, expected_parameters};
 
 use crate::Mismatch;
+use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
 
-/// The linear layers of a block: GPT-2 stores their weights as `Conv1D`, `(in, out)`.
-const CONV1D_SUFFIXES: [&str; 4] = [
+/// How one origin names the parameters.
+struct Scheme {
+    name: &'static str,
+    /// Parameters outside the blocks. The first that is there decides the scheme, and what stands before it is the
+    /// prefix of all names.
+    outside: &'static [(&'static str, &'static str)],
+    /// What stands before and behind the number of a block.
+    block: (&'static str, char),
+    /// Parameters of a block.
+    inside: &'static [(&'static str, &'static str)],
+    /// Parameters of a block that are the first, second or third part of one.
+    thirds: &'static [(&'static str, &'static str, usize)],
+    /// What a block holds besides parameters: the causal mask and the value it was filled with.
+    buffers: &'static [&'static str],
+    /// How linear weights are stored; `None` where the file must tell.
+    orientation: Option<Orientation>,
+}
+
+const SCHEMES: [Scheme; 4] = [
+    Scheme {
+        name: "Hugging Face",
+        outside: &[
+            ("wte.weight", "wte.weight"),
+            ("wpe.weight", "wpe.weight"),
+            ("ln_f.weight", "ln_f.weight"),
+            ("ln_f.bias", "ln_f.bias"),
+            (HEAD, HEAD),
+        ],
+        block: ("h.", '.'),
+        inside: &[
+            ("ln_1.weight", "ln_1.weight"),
+            ("ln_1.bias", "ln_1.bias"),
+            ("attn.c_attn.weight", "attn.c_attn.weight"),
+            ("attn.c_attn.bias", "attn.c_attn.bias"),
+            ("attn.c_proj.weight", "attn.c_proj.weight"),
+            ("attn.c_proj.bias", "attn.c_proj.bias"),
+            ("ln_2.weight", "ln_2.weight"),
+            ("ln_2.bias", "ln_2.bias"),
+            ("mlp.c_fc.weight", "mlp.c_fc.weight"),
+            ("mlp.c_fc.bias", "mlp.c_fc.bias"),
+            ("mlp.c_proj.weight", "mlp.c_proj.weight"),
+            ("mlp.c_proj.bias", "mlp.c_proj.bias"),
+        ],
+        thirds: &[],
+        buffers: &["attn.bias", "attn.masked_bias"],
+        orientation: None,
+    },
+    Scheme {
+        name: "OpenAI",
+        outside: &[
+            ("wte", "wte.weight"),
+            ("wpe", "wpe.weight"),
+            ("ln_f/g", "ln_f.weight"),
+            ("ln_f/b", "ln_f.bias"),
+        ],
+        block: ("h", '/'),
+        inside: &[
+            ("ln_1/g", "ln_1.weight"),
+            ("ln_1/b", "ln_1.bias"),
+            ("attn/c_attn/w", "attn.c_attn.weight"),
+            ("attn/c_attn/b", "attn.c_attn.bias"),
+            ("attn/c_proj/w", "attn.c_proj.weight"),
+            ("attn/c_proj/b", "attn.c_proj.bias"),
+            ("ln_2/g", "ln_2.weight"),
+            ("ln_2/b", "ln_2.bias"),
+            ("mlp/c_fc/w", "mlp.c_fc.weight"),
+            ("mlp/c_fc/b", "mlp.c_fc.bias"),
+            ("mlp/c_proj/w", "mlp.c_proj.weight"),
+            ("mlp/c_proj/b", "mlp.c_proj.bias"),
+        ],
+        thirds: &[],
+        buffers: &[],
+        orientation: Some(Orientation::Conv1D),
+    },
+    Scheme {
+        name: "GGUF",
+        outside: &[
+            ("token_embd.weight", "wte.weight"),
+            ("position_embd.weight", "wpe.weight"),
+            ("output_norm.weight", "ln_f.weight"),
+            ("output_norm.bias", "ln_f.bias"),
+            ("output.weight", HEAD),
+        ],
+        block: ("blk.", '.'),
+        inside: &[
+            ("attn_norm.weight", "ln_1.weight"),
+            ("attn_norm.bias", "ln_1.bias"),
+            ("attn_qkv.weight", "attn.c_attn.weight"),
+            ("attn_qkv.bias", "attn.c_attn.bias"),
+            ("attn_output.weight", "attn.c_proj.weight"),
+            ("attn_output.bias", "attn.c_proj.bias"),
+            ("ffn_norm.weight", "ln_2.weight"),
+            ("ffn_norm.bias", "ln_2.bias"),
+            ("ffn_up.weight", "mlp.c_fc.weight"),
+            ("ffn_up.bias", "mlp.c_fc.bias"),
+            ("ffn_down.weight", "mlp.c_proj.weight"),
+            ("ffn_down.bias", "mlp.c_proj.bias"),
+        ],
+        thirds: &[],
+        buffers: &[],
+        orientation: Some(Orientation::Linear),
+    },
+    Scheme {
+        name: "Build a Large Language Model (From Scratch)",
+        outside: &[
+            ("tok_emb.weight", "wte.weight"),
+            ("pos_emb.weight", "wpe.weight"),
+            ("final_norm.scale", "ln_f.weight"),
+            ("final_norm.shift", "ln_f.bias"),
+            ("out_head.weight", HEAD),
+        ],
+        block: ("trf_blocks.", '.'),
+        inside: &[
+            ("norm1.scale", "ln_1.weight"),
+            ("norm1.shift", "ln_1.bias"),
+            ("att.out_proj.weight", "attn.c_proj.weight"),
+            ("att.out_proj.bias", "attn.c_proj.bias"),
+            ("norm2.scale", "ln_2.weight"),
+            ("norm2.shift", "ln_2.bias"),
+            ("ff.layers.0.weight", "mlp.c_fc.weight"),
+            ("ff.layers.0.bias", "mlp.c_fc.bias"),
+            ("ff.layers.2.weight", "mlp.c_proj.weight"),
+            ("ff.layers.2.bias", "mlp.c_proj.bias"),
+        ],
+        thirds: &[
+            ("att.W_query.weight", "attn.c_attn.weight", 0),
+            ("att.W_key.weight", "attn.c_attn.weight", 1),
+            ("att.W_value.weight", "attn.c_attn.weight", 2),
+            ("att.W_query.bias", "attn.c_attn.bias", 0),
+            ("att.W_key.bias", "attn.c_attn.bias", 1),
+            ("att.W_value.bias", "attn.c_attn.bias", 2),
+        ],
+        buffers: &["att.mask"],
+        orientation: Some(Orientation::Linear),
+    },
+];
+
+/// The linear layers of a block, whose weights GPT-2 stores as `Conv1D`, `(in, out)`.
+const LINEAR_WEIGHTS: [&str; 4] = [
     "attn.c_attn.weight",
     "attn.c_proj.weight",
     "mlp.c_fc.weight",
     "mlp.c_proj.weight",
 ];
-/// What old checkpoints carry inside a block besides parameters: the causal mask and the value it was filled with.
-const BUFFER_SUFFIXES: [&str; 2] = ["attn.bias", "attn.masked_bias"];
-/// Parameters outside the blocks; what stands in front of one is the prefix of all. The first that is there decides.
-const ANCHORS: [&str; 3] = ["wte.weight", "wpe.weight", "ln_f.weight"];
-/// The name of the model inside a model with a head, as part of the prefix.
+/// What stands before the model's names in a model with a head, and not before the head's.
 const MODEL_PREFIX: &str = "transformer.";
-/// The output head, which stands beside the model and not inside it.
+/// The output head.
 const HEAD: &str = "lm_head.weight";
 
 /// How a checkpoint stores the weights of linear layers.
@@ -31,7 +166,7 @@ const HEAD: &str = "lm_head.weight";
 pub enum Orientation {
     /// `(in, out)`, as OpenAI's and Hugging Face's GPT-2.
     Conv1D,
-    /// `(out, in)`, as `nn.Linear` of PyTorch: minGPT, nanoGPT.
+    /// `(out, in)`, as `nn.Linear` of PyTorch: minGPT, nanoGPT, llm.c, GGUF.
     Linear,
 }
 
@@ -45,24 +180,33 @@ pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<
 }
 
 fn is_linear_weight(name: &str) -> bool {
-    block_suffix(name).is_some_and(|suffix| CONV1D_SUFFIXES.contains(&suffix))
+    name.starts_with("h.") && LINEAR_WEIGHTS.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// What follows `h.{i}.` in a name.
-fn block_suffix(name: &str) -> Option<&str> {
-    let (layer, suffix) = name.strip_prefix("h.")?.split_once('.')?;
-    layer.bytes().all(|byte| byte.is_ascii_digit()).then_some(suffix)
+/// Where the values of a parameter come from. Numbers are indices of stored tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ParameterSource {
+    /// One tensor, of which the first rows are the parameter where more are stored.
+    Whole(usize),
+    /// Query, key and value, stored one by one.
+    Thirds([usize; 3]),
+    /// Nothing is stored: a bias of a model without biases.
+    Zeros,
 }
 
 /// Which stored tensor is which parameter.
 #[derive(Debug)]
 pub(crate) struct Naming {
+    /// Whose names the file uses.
+    pub(crate) scheme: &'static str,
     /// What stands in front of the names in the file.
     pub(crate) prefix: String,
     /// How linear weights are stored.
     pub(crate) orientation: Orientation,
-    /// Index of the stored tensor of each parameter, by the model's name.
-    pub(crate) parameters: HashMap<String, usize>,
+    /// How the orientation was decided, in words.
+    pub(crate) orientation_evidence: String,
+    /// The source of each parameter, by the model's name, with the parameter's shape `(out, in)`.
+    pub(crate) parameters: HashMap<String, (ParameterSource, Vec<usize>)>,
     /// Indices of causal masks, which are no parameters.
     pub(crate) buffers: Vec<usize>,
     /// Index of a copy of the token embedding under the head's name.
@@ -71,71 +215,112 @@ pub(crate) struct Naming {
     pub(crate) mismatches: Vec<Mismatch>,
 }
 
+/// What a name in a file means.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Meaning {
+    Parameter(String),
+    Third(String, usize),
+    Buffer,
+    Unknown,
+}
+
 impl Naming {
-    /// Compares the tensors of a file with the parameters of a model.
-    pub(crate) fn new(config: &Gpt2Config, stored: &[StoredTensor]) -> Self {
-        let prefix = prefix(stored);
-        let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(&prefix).to_owned();
-        let file_name = |name: &str| {
-            if name == HEAD {
-                format!("{head_prefix}{name}")
-            } else {
-                format!("{prefix}{name}")
-            }
-        };
-        let own_name = |tensor: &StoredTensor| {
-            let name = tensor.name.as_str();
-            if name.strip_prefix(&head_prefix) == Some(HEAD) {
-                return Some(HEAD.to_owned());
-            }
-            name.strip_prefix(&prefix).map(str::to_owned)
-        };
-        let by_name: HashMap<String, usize> = stored
+    /// Compares the tensors of a checkpoint with the parameters of a model.
+    pub(crate) fn new(config: &Gpt2Config, source: &Source) -> Self {
+        let stored = &source.tensors;
+        let (scheme, prefix) = scheme_and_prefix(stored);
+        let meanings: Vec<Meaning> = stored
+            .iter()
+            .map(|tensor| scheme.meaning(&prefix, &tensor.name))
+            .collect();
+        let by_meaning: HashMap<&Meaning, usize> = meanings
             .iter()
             .enumerate()
-            .filter_map(|(index, tensor)| Some((own_name(tensor)?, index)))
+            .map(|(index, meaning)| (meaning, index))
             .collect();
+        let find = |meaning: Meaning| by_meaning.get(&meaning).copied();
 
         let expected = expected_parameters(config);
-        let orientation = orientation(&expected, &by_name, stored);
+        let found_weights = expected
+            .iter()
+            .filter(|parameter| is_linear_weight(&parameter.name))
+            .filter_map(|parameter| {
+                let index = find(Meaning::Parameter(parameter.name.clone()))?;
+                Some((parameter.shape.as_slice(), stored[index].shape.as_slice()))
+            });
+        let (orientation, orientation_evidence) = match scheme.orientation {
+            Some(orientation) => (orientation, format!("{} files always store them so", scheme.name)),
+            None => orientation(found_weights),
+        };
         let mut naming = Self {
+            scheme: scheme.name,
             prefix: prefix.clone(),
             orientation,
+            orientation_evidence,
             parameters: HashMap::new(),
             buffers: Vec::new(),
             tied_head: None,
             mismatches: Vec::new(),
         };
         let mut has_place = vec![false; stored.len()];
+        let has_no_third_biases = !meanings
+            .iter()
+            .any(|meaning| matches!(meaning, Meaning::Third(name, _) if name.ends_with(".bias")));
+        // llm.c pads the rows of the embedding; every other file says how many tokens it has.
+        let may_be_padded = source.format == Format::LlmC;
         for parameter in expected {
             let shape = checkpoint_shape(&parameter, orientation);
-            match by_name.get(&parameter.name) {
-                None => {
-                    let name = file_name(&parameter.name);
-                    naming.mismatches.push(Mismatch::Missing {
-                        name,
-                        expected: shape,
-                    });
+            let thirds = [0, 1, 2].map(|third| find(Meaning::Third(parameter.name.clone(), third)));
+            let from = if let Some(index) = find(Meaning::Parameter(parameter.name.clone())) {
+                has_place[index] = true;
+                let tensor = &stored[index];
+                let is_padded =
+                    may_be_padded && parameter.name == "wte.weight" && tensor.shape[1..] == shape[1..];
+                if !is_padded {
+                    naming.mismatches.extend(mismatch(tensor, shape));
                 }
-                Some(index) => {
-                    has_place[*index] = true;
-                    naming.mismatches.extend(mismatch(&stored[*index], shape));
-                    naming.parameters.insert(parameter.name, *index);
+                ParameterSource::Whole(index)
+            } else if let [Some(query), Some(key), Some(value)] = thirds {
+                let mut third_shape = shape;
+                third_shape[0] /= 3;
+                for index in [query, key, value] {
+                    has_place[index] = true;
+                    naming
+                        .mismatches
+                        .extend(mismatch(&stored[index], third_shape.clone()));
                 }
-            }
+                ParameterSource::Thirds([query, key, value])
+            } else if parameter.name.ends_with(".bias")
+                && (source.is_bias_free
+                    || (!scheme.thirds.is_empty()
+                        && parameter.name.ends_with("c_attn.bias")
+                        && has_no_third_biases))
+            {
+                ParameterSource::Zeros
+            } else {
+                let name = scheme.file_name(&prefix, &parameter.name);
+                naming.mismatches.push(Mismatch::Missing {
+                    name,
+                    expected: shape,
+                });
+                continue;
+            };
+            naming.parameters.insert(parameter.name, (from, parameter.shape));
         }
         for (index, tensor) in stored.iter().enumerate().filter(|(index, _)| !has_place[*index]) {
-            let name = own_name(tensor).unwrap_or_default();
-            if name == HEAD {
-                // The configuration ties the head: the file repeats the embedding under a second name.
-                let shape = vec![config.vocab_size, config.n_embd];
-                naming.mismatches.extend(mismatch(tensor, shape));
-                naming.tied_head = Some(index);
-            } else if block_suffix(&name).is_some_and(|suffix| BUFFER_SUFFIXES.contains(&suffix)) {
-                naming.buffers.push(index);
-            } else {
-                let (name, found) = (tensor.name.clone(), tensor.shape.clone());
-                naming.mismatches.push(Mismatch::Surplus { name, found });
+            match &meanings[index] {
+                Meaning::Parameter(name) if name == HEAD => {
+                    // The configuration ties the head: the file repeats the embedding under a second name.
+                    naming
+                        .mismatches
+                        .extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
+                    naming.tied_head = Some(index);
+                }
+                Meaning::Buffer => naming.buffers.push(index),
+                _ => {
+                    let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+                    naming.mismatches.push(Mismatch::Surplus { name, found });
+                }
             }
         }
         naming
@@ -145,49 +330,128 @@ impl Naming {
     pub(crate) fn is_transposed(&self, name: &str) -> bool {
         self.orientation == Orientation::Conv1D && is_linear_weight(name)
     }
+
+    /// The number of parameters that are not stored and taken as zero.
+    pub(crate) fn zero_count(&self) -> usize {
+        self.parameters
+            .values()
+            .filter(|(from, _)| *from == ParameterSource::Zeros)
+            .count()
+    }
 }
 
-/// What stands in front of the names; the shortest where an anchor is there under several.
-fn prefix(stored: &[StoredTensor]) -> String {
-    let before = |anchor: &str| {
-        let prefixes = stored
-            .iter()
-            .filter_map(|tensor| tensor.name.strip_suffix(anchor));
-        let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
-        whole.min_by_key(|prefix| prefix.len()).map(str::to_owned)
-    };
-    ANCHORS.into_iter().find_map(before).unwrap_or_default()
-}
-
-/// Tells the orientation from the weights whose two sizes differ: `(out, in)` only where every one of them says so.
-/// The square `attn.c_proj` never decides, not even about itself.
-fn orientation(
-    expected: &[Parameter],
-    by_name: &HashMap<String, usize>,
-    stored: &[StoredTensor],
-) -> Orientation {
-    let mut linear = 0;
-    for parameter in expected
-        .iter()
-        .filter(|parameter| is_linear_weight(&parameter.name))
-    {
-        let Some(found) = by_name
-            .get(&parameter.name)
-            .map(|index| stored[*index].shape.as_slice())
-        else {
-            continue;
+impl Scheme {
+    /// What a name in a file of this scheme means.
+    fn meaning(&self, prefix: &str, name: &str) -> Meaning {
+        let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix);
+        if name.strip_prefix(head_prefix) == Some(HEAD) {
+            return Meaning::Parameter(HEAD.to_owned());
+        }
+        let Some(name) = name.strip_prefix(prefix) else {
+            return Meaning::Unknown;
         };
-        match found {
-            [first, second] if first == second => {}
-            found if found == parameter.shape => linear += 1,
-            _ => return Orientation::Conv1D,
+        if let Some((_, own)) = self.outside.iter().find(|(theirs, _)| *theirs == name) {
+            return Meaning::Parameter((*own).to_owned());
+        }
+        let block = name
+            .strip_prefix(self.block.0)
+            .and_then(|rest| rest.split_once(self.block.1));
+        let Some((layer, name)) = block.filter(|(layer, _)| is_number(layer)) else {
+            return Meaning::Unknown;
+        };
+        let own_name = |own: &str| format!("h.{layer}.{own}");
+        if let Some((_, own)) = self.inside.iter().find(|(theirs, _)| *theirs == name) {
+            Meaning::Parameter(own_name(own))
+        } else if let Some((_, own, third)) = self.thirds.iter().find(|(theirs, ..)| *theirs == name) {
+            Meaning::Third(own_name(own), *third)
+        } else if self.buffers.contains(&name) {
+            Meaning::Buffer
+        } else {
+            Meaning::Unknown
         }
     }
-    if linear > 0 {
-        Orientation::Linear
-    } else {
-        Orientation::Conv1D
+
+    /// The name a parameter would have in a file of this scheme.
+    fn file_name(&self, prefix: &str, own: &str) -> String {
+        if own == HEAD && self.outside.contains(&(HEAD, HEAD)) {
+            return format!("{}{HEAD}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix));
+        }
+        if let Some((theirs, _)) = self.outside.iter().find(|(_, known)| *known == own) {
+            return format!("{prefix}{theirs}");
+        }
+        let (layer, own) = own
+            .strip_prefix("h.")
+            .and_then(|rest| rest.split_once('.'))
+            .unwrap_or(("", own));
+        let whole = self
+            .inside
+            .iter()
+            .find(|(_, known)| *known == own)
+            .map(|(theirs, _)| *theirs);
+        let third = self
+            .thirds
+            .iter()
+            .find(|(_, known, _)| *known == own)
+            .map(|(theirs, ..)| *theirs);
+        let (before, behind) = self.block;
+        format!(
+            "{prefix}{before}{layer}{behind}{}",
+            whole.or(third).unwrap_or(own)
+        )
     }
+}
+
+fn is_number(text: &str) -> bool {
+    let has_leading_zero = text.len() > 1 && text.starts_with('0');
+    !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The scheme one of whose outer parameters is there, and what stands before it; the shortest where it is there under
+/// several prefixes.
+fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
+    for scheme in &SCHEMES {
+        for (anchor, _) in scheme.outside {
+            let prefixes = stored
+                .iter()
+                .filter_map(|tensor| tensor.name.strip_suffix(anchor));
+            let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));
+            // The head stands beside the model, so it says nothing about the others' prefix.
+            if let Some(prefix) = whole
+                .min_by_key(|prefix| prefix.len())
+                .filter(|_| *anchor != HEAD)
+            {
+                return (scheme, prefix.to_owned());
+            }
+        }
+    }
+    (&SCHEMES[0], String::new())
+}
+
+/// Tells the orientation from the weights whose two sizes differ, given as pairs of the model's shape `(out, in)` and
+/// the stored one: `Linear` only where every one of them says so. The square `attn.c_proj` never decides, not even
+/// about itself.
+fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) -> (Orientation, String) {
+    let (mut linear, mut conv1d, mut neither) = (0, 0, 0);
+    for (own, found) in weights {
+        match (own, found) {
+            (_, [first, second]) if first == second => {}
+            (own, found) if own == found => linear += 1,
+            ([output, input], [first, second]) if (output, input) == (second, first) => conv1d += 1,
+            _ => neither += 1,
+        }
+    }
+    if linear > 0 && conv1d == 0 && neither == 0 {
+        return (
+            Orientation::Linear,
+            format!("all {linear} weights that are not square are (out, in)"),
+        );
+    }
+    let evidence = match (conv1d, linear + neither) {
+        (0, 0) => "no weight that is not square is there to tell; taken as GPT-2's own".to_owned(),
+        (_, 0) => format!("all {conv1d} weights that are not square are (in, out)"),
+        (_, others) => format!("{conv1d} weights that are not square are (in, out), {others} are not"),
+    };
+    (Orientation::Conv1D, evidence)
 }
 
 fn mismatch(tensor: &StoredTensor, expected: Vec<usize>) -> Option<Mismatch> {
@@ -199,7 +463,7 @@ fn mismatch(tensor: &StoredTensor, expected: Vec<usize>) -> Option<Mismatch> {
             found: tensor.shape.clone(),
         });
     }
-    tensor.dtype.candle().is_none().then(|| Mismatch::DType {
+    (!tensor.dtype.holds_weights()).then(|| Mismatch::DType {
         name,
         found: tensor.dtype.to_string(),
     })

@@ -3,10 +3,15 @@
 use std::fmt;
 use std::ops::Range;
 
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::{DType, Device, Result, Tensor};
+
+use crate::mapped_file::MappedFile;
 
 /// The type of a stored tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StoredDType {
     /// 32-bit floating point.
     F32,
@@ -16,18 +21,29 @@ pub enum StoredDType {
     BF16,
     /// 64-bit floating point.
     F64,
+    /// Blocks of small integers with scales, as GGUF files have them.
+    Quantized(GgmlDType),
     /// A type that holds no weights, by the file's name for it: fit for buffers only.
     Other(&'static str),
 }
 
 impl StoredDType {
-    /// The candle type with the same bits, where the type can hold weights.
-    pub fn candle(self) -> Option<DType> {
+    /// Whether values of this type can be weights.
+    pub fn holds_weights(self) -> bool {
+        !matches!(self, Self::Other(_))
+    }
+
+    /// Bytes of `elements` values, where the type holds weights and they fill whole blocks.
+    pub(crate) fn byte_count(self, elements: usize) -> Option<usize> {
         match self {
-            Self::F32 => Some(DType::F32),
-            Self::F16 => Some(DType::F16),
-            Self::BF16 => Some(DType::BF16),
-            Self::F64 => Some(DType::F64),
+            Self::F16 | Self::BF16 => elements.checked_mul(2),
+            Self::F32 => elements.checked_mul(4),
+            Self::F64 => elements.checked_mul(8),
+            Self::Quantized(dtype) => {
+                let whole_blocks = elements.is_multiple_of(dtype.block_size());
+                let blocks = elements / dtype.block_size();
+                whole_blocks.then(|| blocks.checked_mul(dtype.type_size()))?
+            }
             Self::Other(_) => None,
         }
     }
@@ -40,6 +56,21 @@ impl fmt::Display for StoredDType {
             Self::F16 => "F16",
             Self::BF16 => "BF16",
             Self::F64 => "F64",
+            Self::Quantized(dtype) => match dtype {
+                GgmlDType::Q4_0 => "Q4_0",
+                GgmlDType::Q4_1 => "Q4_1",
+                GgmlDType::Q5_0 => "Q5_0",
+                GgmlDType::Q5_1 => "Q5_1",
+                GgmlDType::Q8_0 => "Q8_0",
+                GgmlDType::Q8_1 => "Q8_1",
+                GgmlDType::Q2K => "Q2_K",
+                GgmlDType::Q3K => "Q3_K",
+                GgmlDType::Q4K => "Q4_K",
+                GgmlDType::Q5K => "Q5_K",
+                GgmlDType::Q6K => "Q6_K",
+                GgmlDType::Q8K => "Q8_K",
+                _ => "quantized",
+            },
             Self::Other(name) => name,
         })
     }
@@ -54,8 +85,12 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// Type in the file.
     pub dtype: StoredDType,
-    /// Where its bytes are in the file.
+    /// Which of the checkpoint's files holds it.
+    pub(crate) file: usize,
+    /// Where its bytes are in that file.
     pub(crate) bytes: Range<usize>,
+    /// Distance of neighbours along each axis, in elements, where they are not in row-major order.
+    pub(crate) strides: Option<Vec<usize>>,
 }
 
 impl StoredTensor {
@@ -65,16 +100,44 @@ impl StoredTensor {
     }
 
     /// The values in f32, read from the bytes of the file.
-    pub(crate) fn read(&self, file: &[u8], device: &Device) -> Result<Tensor> {
+    pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let failed = |what: &str| candle_core::Error::Msg(format!("tensor `{}`: {what}", self.name));
-        let dtype = self
-            .dtype
-            .candle()
-            .ok_or_else(|| failed("its type holds no weights"))?;
-        let bytes = file
-            .get(self.bytes.clone())
-            .ok_or_else(|| failed("its bytes are not in the file"))?;
-        let stored = Tensor::from_raw_buffer(bytes, dtype, &self.shape, &Device::Cpu)?;
+        let bytes = files.get(self.file).and_then(|file| file.get(self.bytes.clone()));
+        let bytes = bytes.ok_or_else(|| failed("its bytes are not in the file"))?;
+        let dtype = match self.dtype {
+            StoredDType::F32 => DType::F32,
+            StoredDType::F16 => DType::F16,
+            StoredDType::BF16 => DType::BF16,
+            StoredDType::F64 => DType::F64,
+            StoredDType::Quantized(dtype) => {
+                return qtensor_from_ggml(dtype, bytes, self.shape.clone(), &Device::Cpu)?
+                    .dequantize(&Device::Cpu)?
+                    .to_device(device);
+            }
+            StoredDType::Other(_) => return Err(failed("its type holds no weights")),
+        };
+        let stored = match &self.strides {
+            None => Tensor::from_raw_buffer(bytes, dtype, &self.shape, &Device::Cpu)?,
+            Some(strides) => {
+                let elements = bytes.len() / dtype.size_in_bytes();
+                let flat = Tensor::from_raw_buffer(bytes, dtype, &[elements], &Device::Cpu)?;
+                flat.index_select(&Tensor::new(positions(&self.shape, strides), &Device::Cpu)?, 0)?
+                    .reshape(self.shape.as_slice())?
+            }
+        };
         stored.to_dtype(DType::F32)?.to_device(device)
     }
+}
+
+/// The place of every element, in row-major order of the shape.
+#[expect(clippy::cast_possible_truncation, reason = "usize has at most 64 bits")]
+fn positions(shape: &[usize], strides: &[usize]) -> Vec<i64> {
+    let mut positions = vec![0];
+    for (size, stride) in shape.iter().zip(strides) {
+        positions = positions
+            .into_iter()
+            .flat_map(|start| (0..*size).map(move |step| start + (step * stride) as i64))
+            .collect();
+    }
+    positions
 }

@@ -57,9 +57,11 @@ fn a_folder_without_weights_names_what_is_there() {
     assert_refused(&empty, &["there is no model.safetensors"]);
     let other = CheckpointFolder::tiny()
         .without("model.safetensors")
-        .with("pytorch_model.bin", "x");
-    assert_refused(&other, &["found pytorch_model.bin", "save_pretrained"]);
-    let several = empty.with("a.safetensors", "x").with("b.safetensors", "x");
+        .with("pytorch_model.bin", "");
+    assert_refused(&other, &["pytorch_model.bin: the file is empty"]);
+    let several = empty
+        .with("a.safetensors", original_weights())
+        .with("b.safetensors", original_weights());
     assert_refused(
         &several,
         &[
@@ -147,9 +149,9 @@ fn files_that_are_something_else() {
             b"{\"error\":\"Repository not found\"}",
             "JSON text in place of the weights: {\"error\":\"Repository not found\"}",
         ),
-        (b"PK\x03\x04rest of an archive", "a PyTorch file (zip)"),
-        (b"\x80\x02}q\x00.", "a PyTorch file (legacy pickle)"),
-        (b"GGUF\x03\x00\x00\x00", "a GGUF file"),
+        (b"PK\x03\x04rest of an archive", "a damaged PyTorch file"),
+        (b"\x80\x02}q\x00.", "not a safetensors file"),
+        (b"GGUF\x03\x00\x00\x00", "a damaged GGUF file"),
         (b"abc", "3 bytes are too few for a header"),
         (
             b"just some text that is no checkpoint at all",

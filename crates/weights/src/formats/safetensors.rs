@@ -8,24 +8,19 @@ use safetensors::{SafeTensorError, SafeTensors};
 
 use crate::WeightsError;
 use crate::mapped_file::MappedFile;
+use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
 /// Bytes of the header's length, in front of the header.
 const LENGTH_BYTES: usize = 8;
-/// Bytes at the start of a file that are looked at to tell what it is.
-const SNIFFED_BYTES: usize = 512;
 
-/// The tensors of a mapped safetensors file, in the order of their bytes.
-pub(crate) fn tensors(file: &MappedFile) -> Result<Vec<StoredTensor>, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
-    if let Some(what) = something_else(file) {
-        return Err(refuse(what));
-    }
+/// Reads the header of a safetensors file: its tensors, in the order of their bytes.
+pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
     let (header_bytes, metadata) =
-        SafeTensors::read_metadata(file).map_err(|error| refuse(explain(&error, file)))?;
+        SafeTensors::read_metadata(&file).map_err(|error| WeightsError::NotWeights {
+            path: file.path().to_owned(),
+            what: explain(&error, &file),
+        })?;
     let start = LENGTH_BYTES + header_bytes;
     let stored = |name: String| {
         let info = metadata.info(&name)?;
@@ -35,10 +30,17 @@ pub(crate) fn tensors(file: &MappedFile) -> Result<Vec<StoredTensor>, WeightsErr
             name,
             shape,
             dtype,
+            file: 0,
             bytes: start + from..start + to,
+            strides: None,
         })
     };
-    Ok(metadata.offset_keys().into_iter().filter_map(stored).collect())
+    let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
+    let evidence = "a JSON header behind its length in 8 bytes";
+    Ok(Source {
+        tensors,
+        ..Source::new(Format::Safetensors, evidence, file)
+    })
 }
 
 fn stored_dtype(dtype: Dtype) -> StoredDType {
@@ -59,41 +61,6 @@ fn stored_dtype(dtype: Dtype) -> StoredDType {
         Dtype::C64 => StoredDType::Other("C64"),
         _ => StoredDType::Other("an 8-bit, 6-bit or 4-bit float"),
     }
-}
-
-/// What the file is, where its first bytes show that it is something other than weights.
-fn something_else(file: &[u8]) -> Option<String> {
-    let start = &file[..file.len().min(SNIFFED_BYTES)];
-    let text = String::from_utf8_lossy(start);
-    let trimmed = text.trim_start_matches('\u{feff}').trim_start();
-    if file.is_empty() {
-        return Some("the file is empty; download it again".into());
-    }
-    if trimmed.starts_with("version https://git-lfs") {
-        let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
-        let size = size.map_or(String::new(), |size| format!(" (they are {} bytes)", size.trim()));
-        return Some(format!(
-            "a Git LFS pointer in place of the weights{size}; run `git lfs pull` in the folder, or download the file itself"
-        ));
-    }
-    if trimmed.starts_with('<') {
-        return Some("an HTML or XML page in place of the weights; the download went wrong (a login or error page), download it again".into());
-    }
-    if trimmed.starts_with('{') && file.len() < 1 << 20 {
-        return Some(format!(
-            "JSON text in place of the weights: {}; download the file again",
-            trimmed.chars().take(80).collect::<String>()
-        ));
-    }
-    let named = match start {
-        [b'P', b'K', 3, 4, ..] => "a PyTorch file (zip)",
-        [0x80, 2..=5, ..] => "a PyTorch file (legacy pickle)",
-        [b'G', b'G', b'U', b'F', ..] => "a GGUF file",
-        _ => return None,
-    };
-    Some(format!(
-        "{named}; only safetensors can be read: convert it with `save_pretrained` of transformers"
-    ))
 }
 
 fn explain(error: &SafeTensorError, file: &[u8]) -> String {

@@ -1,0 +1,114 @@
+//! The configuration beside the weights: Hugging Face's `config.json`, OpenAI's `hparams.json`, or none at all.
+
+use std::path::Path;
+
+use gpt2::Gpt2Config;
+use serde_json::{Value, json};
+
+use crate::WeightsError;
+use crate::stored::StoredTensor;
+
+/// Largest configuration that is read: real ones have a few kilobytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Width of a head in every published GPT-2: what is assumed where nothing tells the number of heads.
+const USUAL_HEAD_DIM: usize = 64;
+
+/// Reads the configuration of a folder, and says where it comes from. Where there is none, the tensors of the book's
+/// models give all sizes but the number of heads.
+pub(crate) fn read(folder: &Path, tensors: &[StoredTensor]) -> Result<(Gpt2Config, String), WeightsError> {
+    let path = folder.join("config.json");
+    if path.exists() {
+        return Ok((
+            parse(&path, |value| value)?,
+            "the configuration is config.json".to_owned(),
+        ));
+    }
+    let path = folder.join("hparams.json");
+    if path.exists() {
+        return Ok((
+            parse(&path, from_hparams)?,
+            "the configuration is OpenAI's hparams.json".to_owned(),
+        ));
+    }
+    if let Some(config) = of_the_book(tensors) {
+        let rule = format!(
+            "there is no configuration: sizes are those of the tensors, heads are taken as {USUAL_HEAD_DIM} wide"
+        );
+        return Ok((config, rule));
+    }
+    Err(WeightsError::NoConfig {
+        folder: folder.to_owned(),
+    })
+}
+
+/// Whether the configuration of a folder, where it has one, can be used: said before anything about its weights.
+pub(crate) fn check(folder: &Path) -> Result<(), WeightsError> {
+    match read(folder, &[]) {
+        Ok(_) | Err(WeightsError::NoConfig { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn parse(path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
+    let failed = |error| WeightsError::Read {
+        path: path.to_owned(),
+        error,
+    };
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_CONFIG_BYTES {
+        let what = format!("expected a configuration of a few kilobytes, found {size} bytes");
+        return Err(WeightsError::NotWeights {
+            path: path.to_owned(),
+            what,
+        });
+    }
+    let text = String::from_utf8_lossy(&std::fs::read(path).map_err(failed)?).into_owned();
+    let text = match serde_json::from_str::<Value>(&text) {
+        Ok(value @ Value::Object(_)) => change(value).to_string(),
+        _ => text,
+    };
+    Gpt2Config::from_json(&text).map_err(|error| WeightsError::Config {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+/// OpenAI's `hparams.json` has `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.
+fn from_hparams(mut hparams: Value) -> Value {
+    let vocabulary = hparams["n_vocab"].take();
+    if let Some(hparams) = hparams.as_object_mut() {
+        hparams.remove("n_vocab");
+        // The last token is the end of a text.
+        if let Some(last) = vocabulary.as_u64().and_then(|size| size.checked_sub(1)) {
+            hparams.insert("bos_token_id".into(), last.into());
+            hparams.insert("eos_token_id".into(), last.into());
+        }
+        hparams.insert("vocab_size".into(), vocabulary);
+    }
+    hparams
+}
+
+fn of_the_book(tensors: &[StoredTensor]) -> Option<Gpt2Config> {
+    let shape = |name: &str| {
+        tensors
+            .iter()
+            .find(|tensor| tensor.name.ends_with(name))
+            .map(|tensor| &tensor.shape)
+    };
+    let [vocab_size, n_embd] = shape("tok_emb.weight")?[..] else {
+        return None;
+    };
+    let [n_positions, _] = shape("pos_emb.weight")?[..] else {
+        return None;
+    };
+    let n_layer = tensors
+        .iter()
+        .filter(|tensor| tensor.name.ends_with(".norm1.scale"))
+        .count();
+    let n_inner = shape("trf_blocks.0.ff.layers.0.weight")?.first()?;
+    let json = json!({
+        "vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer,
+        "n_head": n_embd.div_ceil(USUAL_HEAD_DIM), "n_inner": n_inner, "tie_word_embeddings": false,
+    });
+    Gpt2Config::from_json(&json.to_string()).ok()
+}

@@ -1,0 +1,197 @@
+//! GGUF files with architecture `gpt2`: what llama.cpp reads.
+//!
+//! candle reads the header and dequantizes the blocks; here the header becomes a configuration and a list of tensors.
+//! Source: `convert_hf_to_gguf.py` of llama.cpp, class `GPT2Model`. Weights of linear layers are `(out, in)`.
+
+use std::io::Cursor;
+
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::{Content, Value};
+use gpt2::Gpt2Config;
+use serde_json::json;
+use tokenizers::Tokenizer;
+
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::source::{Format, Source};
+use crate::stored::{StoredDType, StoredTensor};
+use crate::tokenizer;
+
+/// The key whose value candle divides by.
+const ALIGNMENT_KEY: &[u8] = b"general.alignment";
+
+/// Whether the bytes start as GGUF files do.
+pub(crate) fn is_gguf(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"GGUF")
+}
+
+/// Reads the header of a GGUF file.
+pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
+    if has_no_alignment(&file) {
+        return Err(damaged("`general.alignment` is 0".into()));
+    }
+    let content = Content::read(&mut Cursor::new(&file[..])).map_err(|error| damaged(first_line(&error)))?;
+    match content.metadata.get("general.architecture") {
+        Some(Value::String(architecture)) if architecture == "gpt2" => {}
+        found => {
+            let found = found.map_or("none".to_owned(), |found| format!("{found:?}"));
+            return Err(refuse(format!(
+                "a GGUF file of architecture {found}; only gpt2 can be loaded"
+            )));
+        }
+    }
+    let mut tensors = Vec::new();
+    for (name, info) in &content.tensor_infos {
+        let shape = info.shape.dims().to_vec();
+        let dtype = stored_dtype(info.ggml_dtype);
+        let elements = shape
+            .iter()
+            .try_fold(1usize, |count, size| count.checked_mul(*size));
+        let start = content
+            .tensor_data_offset
+            .checked_add(info.offset)
+            .and_then(|start| usize::try_from(start).ok());
+        let bytes = elements.and_then(|elements| dtype.byte_count(elements));
+        let end = start
+            .zip(bytes)
+            .and_then(|(start, bytes)| start.checked_add(bytes));
+        let (Some(start), Some(end)) = (start, end.filter(|end| *end <= file.len())) else {
+            return Err(damaged(format!(
+                "tensor `{name}` of shape {shape:?} lies outside the file of {} bytes",
+                file.len()
+            )));
+        };
+        tensors.push(StoredTensor {
+            name: name.clone(),
+            shape,
+            dtype,
+            file: 0,
+            bytes: start..end,
+            strides: None,
+        });
+    }
+    tensors.sort_by_key(|tensor| tensor.bytes.start);
+    let config = config(&content, &tensors).map_err(&refuse)?;
+    let tokenizer = tokenizer(&content);
+    let rules = vec![match &tokenizer {
+        Ok(_) => "the tokenizer is the one inside the file".to_owned(),
+        Err(why) => format!("the tokenizer inside the file is not used: {why}"),
+    }];
+    let evidence = "the letters GGUF at the start, architecture gpt2";
+    Ok(Source {
+        tensors,
+        config: Some(config),
+        tokenizer: tokenizer.ok(),
+        rules,
+        ..Source::new(Format::Gguf, evidence, file)
+    })
+}
+
+/// Whether the header sets the alignment to zero, which candle would divide by.
+fn has_no_alignment(bytes: &[u8]) -> bool {
+    /// Far more than the header of a GPT-2 takes, tokenizer included.
+    const SEARCHED_BYTES: usize = 1 << 26;
+    let searched = &bytes[..bytes.len().min(SEARCHED_BYTES)];
+    memchr::memmem::find_iter(searched, ALIGNMENT_KEY).any(|place| {
+        let Some((value_type, value)) = bytes[place + ALIGNMENT_KEY.len()..].split_first_chunk::<4>() else {
+            return false;
+        };
+        let size = match u32::from_le_bytes(*value_type) {
+            0 | 1 => 1,
+            2 | 3 => 2,
+            4 | 5 => 4,
+            _ => return false,
+        };
+        value
+            .get(..size)
+            .is_some_and(|value| value.iter().all(|byte| *byte == 0))
+    })
+}
+
+fn config(content: &Content, tensors: &[StoredTensor]) -> Result<Gpt2Config, String> {
+    let integer = |key: &str| {
+        let value = content.metadata.get(key)?;
+        value
+            .to_u64()
+            .ok()
+            .or_else(|| value.to_u32().ok().map(u64::from))
+            .or_else(|| Some(value.to_i32().ok()? as u64))
+    };
+    let epsilon = content
+        .metadata
+        .get("gpt2.attention.layer_norm_epsilon")
+        .and_then(|value| value.to_f32().ok());
+    let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+    let expand = tensors.iter().find(|tensor| tensor.name == "blk.0.ffn_up.bias");
+    let json = json!({
+        "vocab_size": embedding.and_then(|tensor| tensor.shape.first()),
+        "n_positions": integer("gpt2.context_length"),
+        "n_embd": integer("gpt2.embedding_length"),
+        "n_layer": integer("gpt2.block_count"),
+        "n_head": integer("gpt2.attention.head_count"),
+        // llama.cpp's converter writes 4 n_embd in the header, whatever n_inner is.
+        "n_inner": expand.and_then(|tensor| tensor.shape.first()),
+        // Written as f32: the shortest decimal that gives it back is the one meant.
+        "layer_norm_epsilon": epsilon.and_then(|epsilon| epsilon.to_string().parse::<f64>().ok()),
+        "tie_word_embeddings": !tensors.iter().any(|tensor| tensor.name == "output.weight"),
+        "bos_token_id": integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": integer("tokenizer.ggml.eos_token_id"),
+    });
+    Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("its header: {error}"))
+}
+
+/// The tokenizer inside the file: GPT-2's, or one with other merges.
+fn tokenizer(content: &Content) -> Result<Tokenizer, String> {
+    /// Types of tokens that stand for themselves in a text: control, user-defined.
+    const SPECIAL_TYPES: [i32; 2] = [3, 4];
+    let value = |key: &str| {
+        content
+            .metadata
+            .get(key)
+            .ok_or_else(|| format!("`{key}` is missing"))
+    };
+    let texts = |key: &str| -> Result<Vec<String>, String> {
+        let values = value(key)?.to_vec().map_err(|error| first_line(&error))?;
+        values
+            .iter()
+            .map(|value| value.to_string().cloned().map_err(|error| first_line(&error)))
+            .collect()
+    };
+    for (key, expected) in [("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2")] {
+        match content.metadata.get(key) {
+            Some(Value::String(found)) if found != expected => {
+                return Err(format!("`{key}` is `{found}`, expected `{expected}`"));
+            }
+            _ => {}
+        }
+    }
+    let tokens = texts("tokenizer.ggml.tokens")?;
+    let types = value("tokenizer.ggml.token_type")
+        .and_then(|types| types.to_vec().map_err(|error| first_line(&error)));
+    let types = types.map_or(&[][..], Vec::as_slice);
+    let special = tokens
+        .iter()
+        .zip(types)
+        .filter(|(_, kind)| kind.to_i32().is_ok_and(|kind| SPECIAL_TYPES.contains(&kind)));
+    let special: Vec<String> = special.map(|(token, _)| token.clone()).collect();
+    tokenizer::from_lists(&tokens, &texts("tokenizer.ggml.merges")?, special)
+}
+
+fn stored_dtype(dtype: GgmlDType) -> StoredDType {
+    match dtype {
+        GgmlDType::F32 => StoredDType::F32,
+        GgmlDType::F16 => StoredDType::F16,
+        GgmlDType::BF16 => StoredDType::BF16,
+        quantized => StoredDType::Quantized(quantized),
+    }
+}
+
+/// candle appends a backtrace to its messages where one is asked for.
+fn first_line(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

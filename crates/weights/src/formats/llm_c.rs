@@ -1,0 +1,134 @@
+//! llm.c's `.bin`: a header of 256 integers, then every parameter, each kind for all layers together.
+//!
+//! Source: `dev/eval/export_hf.py` of llm.c. Version 3 holds f32, version 5 bf16. Weights of linear layers are
+//! `(out, in)`, the head is tied, and the embedding's rows are padded to a multiple of 128.
+
+use gpt2::Gpt2Config;
+
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::source::{Format, Source};
+use crate::stored::{StoredDType, StoredTensor};
+
+/// The first integer of the header.
+const MAGIC: u32 = 20_240_326;
+const HEADER_BYTES: usize = 256 * 4;
+
+/// Whether the bytes start as llm.c's files do.
+pub(crate) fn is_llm_c(bytes: &[u8]) -> bool {
+    bytes
+        .first_chunk::<4>()
+        .is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC)
+}
+
+/// Reads the header and places every parameter.
+pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    let header = file
+        .get(..HEADER_BYTES)
+        .ok_or_else(|| refuse("a truncated llm.c file; copy it again".into()))?;
+    let (integers, _) = header.as_chunks::<4>();
+    let integers: Vec<u32> = integers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let [
+        _,
+        version,
+        n_positions,
+        vocab_size,
+        n_layer,
+        n_head,
+        n_embd,
+        padded_vocab,
+        ..,
+    ] = integers[..]
+    else {
+        return Err(refuse("a truncated llm.c file; copy it again".into()));
+    };
+    let dtype = match version {
+        3 => StoredDType::F32,
+        5 => StoredDType::BF16,
+        other => {
+            return Err(refuse(format!(
+                "an llm.c file of version {other}; versions 3 (f32) and 5 (bf16) are read"
+            )));
+        }
+    };
+    let config = serde_json::json!({
+        "vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer, "n_head": n_head,
+        "bos_token_id": vocab_size.saturating_sub(1), "eos_token_id": vocab_size.saturating_sub(1),
+    });
+    let config =
+        Gpt2Config::from_json(&config.to_string()).map_err(|error| refuse(format!("its header: {error}")))?;
+    let rows = usize::try_from(padded_vocab).unwrap_or(0);
+    if rows < config.vocab_size {
+        return Err(refuse(format!(
+            "its header: {rows} embedding rows for a vocabulary of {vocab_size}"
+        )));
+    }
+
+    let width = config.n_embd;
+    let mut tensors = Vec::new();
+    let mut position = HEADER_BYTES;
+    let mut place = |name: String, shape: &[usize]| -> Option<()> {
+        let elements = shape
+            .iter()
+            .try_fold(1usize, |count, size| count.checked_mul(*size))?;
+        let end = position.checked_add(dtype.byte_count(elements)?)?;
+        let (shape, bytes) = (shape.to_vec(), position..end);
+        // The embedding is named first; its rows behind the vocabulary are never read.
+        tensors.push(StoredTensor {
+            name,
+            shape,
+            dtype,
+            file: 0,
+            bytes,
+            strides: None,
+        });
+        position = end;
+        (end <= file.len()).then_some(())
+    };
+    let mut place_all = || -> Option<()> {
+        place("wte.weight".into(), &[rows, width])?;
+        place("wpe.weight".into(), &[config.n_positions, width])?;
+        for (name, shape) in [
+            ("ln_1.weight", &[width][..]),
+            ("ln_1.bias", &[width]),
+            ("attn.c_attn.weight", &[3 * width, width]),
+            ("attn.c_attn.bias", &[3 * width]),
+            ("attn.c_proj.weight", &[width, width]),
+            ("attn.c_proj.bias", &[width]),
+            ("ln_2.weight", &[width]),
+            ("ln_2.bias", &[width]),
+            ("mlp.c_fc.weight", &[4 * width, width]),
+            ("mlp.c_fc.bias", &[4 * width]),
+            ("mlp.c_proj.weight", &[width, 4 * width]),
+            ("mlp.c_proj.bias", &[width]),
+        ] {
+            for layer in 0..config.n_layer {
+                place(format!("h.{layer}.{name}"), shape)?;
+            }
+        }
+        place("ln_f.weight".into(), &[width])?;
+        place("ln_f.bias".into(), &[width])
+    };
+    let fits = place_all().is_some();
+    if !fits || position != file.len() {
+        let found = file.len();
+        let what = if fits {
+            format!("expected {position} bytes")
+        } else {
+            "its header needs more bytes".to_owned()
+        };
+        return Err(refuse(format!(
+            "a truncated or damaged llm.c file: {what}, found {found}; copy it again"
+        )));
+    }
+    let evidence = format!("llm.c's magic number, version {version}");
+    Ok(Source {
+        tensors,
+        config: Some(config),
+        ..Source::new(Format::LlmC, evidence, file)
+    })
+}

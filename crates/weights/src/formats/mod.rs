@@ -1,0 +1,272 @@
+//! Which format a file has, told by its content, and the file to open in a folder, told by name where that is settled.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::source::Source;
+
+mod gguf;
+mod llm_c;
+mod pickle;
+mod pytorch;
+mod safetensors;
+mod tensorflow;
+
+/// Bytes at the start of a file that are looked at to tell what it is.
+const SNIFFED_BYTES: usize = 512;
+/// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
+const MAX_INDEX_BYTES: usize = 64 << 20;
+/// Most files of one checkpoint.
+const MAX_SHARDS: usize = 1024;
+/// The names under which transformers saves weights, in the order in which it looks for them.
+const USUAL_NAMES: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+/// What training leaves beside a checkpoint in a format of weights.
+const TRAINING_STATE: [&str; 6] = [
+    "training_args.bin",
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "rng_state.pth",
+    "scaler.pt",
+];
+
+/// Opens the weights at `path`: a folder, a file of any format, an index of shards, or the common beginning of the
+/// names of a TensorFlow checkpoint.
+pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
+    let index = with_ending(path, ".index");
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => open_file(&find_weights(path)?),
+        Ok(_) => open_file(path),
+        Err(_) if index.is_file() => open_file(&index),
+        Err(_) => Err(WeightsError::NotFound {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+fn open_file(path: &Path) -> Result<Source, WeightsError> {
+    let file = MappedFile::open(path)?;
+    if let Some(what) = no_weights(&file) {
+        return Err(WeightsError::NotWeights {
+            path: path.to_owned(),
+            what,
+        });
+    }
+    match sniff(&file) {
+        Some(Kind::ShardIndex) => open_shards(&file),
+        Some(Kind::Zip) => pytorch::read_zip(file),
+        Some(Kind::LegacyPickle) => pytorch::read_legacy(file),
+        Some(Kind::Gguf) => gguf::read(file),
+        Some(Kind::LlmC) => llm_c::read(file),
+        Some(Kind::TensorFlowIndex) => tensorflow::read(file),
+        Some(Kind::Safetensors) | None => safetensors::read(file),
+    }
+}
+
+/// What a file's content shows it to be, best first where a folder holds several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    ShardIndex,
+    Safetensors,
+    Zip,
+    LegacyPickle,
+    TensorFlowIndex,
+    Gguf,
+    LlmC,
+}
+
+fn sniff(bytes: &[u8]) -> Option<Kind> {
+    let start = &bytes[..bytes.len().min(SNIFFED_BYTES)];
+    if start.starts_with(b"PK\x03\x04") {
+        Some(Kind::Zip)
+    } else if pytorch::is_legacy(start) {
+        Some(Kind::LegacyPickle)
+    } else if gguf::is_gguf(start) {
+        Some(Kind::Gguf)
+    } else if llm_c::is_llm_c(start) {
+        Some(Kind::LlmC)
+    } else if tensorflow::is_index(bytes) {
+        Some(Kind::TensorFlowIndex)
+    } else if start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0]) {
+        Some(Kind::Safetensors)
+    } else if weight_map(bytes).is_some() {
+        Some(Kind::ShardIndex)
+    } else {
+        None
+    }
+}
+
+/// What the file is, where its first bytes show that it holds no weights.
+fn no_weights(file: &[u8]) -> Option<String> {
+    let start = &file[..file.len().min(SNIFFED_BYTES)];
+    let text = String::from_utf8_lossy(start);
+    let trimmed = text.trim_start_matches('\u{feff}').trim_start();
+    if file.is_empty() {
+        return Some("the file is empty; download it again".into());
+    }
+    if trimmed.starts_with("version https://git-lfs") {
+        let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
+        let size = size.map_or(String::new(), |size| format!(" (they are {} bytes)", size.trim()));
+        return Some(format!(
+            "a Git LFS pointer in place of the weights{size}; run `git lfs pull` in the folder, or download the file itself"
+        ));
+    }
+    if trimmed.starts_with('<') {
+        return Some(
+            "an HTML or XML page in place of the weights; the download went wrong (a login or error page), download it again"
+                .into(),
+        );
+    }
+    if trimmed.starts_with('{') && weight_map(file).is_none() {
+        let quoted: String = trimmed.chars().take(80).collect();
+        return Some(format!(
+            "JSON text in place of the weights: {quoted}; download the file again"
+        ));
+    }
+    None
+}
+
+/// The shard of each tensor, where the file is an index of shards.
+fn weight_map(bytes: &[u8]) -> Option<BTreeMap<String, String>> {
+    let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    if !is_json || bytes.len() > MAX_INDEX_BYTES {
+        return None;
+    }
+    let mut index: Value = serde_json::from_slice(bytes).ok()?;
+    serde_json::from_value(index.get_mut("weight_map")?.take()).ok()
+}
+
+/// Opens every shard that an index names; all of them lie beside it.
+fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
+    let path = index.path();
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: path.to_owned(),
+        what,
+    };
+    let places = weight_map(index).unwrap_or_default();
+    let names: HashSet<&str> = places.values().map(String::as_str).collect();
+    let mut names: Vec<&str> = names.into_iter().collect();
+    names.sort_unstable();
+    if names.is_empty() || names.len() > MAX_SHARDS {
+        return Err(refuse(format!(
+            "an index of {} shards; expected from 1 to {MAX_SHARDS}",
+            names.len()
+        )));
+    }
+    let mut whole: Option<Source> = None;
+    let mut seen = HashSet::new();
+    for name in names {
+        // A name that leaves the folder could reach any file of the system.
+        if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
+            return Err(refuse(format!(
+                "the shard name `{name}` is a path; shards lie beside their index"
+            )));
+        }
+        let shard_path = path.with_file_name(name);
+        if !shard_path.exists() {
+            return Err(refuse(format!(
+                "the shard {name} is missing; download it into the same folder"
+            )));
+        }
+        let shard = open_file(&shard_path)?;
+        let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let misplaced = places
+            .iter()
+            .find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
+        if let Some((tensor, _)) = misplaced {
+            return Err(refuse(format!(
+                "tensor `{tensor}` is not in {name}, where the index places it"
+            )));
+        }
+        if let Some(tensor) = shard
+            .tensors
+            .iter()
+            .find(|tensor| !seen.insert(tensor.name.clone()))
+        {
+            return Err(refuse(format!(
+                "tensor `{}` is in more than one shard",
+                tensor.name
+            )));
+        }
+        match &mut whole {
+            None => whole = Some(shard),
+            Some(whole) => {
+                let first_file = whole.files.len();
+                let moved = shard.tensors.into_iter().map(|mut tensor| {
+                    tensor.file += first_file;
+                    tensor
+                });
+                whole.tensors.extend(moved);
+                whole.files.extend(shard.files);
+            }
+        }
+    }
+    let whole = whole.ok_or_else(|| refuse("an index without shards".into()))?;
+    let evidence = format!("{}, in the shards of an index", whole.evidence);
+    Ok(Source {
+        path: path.to_owned(),
+        evidence,
+        ..whole
+    })
+}
+
+/// The file to open in a folder: one of the usual names, else the only file whose content is weights.
+fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
+    let usual = USUAL_NAMES.map(|name| folder.join(name));
+    if let Some(path) = usual.into_iter().find(|path| path.exists()) {
+        return Ok(path);
+    }
+    let failed = |error| WeightsError::Read {
+        path: folder.to_owned(),
+        error,
+    };
+    let mut found: Vec<(Kind, String)> = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if TRAINING_STATE.contains(&name.as_str()) || !entry.path().is_file() {
+            continue;
+        }
+        let kind = MappedFile::open(&entry.path()).ok().and_then(|file| sniff(&file));
+        found.extend(kind.map(|kind| (kind, name)));
+    }
+    found.sort();
+    let best: Vec<&str> = found
+        .iter()
+        .filter(|(kind, _)| *kind == found[0].0)
+        .map(|(_, name)| name.as_str())
+        .collect();
+    match best.as_slice() {
+        [only] => Ok(folder.join(only)),
+        [] => Err(WeightsError::NoWeights {
+            folder: folder.to_owned(),
+            found: String::new(),
+        }),
+        several => {
+            let found = format!(
+                ", but several others ({}); name the file itself",
+                several.join(", ")
+            );
+            Err(WeightsError::NoWeights {
+                folder: folder.to_owned(),
+                found,
+            })
+        }
+    }
+}
+
+/// `path` with `ending` behind its whole name.
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}

@@ -1,0 +1,682 @@
+//! A pickle reader that can build containers, numbers, text and references to tensor data, and nothing else.
+//!
+//! A pickle is a program for a stack machine, and Python's own reader would import and call whatever it names. This one
+//! knows the handful of names that `torch.save` writes and refuses every other at sight. Values live in one list and
+//! refer to each other by index: memory stays within a small multiple of the file, and neither depth, cycles nor
+//! repetition can blow it up.
+//!
+//! Source: CPython's `Lib/pickletools.py` for the instructions, PyTorch's `torch/_utils.py` and
+//! `torch/serialization.py` for the names.
+
+use std::collections::HashMap;
+
+/// Index of a value.
+pub(crate) type Id = usize;
+
+/// A value of a pickle.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+    Bytes(Vec<u8>),
+    List(Vec<Id>),
+    Tuple(Vec<Id>),
+    Dict(Vec<(Id, Id)>),
+    /// A name that may be called, see [`Callable`].
+    Callable(Callable),
+    /// The elements of one or more tensors, kept outside the pickle.
+    Storage(Storage),
+    Tensor(TensorReference),
+}
+
+/// The data that tensors share.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Storage {
+    /// Under which name or number the file keeps it.
+    pub(crate) key: String,
+    /// PyTorch's name of the element type, such as `Float`.
+    pub(crate) dtype: String,
+    /// Number of elements.
+    pub(crate) elements: usize,
+}
+
+/// A view into a storage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TensorReference {
+    pub(crate) storage: Storage,
+    /// First element, counted in elements.
+    pub(crate) offset: usize,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) strides: Vec<usize>,
+}
+
+/// What a pickle may call.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Callable {
+    /// `collections.OrderedDict` and `defaultdict`.
+    Dict,
+    /// `torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`.
+    RebuildTensor,
+    /// `torch._utils._rebuild_parameter`: gives its first argument.
+    First,
+    /// A storage type such as `torch.FloatStorage`: named, never called.
+    StorageType(String),
+}
+
+/// The names a pickle may use, with what they become. Everything else is refused.
+const CALLABLES: [(&str, &str, Callable); 7] = [
+    ("collections", "OrderedDict", Callable::Dict),
+    ("collections", "defaultdict", Callable::Dict),
+    ("torch._utils", "_rebuild_tensor", Callable::RebuildTensor),
+    ("torch._utils", "_rebuild_tensor_v2", Callable::RebuildTensor),
+    ("torch._utils", "_rebuild_parameter", Callable::First),
+    ("torch.nn.parameter", "Parameter", Callable::First),
+    ("torch", "Size", Callable::First),
+];
+
+/// A pickle that was read: all of its values, and which of them is the result.
+#[derive(Debug)]
+pub(crate) struct Pickle {
+    values: Vec<Value>,
+    root: Id,
+    /// Bytes of the pickle.
+    pub(crate) length: usize,
+}
+
+impl Pickle {
+    /// Reads the pickle at the start of `bytes`.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, String> {
+        let mut machine = Machine {
+            bytes,
+            position: 0,
+            values: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+        };
+        let root = machine
+            .run()
+            .map_err(|what| format!("{what} (at byte {} of the pickle)", machine.position))?;
+        Ok(Self {
+            values: machine.values,
+            root,
+            length: machine.position,
+        })
+    }
+
+    /// The result.
+    pub(crate) fn root(&self) -> &Value {
+        &self.values[self.root]
+    }
+
+    /// The value `id`.
+    pub(crate) fn value(&self, id: Id) -> &Value {
+        &self.values[id]
+    }
+
+    /// Every tensor, wherever it stands.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorReference> {
+        self.values.iter().filter_map(|value| match value {
+            Value::Tensor(tensor) => Some(tensor),
+            _ => None,
+        })
+    }
+
+    /// The value under a text key of a dictionary; the last one where a key repeats.
+    pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
+        self.entries(dict)
+            .filter(|(name, _)| *name == key)
+            .last()
+            .map(|(_, value)| value)
+    }
+
+    /// The entries of a dictionary whose keys are text.
+    pub(crate) fn entries<'a>(&'a self, dict: &'a Value) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let entries = match dict {
+            Value::Dict(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        entries.iter().filter_map(|(key, value)| match self.value(*key) {
+            Value::Text(key) => Some((key.as_str(), self.value(*value))),
+            _ => None,
+        })
+    }
+}
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    values: Vec<Value>,
+    stack: Vec<Id>,
+    /// Heights of the stack at the open marks.
+    marks: Vec<usize>,
+    memo: HashMap<u64, Id>,
+}
+
+impl Machine<'_> {
+    /// Runs to the STOP instruction; each instruction consumes at least one byte, so this ends.
+    fn run(&mut self) -> Result<Id, String> {
+        loop {
+            let [instruction] = self.take::<1>()?;
+            match instruction {
+                b'.' => return self.pop(),
+                0x80 => drop(self.take::<1>()?), // PROTO
+                0x95 => drop(self.take::<8>()?), // FRAME
+                b'N' => self.push(Value::None),
+                0x88 => self.push(Value::Bool(true)),
+                0x89 => self.push(Value::Bool(false)),
+                b'K' => {
+                    let [value] = self.take()?;
+                    self.push(Value::Int(value.into()));
+                }
+                b'M' => {
+                    let value = u16::from_le_bytes(self.take()?);
+                    self.push(Value::Int(value.into()));
+                }
+                b'J' => {
+                    let value = i32::from_le_bytes(self.take()?);
+                    self.push(Value::Int(value.into()));
+                }
+                0x8a => {
+                    let [length] = self.take()?;
+                    self.push_long(length.into())?;
+                }
+                0x8b => {
+                    let length = u32::from_le_bytes(self.take()?);
+                    self.push_long(length.into())?;
+                }
+                b'I' => {
+                    let line = self.take_line()?.to_owned();
+                    match line.as_str() {
+                        "00" => self.push(Value::Bool(false)),
+                        "01" => self.push(Value::Bool(true)),
+                        line => self.push_integer(line)?,
+                    }
+                }
+                b'L' => {
+                    let line = self.take_line()?.trim_end_matches('L').to_owned();
+                    self.push_integer(&line)?;
+                }
+                b'G' => {
+                    let value = f64::from_be_bytes(self.take()?);
+                    self.push(Value::Float(value));
+                }
+                b'F' => {
+                    let value = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "a float that is none".to_owned())?;
+                    self.push(Value::Float(value));
+                }
+                b'X' => {
+                    let length = u32::from_le_bytes(self.take()?);
+                    self.push_text(length.into())?;
+                }
+                0x8c => {
+                    let [length] = self.take()?;
+                    self.push_text(length.into())?;
+                }
+                0x8d => {
+                    let length = u64::from_le_bytes(self.take()?);
+                    self.push_text(length)?;
+                }
+                // Byte strings of Python 2 are text here: its checkpoints keep their keys in them.
+                b'T' => {
+                    let length = u32::from_le_bytes(self.take()?);
+                    self.push_text(length.into())?;
+                }
+                b'U' => {
+                    let [length] = self.take()?;
+                    self.push_text(length.into())?;
+                }
+                b'B' => {
+                    let length = u32::from_le_bytes(self.take()?);
+                    self.push_bytes(length.into())?;
+                }
+                b'C' => {
+                    let [length] = self.take()?;
+                    self.push_bytes(length.into())?;
+                }
+                0x8e => {
+                    let length = u64::from_le_bytes(self.take()?);
+                    self.push_bytes(length)?;
+                }
+                b')' => self.push(Value::Tuple(Vec::new())),
+                0x85..=0x87 => {
+                    let length = usize::from(instruction - 0x84);
+                    let start = self
+                        .stack
+                        .len()
+                        .checked_sub(length)
+                        .ok_or("the stack is too short")?;
+                    let items = self.stack.split_off(start);
+                    self.push(Value::Tuple(items));
+                }
+                b't' => {
+                    let items = self.pop_to_mark()?;
+                    self.push(Value::Tuple(items));
+                }
+                b']' | 0x8f => self.push(Value::List(Vec::new())),
+                b'l' | 0x91 => {
+                    let items = self.pop_to_mark()?;
+                    self.push(Value::List(items));
+                }
+                b'a' => {
+                    let item = self.pop()?;
+                    self.extend_list(vec![item])?;
+                }
+                b'e' | 0x90 => {
+                    let items = self.pop_to_mark()?;
+                    self.extend_list(items)?;
+                }
+                b'}' => self.push(Value::Dict(Vec::new())),
+                b'd' => {
+                    let items = self.pop_to_mark()?;
+                    self.push(Value::Dict(Vec::new()));
+                    self.extend_dict(&items)?;
+                }
+                b's' => {
+                    let (value, key) = (self.pop()?, self.pop()?);
+                    self.extend_dict(&[key, value])?;
+                }
+                b'u' => {
+                    let items = self.pop_to_mark()?;
+                    self.extend_dict(&items)?;
+                }
+                b'(' => self.marks.push(self.stack.len()),
+                b'0' => drop(self.pop()?),
+                b'1' => drop(self.pop_to_mark()?),
+                b'2' => {
+                    let top = self.top()?;
+                    self.stack.push(top);
+                }
+                0x94 => {
+                    let index = self.memo.len() as u64;
+                    self.memo.insert(index, self.top()?);
+                }
+                b'q' => {
+                    let [index] = self.take()?;
+                    self.memo.insert(index.into(), self.top()?);
+                }
+                b'r' => {
+                    let index = u32::from_le_bytes(self.take()?);
+                    self.memo.insert(index.into(), self.top()?);
+                }
+                b'p' => {
+                    let index = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "a memo index that is none".to_owned())?;
+                    self.memo.insert(index, self.top()?);
+                }
+                b'h' => {
+                    let [index] = self.take()?;
+                    self.recall(index.into())?;
+                }
+                b'j' => {
+                    let index = u32::from_le_bytes(self.take()?);
+                    self.recall(index.into())?;
+                }
+                b'g' => {
+                    let index = self
+                        .take_line()?
+                        .parse()
+                        .map_err(|_| "a memo index that is none".to_owned())?;
+                    self.recall(index)?;
+                }
+                b'c' => {
+                    let module = self.take_line()?.to_owned();
+                    let name = self.take_line()?.to_owned();
+                    self.push_callable(&module, &name)?;
+                }
+                0x93 => {
+                    let (name, module) = (self.pop()?, self.pop()?);
+                    let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
+                    else {
+                        return Err("a name that is no text".into());
+                    };
+                    let (module, name) = (module.clone(), name.clone());
+                    self.push_callable(&module, &name)?;
+                }
+                b'Q' => {
+                    let reference = self.pop()?;
+                    let storage = self.storage(reference)?;
+                    self.push(Value::Storage(storage));
+                }
+                b'R' | 0x81 => {
+                    let (arguments, callable) = (self.pop()?, self.pop()?);
+                    self.call(callable, arguments)?;
+                }
+                // The attributes of an object: of what can be built here, none matters.
+                b'b' => drop(self.pop()?),
+                other => {
+                    return Err(format!(
+                        "the instruction 0x{other:02x} is not one that torch.save writes"
+                    ));
+                }
+            }
+        }
+    }
+
+    fn take_slice(&mut self, length: u64) -> Result<&[u8], String> {
+        let end = usize::try_from(length)
+            .ok()
+            .and_then(|length| self.position.checked_add(length));
+        let slice = end
+            .and_then(|end| self.bytes.get(self.position..end))
+            .ok_or("the pickle ends early")?;
+        self.position += slice.len();
+        Ok(slice)
+    }
+
+    fn take<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH], String> {
+        let slice = self.take_slice(LENGTH as u64)?;
+        slice.try_into().map_err(|_| "the pickle ends early".to_owned())
+    }
+
+    fn take_line(&mut self) -> Result<&str, String> {
+        let rest = &self.bytes[self.position..];
+        let length = rest
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .ok_or("the pickle ends early")?;
+        self.position += length + 1;
+        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is no text".to_owned())
+    }
+
+    fn push(&mut self, value: Value) {
+        self.stack.push(self.values.len());
+        self.values.push(value);
+    }
+
+    fn push_text(&mut self, length: u64) -> Result<(), String> {
+        let text = String::from_utf8_lossy(self.take_slice(length)?).into_owned();
+        self.push(Value::Text(text));
+        Ok(())
+    }
+
+    fn push_bytes(&mut self, length: u64) -> Result<(), String> {
+        let bytes = self.take_slice(length)?.to_vec();
+        self.push(Value::Bytes(bytes));
+        Ok(())
+    }
+
+    fn push_integer(&mut self, digits: &str) -> Result<(), String> {
+        let value = digits.parse().map_err(|_| "an integer that is none".to_owned())?;
+        self.push(Value::Int(value));
+        Ok(())
+    }
+
+    /// An integer of any length, little-endian in two's complement; one that passes 64 bits is kept as its bytes.
+    fn push_long(&mut self, length: u64) -> Result<(), String> {
+        let bytes = self.take_slice(length)?.to_vec();
+        let value = if bytes.len() > 8 {
+            Value::Bytes(bytes)
+        } else {
+            let fill = if bytes.last().is_some_and(|byte| *byte >= 0x80) {
+                0xff
+            } else {
+                0
+            };
+            let mut whole = [fill; 8];
+            whole[..bytes.len()].copy_from_slice(&bytes);
+            Value::Int(i64::from_le_bytes(whole))
+        };
+        self.push(value);
+        Ok(())
+    }
+
+    fn push_callable(&mut self, module: &str, name: &str) -> Result<(), String> {
+        let known = CALLABLES
+            .iter()
+            .find(|(in_module, called, _)| (*in_module, *called) == (module, name));
+        let callable = match (known, name.strip_suffix("Storage")) {
+            (Some((_, _, callable)), _) => callable.clone(),
+            (None, Some(dtype)) if matches!(module, "torch" | "torch.cuda" | "torch.storage") => {
+                Callable::StorageType(dtype.to_owned())
+            }
+            _ => {
+                return Err(format!(
+                    "the file wants to use `{module}.{name}`, which no checkpoint of weights needs; nothing was run"
+                ));
+            }
+        };
+        self.push(Value::Callable(callable));
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Id, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        if self.stack.len() <= floor {
+            return Err("the stack is too short".into());
+        }
+        self.stack
+            .pop()
+            .ok_or_else(|| "the stack is too short".to_owned())
+    }
+
+    fn top(&self) -> Result<Id, String> {
+        self.stack
+            .last()
+            .copied()
+            .ok_or_else(|| "the stack is too short".to_owned())
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<Id>, String> {
+        let mark = self.marks.pop().ok_or("there is no mark")?;
+        if mark > self.stack.len() {
+            return Err("the stack is too short".into());
+        }
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn recall(&mut self, index: u64) -> Result<(), String> {
+        let id = self
+            .memo
+            .get(&index)
+            .copied()
+            .ok_or("the memo has no such entry")?;
+        self.stack.push(id);
+        Ok(())
+    }
+
+    fn extend_list(&mut self, items: Vec<Id>) -> Result<(), String> {
+        let list = self.top()?;
+        match &mut self.values[list] {
+            Value::List(list) => list.extend(items),
+            _ => return Err("items are added to what is no list".into()),
+        }
+        Ok(())
+    }
+
+    fn extend_dict(&mut self, items: &[Id]) -> Result<(), String> {
+        let dict = self.top()?;
+        let (pairs, []) = items.as_chunks::<2>() else {
+            return Err("a key without a value".into());
+        };
+        match &mut self.values[dict] {
+            Value::Dict(entries) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
+            _ => return Err("entries are added to what is no dictionary".into()),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, callable: Id, arguments: Id) -> Result<(), String> {
+        let Value::Callable(callable) = self.values[callable].clone() else {
+            return Err("the file wants to call what cannot be called".into());
+        };
+        let Value::Tuple(arguments) = self.values[arguments].clone() else {
+            return Err("a call without a tuple of arguments".into());
+        };
+        match (callable, arguments.as_slice()) {
+            (Callable::Dict, _) => self.push(Value::Dict(Vec::new())),
+            (Callable::First, [first, ..]) => self.stack.push(*first),
+            (Callable::RebuildTensor, [storage, offset, shape, strides, ..]) => {
+                let Value::Storage(storage) = self.values[*storage].clone() else {
+                    return Err("a tensor without data".into());
+                };
+                let tensor = TensorReference {
+                    storage,
+                    offset: self.size(*offset)?,
+                    shape: self.sizes(*shape)?,
+                    strides: self.sizes(*strides)?,
+                };
+                if tensor.shape.len() != tensor.strides.len() {
+                    return Err("a tensor whose shape and strides differ in length".into());
+                }
+                self.push(Value::Tensor(tensor));
+            }
+            (callable, _) => return Err(format!("{callable:?} is called with the wrong arguments")),
+        }
+        Ok(())
+    }
+
+    /// What a persistent id refers to: `("storage", type, key, location, elements, …)`.
+    fn storage(&self, reference: Id) -> Result<Storage, String> {
+        let Value::Tuple(parts) = &self.values[reference] else {
+            return Err("a reference to data that is no tuple".into());
+        };
+        let [kind, dtype, key, _, elements, view @ ..] = parts.as_slice() else {
+            return Err("a reference to data with too few parts".into());
+        };
+        let views_whole = view.iter().all(|part| self.values[*part] == Value::None);
+        match (&self.values[*kind], &self.values[*dtype], &self.values[*key]) {
+            (Value::Text(kind), Value::Callable(Callable::StorageType(dtype)), Value::Text(key))
+                if kind == "storage" && views_whole =>
+            {
+                Ok(Storage {
+                    key: key.clone(),
+                    dtype: dtype.clone(),
+                    elements: self.size(*elements)?,
+                })
+            }
+            _ => Err("a reference to data that is none of a tensor".into()),
+        }
+    }
+
+    fn size(&self, id: Id) -> Result<usize, String> {
+        match self.values[id] {
+            Value::Int(size) => usize::try_from(size).map_err(|_| format!("a size of {size}")),
+            _ => Err("a size that is no integer".into()),
+        }
+    }
+
+    fn sizes(&self, id: Id) -> Result<Vec<usize>, String> {
+        match &self.values[id] {
+            Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
+            _ => Err("sizes that are no tuple".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(bytes: &[u8]) -> String {
+        Pickle::read(bytes).expect_err("a refusal")
+    }
+
+    #[test]
+    fn containers_and_numbers_are_read() {
+        // {'a': [1, -2], 'b': (2.5, None, True)}, as protocol 2 writes it.
+        let bytes = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfe\xff\xff\xffeX\x01\x00\x00\x00bq\x03G@\x04\x00\x00\x00\x00\x00\x00N\x88\x87q\x04u.rest";
+        let pickle = Pickle::read(bytes).unwrap();
+        assert_eq!(pickle.length, bytes.len() - 4);
+        let Some(Value::List(list)) = pickle.entry(pickle.root(), "a") else {
+            panic!("no list")
+        };
+        assert_eq!(
+            list.iter()
+                .map(|id| pickle.value(*id).clone())
+                .collect::<Vec<_>>(),
+            [Value::Int(1), Value::Int(-2)]
+        );
+        let Some(Value::Tuple(tuple)) = pickle.entry(pickle.root(), "b") else {
+            panic!("no tuple")
+        };
+        assert_eq!(pickle.value(tuple[0]), &Value::Float(2.5));
+    }
+
+    #[test]
+    fn long_integers_have_their_sign() {
+        let int = |bytes: &[u8]| Pickle::read(bytes).unwrap().root().clone();
+        assert_eq!(int(b"\x8a\x01\xff."), Value::Int(-1));
+        assert_eq!(int(b"\x8a\x02\xff\x00."), Value::Int(255));
+        assert_eq!(int(b"\x8a\x00."), Value::Int(0));
+        assert!(matches!(
+            int(b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
+            Value::Bytes(_)
+        ));
+    }
+
+    #[test]
+    fn nothing_outside_the_list_can_be_named() {
+        for bytes in [
+            &b"cos\nsystem\n(X\x02\x00\x00\x00lstR."[..],
+            b"cbuiltins\neval\n.",
+            b"\x8c\x05posix\x8c\x06system\x93.",
+            b"ctorch\nload\n.",
+            b"cos.FloatStorage\nFloatStorage\n.",
+        ] {
+            assert!(error(bytes).contains("nothing was run"), "{}", error(bytes));
+        }
+        assert!(
+            error(b"ios\nsystem\n.").contains("is not one that torch.save writes"),
+            "INST"
+        );
+        assert!(
+            error(b"\x82\x01.").contains("is not one that torch.save writes"),
+            "EXT1"
+        );
+    }
+
+    #[test]
+    fn damaged_programs_are_errors() {
+        for bytes in [
+            &b""[..],
+            b".",
+            b"R.",
+            b"a.",
+            b"s.",
+            b"u.",
+            b"t.",
+            b"(.",
+            b"K",
+            b"X\xff\xff\xff\xffab.",
+            b"h\x01.",
+            b"N(u.",
+            b"}(K\x01u.",
+            b"0",
+            b"((0t.",
+            b"\x87.",
+            b"Q.",
+            b"NQ.",
+            b"c\n",
+            b"]]s.",
+            b"Ix\n.",
+            b"NNR.",
+            b"b.",
+        ] {
+            error(bytes);
+        }
+    }
+
+    /// A list in a list a million deep, a list of itself, and a tuple of two of the last, thirty times over: Python
+    /// would need 2^30 items for a copy of the last one.
+    #[test]
+    fn depth_cycles_and_repetition_cost_nothing() {
+        let mut deep = b"]".repeat(1_000_000);
+        deep.extend(b"a".repeat(999_999));
+        deep.push(b'.');
+        assert!(Pickle::read(&deep).is_ok());
+        assert!(Pickle::read(b"]q\x00h\x00a.").is_ok());
+        let mut doubled = b"N".to_vec();
+        doubled.extend(b"2\x86".repeat(30));
+        doubled.push(b'.');
+        assert!(Pickle::read(&doubled).is_ok());
+    }
+}

@@ -1,0 +1,329 @@
+//! Files of PyTorch's `torch.save`: a zip archive since version 1.6, a row of pickles with raw data before.
+//!
+//! Source: `torch/serialization.py`, `_save` and `_legacy_save`. Besides plain state dicts this reads what wraps them:
+//! `state_dict`, `model_state_dict` (the book's), and nanoGPT's `model` with `model_args`.
+
+use std::collections::HashMap;
+use std::io::Cursor;
+use std::ops::Range;
+
+use gpt2::{Activation, Gpt2Config};
+use zip::{CompressionMethod, ZipArchive};
+
+use super::pickle::{Pickle, TensorReference, Value};
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::source::{Format, Source};
+use crate::stored::{StoredDType, StoredTensor};
+
+/// What the first pickle of a legacy file holds: 0x1950a86a20f9469cfc6c, little-endian.
+const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+/// The keys under which training programs keep a state dict inside a larger dictionary.
+const STATE_DICT_KEYS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
+
+/// The bytes of each storage, by its key.
+type Storages = HashMap<String, Range<usize>>;
+
+/// Reads a zip archive of `torch.save`.
+pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    let damaged = |what: &str| refuse(format!("a damaged PyTorch file: {what}; download it again"));
+    let mut archive = ZipArchive::new(Cursor::new(&file[..])).map_err(|error| damaged(&error.to_string()))?;
+    let mut storages = Storages::new();
+    let mut pickle = None;
+    let mut is_big_endian = false;
+    for index in 0..archive.len() {
+        let entry = archive
+            .by_index_raw(index)
+            .map_err(|error| damaged(&error.to_string()))?;
+        // Names are `{archive}/data.pkl`, `{archive}/data/{key}`; they name bytes here, never a path.
+        let name = entry.name().map_err(|error| damaged(&error.to_string()))?;
+        let name = name.split_once('/').map_or(&*name, |(_, name)| name).to_owned();
+        let wanted = name == "data.pkl" || name == "byteorder" || name.starts_with("data/");
+        if !wanted {
+            continue;
+        }
+        if entry.compression() != CompressionMethod::Stored {
+            return Err(damaged("its entries are compressed, which PyTorch never does"));
+        }
+        let start = entry.data_start().and_then(|start| usize::try_from(start).ok());
+        let size = usize::try_from(entry.size()).ok();
+        let bytes = start
+            .zip(size)
+            .and_then(|(start, size)| Some(start..start.checked_add(size)?));
+        let bytes = bytes.filter(|bytes| file.get(bytes.clone()).is_some());
+        let bytes = bytes.ok_or_else(|| damaged("an entry lies outside the file"))?;
+        match name.strip_prefix("data/") {
+            Some(key) => drop(storages.insert(key.to_owned(), bytes)),
+            None if name == "data.pkl" => pickle = Some(bytes),
+            None => is_big_endian = file[bytes].starts_with(b"big"),
+        }
+    }
+    if is_big_endian {
+        return Err(refuse(
+            "a PyTorch file of a big-endian machine; save it again on a usual one".into(),
+        ));
+    }
+    let pickle = pickle.ok_or_else(|| {
+        refuse(
+            "a zip archive without data.pkl: not a file of torch.save (TorchScript archives are not read)"
+                .into(),
+        )
+    })?;
+    let pickle = Pickle::read(&file[pickle]).map_err(&refuse)?;
+    source(
+        Format::PyTorchZip,
+        "zip archive with data.pkl",
+        file,
+        &pickle,
+        &storages,
+    )
+}
+
+/// Whether the bytes start as a legacy file of `torch.save` does.
+pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
+    bytes.get(..32.min(bytes.len())).is_some_and(|start| {
+        start
+            .windows(LEGACY_MAGIC.len())
+            .any(|window| window == LEGACY_MAGIC)
+    })
+}
+
+/// Reads a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
+/// for each storage its number of elements in 8 bytes, and its elements.
+pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    let truncated = || refuse("a truncated legacy PyTorch file; download it again".into());
+    let mut position = 0;
+    let mut pickles = Vec::new();
+    for _ in 0..5 {
+        let pickle = Pickle::read(&file[position..]).map_err(&refuse)?;
+        position += pickle.length;
+        pickles.push(pickle);
+    }
+    let [_, version, _, objects, keys] = pickles.as_slice() else {
+        return Err(truncated());
+    };
+    if version.root() != &Value::Int(1001) {
+        return Err(refuse(
+            "a PyTorch file of an unknown version; save it again with a newer PyTorch".into(),
+        ));
+    }
+    let Value::List(keys_in_order) = keys.root() else {
+        return Err(refuse("a legacy PyTorch file without a list of storages".into()));
+    };
+    // The element size of each storage stands with the tensors that use it.
+    let sizes: HashMap<&str, usize> = objects
+        .tensors()
+        .filter_map(|tensor| Some((tensor.storage.key.as_str(), element_bytes(&tensor.storage.dtype)?)))
+        .collect();
+    let mut storages = Storages::new();
+    for id in keys_in_order {
+        let Value::Text(key) = keys.value(*id) else {
+            return Err(refuse(
+                "a legacy PyTorch file with a storage that has no key".into(),
+            ));
+        };
+        let count = file
+            .get(position..)
+            .and_then(|rest| rest.first_chunk::<8>())
+            .ok_or_else(truncated)?;
+        let Some(element_bytes) = sizes.get(key.as_str()) else {
+            return Err(refuse(format!(
+                "a legacy PyTorch file with a storage `{key}` that no tensor uses"
+            )));
+        };
+        let start = position + 8;
+        let length = usize::try_from(u64::from_le_bytes(*count)).ok();
+        let end = length.and_then(|length| length.checked_mul(*element_bytes)?.checked_add(start));
+        let end = end.filter(|end| *end <= file.len()).ok_or_else(truncated)?;
+        storages.insert(key.clone(), start..end);
+        position = end;
+    }
+    let objects = pickles.swap_remove(3);
+    source(
+        Format::PyTorchLegacy,
+        "pickle with PyTorch's magic number",
+        file,
+        &objects,
+        &storages,
+    )
+}
+
+fn source(
+    format: Format,
+    evidence: &str,
+    file: MappedFile,
+    pickle: &Pickle,
+    storages: &Storages,
+) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: file.path().to_owned(),
+        what,
+    };
+    let mut rules = Vec::new();
+    let mut state_dict = pickle.root();
+    for key in STATE_DICT_KEYS {
+        if let Some(inner @ Value::Dict(_)) = pickle.entry(pickle.root(), key) {
+            rules.push(format!(
+                "the tensors stand under the key `{key}` of the file's dictionary"
+            ));
+            state_dict = inner;
+            break;
+        }
+    }
+    let mut tensors: Vec<StoredTensor> = Vec::new();
+    let mut seen = HashMap::new();
+    for (name, value) in pickle.entries(state_dict) {
+        let Value::Tensor(reference) = value else { continue };
+        let tensor =
+            stored(name, reference, storages).map_err(|what| refuse(format!("tensor `{name}`: {what}")))?;
+        if seen.insert(name, ()).is_some() {
+            return Err(refuse(format!("tensor `{name}` is there twice")));
+        }
+        tensors.push(tensor);
+    }
+    if tensors.is_empty() {
+        return Err(refuse(
+            "a PyTorch file without a dictionary of tensors; save the model's state_dict()".into(),
+        ));
+    }
+    let (config, is_bias_free) = match pickle.entry(pickle.root(), "model_args") {
+        Some(arguments) => nano_gpt(pickle, arguments).map_err(refuse)?,
+        None => (None, false),
+    };
+    if config.is_some() {
+        rules.push("nanoGPT's model_args give the configuration; its GELU is the exact one".to_owned());
+    }
+    Ok(Source {
+        tensors,
+        config,
+        is_bias_free,
+        rules,
+        ..Source::new(format, evidence, file)
+    })
+}
+
+fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<StoredTensor, String> {
+    let TensorReference {
+        storage,
+        offset,
+        shape,
+        strides,
+    } = tensor;
+    let element_bytes = element_bytes(&storage.dtype)
+        .ok_or_else(|| format!("its type {}Storage is unknown", storage.dtype))?;
+    let held = storages
+        .get(&storage.key)
+        .ok_or("its data is missing; the file is damaged, download it again")?;
+    let outside = || {
+        format!(
+            "its data lies outside its storage of {} bytes; the file is damaged, download it again",
+            held.len()
+        )
+    };
+    let elements = shape
+        .iter()
+        .try_fold(1usize, |count, size| count.checked_mul(*size))
+        .ok_or_else(outside)?;
+    // The last element that the view reaches.
+    let reach = shape
+        .iter()
+        .zip(strides)
+        .try_fold(0usize, |reach, (size, stride)| {
+            reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
+        });
+    let length = if elements == 0 {
+        Some(0)
+    } else {
+        reach.and_then(|reach| reach.checked_add(1))
+    };
+    let from = offset
+        .checked_mul(element_bytes)
+        .and_then(|offset| held.start.checked_add(offset));
+    let to = length.and_then(|length| from?.checked_add(length.checked_mul(element_bytes)?));
+    let (from, to) = from
+        .zip(to)
+        .filter(|(_, to)| *to <= held.end)
+        .ok_or_else(outside)?;
+    // Repeated elements (stride 0) could claim any size; no checkpoint has them.
+    let is_repeated = length.is_some_and(|length| elements > length);
+    if is_repeated {
+        return Err("its elements overlap; save a contiguous copy".into());
+    }
+    Ok(StoredTensor {
+        name: name.to_owned(),
+        shape: shape.clone(),
+        dtype: stored_dtype(&storage.dtype),
+        file: 0,
+        bytes: from..to,
+        strides: (!is_row_major(shape, strides)).then(|| strides.clone()),
+    })
+}
+
+fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
+    let mut expected = 1;
+    shape.iter().zip(strides).rev().all(|(size, stride)| {
+        let fits = *size <= 1 || *stride == expected;
+        expected *= size;
+        fits
+    })
+}
+
+fn stored_dtype(name: &str) -> StoredDType {
+    match name {
+        "Float" => StoredDType::F32,
+        "Half" => StoredDType::F16,
+        "BFloat16" => StoredDType::BF16,
+        "Double" => StoredDType::F64,
+        "Bool" => StoredDType::Other("bool"),
+        "Byte" => StoredDType::Other("uint8"),
+        "Char" => StoredDType::Other("int8"),
+        "Short" => StoredDType::Other("int16"),
+        "Int" => StoredDType::Other("int32"),
+        _ => StoredDType::Other("int64"),
+    }
+}
+
+fn element_bytes(name: &str) -> Option<usize> {
+    Some(match name {
+        "Bool" | "Byte" | "Char" => 1,
+        "Half" | "BFloat16" | "Short" => 2,
+        "Float" | "Int" => 4,
+        "Double" | "Long" => 8,
+        _ => return None,
+    })
+}
+
+/// nanoGPT's `model_args`: `n_layer`, `n_head`, `n_embd`, `block_size`, `bias`, `vocab_size`.
+fn nano_gpt(pickle: &Pickle, arguments: &Value) -> Result<(Option<Gpt2Config>, bool), String> {
+    let size = |key: &str| match pickle.entry(arguments, key) {
+        Some(Value::Int(size)) if *size > 0 => usize::try_from(*size).map_err(|error| error.to_string()),
+        _ => Err(format!("nanoGPT's model_args lack a positive `{key}`")),
+    };
+    let json = serde_json::json!({
+        "vocab_size": size("vocab_size")?,
+        "n_positions": size("block_size")?,
+        "n_embd": size("n_embd")?,
+        "n_layer": size("n_layer")?,
+        "n_head": size("n_head")?,
+        "bos_token_id": null,
+        "eos_token_id": null,
+    });
+    let config =
+        Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("nanoGPT's model_args: {error}"))?;
+    let is_bias_free = pickle.entry(arguments, "bias") == Some(&Value::Bool(false));
+    Ok((
+        Some(Gpt2Config {
+            activation_function: Activation::Gelu,
+            ..config
+        }),
+        is_bias_free,
+    ))
+}

@@ -1,0 +1,252 @@
+//! TensorFlow's checkpoint, as OpenAI published GPT-2: `model.ckpt.index` says where each tensor is in
+//! `model.ckpt.data-0000i-of-0000n`; the sizes stand in `hparams.json`.
+//!
+//! The index is a table of sorted keys (LevelDB's format, never compressed by TensorFlow) whose values are protocol
+//! buffers. Source: `tensorflow/core/util/tensor_bundle` and `tensorflow/core/lib/io/table_format.txt`;
+//! `src/model.py` of openai/gpt-2 for the names.
+
+use std::path::Path;
+
+use prost::Message;
+
+use crate::WeightsError;
+use crate::mapped_file::MappedFile;
+use crate::source::{Format, Source};
+use crate::stored::{StoredDType, StoredTensor};
+
+/// The last eight bytes of a table.
+const TABLE_MAGIC: u64 = 0xdb47_7524_8b80_fb57;
+/// Two block handles of up to 20 bytes each, and the magic number.
+const FOOTER_BYTES: usize = 48;
+/// Behind each block: its compression, and a checksum.
+const BLOCK_TRAILER_BYTES: usize = 5;
+/// Most data files of one checkpoint; OpenAI's have one.
+const MAX_SHARDS: i32 = 1024;
+
+/// The value of the empty key.
+#[derive(Clone, PartialEq, Message)]
+struct BundleHeader {
+    #[prost(int32, tag = "1")]
+    num_shards: i32,
+    #[prost(int32, tag = "2")]
+    endianness: i32,
+}
+
+/// The value of a tensor's name.
+#[derive(Clone, PartialEq, Message)]
+struct BundleEntry {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<TensorShape>,
+    #[prost(int32, tag = "3")]
+    shard_id: i32,
+    #[prost(int64, tag = "4")]
+    offset: i64,
+    #[prost(int64, tag = "5")]
+    size: i64,
+    #[prost(bytes = "vec", repeated, tag = "7")]
+    slices: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorShape {
+    #[prost(message, repeated, tag = "2")]
+    dim: Vec<Dimension>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Dimension {
+    #[prost(int64, tag = "1")]
+    size: i64,
+}
+
+/// Whether the bytes end as TensorFlow's index files do.
+pub(crate) fn is_index(bytes: &[u8]) -> bool {
+    bytes
+        .last_chunk::<8>()
+        .is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC)
+}
+
+/// Reads an index file and maps the data files beside it.
+pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
+    let path = index.path().to_owned();
+    let refuse = |what: String| WeightsError::NotWeights {
+        path: path.clone(),
+        what,
+    };
+    let damaged = |what: &str| refuse(format!("a damaged TensorFlow index: {what}; download it again"));
+    let entries = table(&index).map_err(&damaged)?;
+    let header = entries
+        .iter()
+        .find(|(key, _)| key.is_empty())
+        .ok_or_else(|| damaged("it has no header"))?;
+    let header = BundleHeader::decode(header.1.as_slice()).map_err(|error| damaged(&error.to_string()))?;
+    if header.endianness != 0 {
+        return Err(refuse(
+            "a TensorFlow checkpoint of a big-endian machine; save it again on a usual one".into(),
+        ));
+    }
+    let shards = header.num_shards;
+    if !(1..=MAX_SHARDS).contains(&shards) {
+        return Err(damaged(&format!("it claims {shards} data files")));
+    }
+    let stem = path.with_extension("");
+    let data_file = |shard: i32| {
+        let name = stem
+            .file_name()
+            .map(|name| name.to_string_lossy())
+            .unwrap_or_default();
+        MappedFile::open(&stem.with_file_name(format!("{name}.data-{shard:05}-of-{shards:05}")))
+    };
+    let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = Vec::new();
+    for (key, value) in entries.iter().filter(|(key, _)| !key.is_empty()) {
+        let name = String::from_utf8_lossy(key).into_owned();
+        let entry = BundleEntry::decode(value.as_slice()).map_err(|error| damaged(&error.to_string()))?;
+        let tensor =
+            stored(&name, &entry, &files).map_err(|what| damaged(&format!("tensor `{name}`: {what}")))?;
+        tensors.push(tensor);
+    }
+    let evidence = format!("a table of tensors at the end of {}", file_name(&path));
+    Ok(Source {
+        files,
+        tensors,
+        ..Source::new(Format::TensorFlow, evidence, index)
+    })
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<StoredTensor, String> {
+    if !entry.slices.is_empty() {
+        return Err("it is stored in slices, which OpenAI's checkpoints never are".into());
+    }
+    let dimensions = entry.shape.iter().flat_map(|shape| &shape.dim);
+    let shape = dimensions
+        .map(|dimension| usize::try_from(dimension.size))
+        .collect::<Result<Vec<_>, _>>();
+    let mut shape = shape.map_err(|_| "a negative size".to_owned())?;
+    // A Conv1D weight is stored as a convolution of width 1: (1, in, out).
+    if let [1, input, output] = shape[..] {
+        shape = vec![input, output];
+    }
+    let dtype = match entry.dtype {
+        1 => StoredDType::F32,
+        2 => StoredDType::F64,
+        14 => StoredDType::BF16,
+        19 => StoredDType::F16,
+        3 => StoredDType::Other("int32"),
+        9 => StoredDType::Other("int64"),
+        _ => StoredDType::Other("a type without weights"),
+    };
+    let file = usize::try_from(entry.shard_id).map_err(|_| "a negative file number".to_owned())?;
+    let start = usize::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
+    let size = usize::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
+    let held = files.get(file).ok_or("a file number that does not exist")?.len();
+    let end = start.checked_add(size).filter(|end| *end <= held);
+    let end = end.ok_or_else(|| format!("its data lies outside its file of {held} bytes"))?;
+    let elements = shape
+        .iter()
+        .try_fold(1usize, |count, size| count.checked_mul(*size));
+    if dtype.holds_weights() && elements.and_then(|elements| dtype.byte_count(elements)) != Some(size) {
+        return Err(format!("{size} bytes do not hold shape {shape:?} of {dtype}"));
+    }
+    Ok(StoredTensor {
+        name: name.to_owned(),
+        shape,
+        dtype,
+        file,
+        bytes: start..end,
+        strides: None,
+    })
+}
+
+/// Keys and values of a table.
+fn table(bytes: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, &'static str> {
+    let footer = bytes
+        .len()
+        .checked_sub(FOOTER_BYTES)
+        .and_then(|start| bytes.get(start..))
+        .ok_or("it is too short")?;
+    let mut handles = Reader(footer);
+    let _meta_index = (handles.varint()?, handles.varint()?);
+    let index = block(bytes, handles.varint()?, handles.varint()?)?;
+    let mut entries = Vec::new();
+    for (_, handle) in block_entries(index)? {
+        let mut handle = Reader(&handle);
+        entries.extend(block_entries(block(bytes, handle.varint()?, handle.varint()?)?)?);
+    }
+    Ok(entries)
+}
+
+/// The contents of a block, without its trailer.
+fn block(bytes: &[u8], offset: usize, size: usize) -> Result<&[u8], &'static str> {
+    let end = offset.checked_add(size).ok_or("a block lies outside the file")?;
+    let contents = bytes.get(offset..end).ok_or("a block lies outside the file")?;
+    match bytes.get(end..).and_then(|rest| rest.get(..BLOCK_TRAILER_BYTES)) {
+        Some([0, ..]) => Ok(contents),
+        Some(_) => Err("a block is compressed, which TensorFlow never does"),
+        None => Err("a block lies outside the file"),
+    }
+}
+
+/// Keys and values of a block: each key repeats the first bytes of the one before, and the block ends with a list of
+/// restart points, which only a search needs.
+fn block_entries(block: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, &'static str> {
+    let count = block.last_chunk::<4>().ok_or("a block is too short")?;
+    let restarts = usize::try_from(u32::from_le_bytes(*count)).map_err(|_| "a block is too short")?;
+    let tail = restarts
+        .checked_mul(4)
+        .and_then(|bytes| bytes.checked_add(4))
+        .ok_or("a block is too short")?;
+    let end = block.len().checked_sub(tail).ok_or("a block is too short")?;
+    let mut reader = Reader(&block[..end]);
+    let mut entries = Vec::new();
+    let mut key: Vec<u8> = Vec::new();
+    // Shared prefixes could otherwise add up to the square of the file.
+    let mut total_key_bytes = 0usize;
+    while !reader.0.is_empty() {
+        let (shared, unshared, value) = (reader.varint()?, reader.varint()?, reader.varint()?);
+        if shared > key.len() {
+            return Err("a key repeats more than the one before it has");
+        }
+        key.truncate(shared);
+        key.extend_from_slice(reader.take(unshared)?);
+        total_key_bytes += key.len();
+        if total_key_bytes > 64 * block.len() + 4096 {
+            return Err("its keys are too long");
+        }
+        entries.push((key.clone(), reader.take(value)?.to_vec()));
+    }
+    Ok(entries)
+}
+
+/// Takes numbers and bytes from the front of a slice.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], &'static str> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or("an entry ends early")?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// An integer in groups of seven bits, the lowest first.
+    fn varint(&mut self) -> Result<usize, &'static str> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return usize::try_from(value).map_err(|_| "a number is too large");
+            }
+        }
+        Err("a number is too large")
+    }
+}
