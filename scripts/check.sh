@@ -9,6 +9,9 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
+  printf '\nGPT2_CHECKPOINTS is not set: tests on third-party checkpoints are skipped\n'
+fi
 step cargo test --workspace --locked
 step cargo run --release --locked -- generate "The first citizen" \
   --model crates/testing/fixtures/tiny-checkpoint --greedy --max-new-tokens 5

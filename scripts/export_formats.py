@@ -3,7 +3,8 @@
 usage: python scripts/export_formats.py --llama-cpp DIR
 
 DIR is llama.cpp's source folder (convert_hf_to_gguf.py, conversion/, gguf-py/). Needs scripts/requirements.txt and
-tensorflow, gguf, llama-cpp-python. Writes crates/testing/fixtures/formats; nothing else in the project needs it.
+tensorflow, gguf, llama-cpp-python. Writes crates/testing/fixtures/formats. A second run changes nothing but the
+legacy PyTorch file, whose storages PyTorch names by memory addresses.
 """
 
 import argparse

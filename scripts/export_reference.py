@@ -3,7 +3,7 @@
 usage: python scripts/export_reference.py [--checkpoints DIR]
 
 Run in an environment made from scripts/requirements.txt. Output goes to crates/testing/fixtures; it is
-deterministic, so a second run changes nothing. Every file records the versions that made it.
+deterministic: a second run changes nothing. Every file records the versions that made it.
 --checkpoints names a folder with the third-party checkpoints; it adds the expected outputs for the
 real-checkpoint tests (numbers computed from them, never their weights).
 """
@@ -23,12 +23,14 @@ VERSIONS = {"torch": torch.__version__.split("+")[0], "transformers": transforme
 
 
 def save(path, tensors, **metadata):
-    """Writes one fixture: contiguous tensors, the versions and any further JSON values as metadata."""
+    """Writes one fixture: contiguous tensors, and one metadata entry with the versions and any further values.
+
+    One entry, because safetensors writes several in an order that changes from run to run.
+    """
     target = FIXTURES / f"{path}.safetensors"
     target.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
-    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
-    save_file(tensors, target, metadata={**VERSIONS, **metadata})
+    save_file(tensors, target, metadata={"reference": json.dumps({**VERSIONS, **metadata}, sort_keys=True)})
     print(f"{target.relative_to(FIXTURES)}: {len(tensors)} tensors, {target.stat().st_size} bytes")
 
 
@@ -171,7 +173,7 @@ def export_transformer():
     save("transformer_003", {"memory": memory, "output": output})
 
 
-# Sizes all differ between cases, and within each case as far as GPT-2 allows, so that a swapped axis fails.
+# Every case has other sizes than the next, so that an axis swapped by mistake fails in some of them.
 GPT2_CASES = {
     "gelu_new": dict(vocab_size=61, n_positions=19, n_embd=24, n_layer=2, n_head=3),
     "gelu": dict(vocab_size=67, n_positions=17, n_embd=20, n_layer=3, n_head=5, activation_function="gelu", n_inner=52),
@@ -190,7 +192,7 @@ GPT2_CASES = {
 }
 
 
-def random_gpt2(seed, tied=True, **sizes):
+def random_gpt2(seed, **sizes):
     """A GPT2LMHeadModel whose weights are large enough for every term to show in the logits."""
     torch.manual_seed(seed)
     # transformers 5 no longer takes `tie_word_embeddings` for granted in its constructor: state it always.

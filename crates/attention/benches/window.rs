@@ -17,10 +17,7 @@ const RADIUS: usize = 32;
 fn window_against_full(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("attention");
     group.sample_size(10);
-    let window = AttentionMask::Window {
-        before: RADIUS,
-        after: RADIUS,
-    };
+    let window = AttentionMask::Window { before: RADIUS, after: RADIUS };
     for tokens in [256, 512, 1024, 2048, 4096] {
         let heads =
             Tensor::ones((1, NUM_HEADS, tokens, HEAD_DIM), DType::F32, &Device::Cpu).expect("a tensor");

@@ -43,19 +43,9 @@ impl KvCache {
     /// # Errors
     /// When the memory cannot be allocated on the device.
     pub fn new(shape: KvCacheShape, dtype: DType, device: &Device) -> Result<Self> {
-        let memory = || {
-            Tensor::zeros(
-                (shape.batch, shape.num_heads, shape.capacity, shape.head_dim),
-                dtype,
-                device,
-            )
-        };
-        Ok(Self {
-            keys: memory()?,
-            values: memory()?,
-            lengths: vec![0; shape.batch],
-            shape,
-        })
+        let memory =
+            || Tensor::zeros((shape.batch, shape.num_heads, shape.capacity, shape.head_dim), dtype, device);
+        Ok(Self { keys: memory()?, values: memory()?, lengths: vec![0; shape.batch], shape })
     }
 
     /// Tokens held by each row.
@@ -80,21 +70,12 @@ impl KvCache {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
         if (batch, num_heads, head_dim) != expected {
-            return Err(AttentionError::CacheShape {
-                expected,
-                found: (batch, num_heads, head_dim),
-            }
-            .into());
+            return Err(AttentionError::CacheShape { expected, found: (batch, num_heads, head_dim) }.into());
         }
         let past = self.longest();
         let capacity = self.shape.capacity;
         if past + added > capacity {
-            return Err(AttentionError::CacheFull {
-                past,
-                added,
-                capacity,
-            }
-            .into());
+            return Err(AttentionError::CacheFull { past, added, capacity }.into());
         }
         for (memory, new) in [(&self.keys, keys), (&self.values, values)] {
             if self.lengths.iter().all(|length| *length == past) {
@@ -108,10 +89,7 @@ impl KvCache {
         }
         self.lengths.iter_mut().for_each(|length| *length += added);
         let longest = past + added;
-        Ok((
-            self.keys.narrow(TOKEN_DIM, 0, longest)?,
-            self.values.narrow(TOKEN_DIM, 0, longest)?,
-        ))
+        Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))
     }
 
     /// Forgets the tokens of `row` behind the first `kept`.
@@ -134,35 +112,17 @@ impl KvCache {
     /// # Errors
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
-        let missing = || {
-            candle_core::Error::Msg(format!(
-                "key-value cache: rows {rows:?} of {}",
-                self.lengths.len()
-            ))
-        };
-        let lengths = rows
-            .iter()
-            .map(|row| self.lengths.get(*row).copied())
-            .collect::<Option<Vec<_>>>();
+        let missing = || AttentionError::NoSuchRow { rows: rows.to_vec(), held: self.lengths.len() };
+        let lengths = rows.iter().map(|row| self.lengths.get(*row).copied()).collect::<Option<Vec<_>>>();
         let lengths = lengths.ok_or_else(missing)?;
         let copy = |memory: &Tensor| -> Result<Tensor> {
-            let rows = rows
-                .iter()
-                .map(|row| memory.narrow(BATCH_DIM, *row, 1))
-                .collect::<Result<Vec<_>>>()?;
+            let rows =
+                rows.iter().map(|row| memory.narrow(BATCH_DIM, *row, 1)).collect::<Result<Vec<_>>>()?;
             // `cat` of a single tensor shares its memory, `copy` does not.
             Tensor::cat(&rows, BATCH_DIM)?.copy()
         };
-        let shape = KvCacheShape {
-            batch: rows.len(),
-            ..self.shape
-        };
-        Ok(Self {
-            keys: copy(&self.keys)?,
-            values: copy(&self.values)?,
-            lengths,
-            shape,
-        })
+        let shape = KvCacheShape { batch: rows.len(), ..self.shape };
+        Ok(Self { keys: copy(&self.keys)?, values: copy(&self.values)?, lengths, shape })
     }
 
     fn longest(&self) -> usize {

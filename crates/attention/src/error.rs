@@ -57,6 +57,14 @@ pub enum AttentionError {
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
+    /// A row to be copied does not exist.
+    #[error("key-value cache: rows {rows:?} are wanted, and there are {held}")]
+    NoSuchRow {
+        /// The rows that were wanted.
+        rows: Vec<usize>,
+        /// Rows of the cache.
+        held: usize,
+    },
     /// A row was cut to more tokens than it holds.
     #[error("key-value cache: cannot keep {kept} tokens of row {row}, which holds {held}")]
     Truncate {

@@ -27,11 +27,7 @@ impl FeedForward {
             }
             .into());
         }
-        Ok(Self {
-            expand,
-            contract,
-            activation,
-        })
+        Ok(Self { expand, contract, activation })
     }
 
     /// Runs both layers; `inner_dropout` is the dropout rate behind the activation, in training.

@@ -14,7 +14,8 @@ pub enum AttentionMask {
     /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
     ///
     /// The restricted attention of article 002 with radius `r` is `Window { before: r, after: r }`; a causal sliding
-    /// window has `after: 0`. Without a cache only the band is computed, so the cost is linear in the length.
+    /// window has `after: 0`. Without a cache and an observer only the band is computed, so the cost is linear in the
+    /// length; an observer is shown the weights of all pairs, and a cache holds what the queries need anyway.
     Window {
         /// Visible keys before the query's position.
         before: usize,
@@ -54,17 +55,14 @@ impl AttentionMask {
             let (start, end) = match self {
                 Self::Bidirectional | Self::Additive(_) => (0, key_len),
                 Self::Causal => (0, position + 1),
-                Self::Window { before, after } => (
-                    position.saturating_sub(*before),
-                    position.saturating_add(*after).saturating_add(1),
-                ),
+                Self::Window { before, after } => {
+                    (position.saturating_sub(*before), position.saturating_add(*after).saturating_add(1))
+                }
             };
             (start, end.min(row.key_count).min(key_len))
         };
-        let ranges: Vec<_> = rows
-            .iter()
-            .flat_map(|row| (0..query_len).map(move |query| visible(row, query)))
-            .collect();
+        let ranges: Vec<_> =
+            rows.iter().flat_map(|row| (0..query_len).map(move |query| visible(row, query))).collect();
         let positional = if ranges.iter().all(|range| *range == (0, key_len)) {
             None
         } else {
@@ -74,14 +72,12 @@ impl AttentionMask {
                     row[start..end].fill(0.0);
                 }
             }
-            Some(Tensor::from_vec(
-                scores,
-                (rows.len(), 1, query_len, key_len),
-                device,
-            )?)
+            Some(Tensor::from_vec(scores, (rows.len(), 1, query_len, key_len), device)?)
         };
         match (self, positional) {
-            (Self::Additive(given), Some(positional)) => Ok(Some(positional.broadcast_add(given)?)),
+            (Self::Additive(given), Some(positional)) => {
+                Ok(Some(positional.broadcast_add(&given.to_dtype(positional.dtype())?)?))
+            }
             (Self::Additive(given), None) => Ok(Some(given.clone())),
             (_, positional) => Ok(positional),
         }
@@ -101,10 +97,7 @@ mod tests {
         key_len: usize,
         past: &[usize],
     ) -> Option<Vec<Vec<f32>>> {
-        let row = |past: &usize| RowKeys {
-            first_query: *past,
-            key_count: past + query_len,
-        };
+        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let rows: Vec<_> = past.iter().map(row).collect();
         let tensor = mask.additive(query_len, key_len, &rows, &Device::Cpu).unwrap()?;
         Some(tensor.reshape(((), key_len)).unwrap().to_vec2().unwrap())
@@ -122,44 +115,20 @@ mod tests {
     fn window_keeps_its_band() {
         let mask = AttentionMask::Window { before: 1, after: 0 };
         let band = cached(&mask, 3, 3, &[0]).expect("a mask");
-        assert_eq!(
-            band,
-            [[0.0, HIDDEN, HIDDEN], [0.0, 0.0, HIDDEN], [HIDDEN, 0.0, 0.0]]
-        );
+        assert_eq!(band, [[0.0, HIDDEN, HIDDEN], [0.0, 0.0, HIDDEN], [HIDDEN, 0.0, 0.0]]);
     }
 
     #[test]
     fn ragged_rows_hide_what_only_longer_rows_hold() {
         let expected = vec![vec![0.0, 0.0, HIDDEN], vec![0.0, 0.0, 0.0]];
-        assert_eq!(
-            cached(&AttentionMask::Causal, 1, 3, &[1, 2]),
-            Some(expected.clone())
-        );
-        assert_eq!(
-            cached(&AttentionMask::Bidirectional, 1, 3, &[1, 2]),
-            Some(expected)
-        );
+        assert_eq!(cached(&AttentionMask::Causal, 1, 3, &[1, 2]), Some(expected.clone()));
+        assert_eq!(cached(&AttentionMask::Bidirectional, 1, 3, &[1, 2]), Some(expected));
     }
 
     #[test]
     fn a_mask_that_hides_nothing_is_no_mask() {
         assert_eq!(cached(&AttentionMask::Bidirectional, 1, 4, &[3]), None);
-        assert_eq!(
-            cached(&AttentionMask::Causal, 1, 4, &[3, 3]),
-            None,
-            "a decode step of equal rows"
-        );
-        assert_eq!(
-            cached(
-                &AttentionMask::Window {
-                    before: 3,
-                    after: usize::MAX
-                },
-                1,
-                4,
-                &[3]
-            ),
-            None
-        );
+        assert_eq!(cached(&AttentionMask::Causal, 1, 4, &[3, 3]), None, "a decode step of equal rows");
+        assert_eq!(cached(&AttentionMask::Window { before: 3, after: usize::MAX }, 1, 4, &[3]), None);
     }
 }

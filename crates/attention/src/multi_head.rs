@@ -119,11 +119,7 @@ impl QkvProjection {
                 Ok(query.out_features())
             }
             Self::Fused(layer) => {
-                expect_width(
-                    "the fused projection",
-                    layer.out_features() / 3 * 3,
-                    layer.out_features(),
-                )?;
+                expect_width("the fused projection", layer.out_features() / 3 * 3, layer.out_features())?;
                 Ok(layer.out_features() / 3)
             }
         }
@@ -131,10 +127,9 @@ impl QkvProjection {
 
     fn parameter_count(&self) -> usize {
         match self {
-            Self::Separate { query, key, value } => [query, key, value]
-                .iter()
-                .map(|layer| layer.parameter_count())
-                .sum(),
+            Self::Separate { query, key, value } => {
+                [query, key, value].iter().map(|layer| layer.parameter_count()).sum()
+            }
             Self::Fused(layer) => layer.parameter_count(),
         }
     }
@@ -159,13 +154,7 @@ impl MultiHeadAttention {
         let width = projection.width()?;
         let head_dim = divided_width(width, num_heads)?;
         expect_width("the output projection's input", width, out_proj.in_features())?;
-        Ok(Self {
-            projection,
-            out_proj,
-            num_heads,
-            head_dim,
-            attention: ScaledDotProduct::new(head_dim),
-        })
+        Ok(Self { projection, out_proj, num_heads, head_dim, attention: ScaledDotProduct::new(head_dim) })
     }
 
     /// A layer from the named parameters below the path of `vb`: those of [`ProjectionLayout`], and
@@ -174,13 +163,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// When the number of heads does not divide `d_out`, or a parameter is missing or has another shape.
     pub fn load(config: &MultiHeadAttentionConfig, vb: &VarBuilder) -> Result<Self> {
-        let MultiHeadAttentionConfig {
-            d_in,
-            d_out,
-            num_heads,
-            qkv_bias,
-            ..
-        } = *config;
+        let MultiHeadAttentionConfig { d_in, d_out, num_heads, qkv_bias, .. } = *config;
         let width = match config.head_width {
             HeadWidth::Narrow => d_out,
             HeadWidth::Wide => d_out * num_heads,
@@ -250,9 +233,7 @@ impl MultiHeadAttention {
         let mut weights = KeepWeights(None);
         let mut pass = Pass::inference().observed_by(&mut weights);
         let output = self.forward_with(x, memory, mask, None, &mut pass)?;
-        let weights = weights
-            .0
-            .ok_or_else(|| candle_core::Error::Msg("no attention was computed".into()))?;
+        let weights = weights.0.ok_or_else(|| candle_core::Error::Msg("no attention was computed".into()))?;
         Ok((output, weights))
     }
 
@@ -279,11 +260,7 @@ impl MultiHeadAttention {
             return Err(AttentionError::CacheWithMemory.into());
         }
         let (q, k, v) = self.projection.forward(x, memory)?;
-        let (q, k, v) = (
-            self.split_heads(&q)?,
-            self.split_heads(&k)?,
-            self.split_heads(&v)?,
-        ); // (B, H, T, D)
+        let (q, k, v) = (self.split_heads(&q)?, self.split_heads(&k)?, self.split_heads(&v)?); // (B, H, T, D)
         let (past_lengths, k, v) = match cache {
             Some(cache) => {
                 let past_lengths = cache.lengths().to_vec();
@@ -327,10 +304,7 @@ fn merge_heads(x: &Tensor) -> Result<Tensor> {
 /// The part of a layer that computes the given outputs.
 fn output_rows(layer: &Linear, rows: Range<usize>) -> Result<Linear> {
     let weight = layer.weight().narrow(0, rows.start, rows.len())?;
-    let bias = layer
-        .bias()
-        .map(|bias| bias.narrow(0, rows.start, rows.len()))
-        .transpose()?;
+    let bias = layer.bias().map(|bias| bias.narrow(0, rows.start, rows.len())).transpose()?;
     Linear::new(weight, bias)
 }
 
@@ -348,12 +322,7 @@ fn divided_width(width: usize, num_heads: usize) -> Result<usize> {
 
 fn expect_width(what: &'static str, expected: usize, found: usize) -> Result<()> {
     if found != expected {
-        return Err(AttentionError::WidthMismatch {
-            what,
-            expected,
-            found,
-        }
-        .into());
+        return Err(AttentionError::WidthMismatch { what, expected, found }.into());
     }
     Ok(())
 }

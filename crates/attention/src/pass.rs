@@ -37,18 +37,12 @@ impl<'a> Pass<'a> {
 
     /// A pass with dropout drawn from `generator`.
     pub fn training(generator: &'a mut Generator) -> Self {
-        Self {
-            generator: Some(generator),
-            ..Self::default()
-        }
+        Self { generator: Some(generator), ..Self::default() }
     }
 
     /// The same pass, seen by `observer`.
     pub fn observed_by(self, observer: &'a mut dyn Observer) -> Self {
-        Self {
-            observer: Some(observer),
-            ..self
-        }
+        Self { observer: Some(observer), ..self }
     }
 
     /// Says that what follows belongs to block `layer`, or to none.
@@ -62,13 +56,7 @@ impl<'a> Pass<'a> {
     /// Those of the observer.
     pub fn show(&mut self, name: &'static str, value: Tensor) -> Result<Tensor> {
         match &mut self.observer {
-            Some(observer) => observer.observe(
-                Site {
-                    layer: self.layer,
-                    name,
-                },
-                value,
-            ),
+            Some(observer) => observer.observe(Site { layer: self.layer, name }, value),
             None => Ok(value),
         }
     }

@@ -3,7 +3,9 @@
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5), as in article 002 §5. A shift by `k` tokens
 //! rotates each pair `(2i, 2i+1)` by the fixed angle `k / 10000^(2i/D)`: that is why the form was chosen.
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor};
+
+use crate::AttentionError;
 
 /// Base of the wavelengths, from the paper.
 const BASE: f64 = 10_000.0;
@@ -21,26 +23,20 @@ impl SinusoidalPositions {
     /// When a size is zero or the memory cannot be allocated on the device.
     pub fn new(context_length: usize, width: usize, device: &Device) -> Result<Self> {
         if context_length == 0 || width == 0 {
-            bail!("sinusoidal positions: expected sizes of at least 1, found ({context_length}, {width})");
+            return Err(AttentionError::ZeroSize { name: "context length and width of the positions" }.into());
         }
         let angle = |position: usize, channel: usize| {
             position as f64 / BASE.powf((channel - channel % 2) as f64 / width as f64)
         };
         let value = |position, channel| {
             let angle: f64 = angle(position, channel);
-            if channel % 2 == 0 {
-                angle.sin()
-            } else {
-                angle.cos()
-            }
+            if channel % 2 == 0 { angle.sin() } else { angle.cos() }
         };
         let values: Vec<f64> = (0..context_length)
             .flat_map(|position| (0..width).map(move |channel| value(position, channel)))
             .collect();
         let table = Tensor::from_vec(values, (context_length, width), &Device::Cpu)?;
-        Ok(Self {
-            table: table.to_dtype(candle_core::DType::F32)?.to_device(device)?,
-        })
+        Ok(Self { table: table.to_dtype(candle_core::DType::F32)?.to_device(device)? })
     }
 
     /// Adds the positions `first..first + T` to embeddings.

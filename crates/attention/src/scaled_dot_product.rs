@@ -39,11 +39,7 @@ pub struct ScaledDotProduct {
 impl ScaledDotProduct {
     /// The usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
     pub fn new(head_dim: usize) -> Self {
-        Self {
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            precision: ScorePrecision::AsInput,
-            dropout: 0.0,
-        }
+        Self { scale: 1.0 / (head_dim as f64).sqrt(), precision: ScorePrecision::AsInput, dropout: 0.0 }
     }
 
     /// Attention of queries over keys and values.
@@ -74,16 +70,10 @@ impl ScaledDotProduct {
         {
             return self.band(q, k, v, mask, (*before, *after), pass);
         }
-        let row = |past: &usize| RowKeys {
-            first_query: *past,
-            key_count: past + query_len,
-        };
+        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
         if rows.is_empty() {
-            rows.push(RowKeys {
-                first_query: 0,
-                key_count: key_len,
-            });
+            rows.push(RowKeys { first_query: 0, key_count: key_len });
         }
         let additive = mask.additive(query_len, key_len, &rows, q.device())?;
         self.dense(q, k, v, additive.as_ref(), pass)
@@ -131,10 +121,7 @@ impl ScaledDotProduct {
             let first_key = first_query.saturating_sub(before).min(key_len - 1);
             let end_key = (first_query + queries + after).min(key_len);
             let keys = end_key.max(first_key + 1) - first_key;
-            let row = RowKeys {
-                first_query: first_query - first_key,
-                key_count: keys,
-            };
+            let row = RowKeys { first_query: first_query - first_key, key_count: keys };
             let additive = mask.additive(queries, keys, &[row], q.device())?;
             outputs.push(self.dense(
                 &q.narrow(TOKEN_DIM, first_query, queries)?.contiguous()?,

@@ -39,11 +39,7 @@ pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
     let scores = inputs.matmul(&inputs.t()?)?; // (T, T)
     let weights = softmax(&scores, D::Minus1)?;
     let context = weights.matmul(inputs)?; // (T, d)
-    Ok(SimpleSelfAttention {
-        scores,
-        weights,
-        context,
-    })
+    Ok(SimpleSelfAttention { scores, weights, context })
 }
 
 /// The dot product of two vectors: the sum of their elementwise products, and a measure of how alike they point.
@@ -129,11 +125,7 @@ impl SelfAttention {
     pub fn from_matrices(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
         // nn.Linear keeps the transpose: that is the answer to exercise 3.1.
         let layer = |matrix: &Tensor| Linear::new(matrix.t()?, None);
-        Ok(Self {
-            query: layer(query)?,
-            key: layer(key)?,
-            value: layer(value)?,
-        })
+        Ok(Self { query: layer(query)?, key: layer(key)?, value: layer(value)? })
     }
 
     /// From linear layers: the article's `SelfAttention_v2`.
@@ -147,11 +139,7 @@ impl SelfAttention {
     /// When a parameter is missing or has another shape.
     pub fn load(d_in: usize, d_out: usize, vb: &VarBuilder) -> Result<Self> {
         let layer = |name: &str| Linear::load(d_in, d_out, false, &vb.pp(name));
-        Ok(Self::from_linear(
-            layer("W_query")?,
-            layer("W_key")?,
-            layer("W_value")?,
-        ))
+        Ok(Self::from_linear(layer("W_query")?, layer("W_key")?, layer("W_value")?))
     }
 
     /// The projections as matrices for `x W`, in the order query, key, value: with
@@ -225,8 +213,7 @@ impl CausalAttention {
     pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let scores = (self.attention.scores(x)? * self.attention.scale())?; // (B, T, T)
         let weights = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?;
-        pass.dropout(weights, self.dropout)?
-            .matmul(&self.attention.value.forward(x)?)
+        pass.dropout(weights, self.dropout)?.matmul(&self.attention.value.forward(x)?)
     }
 }
 
@@ -253,11 +240,7 @@ impl StackedHeads {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let contexts = self
-            .heads
-            .iter()
-            .map(|head| head.forward(x, pass))
-            .collect::<Result<Vec<_>>>()?;
+        let contexts = self.heads.iter().map(|head| head.forward(x, pass)).collect::<Result<Vec<_>>>()?;
         Tensor::cat(&contexts, D::Minus1)
     }
 }
@@ -271,20 +254,7 @@ impl StackedHeads {
 /// When the shapes do not fit.
 pub fn attend_one(query: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
     let in_batch = |x: &Tensor| x.unsqueeze(0)?.unsqueeze(0);
-    let (q, k, v) = (
-        in_batch(&query.unsqueeze(0)?)?,
-        in_batch(keys)?,
-        in_batch(values)?,
-    ); // (1, 1, T, d)
+    let (q, k, v) = (in_batch(&query.unsqueeze(0)?)?, in_batch(keys)?, in_batch(values)?); // (1, 1, T, d)
     let attention = ScaledDotProduct::new(query.dim(0)?);
-    attention
-        .forward(
-            &q,
-            &k,
-            &v,
-            &AttentionMask::Bidirectional,
-            &[],
-            &mut Pass::inference(),
-        )?
-        .flatten_all()
+    attention.forward(&q, &k, &v, &AttentionMask::Bidirectional, &[], &mut Pass::inference())?.flatten_all()
 }

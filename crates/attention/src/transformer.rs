@@ -88,9 +88,7 @@ impl EncoderLayer {
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask, pass: &mut Pass) -> Result<Tensor> {
         let attended = self.self_attn.forward_with(x, None, mask, None, pass)?;
-        let x = self
-            .norm1
-            .forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
+        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
         let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
         self.norm2.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
     }
@@ -134,19 +132,11 @@ impl DecoderLayer {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let attended = self
-            .self_attn
-            .forward_with(x, None, &AttentionMask::Causal, None, pass)?;
-        let x = self
-            .norm1
-            .forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
+        let attended = self.self_attn.forward_with(x, None, &AttentionMask::Causal, None, pass)?;
+        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
         let all = &AttentionMask::Bidirectional;
-        let attended = self
-            .multihead_attn
-            .forward_with(&x, Some(memory), all, None, pass)?;
-        let x = self
-            .norm2
-            .forward(&(&x + pass.dropout(attended, self.dropout)?)?)?;
+        let attended = self.multihead_attn.forward_with(&x, Some(memory), all, None, pass)?;
+        let x = self.norm2.forward(&(&x + pass.dropout(attended, self.dropout)?)?)?;
         let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
         self.norm3.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
     }
@@ -189,9 +179,9 @@ impl EncoderDecoder {
     /// # Errors
     /// When the shapes do not fit.
     pub fn encode(&self, source: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        self.encoder.iter().try_fold(source.clone(), |x, layer| {
-            layer.forward(&x, &AttentionMask::Bidirectional, pass)
-        })
+        self.encoder
+            .iter()
+            .try_fold(source.clone(), |x, layer| layer.forward(&x, &AttentionMask::Bidirectional, pass))
     }
 
     /// Runs the decoder over the encoder's output.
@@ -203,9 +193,7 @@ impl EncoderDecoder {
     /// # Errors
     /// When the shapes do not fit.
     pub fn decode(&self, target: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        self.decoder
-            .iter()
-            .try_fold(target.clone(), |x, layer| layer.forward(&x, memory, pass))
+        self.decoder.iter().try_fold(target.clone(), |x, layer| layer.forward(&x, memory, pass))
     }
 }
 

@@ -7,9 +7,7 @@ use gpt2_testing::{pattern, values};
 
 #[test]
 fn positions_follow_the_formula() -> Result<()> {
-    let table = SinusoidalPositions::new(50, 6, &Device::Cpu)?
-        .table()
-        .to_vec2::<f32>()?;
+    let table = SinusoidalPositions::new(50, 6, &Device::Cpu)?.table().to_vec2::<f32>()?;
     for (position, channel, expected) in [
         (0, 0, 0.0),
         (0, 1, 1.0),
@@ -32,21 +30,14 @@ fn positions_follow_the_formula() -> Result<()> {
 #[test]
 fn a_shift_rotates_every_pair() -> Result<()> {
     let width = 10;
-    let table = SinusoidalPositions::new(64, width, &Device::Cpu)?
-        .table()
-        .to_vec2::<f32>()?;
+    let table = SinusoidalPositions::new(64, width, &Device::Cpu)?.table().to_vec2::<f32>()?;
     for shift in [1usize, 5, 17] {
         for position in 0..64 - shift {
             for pair in 0..width / 2 {
                 let angle = shift as f64 / 10_000f64.powf(2.0 * pair as f64 / width as f64);
-                let (sin, cos) = (
-                    f64::from(table[position][2 * pair]),
-                    f64::from(table[position][2 * pair + 1]),
-                );
-                let rotated = [
-                    sin * angle.cos() + cos * angle.sin(),
-                    cos * angle.cos() - sin * angle.sin(),
-                ];
+                let (sin, cos) =
+                    (f64::from(table[position][2 * pair]), f64::from(table[position][2 * pair + 1]));
+                let rotated = [sin * angle.cos() + cos * angle.sin(), cos * angle.cos() - sin * angle.sin()];
                 for (part, expected) in rotated.iter().enumerate() {
                     let found = f64::from(table[position + shift][2 * pair + part]);
                     assert!(
@@ -79,11 +70,7 @@ fn scaling_brings_the_variance_of_scores_from_d_to_one() {
     let mut generator = Generator::new(0);
     for head_dim in [8usize, 64] {
         let dots: Vec<f64> = (0..DRAWS)
-            .map(|_| {
-                (0..head_dim)
-                    .map(|_| generator.normal() * generator.normal())
-                    .sum()
-            })
+            .map(|_| (0..head_dim).map(|_| generator.normal() * generator.normal()).sum())
             .collect();
         let variance = |factor: f64| {
             let mean = dots.iter().sum::<f64>() * factor / DRAWS as f64;
@@ -95,9 +82,6 @@ fn scaling_brings_the_variance_of_scores_from_d_to_one() {
             (before / head_dim as f64 - 1.0).abs() < five_errors,
             "d {head_dim}: variance {before} unscaled"
         );
-        assert!(
-            (after - 1.0).abs() < five_errors,
-            "d {head_dim}: variance {after} scaled"
-        );
+        assert!((after - 1.0).abs() < five_errors, "d {head_dim}: variance {after} scaled");
     }
 }

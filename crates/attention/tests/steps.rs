@@ -169,12 +169,7 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
         [-0.0763, 0.0679],
         [-0.0754, 0.0693],
     ]);
-    assert_close_absolute(
-        &layer.forward(&inputs()?)?,
-        &expected,
-        PRINTED,
-        "SelfAttention_v2",
-    );
+    assert_close_absolute(&layer.forward(&inputs()?)?, &expected, PRINTED, "SelfAttention_v2");
     // The article's softmax over dim=1 mixes tokens once there is a batch; ours gives each batch row the same.
     let batched = layer.forward(&batch_of_two()?)?;
     assert_close_absolute(&batched.i(1)?, &expected, PRINTED, "SelfAttention_v2 on a batch");
@@ -197,12 +192,7 @@ fn exercise_3_1_moves_the_weights_from_v2_to_v1() -> Result<()> {
         [-0.5299, -0.1081],
     ]);
     assert_close_absolute(&v2.forward(&inputs()?)?, &expected, PRINTED, "v2");
-    assert_close_absolute(
-        &v1.forward(&inputs()?)?,
-        &expected,
-        PRINTED,
-        "v1 with the weights of v2",
-    );
+    assert_close_absolute(&v1.forward(&inputs()?)?, &expected, PRINTED, "v1 with the weights of v2");
     Ok(())
 }
 
@@ -242,16 +232,51 @@ fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
         [0.2175, 0.1983, 0.1984, 0.1888, 0.1971, 0.0000],
         [0.1935, 0.1663, 0.1666, 0.1542, 0.1666, 0.1529],
     ]);
+    let printed_zeroed_weights = matrix(&[
+        [0.1921, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.2041, 0.1659, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.2036, 0.1659, 0.1662, 0.0000, 0.0000, 0.0000],
+        [0.1869, 0.1667, 0.1668, 0.1571, 0.0000, 0.0000],
+        [0.1830, 0.1669, 0.1670, 0.1588, 0.1658, 0.0000],
+        [0.1935, 0.1663, 0.1666, 0.1542, 0.1666, 0.1529],
+    ]);
+    let lower = Tensor::tril2(6, candle_core::DType::F32, &Device::Cpu)?;
+    assert_close_absolute(&(&weights * lower)?, &printed_zeroed_weights, PRINTED, "weights with zeros above");
     let renormalized = mask_by_renormalizing(&weights)?;
     let infinite = softmax(&(masked / 2f64.sqrt())?, 1)?;
-    assert_close_absolute(
-        &renormalized,
-        &printed_masked_weights,
-        PRINTED,
-        "masked by renormalising",
-    );
+    assert_close_absolute(&renormalized, &printed_masked_weights, PRINTED, "masked by renormalising");
     assert_close_absolute(&infinite, &printed_masked_weights, PRINTED, "masked by -inf");
     assert_close_absolute(&renormalized, &infinite, SAME, "renormalising and -inf");
+    Ok(())
+}
+
+/// The article's dropout matrices: which values fall is PyTorch's generator's choice, what happens to them is not.
+#[test]
+fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> Result<()> {
+    let fixture = Fixture::open("steps");
+    let layer = SelfAttention::load(3, 2, &fixture.parameters("self_attention_v2."))?;
+    let weights = softmax(&(mask_with_negative_infinity(&layer.scores(&inputs()?)?)? / 2f64.sqrt())?, 1)?;
+    let printed_mask = matrix(&[
+        [2., 2., 2., 2., 2., 2.],
+        [0., 2., 0., 0., 0., 0.],
+        [0., 0., 2., 0., 2., 0.],
+        [2., 2., 0., 0., 0., 2.],
+        [2., 0., 0., 0., 0., 2.],
+        [0., 2., 0., 0., 0., 0.],
+    ]);
+    let printed_weights = matrix(&[
+        [2.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.0000, 0.8966, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.0000, 0.0000, 0.6206, 0.0000, 0.0000, 0.0000],
+        [0.5517, 0.4921, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.4350, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
+        [0.0000, 0.3327, 0.0000, 0.0000, 0.0000, 0.0000],
+    ]);
+    assert_close_absolute(&(&weights * printed_mask)?, &printed_weights, PRINTED, "the printed mask");
+    let ours = gpt2_kernels::dropout(&weights, 0.5, &mut Generator::new(123))?;
+    for (dropped, weight) in values(&ours).iter().zip(values(&weights)) {
+        assert!(*dropped == 0.0 || (dropped - 2.0 * weight).abs() < SAME, "{weight} became {dropped}");
+    }
     Ok(())
 }
 
@@ -369,25 +394,12 @@ fn section_3_6_2_batched_products_are_the_heads_products() -> Result<()> {
         &Device::Cpu,
     )?
     .unsqueeze(0)?;
-    let first = [
-        [1.3208f32, 1.1631, 1.2879],
-        [1.1631, 2.2150, 1.8424],
-        [1.2879, 1.8424, 2.0402],
-    ];
-    let second = [
-        [0.4391f32, 0.7003, 0.5903],
-        [0.7003, 1.3737, 1.0620],
-        [0.5903, 1.0620, 0.9912],
-    ];
+    let first = [[1.3208f32, 1.1631, 1.2879], [1.1631, 2.2150, 1.8424], [1.2879, 1.8424, 2.0402]];
+    let second = [[0.4391f32, 0.7003, 0.5903], [0.7003, 1.3737, 1.0620], [0.5903, 1.0620, 0.9912]];
     let products = a.matmul(&a.transpose(2, 3)?)?;
     // The inputs are printed with four decimals too, so each of the four products carries their rounding.
     assert_close_absolute(&products.i((0, 0))?, &matrix(&first), 3.0 * PRINTED, "first head");
-    assert_close_absolute(
-        &products.i((0, 1))?,
-        &matrix(&second),
-        3.0 * PRINTED,
-        "second head",
-    );
+    assert_close_absolute(&products.i((0, 1))?, &matrix(&second), 3.0 * PRINTED, "second head");
     Ok(())
 }
 
@@ -418,17 +430,10 @@ fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
     let count = |qkv_bias: bool| -> Result<usize> {
         let parameters = candle_nn::VarMap::new();
         let vb = candle_nn::VarBuilder::from_varmap(&parameters, candle_core::DType::F32, &Device::Cpu);
-        let config = MultiHeadAttentionConfig {
-            qkv_bias,
-            ..MultiHeadAttentionConfig::new(768, 768, 12)
-        };
+        let config = MultiHeadAttentionConfig { qkv_bias, ..MultiHeadAttentionConfig::new(768, 768, 12) };
         let layer = MultiHeadAttention::load(&config, &vb)?;
         assert_eq!((layer.num_heads(), layer.head_dim()), (12, 64));
-        let held: usize = parameters
-            .all_vars()
-            .iter()
-            .map(|parameter| parameter.elem_count())
-            .sum();
+        let held: usize = parameters.all_vars().iter().map(|parameter| parameter.elem_count()).sum();
         assert_eq!(layer.parameter_count(), held);
         Ok(held)
     };

@@ -18,34 +18,14 @@ const PARITY: f64 = 1e-5;
 fn blocks_equal_pytorch() -> Result<()> {
     for (name, activation) in [("relu", Activation::Relu), ("gelu", Activation::Gelu)] {
         let fixture = Fixture::open(&format!("transformer_{name}"));
-        let config = BlockConfig {
-            d_model: 24,
-            num_heads: 3,
-            d_feed_forward: 40,
-            activation,
-            dropout: 0.0,
-        };
+        let config = BlockConfig { d_model: 24, num_heads: 3, d_feed_forward: 40, activation, dropout: 0.0 };
         let encoder = EncoderLayer::load(&config, &fixture.parameters("encoder."))?;
         let decoder = DecoderLayer::load(&config, &fixture.parameters("decoder."))?;
         let mut pass = Pass::inference();
-        let memory = encoder.forward(
-            &fixture.tensor("source"),
-            &AttentionMask::Bidirectional,
-            &mut pass,
-        )?;
-        assert_close(
-            &memory,
-            &fixture.tensor("memory"),
-            PARITY,
-            &format!("encoder with {name}"),
-        );
+        let memory = encoder.forward(&fixture.tensor("source"), &AttentionMask::Bidirectional, &mut pass)?;
+        assert_close(&memory, &fixture.tensor("memory"), PARITY, &format!("encoder with {name}"));
         let output = decoder.forward(&fixture.tensor("target"), &memory, &mut pass)?;
-        assert_close(
-            &output,
-            &fixture.tensor("output"),
-            PARITY,
-            &format!("decoder with {name}"),
-        );
+        assert_close(&output, &fixture.tensor("output"), PARITY, &format!("decoder with {name}"));
     }
     Ok(())
 }
@@ -54,11 +34,7 @@ fn blocks_equal_pytorch() -> Result<()> {
 /// offset, norm weights around 1.
 fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMap<String, Tensor> {
     let mut names: Vec<(String, &[usize])> = (0..layers)
-        .flat_map(|layer| {
-            shapes
-                .iter()
-                .map(move |(name, shape)| (format!("layers.{layer}.{name}"), *shape))
-        })
+        .flat_map(|layer| shapes.iter().map(move |(name, shape)| (format!("layers.{layer}.{name}"), *shape)))
         .collect();
     names.sort();
     let fill = |(index, (name, shape)): (usize, (String, &[usize]))| {
@@ -135,14 +111,39 @@ fn embeddings_with_positions_become_probabilities() -> Result<()> {
     let linear = Linear::new(pattern(&[31, 24], 1.0, 9), Some(pattern(&[31], 1.0, 99)))?;
     let probabilities = OutputHead::new(linear.clone()).forward(&hidden)?;
     assert_eq!(probabilities.dims(), [2, 5, 31]);
-    assert!(
-        values(&probabilities.sum(D::Minus1)?)
-            .iter()
-            .all(|sum| (sum - 1.0).abs() < 1e-6)
-    );
+    assert!(values(&probabilities.sum(D::Minus1)?).iter().all(|sum| (sum - 1.0).abs() < 1e-6));
     let logits = values(&linear.forward(&hidden)?);
     let exponentials: Vec<f64> = logits[..31].iter().map(|logit| logit.exp()).collect();
     let expected = exponentials[4] / exponentials.iter().sum::<f64>();
     assert!((values(&probabilities)[4] - expected).abs() < 1e-6);
+    Ok(())
+}
+
+/// With every rate at 1 each part adds nothing, and a block normalises its input once for each part.
+#[test]
+fn dropout_acts_on_every_part_of_a_block() -> Result<()> {
+    let fixture = Fixture::open("transformer_relu");
+    let config = BlockConfig {
+        d_model: 24,
+        num_heads: 3,
+        d_feed_forward: 40,
+        activation: Activation::Relu,
+        dropout: 1.0,
+    };
+    let (encoder_vb, decoder_vb) = (fixture.parameters("encoder."), fixture.parameters("decoder."));
+    let (encoder, decoder) =
+        (EncoderLayer::load(&config, &encoder_vb)?, DecoderLayer::load(&config, &decoder_vb)?);
+    let norms = |vb: &VarBuilder, count: usize, x: &Tensor| {
+        (1..=count).try_fold(x.clone(), |x, index| {
+            gpt2_kernels::LayerNorm::load(24, 1e-5, &vb.pp(format!("norm{index}")))?.forward(&x)
+        })
+    };
+    let (source, target) = (fixture.tensor("source"), fixture.tensor("target"));
+    let mut generator = gpt2_kernels::Generator::new(0);
+    let mut pass = Pass::training(&mut generator);
+    let encoded = encoder.forward(&source, &AttentionMask::Bidirectional, &mut pass)?;
+    assert_close(&encoded, &norms(&encoder_vb, 2, &source)?, PARITY, "encoder");
+    let decoded = decoder.forward(&target, &source, &mut pass)?;
+    assert_close(&decoded, &norms(&decoder_vb, 3, &target)?, PARITY, "decoder");
     Ok(())
 }

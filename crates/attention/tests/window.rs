@@ -18,11 +18,7 @@ struct Heads {
 impl Heads {
     fn new(query_len: usize, key_len: usize) -> Self {
         let heads = |tokens: usize, offset| pattern(&[2, 3, tokens, 5], 4.0, offset);
-        Self {
-            q: heads(query_len, 0),
-            k: heads(key_len, 5000),
-            v: heads(key_len, 9000),
-        }
+        Self { q: heads(query_len, 0), k: heads(key_len, 5000), v: heads(key_len, 9000) }
     }
 
     fn attend(&self, mask: &AttentionMask) -> Result<Tensor> {
@@ -48,12 +44,7 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
         for (before, after) in [(0, 0), (1, 1), (3, 0), (0, 2), (5, 9), (40, 40)] {
             let band = heads.attend(&AttentionMask::Window { before, after })?;
             let whole = heads.attend(&dense_window(tokens, tokens, before, after))?;
-            assert_close(
-                &band,
-                &whole,
-                SAME,
-                &format!("{tokens} tokens, window {before}, {after}"),
-            );
+            assert_close(&band, &whole, SAME, &format!("{tokens} tokens, window {before}, {after}"));
         }
     }
     Ok(())
@@ -63,12 +54,7 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
 fn the_band_equals_the_masked_whole_across_sequences() -> Result<()> {
     let heads = Heads::new(70, 75);
     let band = heads.attend(&AttentionMask::Window { before: 2, after: 6 })?;
-    assert_close(
-        &band,
-        &heads.attend(&dense_window(70, 75, 2, 6))?,
-        SAME,
-        "70 queries over 75 keys",
-    );
+    assert_close(&band, &heads.attend(&dense_window(70, 75, 2, 6))?, SAME, "70 queries over 75 keys");
     Ok(())
 }
 
@@ -77,19 +63,11 @@ fn a_radius_of_the_length_is_full_attention() -> Result<()> {
     let heads = Heads::new(50, 50);
     let full = heads.attend(&AttentionMask::Bidirectional)?;
     for radius in [49, 50, usize::MAX] {
-        let window = heads.attend(&AttentionMask::Window {
-            before: radius,
-            after: radius,
-        })?;
+        let window = heads.attend(&AttentionMask::Window { before: radius, after: radius })?;
         assert_close(&window, &full, SAME, &format!("radius {radius}"));
     }
     let causal = heads.attend(&AttentionMask::Window { before: 50, after: 0 })?;
-    assert_close(
-        &causal,
-        &heads.attend(&AttentionMask::Causal)?,
-        SAME,
-        "a causal window of the length",
-    );
+    assert_close(&causal, &heads.attend(&AttentionMask::Causal)?, SAME, "a causal window of the length");
     Ok(())
 }
 

@@ -35,7 +35,7 @@ pub(crate) enum Command {
 /// Where the model is and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Checkpoint folder (config.json and model.safetensors), or a safetensors file with config.json beside it
+    /// Checkpoint folder, or a weights file: safetensors, PyTorch, TensorFlow, GGUF, llm.c; told by its content
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
@@ -66,9 +66,7 @@ pub(crate) struct Ids(pub(crate) Vec<u32>);
 
 fn parse_ids(text: &str) -> Result<Ids, String> {
     let id = |part: &str| {
-        part.trim()
-            .parse::<u32>()
-            .map_err(|error| format!("`{}` is no token id: {error}", part.trim()))
+        part.trim().parse::<u32>().map_err(|error| format!("`{}` is no token id: {error}", part.trim()))
     };
     text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
 }
@@ -136,11 +134,22 @@ pub(crate) struct ScoreArguments {
 #[command(after_help = "\
 Examples:
   gpt2 inspect --model DIR
-  gpt2 inspect --preset gpt2-xl
+  gpt2 inspect --preset gpt2-xl --ledger
+  gpt2 inspect --model DIR --tensors
+  gpt2 inspect --model DIR --diff OTHER
   gpt2 inspect --model DIR --json | jq .parameters")]
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) subject: InspectSubject,
+    /// Also minimum, maximum, mean and deviation of every tensor, and how many values are zero or not finite
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Only the parameter counts in circulation, each with its definition
+    #[arg(long, conflicts_with_all = ["tensors", "diff"])]
+    pub(crate) ledger: bool,
+    /// Compare with another checkpoint, parameter by parameter, whatever the formats
+    #[arg(long, value_name = "OTHER", conflicts_with = "tensors")]
+    pub(crate) diff: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -150,7 +159,7 @@ pub(crate) struct InspectArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
-    /// Checkpoint folder, or a safetensors file with config.json beside it
+    /// Checkpoint folder, or a weights file of any format that is read
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
@@ -166,7 +175,7 @@ Examples:
 
 Exit code 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
-    /// Checkpoint folder, or a safetensors file with config.json beside it
+    /// Checkpoint folder, or a weights file of any format that is read
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Print one JSON object: sound, problems

@@ -1,11 +1,10 @@
 //! The tokens of a command: from an argument, a file or standard input, as text or as ids.
 
-use std::fs;
+use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
 
 use anyhow::{Context, Result, bail};
-use gpt2_generation::GenerationError;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightsError};
+use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
 
 use crate::UsageError;
 use crate::arguments::{InputArguments, ModelArguments};
@@ -24,61 +23,48 @@ pub(crate) struct Input {
 pub(crate) fn read(input: &InputArguments, model: &ModelArguments, checkpoint: &Checkpoint) -> Result<Input> {
     let load = || checkpoint.tokenizer(model.tokenizer.as_deref());
     if let Some(ids) = &input.ids {
-        // A tokenizer that was named must be right; one that merely stands beside the model may be missing.
-        let tokenizer = if model.tokenizer.is_some() {
-            Some(load()?)
-        } else {
-            load().ok()
+        // Without a tokenizer the ids themselves are the output; a broken one is an error all the same.
+        let tokenizer = match load() {
+            Err(WeightsError::NoTokenizer { .. }) => None,
+            loaded => Some(loaded?),
         };
-        return Ok(Input {
-            text: None,
-            ids: ids.0.clone(),
-            tokenizer,
-        });
+        return Ok(Input { text: None, ids: ids.0.clone(), tokenizer });
     }
     let tokenizer = load()?;
     let text = text(input)?;
-    let encoding = tokenizer
-        .encode(text.as_str(), true)
-        .map_err(|error| anyhow::anyhow!("the tokenizer cannot encode the text: {error}"))?;
-    let ids = encoding.get_ids().to_vec();
+    let ids = encode(&tokenizer, &text)?;
     let vocab_size = checkpoint.config().vocab_size;
-    if let Some(index) = ids
-        .iter()
-        .position(|id| usize::try_from(*id).is_ok_and(|id| id >= vocab_size))
-    {
-        let error = GenerationError::IdBeyondVocabulary {
-            id: ids[index],
-            position: index + 1,
-            vocab_size,
-        };
-        bail!("the tokenizer does not belong to this checkpoint: {error}");
+    if let Some(id) = ids.iter().find(|id| usize::try_from(**id).is_ok_and(|id| id >= vocab_size)) {
+        bail!(
+            "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has \
+             {vocab_size} tokens"
+        );
     }
-    Ok(Input {
-        text: Some(text),
-        ids,
-        tokenizer: Some(tokenizer),
-    })
+    Ok(Input { text: Some(text), ids, tokenizer: Some(tokenizer) })
 }
 
 fn text(input: &InputArguments) -> Result<String> {
+    /// Largest text that is read: far more than any context holds, and less than memory does.
+    const MAX_TEXT_BYTES: u64 = 256 << 20;
     if let Some(text) = &input.text {
         return Ok(text.clone());
     }
-    let (name, bytes) = if let Some(path) = &input.prompt_file {
-        (
-            path.display().to_string(),
-            fs::read(path).with_context(|| path.display().to_string())?,
-        )
+    let (name, source): (String, Box<dyn Read>) = if let Some(path) = &input.prompt_file {
+        let name = path.display().to_string();
+        let file = File::open(path).with_context(|| name.clone())?;
+        (name, Box::new(file))
     } else if stdin().is_terminal() {
         let message =
             "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
         return Err(UsageError(message.into()).into());
     } else {
-        let mut bytes = Vec::new();
-        stdin().lock().read_to_end(&mut bytes).context("standard input")?;
-        ("standard input".to_owned(), bytes)
+        ("standard input".to_owned(), Box::new(stdin()))
     };
+    let mut bytes = Vec::new();
+    source.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.clone())?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        bail!("{name}: more than {MAX_TEXT_BYTES} bytes of text; split it");
+    }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: not valid UTF-8 at byte {valid}; convert the text to UTF-8")

@@ -8,8 +8,9 @@ mod model;
 mod output;
 mod progress;
 
-use std::io;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::{io, panic};
 
 use arguments::{Arguments, Command};
 use clap::Parser;
@@ -33,34 +34,42 @@ impl std::fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
-        Command::Generate(arguments) => commands::generate::run(&arguments),
-        Command::Score(arguments) => commands::score::run(&arguments),
-        Command::Inspect(arguments) => commands::inspect::run(&arguments),
-        Command::Verify(arguments) => commands::verify::run(&arguments),
-    };
+    let command = Arguments::parse().command;
+    // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
+    let message = Arc::new(Mutex::new(String::new()));
+    let kept = Arc::clone(&message);
+    panic::set_hook(Box::new(move |information| {
+        if let Ok(mut kept) = kept.lock() {
+            *kept = information.to_string();
+        }
+    }));
+    let result = panic::catch_unwind(|| run(&command)).unwrap_or_else(|_| {
+        let message = message.lock().map(|message| message.clone()).unwrap_or_default();
+        Err(anyhow::anyhow!("internal error, please report it: {message}"))
+    });
     match result {
         Ok(code) => code,
         // Whoever read our output has seen enough (`gpt2 generate … | head`).
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(&error);
-            ExitCode::from(if is_usage(&error) {
-                EXIT_USAGE
-            } else {
-                EXIT_FAILURE
-            })
+            ExitCode::from(if is_usage(&error) { EXIT_USAGE } else { EXIT_FAILURE })
         }
     }
 }
 
+fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Generate(arguments) => commands::generate::run(arguments),
+        Command::Score(arguments) => commands::score::run(arguments),
+        Command::Inspect(arguments) => commands::inspect::run(arguments),
+        Command::Verify(arguments) => commands::verify::run(arguments),
+    }
+}
+
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let io_errors = error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<io::Error>());
-    io_errors
-        .into_iter()
-        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+    let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {

@@ -16,9 +16,7 @@ pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
         "cpu" => return Ok(Device::Cpu),
         "cuda" => 0,
         _ => {
-            let index = name
-                .strip_prefix("cuda:")
-                .and_then(|index| index.parse::<usize>().ok());
+            let index = name.strip_prefix("cuda:").and_then(|index| index.parse::<usize>().ok());
             index.ok_or_else(unknown)?
         }
     };

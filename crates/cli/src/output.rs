@@ -6,21 +6,26 @@ use anstyle::Style;
 use anyhow::Result;
 use serde::Serialize;
 
-/// Writes a piece of the result at once, so that text appears as it is made.
-pub(crate) fn write(text: &str) -> Result<()> {
+/// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
+/// control characters, which a model may well produce.
+pub(crate) fn write_text(text: &str) -> Result<()> {
+    if stdout().is_terminal() { write(&printable(text)) } else { write(text) }
+}
+
+/// Writes a line for a reader; names from files may hold anything, so control characters are left out.
+pub(crate) fn write_line(line: &str) -> Result<()> {
+    write(&format!("{}\n", printable(line).replace('\n', "\n  ")))
+}
+
+fn write(text: &str) -> Result<()> {
     let mut out = stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
 
-/// Writes a line of the result.
-pub(crate) fn write_line(line: &str) -> Result<()> {
-    write(&format!("{line}\n"))
-}
-
 /// Writes the result as one line of JSON.
 pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
-    write_line(&serde_json::to_string(value)?)
+    write(&format!("{}\n", serde_json::to_string(value)?))
 }
 
 /// Repeats the prompt in front of its continuation, dimmed, for a reader at a terminal; a pipe gets the
@@ -29,11 +34,7 @@ pub(crate) fn echo_prompt(prompt: &str) -> Result<()> {
     if !stdout().is_terminal() {
         return Ok(());
     }
-    let style = if colour_is_wanted() {
-        Style::new().dimmed()
-    } else {
-        Style::new()
-    };
+    let style = if colour_is_wanted() { Style::new().dimmed() } else { Style::new() };
     write(&format!("{style}{}{style:#}", printable(prompt)))
 }
 
@@ -45,18 +46,12 @@ pub(crate) fn print_error(error: &anyhow::Error) {
         Style::new()
     };
     // Nothing is left to report to when standard error is closed.
-    let _ = writeln!(
-        stderr(),
-        "{style}error{style:#}: {}",
-        printable(&format!("{error:#}"))
-    );
+    let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(&format!("{error:#}")));
 }
 
 /// The text without control characters, which could change the terminal's state; line breaks and tabs stay.
 fn printable(text: &str) -> String {
-    text.chars()
-        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
-        .collect()
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 fn colour_is_wanted() -> bool {
@@ -87,10 +82,7 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_by_thousands() {
-        assert_eq!(
-            [0, 999, 1000, 124_439_808].map(grouped),
-            ["0", "999", "1,000", "124,439,808"]
-        );
+        assert_eq!([0, 999, 1000, 124_439_808].map(grouped), ["0", "999", "1,000", "124,439,808"]);
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub(crate) fn tokens(what: &'static str, total: u64) -> ProgressBar {
     bar(what, total, "{msg} {wide_bar} {pos}/{len} tokens {eta}")
 }
 
+/// No bar: the job is done at once.
+pub(crate) fn none() -> ProgressBar {
+    ProgressBar::hidden()
+}
+
 fn bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
     if !stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -24,11 +24,7 @@ impl Run {
     fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
         let code = output.status.code().expect("an exit code, not a signal");
-        Self {
-            code,
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-        }
+        Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 
     fn json(&self) -> Value {
@@ -44,12 +40,7 @@ fn program(arguments: &[&str]) -> Command {
 }
 
 fn run(arguments: &[&str]) -> Run {
-    Run::of(
-        &program(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .expect("the program runs"),
-    )
+    Run::of(&program(arguments).stdin(Stdio::null()).output().expect("the program runs"))
 }
 
 fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
@@ -59,23 +50,14 @@ fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program runs");
-    child
-        .stdin
-        .take()
-        .expect("a pipe")
-        .write_all(input)
-        .expect("input to write");
+    child.stdin.take().expect("a pipe").write_all(input).expect("input to write");
     Run::of(&child.wait_with_output().expect("an end"))
 }
 
 #[track_caller]
 fn assert_refused(run: &Run, code: i32, expected: &str) {
     assert_eq!(run.code, code, "stdout: {} stderr: {}", run.stdout, run.stderr);
-    assert!(
-        run.stderr.contains(expected),
-        "`{expected}` is not in: {}",
-        run.stderr
-    );
+    assert!(run.stderr.contains(expected), "`{expected}` is not in: {}", run.stderr);
     assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
     assert_eq!(run.stdout, "", "nothing on standard output");
 }
@@ -120,54 +102,26 @@ fn generate_writes_what_transformers_writes() {
 #[test]
 fn generate_from_ids_needs_no_tokenizer() {
     let case = greedy_case();
-    let folder = CheckpointFolder::tiny()
-        .without("tokenizer.json")
-        .without("vocab.json")
-        .without("merges.txt");
+    let folder =
+        CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
     let list = |key: &str| {
         let ids: Vec<u32> = serde_json::from_value(case[key].clone()).unwrap();
         ids.iter().map(u32::to_string).collect::<Vec<_>>()
     };
     let ids = list("prompt_ids").join(",");
-    let flags = [
-        "generate",
-        "--ids",
-        &ids,
-        "--model",
-        path(folder.path()),
-        "--greedy",
-        "--max-new-tokens",
-        "20",
-    ];
+    let flags =
+        ["generate", "--ids", &ids, "--model", path(folder.path()), "--greedy", "--max-new-tokens", "20"];
     assert_eq!(run(&flags).stdout, format!("{}\n", list("ids").join(",")));
     let report = run(&[&flags[..], &["--json"]].concat()).json();
     assert_eq!((&report["ids"], &report["text"]), (&case["ids"], &Value::Null));
 
-    let spaced = run(&[
-        "generate",
-        "--ids",
-        " 1, 2 ",
-        "--model",
-        path(folder.path()),
-        "--greedy",
-    ]);
+    let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
     assert_eq!(spaced.code, SUCCESS);
     let text = run(&["generate", "The", "--model", path(folder.path())]);
-    assert_refused(
-        &text,
-        FAILURE,
-        "name one with --tokenizer FILE, or give token ids (--ids)",
-    );
+    assert_refused(&text, FAILURE, "name one with --tokenizer FILE, or give token ids (--ids)");
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
-    let named = run(&[
-        "generate",
-        "The",
-        "--model",
-        path(folder.path()),
-        "--tokenizer",
-        path(&tokenizer),
-    ]);
+    let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
     assert_eq!(named.code, SUCCESS, "{}", named.stderr);
 }
 
@@ -175,16 +129,7 @@ fn generate_from_ids_needs_no_tokenizer() {
 fn sampling_repeats_under_its_seed() {
     let folder = CheckpointFolder::tiny();
     let sample = |seed: &str, top_p: &str| {
-        let flags = [
-            "--seed",
-            seed,
-            "--temperature",
-            "0.9",
-            "--top-k",
-            "40",
-            "--top-p",
-            top_p,
-        ];
+        let flags = ["--seed", seed, "--temperature", "0.9", "--top-k", "40", "--top-p", top_p];
         run(&[&["generate", "The", "--model", path(folder.path())][..], &flags].concat()).stdout
     };
     assert_eq!(sample("7", "0.9"), sample("7", "0.9"));
@@ -219,62 +164,42 @@ fn a_seed_means_the_same_tokens_everywhere() {
 #[test]
 fn an_empty_prompt_starts_from_bos() {
     let folder = CheckpointFolder::tiny();
-    let report = run_with_input(
-        &["generate", "--model", path(folder.path()), "--greedy", "--json"],
-        b"",
-    )
-    .json();
+    let report =
+        run_with_input(&["generate", "--model", path(folder.path()), "--greedy", "--json"], b"").json();
     assert_eq!(report["prompt_ids"], json!([0]));
     let folder = folder.with_config(json!({"bos_token_id": 299}));
-    let report = run(&[
-        "generate",
-        "",
-        "--model",
-        path(folder.path()),
-        "--greedy",
-        "--json",
-    ])
-    .json();
+    let report = run(&["generate", "", "--model", path(folder.path()), "--greedy", "--json"]).json();
     assert_eq!(report["prompt_ids"], json!([299]));
     let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
-    let folder = folder.with(
-        "config.json",
-        config.replace("\"bos_token_id\":299", "\"bos_token_id\":null"),
-    );
+    let folder = folder.with("config.json", config.replace("\"bos_token_id\":299", "\"bos_token_id\":null"));
     let none = run(&["generate", "", "--model", path(folder.path())]);
-    assert_refused(&none, USAGE, "names no bos_token_id to start from");
+    assert_refused(&none, USAGE, "names no bos_token_id of the vocabulary to start from");
 }
 
+/// `eos_token_id` of generation_config.json goes before that of config.json, as in transformers.
 #[test]
 fn generation_ends_at_the_end_of_text() {
     let case = greedy_case();
-    let second = case["ids"][1].clone();
-    let folder = CheckpointFolder::tiny().with_config(json!({"eos_token_id": [second]}));
-    let prompt = case["prompt"].as_str().unwrap();
-    let report = run(&[
-        "generate",
-        prompt,
-        "--model",
-        path(folder.path()),
-        "--greedy",
-        "--json",
-    ])
-    .json();
-    assert_eq!(report["stop_reason"], "eos");
-    assert_eq!(report["ids"], json!([case["ids"][0], second]));
+    let (second, prompt) = (case["ids"][1].clone(), case["prompt"].as_str().unwrap());
+    let by_generation_config = CheckpointFolder::tiny()
+        .with("generation_config.json", json!({"eos_token_id": [299, second]}).to_string());
+    let by_config = CheckpointFolder::tiny()
+        .without("generation_config.json")
+        .with_config(json!({"eos_token_id": [second]}));
+    for folder in [by_generation_config, by_config] {
+        let report = run(&["generate", prompt, "--model", path(folder.path()), "--greedy", "--json"]).json();
+        assert_eq!(report["stop_reason"], "eos");
+        assert_eq!(report["ids"], json!([case["ids"][0], second]));
+    }
+    let broken = CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": \"x\"}");
+    let run = run(&["generate", prompt, "--model", path(broken.path())]);
+    assert_refused(&run, FAILURE, "generation_config.json: `eos_token_id`: expected a token id");
 }
 
 #[test]
 fn generation_ends_where_the_context_is_full() {
     let folder = CheckpointFolder::tiny();
-    let flags = [
-        "--model",
-        path(folder.path()),
-        "--greedy",
-        "--max-new-tokens",
-        "500",
-        "--json",
-    ];
+    let flags = ["--model", path(folder.path()), "--greedy", "--max-new-tokens", "500", "--json"];
     let report = run(&[&["generate", "--ids", "1,2,3"][..], &flags].concat()).json();
     assert_eq!(report["stop_reason"], "context");
     assert_eq!(report["ids"].as_array().unwrap().len(), 46);
@@ -291,30 +216,16 @@ fn score_prints_what_transformers_gives() {
     assert_eq!(report["logprobs"][0], Value::Null);
     let number = |value: &Value| value.as_f64().unwrap();
     for index in 1..case["ids"].as_array().unwrap().len() {
-        let (found, expected) = (
-            number(&report["logprobs"][index]),
-            number(&case["logprobs"][index]),
-        );
-        assert!(
-            (found - expected).abs() < 1e-4,
-            "token {index}: expected {expected}, found {found}"
-        );
+        let (found, expected) = (number(&report["logprobs"][index]), number(&case["logprobs"][index]));
+        assert!((found - expected).abs() < 1e-4, "token {index}: expected {expected}, found {found}");
     }
     assert!((number(&report["loss"]) - number(&case["loss"])).abs() < 1e-4);
     assert!((number(&report["perplexity"]) - number(&report["loss"]).exp()).abs() < 1e-6);
     let default = run(&["score", text, "--model", model, "--json"]).json();
     assert_eq!(default, report, "the default stride is half of the context");
     let human = run(&["score", text, "--model", model]);
-    assert!(
-        human.stdout.lines().last().unwrap().starts_with("loss "),
-        "{}",
-        human.stdout
-    );
-    assert_refused(
-        &run(&["score", "--ids", "1", "--model", model]),
-        USAGE,
-        "scoring needs at least 2",
-    );
+    assert!(human.stdout.lines().last().unwrap().starts_with("loss "), "{}", human.stdout);
+    assert_refused(&run(&["score", "--ids", "1", "--model", model]), USAGE, "scoring needs at least 2");
     assert_refused(
         &run(&["score", "--ids", "1,2", "--model", model, "--stride", "49"]),
         USAGE,
@@ -352,11 +263,7 @@ fn inspect_counts_a_checkpoint() {
     assert!(tensors.contains(&expected));
     let human = run(&["inspect", "--model", path(folder.path())]);
     assert_eq!(human.code, SUCCESS);
-    assert!(
-        human.stdout.contains("transformer.h.2.mlp.c_proj.weight"),
-        "{}",
-        human.stdout
-    );
+    assert!(human.stdout.contains("transformer.h.2.mlp.c_proj.weight"), "{}", human.stdout);
 }
 
 #[test]
@@ -374,11 +281,7 @@ fn inspect_knows_the_published_totals() {
         let human = run(&["inspect", "--preset", preset]);
         assert!(human.stdout.contains("parameters"), "{preset}");
     }
-    assert_refused(
-        &run(&["inspect", "--preset", "gpt5"]),
-        USAGE,
-        "the presets are distilgpt2, gpt2,",
-    );
+    assert_refused(&run(&["inspect", "--preset", "gpt5"]), USAGE, "the presets are distilgpt2, gpt2,");
 }
 
 #[test]
@@ -388,10 +291,7 @@ fn verify_judges_by_its_exit_code() {
         let flags: &[&str] = if json { &["--json"] } else { &[] };
         run(&[&["verify", "--model", path(folder.path())][..], flags].concat())
     };
-    assert_eq!(
-        run_on(&sound, true).json(),
-        json!({"sound": true, "problems": []})
-    );
+    assert_eq!(run_on(&sound, true).json(), json!({"sound": true, "problems": []}));
     assert!(run_on(&sound, false).stdout.starts_with("sound:"));
 
     let damaged = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -402,36 +302,21 @@ fn verify_judges_by_its_exit_code() {
     let human = run_on(&damaged, false);
     assert_eq!(human.code, FAILURE);
     assert!(
-        human
-            .stdout
-            .contains("tensor `transformer.h.1.ln_2.bias` is missing: expected (28)"),
+        human.stdout.contains("tensor `transformer.h.1.ln_2.bias` is missing: expected (28)"),
         "{}",
         human.stdout
     );
     assert!(
-        human
-            .stdout
-            .contains("tensor `transformer.ln_f.weight`: of 28 values 28 are NaN"),
+        human.stdout.contains("tensor `transformer.ln_f.weight`: of 28 values 28 are NaN"),
         "{}",
         human.stdout
     );
-    assert!(
-        human.stdout.ends_with("not sound: 2 problems\n"),
-        "{}",
-        human.stdout
-    );
+    assert!(human.stdout.ends_with("not sound: 2 problems\n"), "{}", human.stdout);
     let report: Value = serde_json::from_str(&run_on(&damaged, true).stdout).unwrap();
-    assert_eq!(
-        (&report["sound"], report["problems"].as_array().unwrap().len()),
-        (&json!(false), 2)
-    );
+    assert_eq!((&report["sound"], report["problems"].as_array().unwrap().len()), (&json!(false), 2));
     let absent = run(&["verify", "--model", "/no/such/folder", "--json"]);
     assert_eq!(absent.code, FAILURE);
-    assert!(
-        absent.stdout.contains("no such file or folder"),
-        "{}",
-        absent.stdout
-    );
+    assert!(absent.stdout.contains("no such file or folder"), "{}", absent.stdout);
 }
 
 #[test]
@@ -439,26 +324,15 @@ fn wrong_arguments_end_with_code_2() {
     let folder = CheckpointFolder::tiny();
     let model = path(folder.path());
     let refuse = |arguments: &[&str], expected: &str| {
-        assert_refused(
-            &run(&[&["generate", "--model", model][..], arguments].concat()),
-            USAGE,
-            expected,
-        );
+        assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
-    refuse(
-        &["x", "--temperature", "-0.5"],
-        "temperature: expected a number greater than 0",
-    );
-    refuse(&["x", "--temperature", "0"], "0 itself is --greedy");
+    refuse(&["x", "--temperature", "-0.5"], "temperature: expected at least 0.000001");
+    refuse(&["x", "--temperature", "0"], "0 is --greedy");
+    refuse(&["x", "--temperature", "1e-40"], "temperature: expected at least 0.000001");
+    refuse(&["x", "--temperature", "nan"], "temperature: expected");
     refuse(&["x", "--temperature", "warm"], "--temperature");
-    refuse(
-        &["x", "--top-p", "0"],
-        "top_p: expected a number greater than 0 and at most 1, found 0",
-    );
-    refuse(
-        &["x", "--top-p", "1.5"],
-        "top_p: expected a number greater than 0 and at most 1, found 1.5",
-    );
+    refuse(&["x", "--top-p", "0"], "top_p: expected a number greater than 0 and at most 1, found 0");
+    refuse(&["x", "--top-p", "1.5"], "top_p: expected a number greater than 0 and at most 1, found 1.5");
     refuse(&["x", "--top-p", "-1"], "top_p: expected");
     refuse(&["x", "--top-k", "0"], "top_k: expected at least 1");
     refuse(&["x", "--top-k", "-3"], "--top-k");
@@ -468,61 +342,29 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["x", "--ids", "1"], "cannot be used with");
     refuse(&["--ids", "1,,2"], "is no token id");
     refuse(&["--ids", "1,-2"], "is no token id");
-    refuse(
-        &["--ids", "5,300"],
-        "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300",
-    );
-    refuse(
-        &["--ids", &["7"; 49].join(",")],
-        "the prompt has 49 tokens, the model's context 48",
-    );
-    refuse(
-        &["x", "--device", "tpu"],
-        "--device tpu: expected cpu, cuda or cuda:N",
-    );
+    refuse(&["--ids", "5,300"], "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300");
+    refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
+    refuse(&["x", "--device", "tpu"], "--device tpu: expected cpu, cuda or cuda:N");
     refuse(&["x", "--device", "cuda:x"], "expected cpu, cuda or cuda:N");
     refuse(&["x", "--colour"], "--colour");
     assert_refused(&run(&["generate", "x"]), USAGE, "--model");
     assert_refused(&run(&["inspect"]), USAGE, "--preset");
     assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
     if !candle_core::utils::cuda_is_available() {
-        refuse(
-            &["x", "--device", "cuda"],
-            "built without CUDA; build it with --features cuda",
-        );
+        refuse(&["x", "--device", "cuda"], "built without CUDA; build it with --features cuda");
     }
 }
 
 #[test]
 fn failed_jobs_end_with_code_1() {
     let refuse = |folder: &CheckpointFolder, expected: &str| {
-        assert_refused(
-            &run(&["generate", "x", "--model", path(folder.path())]),
-            FAILURE,
-            expected,
-        );
+        assert_refused(&run(&["generate", "x", "--model", path(folder.path())]), FAILURE, expected);
     };
-    assert_refused(
-        &run(&["generate", "x", "--model", "/no/such/folder"]),
-        FAILURE,
-        "no such file or folder",
-    );
-    refuse(
-        &CheckpointFolder::tiny().without("config.json"),
-        "there is no config.json",
-    );
-    refuse(
-        &CheckpointFolder::tiny().with("model.safetensors", "<html></html>"),
-        "an HTML or XML page",
-    );
-    refuse(
-        &CheckpointFolder::tiny().with("model.safetensors", ""),
-        "the file is empty",
-    );
-    refuse(
-        &CheckpointFolder::tiny().with("tokenizer.json", "{"),
-        "not a usable tokenizer",
-    );
+    assert_refused(&run(&["generate", "x", "--model", "/no/such/folder"]), FAILURE, "no such file or folder");
+    refuse(&CheckpointFolder::tiny().without("config.json"), "there is no config.json");
+    refuse(&CheckpointFolder::tiny().with("model.safetensors", "<html></html>"), "an HTML or XML page");
+    refuse(&CheckpointFolder::tiny().with("model.safetensors", ""), "the file is empty");
+    refuse(&CheckpointFolder::tiny().with("tokenizer.json", "{"), "not a usable tokenizer");
     let nan = CheckpointFolder::tiny().with_tensors(|tensors| {
         let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
         tensors.insert("transformer.ln_f.weight".into(), nan);
@@ -530,15 +372,10 @@ fn failed_jobs_end_with_code_1() {
     let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
     assert_eq!(run_on_nan.code, FAILURE);
     assert!(
-        run_on_nan
-            .stderr
-            .contains("the model's logits are not finite; check its weights with `gpt2 verify`")
+        run_on_nan.stderr.contains("the model's logits are not finite; check its weights with `gpt2 verify`")
     );
     let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
-        tensors.insert(
-            "score.weight".into(),
-            Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap(),
-        );
+        tensors.insert("score.weight".into(), Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap());
     });
     refuse(&surplus, "tensor `score.weight` is surplus");
     let small = CheckpointFolder::tiny().with_config(json!({"vocab_size": 200}));
@@ -546,33 +383,19 @@ fn failed_jobs_end_with_code_1() {
 
     let folder = CheckpointFolder::tiny();
     let invalid = run_with_input(&["generate", "--model", path(folder.path())], b"caf\xe9");
-    assert_refused(
-        &invalid,
-        FAILURE,
-        "standard input: not valid UTF-8 at byte 3; convert the text to UTF-8",
-    );
-    let missing = run(&[
-        "generate",
-        "--prompt-file",
-        "/no/such/file",
-        "--model",
-        path(folder.path()),
-    ]);
+    assert_refused(&invalid, FAILURE, "standard input: not valid UTF-8 at byte 3; convert the text to UTF-8");
+    let device = run(&["generate", "--prompt-file", "/dev/zero", "--model", path(folder.path())]);
+    assert_refused(&device, FAILURE, "/dev/zero: more than 268435456 bytes of text");
+    let missing = run(&["generate", "--prompt-file", "/no/such/file", "--model", path(folder.path())]);
     assert_refused(&missing, FAILURE, "/no/such/file");
 }
 
 #[test]
 fn a_tokenizer_of_another_model_is_refused() {
-    let folder = CheckpointFolder::tiny()
-        .with_config(json!({"vocab_size": 100}))
-        .with_tensors(|tensors| {
-            let rows = tensors["transformer.wte.weight"]
-                .narrow(0, 0, 100)
-                .unwrap()
-                .contiguous()
-                .unwrap();
-            tensors.insert("transformer.wte.weight".into(), rows);
-        });
+    let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 100})).with_tensors(|tensors| {
+        let rows = tensors["transformer.wte.weight"].narrow(0, 0, 100).unwrap().contiguous().unwrap();
+        tensors.insert("transformer.wte.weight".into(), rows);
+    });
     let run = run(&["generate", "The", "--model", path(folder.path())]);
     assert_refused(&run, FAILURE, "the tokenizer does not belong to this checkpoint");
 }
@@ -586,35 +409,30 @@ fn a_closed_pipe_ends_quietly() {
         .spawn()
         .expect("the program runs");
     let mut first = [0u8; 10];
-    child
-        .stdout
-        .take()
-        .expect("a pipe")
-        .read_exact(&mut first)
-        .expect("some output");
+    child.stdout.take().expect("a pipe").read_exact(&mut first).expect("some output");
     let output = child.wait_with_output().expect("an end");
-    assert_eq!(output.status.code(), Some(SUCCESS));
-    assert_eq!(output.stderr, b"");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 
-    let mut child = program(&[
-        "generate",
-        "--ids",
-        "1",
-        "--model",
-        path(folder.path()),
-        "--max-new-tokens",
-        "40",
-    ])
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped())
-    .spawn()
-    .expect("the program runs");
+    // The verdict is the exit code, whether or not the list is read.
+    let unsound = CheckpointFolder::tiny().with_config(json!({"n_layer": 9000}));
+    let mut child = program(&["verify", "--model", path(unsound.path())])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("an end");
-    assert_eq!(
-        (output.status.code(), output.stderr.as_slice()),
-        (Some(SUCCESS), &b""[..])
-    );
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(FAILURE), &b""[..]));
+
+    let mut child =
+        program(&["generate", "--ids", "1", "--model", path(folder.path()), "--max-new-tokens", "40"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 }
 
 #[test]
@@ -625,4 +443,97 @@ fn help_has_examples() {
         assert!(help.stdout.contains("Examples:"), "{command}");
     }
     assert!(run(&["--version"]).stdout.starts_with("gpt2 "));
+}
+
+/// Panics of the tokenizers library end as errors of the file.
+#[test]
+fn hostile_tokenizers_are_errors() {
+    let tiny = std::fs::read(CheckpointFolder::tiny().file("tokenizer.json")).unwrap();
+    let tiny: Value = serde_json::from_slice(&tiny).unwrap();
+    let template = json!({
+        "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    });
+    let precompiled = json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="});
+    for (key, value) in [("post_processor", template), ("normalizer", precompiled)] {
+        let mut tokenizer = tiny.clone();
+        tokenizer[key] = value;
+        let folder = CheckpointFolder::tiny().with("tokenizer.json", tokenizer.to_string());
+        let run = run(&["generate", "The", "--model", path(folder.path())]);
+        assert_refused(&run, FAILURE, "token");
+        assert!(!run.stderr.contains("internal error"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn names_from_a_file_cannot_drive_the_terminal() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let evil = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
+        tensors.insert("\u{1b}[31mevil\u{7}".into(), evil);
+    });
+    for command in ["inspect", "verify"] {
+        let run = run(&[command, "--model", path(folder.path())]);
+        assert!(run.stdout.contains("[31mevil") && !run.stdout.contains('\u{1b}'), "{command}");
+    }
+}
+
+#[test]
+fn inspect_explains_what_it_found() {
+    let formats = gpt2_testing::fixture_path("formats");
+    let report = run(&["inspect", "--model", path(&formats.join("nanogpt")), "--json"]).json();
+    assert_eq!(report["format"], "pytorch (zip)");
+    assert_eq!(report["prefix"], "_orig_mod.transformer.");
+    assert_eq!(report["orientation"], "Linear (out, in)");
+    let rules = report["rules"].as_array().unwrap();
+    assert!(rules.contains(&json!("13 biases are not stored and taken as zero")), "{rules:?}");
+    let human = run(&["inspect", "--model", path(&formats.join("llmc/gpt2.bin"))]);
+    assert!(human.stdout.contains("the last 84 rows of the token embedding are padding"), "{}", human.stdout);
+}
+
+#[test]
+fn inspect_measures_and_compares_tensors() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = [vec![f32::NAN, -3.0, 0.0, 5.0], vec![2.0; 24]].concat();
+        tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
+    });
+    let report = run(&["inspect", "--model", path(folder.path()), "--tensors", "--json"]).json();
+    let tensors = report["tensors"].as_array().unwrap();
+    let bias = tensors.iter().find(|tensor| tensor["name"] == "transformer.ln_f.bias").unwrap();
+    let statistics = &bias["statistics"];
+    // Of 27 finite values: -3, 0, 5 and 24 twos.
+    assert_eq!((&statistics["min"], &statistics["max"]), (&json!(-3.0), &json!(5.0)));
+    assert_eq!(
+        (&statistics["nan"], &statistics["zeros"], &statistics["infinite"]),
+        (&json!(1), &json!(1), &json!(0))
+    );
+    assert!((statistics["mean"].as_f64().unwrap() - 50.0 / 27.0).abs() < 1e-12);
+    let variance = (9.0 + 25.0 + 24.0 * 4.0) / 27.0 - (50.0f64 / 27.0).powi(2);
+    assert!((statistics["standard_deviation"].as_f64().unwrap() - variance.sqrt()).abs() < 1e-12);
+
+    let formats = gpt2_testing::fixture_path("formats");
+    let diff = |first: &str, second: &str| {
+        let (first, second) = (formats.join(first), formats.join(second));
+        run(&["inspect", "--model", path(&first), "--diff", path(&second), "--json"]).json()
+    };
+    assert_eq!(diff("tensorflow", "safetensors-shards")["equal"], true, "two formats of one model");
+    let rounded = diff("llmc/gpt2.bin", "llmc/gpt2_bf16.bin");
+    assert_eq!(rounded["first_differing"], "wte.weight");
+    let largest = rounded["largest"].as_f64().unwrap();
+    assert!(largest > 0.0 && largest < 0.01, "rounding to bf16 moves values near 1 by up to 2^-9: {largest}");
+    let other = diff("book", "tensorflow");
+    assert!(
+        other["differences"].as_array().unwrap().iter().any(|row| row["difference"] == "only in the second")
+    );
+}
+
+#[test]
+fn inspect_prints_the_ledger() {
+    let ledger = run(&["inspect", "--preset", "gpt2", "--ledger"]).stdout;
+    for count in
+        ["85,056,000", "123,653,376", "124,412,160", "124,439,808", "163,009,536", "163,037,184", "117M"]
+    {
+        assert!(ledger.contains(count), "{count} is not in: {ledger}");
+    }
+    let json = run(&["inspect", "--preset", "gpt2", "--json"]).json();
+    assert_eq!(json["ledger"][3]["count"], 124_439_808);
 }

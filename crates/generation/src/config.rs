@@ -2,6 +2,9 @@
 
 use crate::GenerationError;
 
+/// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
+pub const MIN_TEMPERATURE: f64 = 1e-6;
+
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Sampling {
@@ -9,7 +12,8 @@ pub enum Sampling {
     Greedy,
     /// A draw from the distribution, narrowed by the options in this order.
     Random {
-        /// Divides the logits: below 1 the distribution becomes sharper, above 1 flatter. Greater than 0.
+        /// Divides the logits: below 1 the distribution becomes sharper, above 1 flatter. At least
+        /// [`MIN_TEMPERATURE`].
         temperature: f64,
         /// Keeps the most probable tokens, this many and those equal to the last; `None` keeps all. At least 1.
         top_k: Option<usize>,
@@ -37,42 +41,24 @@ impl GenerationConfig {
     /// # Errors
     /// When one is out of its range.
     pub fn check(&self) -> Result<(), GenerationError> {
-        let Sampling::Random {
-            temperature,
-            top_k,
-            top_p,
-            ..
-        } = self.sampling
-        else {
+        let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
             return Ok(());
         };
         let refuse = |option, expected: &str, found: String| {
-            Err(GenerationError::OptionOutOfRange {
-                option,
-                expected: expected.into(),
-                found,
-            })
+            Err(GenerationError::OptionOutOfRange { option, expected: expected.into(), found })
         };
-        if !(temperature > 0.0 && temperature.is_finite()) {
+        if !(temperature >= MIN_TEMPERATURE && temperature.is_finite()) {
             return refuse(
                 "temperature",
-                "a number greater than 0 (0 itself is --greedy)",
+                &format!("at least {MIN_TEMPERATURE} (0 is --greedy)"),
                 temperature.to_string(),
             );
         }
         if top_k == Some(0) {
-            return refuse(
-                "top_k",
-                "at least 1 (leave it out to keep every token)",
-                "0".into(),
-            );
+            return refuse("top_k", "at least 1 (the size of the vocabulary keeps every token)", "0".into());
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse(
-                "top_p",
-                "a number greater than 0 and at most 1",
-                top_p.to_string(),
-            );
+            return refuse("top_p", "a number greater than 0 and at most 1", top_p.to_string());
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ pub enum GenerationError {
     },
     /// The prompt has no tokens.
     #[error(
-        "the prompt has no tokens, and the configuration names no bos_token_id to start from; give a prompt"
+        "the prompt has no tokens, and the configuration names no bos_token_id of the vocabulary to start from; give a prompt"
     )]
     EmptyPrompt,
     /// A token id is outside the vocabulary.
@@ -36,6 +36,12 @@ pub enum GenerationError {
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// A context of one token leaves nothing to predict from.
+    #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
+    ContextTooShortToScore {
         /// Positions of the model.
         n_positions: usize,
     },
@@ -66,6 +72,7 @@ impl GenerationError {
                 | Self::IdBeyondVocabulary { .. }
                 | Self::PromptTooLong { .. }
                 | Self::TooShortToScore { .. }
+                | Self::ContextTooShortToScore { .. }
         )
     }
 }

@@ -1,7 +1,7 @@
 //! The generation loop, as an iterator of token ids.
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 
 use crate::{GenerationConfig, GenerationError, Sampler};
 
@@ -39,6 +39,7 @@ pub struct TokenGenerator<'model> {
     remaining: usize,
     eos_token_id: Vec<u32>,
     stop_reason: Option<StopReason>,
+    has_failed: bool,
 }
 
 impl<'model> TokenGenerator<'model> {
@@ -54,22 +55,10 @@ impl<'model> TokenGenerator<'model> {
         device: &Device,
     ) -> Result<Self, GenerationError> {
         config.check()?;
-        check_ids(prompt, model.config().vocab_size)?;
+        check_prompt(prompt, model.config())?;
         let n_positions = model.config().n_positions;
-        if prompt.is_empty() {
-            return Err(GenerationError::EmptyPrompt);
-        }
-        if prompt.len() > n_positions {
-            return Err(GenerationError::PromptTooLong {
-                tokens: prompt.len(),
-                n_positions,
-            });
-        }
         // The last token is produced and not read again.
-        let capacity = prompt
-            .len()
-            .saturating_add(config.max_new_tokens.saturating_sub(1))
-            .min(n_positions);
+        let capacity = prompt.len().saturating_add(config.max_new_tokens.saturating_sub(1)).min(n_positions);
         Ok(Self {
             model,
             device: device.clone(),
@@ -79,10 +68,11 @@ impl<'model> TokenGenerator<'model> {
             remaining: config.max_new_tokens,
             eos_token_id: config.eos_token_id.clone(),
             stop_reason: None,
+            has_failed: false,
         })
     }
 
-    /// Why generation ended; `None` while it goes on.
+    /// Why generation ended; `None` while it goes on, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
@@ -90,9 +80,7 @@ impl<'model> TokenGenerator<'model> {
     fn step(&mut self) -> Result<u32, GenerationError> {
         let ids = Tensor::from_slice(&self.pending, (1, self.pending.len()), &self.device)?;
         let pass = &mut Pass::inference();
-        let logits = self
-            .model
-            .forward(&ids, LogitsFor::LastToken, Some(&mut self.cache), pass)?;
+        let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(&mut self.cache), pass)?;
         let mut logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let token = self.sampler.sample(&mut logits)?;
         self.pending = vec![token];
@@ -118,24 +106,36 @@ impl Iterator for TokenGenerator<'_> {
         } else if self.stop_reason.is_none() && self.context_is_full() {
             self.stop_reason = Some(StopReason::Context);
         }
-        match self.stop_reason {
-            Some(_) => None,
-            None => Some(self.step()),
+        if self.has_failed || self.stop_reason.is_some() {
+            return None;
         }
+        let token = self.step();
+        self.has_failed = token.is_err();
+        Some(token)
+    }
+}
+
+/// Checks what can be checked of a prompt before a model is loaded.
+///
+/// # Errors
+/// When it is empty or longer than the context, or an id is outside the vocabulary.
+pub fn check_prompt(prompt: &[u32], config: &Gpt2Config) -> Result<(), GenerationError> {
+    let n_positions = config.n_positions;
+    check_ids(prompt, config.vocab_size)?;
+    match prompt.len() {
+        0 => Err(GenerationError::EmptyPrompt),
+        tokens if tokens > n_positions => Err(GenerationError::PromptTooLong { tokens, n_positions }),
+        _ => Ok(()),
     }
 }
 
 /// Checks that every id is in the vocabulary.
 pub(crate) fn check_ids(ids: &[u32], vocab_size: usize) -> Result<(), GenerationError> {
-    let beyond = ids
-        .iter()
-        .position(|id| usize::try_from(*id).is_ok_and(|id| id >= vocab_size));
+    let beyond = ids.iter().position(|id| usize::try_from(*id).is_ok_and(|id| id >= vocab_size));
     match beyond {
-        Some(index) => Err(GenerationError::IdBeyondVocabulary {
-            id: ids[index],
-            position: index + 1,
-            vocab_size,
-        }),
+        Some(index) => {
+            Err(GenerationError::IdBeyondVocabulary { id: ids[index], position: index + 1, vocab_size })
+        }
         None => Ok(()),
     }
 }

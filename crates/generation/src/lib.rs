@@ -10,9 +10,9 @@ mod sampling;
 mod score;
 mod text_stream;
 
-pub use config::{GenerationConfig, Sampling};
+pub use config::{GenerationConfig, MIN_TEMPERATURE, Sampling};
 pub use error::GenerationError;
-pub use generate::{StopReason, TokenGenerator};
+pub use generate::{StopReason, TokenGenerator, check_prompt};
 pub use sampling::{LogitsProcessor, Sampler};
-pub use score::{Score, score};
+pub use score::{Score, check_text, score};
 pub use text_stream::TextStream;

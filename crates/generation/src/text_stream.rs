@@ -26,11 +26,7 @@ pub struct TextStream<'tokenizer> {
 impl<'tokenizer> TextStream<'tokenizer> {
     /// A stream that starts with nothing. Special tokens, such as the end of the text, give no text.
     pub fn new(tokenizer: &'tokenizer Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            window: Vec::new(),
-            emitted: 0,
-        }
+        Self { tokenizer, window: Vec::new(), emitted: 0 }
     }
 
     /// The text that token `id` completes; often a word, empty in the middle of a character.
@@ -59,16 +55,10 @@ impl<'tokenizer> TextStream<'tokenizer> {
     /// # Errors
     /// When the tokenizer cannot decode.
     pub fn finish(self) -> Result<String, GenerationError> {
-        Ok(self
-            .decode(&self.window)?
-            .get(self.emitted..)
-            .unwrap_or_default()
-            .to_owned())
+        Ok(self.decode(&self.window)?.get(self.emitted..).unwrap_or_default().to_owned())
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String, GenerationError> {
-        self.tokenizer
-            .decode(ids, true)
-            .map_err(|error| GenerationError::Decode(error.to_string()))
+        self.tokenizer.decode(ids, true).map_err(|error| GenerationError::Decode(error.to_string()))
     }
 }

@@ -17,10 +17,7 @@ use serde_json::Value;
 const LOGPROB: f64 = 1e-4;
 
 fn load(folder: &Path) -> Gpt2LMHead {
-    Checkpoint::open(folder)
-        .unwrap()
-        .load(&Device::Cpu, &|_| ())
-        .unwrap()
+    Checkpoint::open(folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -129,25 +126,13 @@ fn generation_stops_for_each_reason() {
     let prompt = [289, 221, 299];
     let (ids, reason) = generate(&model, &prompt, &greedy(&model, 4));
     assert_eq!((ids.len(), reason), (4, StopReason::MaxNewTokens));
-    assert_eq!(
-        generate(&model, &prompt, &greedy(&model, 0)),
-        (vec![], StopReason::MaxNewTokens)
-    );
+    assert_eq!(generate(&model, &prompt, &greedy(&model, 0)), (vec![], StopReason::MaxNewTokens));
     // The third greedy token, taken as the end of the text, ends it.
-    let until = GenerationConfig {
-        eos_token_id: vec![299, ids[2]],
-        ..greedy(&model, 40)
-    };
+    let until = GenerationConfig { eos_token_id: vec![299, ids[2]], ..greedy(&model, 40) };
     let end = ids.iter().position(|id| *id == ids[2]).unwrap();
-    assert_eq!(
-        generate(&model, &prompt, &until),
-        (ids[..=end].to_vec(), StopReason::Eos)
-    );
+    assert_eq!(generate(&model, &prompt, &until), (ids[..=end].to_vec(), StopReason::Eos));
     // 48 positions: three for the prompt, 45 for tokens that are read again, one more that is not.
-    let forever = GenerationConfig {
-        eos_token_id: vec![],
-        ..greedy(&model, usize::MAX)
-    };
+    let forever = GenerationConfig { eos_token_id: vec![], ..greedy(&model, usize::MAX) };
     let (ids, reason) = generate(&model, &prompt, &forever);
     assert_eq!((ids.len(), reason), (46, StopReason::Context));
     let whole_context = [7; 48];
@@ -163,10 +148,7 @@ fn requests_that_cannot_be_served_are_refused_before_any_work() {
     let config = greedy(&model, 4);
     assert!(matches!(refuse(&[], &config), GenerationError::EmptyPrompt));
     let too_long = refuse(&[0; 49], &config).to_string();
-    assert_eq!(
-        too_long,
-        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1"
-    );
+    assert_eq!(too_long, "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1");
     let beyond = refuse(&[0, 300], &config).to_string();
     assert!(
         beyond.contains("token id 300 (number 2 of the prompt) is beyond the vocabulary of 300"),
@@ -181,80 +163,41 @@ fn requests_that_cannot_be_served_are_refused_before_any_work() {
         (1.0, None, 1.1),
         (1.0, None, f64::NAN),
     ] {
-        let sampling = Sampling::Random {
-            temperature,
-            top_k,
-            top_p,
-            seed: 0,
-        };
-        let error = refuse(
-            &[1],
-            &GenerationConfig {
-                sampling,
-                ..config.clone()
-            },
-        );
-        assert!(
-            matches!(error, GenerationError::OptionOutOfRange { .. }) && error.is_usage(),
-            "{error}"
-        );
+        let sampling = Sampling::Random { temperature, top_k, top_p, seed: 0 };
+        let error = refuse(&[1], &GenerationConfig { sampling, ..config.clone() });
+        assert!(matches!(error, GenerationError::OptionOutOfRange { .. }) && error.is_usage(), "{error}");
     }
     let score = |ids: &[u32], stride| score(&model, ids, stride, &Device::Cpu, &|_| ()).unwrap_err();
-    assert!(matches!(
-        score(&[1], 8),
-        GenerationError::TooShortToScore { tokens: 1 }
-    ));
-    assert!(matches!(
-        score(&[1, 300], 8),
-        GenerationError::IdBeyondVocabulary { .. }
-    ));
-    assert!(matches!(
-        score(&[1, 2], 0),
-        GenerationError::OptionOutOfRange { .. }
-    ));
-    assert!(matches!(
-        score(&[1, 2], 49),
-        GenerationError::OptionOutOfRange { .. }
-    ));
+    assert!(matches!(score(&[1], 8), GenerationError::TooShortToScore { tokens: 1 }));
+    assert!(matches!(score(&[1, 300], 8), GenerationError::IdBeyondVocabulary { .. }));
+    assert!(matches!(score(&[1, 2], 0), GenerationError::OptionOutOfRange { .. }));
+    assert!(matches!(score(&[1, 2], 49), GenerationError::OptionOutOfRange { .. }));
+}
+
+#[test]
+fn generation_ends_after_an_error() {
+    let folder = gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
+        let nan = candle_core::Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), nan);
+    });
+    let model = load(folder.path());
+    let results: Vec<_> =
+        TokenGenerator::new(&model, &[1, 2], &greedy(&model, 9), &Device::Cpu).unwrap().collect();
+    assert!(matches!(results.as_slice(), [Err(GenerationError::NotFinite)]), "{results:?}");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_tokens() {
     let (model, _) = tiny();
     let sample = |seed| {
-        let sampling = Sampling::Random {
-            temperature: 1.0,
-            top_k: Some(50),
-            top_p: 0.95,
-            seed,
-        };
-        generate(
-            &model,
-            &[289, 221],
-            &GenerationConfig {
-                sampling,
-                ..greedy(&model, 30)
-            },
-        )
-        .0
+        let sampling = Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: 0.95, seed };
+        generate(&model, &[289, 221], &GenerationConfig { sampling, ..greedy(&model, 30) }).0
     };
     assert_eq!(sample(1), sample(1));
     assert_ne!(sample(1), sample(2));
     // Almost no temperature leaves the most probable token alone.
-    let sampling = Sampling::Random {
-        temperature: 1e-4,
-        top_k: None,
-        top_p: 1.0,
-        seed: 3,
-    };
-    let cold = generate(
-        &model,
-        &[289, 221],
-        &GenerationConfig {
-            sampling,
-            ..greedy(&model, 30)
-        },
-    );
+    let sampling = Sampling::Random { temperature: 1e-4, top_k: None, top_p: 1.0, seed: 3 };
+    let cold = generate(&model, &[289, 221], &GenerationConfig { sampling, ..greedy(&model, 30) });
     assert_eq!(cold, generate(&model, &[289, 221], &greedy(&model, 30)));
 }
 
@@ -283,9 +226,8 @@ fn streamed_text_never_shows_a_part_of_a_character() {
 fn streamed_text_equals_the_decoded_whole_for_any_ids() {
     let (_, tokenizer) = tiny();
     for seed in 0..40u32 {
-        let ids: Vec<u32> = (0..120)
-            .map(|index| (index * 7919 + seed * 104_729 + index * index * 31) % 300)
-            .collect();
+        let ids: Vec<u32> =
+            (0..120).map(|index| (index * 7919 + seed * 104_729 + index * index * 31) % 300).collect();
         let mut stream = TextStream::new(&tokenizer);
         let mut streamed: String = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
         streamed.push_str(&stream.finish().unwrap());

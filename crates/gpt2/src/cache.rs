@@ -23,15 +23,9 @@ impl Gpt2Cache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let shape = KvCacheShape {
-            batch,
-            num_heads: config.n_head,
-            capacity,
-            head_dim: config.head_dim(),
-        };
-        let layers = (0..config.n_layer)
-            .map(|_| KvCache::new(shape, dtype, device))
-            .collect::<Result<_>>()?;
+        let shape = KvCacheShape { batch, num_heads: config.n_head, capacity, head_dim: config.head_dim() };
+        let layers =
+            (0..config.n_layer).map(|_| KvCache::new(shape, dtype, device)).collect::<Result<_>>()?;
         Ok(Self { layers })
     }
 
@@ -45,9 +39,7 @@ impl Gpt2Cache {
     /// # Errors
     /// When the row holds fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
-        self.layers
-            .iter_mut()
-            .try_for_each(|layer| layer.truncate(row, kept))
+        self.layers.iter_mut().try_for_each(|layer| layer.truncate(row, kept))
     }
 
     /// An independent copy with the given rows in this order.
@@ -55,12 +47,13 @@ impl Gpt2Cache {
     /// # Errors
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
-        let layers = self
-            .layers
-            .iter()
-            .map(|layer| layer.fork(rows))
-            .collect::<Result<_>>()?;
+        let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<_>>()?;
         Ok(Self { layers })
+    }
+
+    /// Number of blocks the cache is for.
+    pub(crate) fn layer_count(&self) -> usize {
+        self.layers.len()
     }
 
     /// The cache of block `index`.

@@ -100,12 +100,7 @@ impl Gpt2Config {
                 known: PRESETS.map(|(name, ..)| name).join(", "),
             });
         };
-        Ok(Self {
-            n_layer: *n_layer,
-            n_head: *n_head,
-            n_embd: *n_embd,
-            ..Self::gpt2()
-        })
+        Ok(Self { n_layer: *n_layer, n_head: *n_head, n_embd: *n_embd, ..Self::gpt2() })
     }
 
     /// Reads the text of a `config.json`.
@@ -134,37 +129,21 @@ impl Gpt2Config {
             layer_norm_epsilon: keys
                 .number("layer_norm_epsilon", 0.0, 1.0)?
                 .unwrap_or(defaults.layer_norm_epsilon),
-            scale_attn_weights: keys
-                .flag("scale_attn_weights")?
-                .unwrap_or(defaults.scale_attn_weights),
+            scale_attn_weights: keys.flag("scale_attn_weights")?.unwrap_or(defaults.scale_attn_weights),
             scale_attn_by_inverse_layer_idx: keys.flag("scale_attn_by_inverse_layer_idx")?.unwrap_or(false),
             reorder_and_upcast_attn: keys.flag("reorder_and_upcast_attn")?.unwrap_or(false),
-            tie_word_embeddings: keys
-                .flag("tie_word_embeddings")?
-                .unwrap_or(defaults.tie_word_embeddings),
-            embd_pdrop: keys
-                .number("embd_pdrop", 0.0, 1.0)?
-                .unwrap_or(defaults.embd_pdrop),
-            attn_pdrop: keys
-                .number("attn_pdrop", 0.0, 1.0)?
-                .unwrap_or(defaults.attn_pdrop),
-            resid_pdrop: keys
-                .number("resid_pdrop", 0.0, 1.0)?
-                .unwrap_or(defaults.resid_pdrop),
+            tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
+            embd_pdrop: keys.number("embd_pdrop", 0.0, 1.0)?.unwrap_or(defaults.embd_pdrop),
+            attn_pdrop: keys.number("attn_pdrop", 0.0, 1.0)?.unwrap_or(defaults.attn_pdrop),
+            resid_pdrop: keys.number("resid_pdrop", 0.0, 1.0)?.unwrap_or(defaults.resid_pdrop),
             initializer_range: keys
                 .number("initializer_range", 0.0, f64::MAX)?
                 .unwrap_or(defaults.initializer_range),
-            bos_token_id: keys
-                .token_ids("bos_token_id", &defaults.eos_token_id)?
-                .first()
-                .copied(),
+            bos_token_id: keys.token_ids("bos_token_id", &defaults.eos_token_id)?.first().copied(),
             eos_token_id: keys.token_ids("eos_token_id", &defaults.eos_token_id)?,
         };
         if !config.n_embd.is_multiple_of(n_head) {
-            return Err(ConfigError::HeadsDoNotDivideWidth {
-                n_head,
-                n_embd: config.n_embd,
-            });
+            return Err(ConfigError::HeadsDoNotDivideWidth { n_head, n_embd: config.n_embd });
         }
         Ok(config)
     }
@@ -211,16 +190,8 @@ impl Gpt2Config {
 
     /// Factor on the attention scores of block `layer`.
     pub fn attention_scale(&self, layer: usize) -> f64 {
-        let width = if self.scale_attn_weights {
-            (self.head_dim() as f64).sqrt()
-        } else {
-            1.0
-        };
-        let depth = if self.scale_attn_by_inverse_layer_idx {
-            (layer + 1) as f64
-        } else {
-            1.0
-        };
+        let width = if self.scale_attn_weights { (self.head_dim() as f64).sqrt() } else { 1.0 };
+        let depth = if self.scale_attn_by_inverse_layer_idx { (layer + 1) as f64 } else { 1.0 };
         1.0 / (width * depth)
     }
 
@@ -230,14 +201,13 @@ impl Gpt2Config {
     }
 
     fn activation_name(&self) -> &'static str {
-        let named = Activation::NAMES
-            .iter()
-            .find(|(_, activation)| *activation == self.activation_function);
+        let named = Activation::NAMES.iter().find(|(_, activation)| *activation == self.activation_function);
         named.map_or("", |(name, _)| name)
     }
 }
 
-/// Typed access to the keys of a `config.json`. A key whose value is `null` counts as absent, as in transformers.
+/// Typed access to the keys of a `config.json`. Sizes may be `null`, which counts as absent; flags, numbers and names
+/// may not, as in transformers.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -247,11 +217,7 @@ impl Keys<'_> {
 
     fn refuse_what_is_not_supported(&self) -> Result<(), ConfigError> {
         let refuse = |key: &str, found: &Value, reason: &str| {
-            Err(ConfigError::Unsupported {
-                key: key.into(),
-                found: found.to_string(),
-                reason: reason.into(),
-            })
+            Err(ConfigError::Unsupported { key: key.into(), found: quoted(found), reason: reason.into() })
         };
         if let Some(found) = self.get("model_type")
             && found != "gpt2"
@@ -266,11 +232,7 @@ impl Keys<'_> {
             );
         }
         if self.flag("is_encoder_decoder")? == Some(true) {
-            return refuse(
-                "is_encoder_decoder",
-                &Value::Bool(true),
-                "GPT-2 is a decoder alone",
-            );
+            return refuse("is_encoder_decoder", &Value::Bool(true), "GPT-2 is a decoder alone");
         }
         if let Some(found) = self.get("pruned_heads")
             && !matches!(found, Value::Object(heads) if heads.is_empty())
@@ -278,11 +240,7 @@ impl Keys<'_> {
             return refuse("pruned_heads", found, "all heads of a block must be there");
         }
         if let Some(found) = self.get("quantization_config") {
-            return refuse(
-                "quantization_config",
-                found,
-                "save the checkpoint with its weights dequantized",
-            );
+            return refuse("quantization_config", found, "save the checkpoint with its weights dequantized");
         }
         Ok(())
     }
@@ -336,10 +294,9 @@ impl Keys<'_> {
     ) -> Result<usize, ConfigError> {
         let missing = || ConfigError::MissingKey {
             key,
-            aliases: if aliases.is_empty() {
-                "no other name".to_owned()
-            } else {
-                format!("`{}`", aliases.join("`, `"))
+            aliases: match aliases {
+                [] => String::new(),
+                several => format!(" (also accepted as `{}`)", several.join("`, `")),
             },
         };
         self.size(key, aliases, largest)?.ok_or_else(missing)
@@ -358,45 +315,32 @@ impl Keys<'_> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        match value
-            .as_f64()
-            .filter(|number| (smallest..=largest).contains(number))
-        {
+        match value.as_f64().filter(|number| (smallest..=largest).contains(number)) {
             Some(number) => Ok(Some(number)),
             None if largest == f64::MAX => {
                 Err(wrong(key, &format!("a number of at least {smallest}"), value))
             }
-            None => Err(wrong(
-                key,
-                &format!("a number from {smallest} to {largest}"),
-                value,
-            )),
+            None => Err(wrong(key, &format!("a number from {smallest} to {largest}"), value)),
         }
     }
 
     fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
-        let Some(value) = self.get(key) else {
+        let Some(value) = self.0.get(key) else {
             return Ok(None);
         };
-        value
-            .as_bool()
-            .map(Some)
-            .ok_or_else(|| wrong(key, "true or false", value))
+        value.as_bool().map(Some).ok_or_else(|| wrong(key, "true or false", value))
     }
 
     fn activation(&self) -> Result<Option<Activation>, ConfigError> {
         let key = "activation_function";
-        let Some(value) = self.get(key) else {
+        let Some(value) = self.0.get(key) else {
             return Ok(None);
         };
         let name = value.as_str().ok_or_else(|| wrong(key, "a name", value))?;
         let unsupported = || ConfigError::Unsupported {
             key: key.into(),
-            found: value.to_string(),
-            reason: format!(
-                "the known ones are {}",
-                Activation::NAMES.map(|(name, _)| name).join(", ")
-            ),
+            found: quoted(value),
+            reason: format!("the known ones are {}", Activation::NAMES.map(|(name, _)| name).join(", ")),
         };
         Activation::from_name(name).map(Some).ok_or_else(unsupported)
     }
@@ -417,17 +361,17 @@ impl Keys<'_> {
 }
 
 fn wrong(key: &str, expected: &str, found: &Value) -> ConfigError {
+    ConfigError::WrongValue { key: key.into(), expected: expected.into(), found: quoted(found) }
+}
+
+/// A value as it stands in the file, cut where it is long.
+fn quoted(value: &Value) -> String {
     /// Longest value quoted from a file.
     const QUOTED: usize = 60;
-    let text = found.to_string();
-    let found = match text.char_indices().nth(QUOTED) {
+    let text = value.to_string();
+    match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
-    };
-    ConfigError::WrongValue {
-        key: key.into(),
-        expected: expected.into(),
-        found,
     }
 }
 

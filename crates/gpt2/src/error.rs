@@ -16,11 +16,11 @@ pub enum ConfigError {
         found: &'static str,
     },
     /// A size that cannot be guessed is absent.
-    #[error("the key `{key}` is missing (also accepted as {aliases})")]
+    #[error("the key `{key}` is missing{aliases}")]
     MissingKey {
         /// The key.
         key: &'static str,
-        /// The other names it may have.
+        /// The other names it may have, in words; empty where it has none.
         aliases: String,
     },
     /// A value is of another kind than its key needs.
@@ -77,6 +77,14 @@ pub enum ConfigError {
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// The cache was made for another model.
+    #[error("the cache is for {found} blocks, the model has {expected}")]
+    CacheLayers {
+        /// Blocks of the model.
+        expected: usize,
+        /// Blocks of the cache.
+        found: usize,
+    },
     /// There are no tokens.
     #[error("the model needs at least one token")]
     NoTokens,

@@ -33,4 +33,6 @@ pub use error::{ConfigError, ModelError};
 pub use gpt2_attention::{Observer, Pass, Site};
 pub use gpt2_kernels::Activation;
 pub use model::{Gpt2LMHead, Gpt2Model, LogitsFor};
-pub use parameters::{Parameter, ParameterCounts, expected_parameters};
+pub use parameters::{
+    LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
+};

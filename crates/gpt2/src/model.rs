@@ -74,9 +74,7 @@ impl Block {
     }
 
     fn attend(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let output = self
-            .attn
-            .forward_with(x, None, &AttentionMask::Causal, cache, pass)?;
+        let output = self.attn.forward_with(x, None, &AttentionMask::Causal, cache, pass)?;
         let output = pass.show("attention_output", output)?;
         pass.dropout(output, self.resid_pdrop)
     }
@@ -135,15 +133,16 @@ impl Gpt2Model {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        if let Some(found) =
+            cache.as_deref().map(Gpt2Cache::layer_count).filter(|found| *found != self.blocks.len())
+        {
+            return Err(ModelError::CacheLayers { expected: self.blocks.len(), found }.into());
+        }
         pass.enter_layer(None);
         let mut x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             pass.enter_layer(Some(layer));
-            x = block.forward(
-                &x,
-                cache.as_deref_mut().and_then(|cache| cache.layer(layer)),
-                pass,
-            )?;
+            x = block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?;
         }
         pass.enter_layer(None);
         pass.show("final_norm", self.ln_f.forward(&x)?)
@@ -155,10 +154,7 @@ impl Gpt2Model {
     /// # Errors
     /// As [`Gpt2Model::forward`].
     pub fn hidden_states(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
-        let mut kept = KeepHiddenStates {
-            n_layer: self.config.n_layer,
-            states: Vec::new(),
-        };
+        let mut kept = KeepHiddenStates { n_layer: self.config.n_layer, states: Vec::new() };
         self.forward(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
         Ok(kept.states)
     }
@@ -177,21 +173,14 @@ impl Gpt2Model {
             return Err(ModelError::NoTokens.into());
         }
         if past + tokens > n_positions {
-            return Err(ModelError::ContextExceeded {
-                past,
-                added: tokens,
-                n_positions,
-            }
-            .into());
+            return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
         let token_embeddings = self.wte.embedding(&ids.flatten_all()?)?;
         let token_embeddings = token_embeddings.reshape((batch, tokens, self.config.n_embd))?; // (B, T, C)
         let x = if past_lengths.iter().all(|length| *length == past) {
             token_embeddings.broadcast_add(&self.wpe.narrow(0, past, tokens)?)?
         } else {
-            let rows = past_lengths
-                .iter()
-                .map(|length| self.wpe.narrow(0, *length, tokens));
+            let rows = past_lengths.iter().map(|length| self.wpe.narrow(0, *length, tokens));
             (token_embeddings + Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?)?
         };
         let x = pass.show("embeddings", x)?;
@@ -271,11 +260,7 @@ impl Gpt2LMHead {
 
     /// Number of distinct parameters, counted in the tensors the model holds.
     pub fn parameter_count(&self) -> usize {
-        let head = if self.config().tie_word_embeddings {
-            0
-        } else {
-            self.lm_head.parameter_count()
-        };
+        let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.parameter_count() };
         self.transformer.parameter_count() + head
     }
 }

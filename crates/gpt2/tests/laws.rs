@@ -41,14 +41,8 @@ fn cache(model: &Gpt2LMHead, batch: usize) -> Result<Gpt2Cache> {
 fn future_tokens_do_not_change_past_logits() -> Result<()> {
     let model = model()?;
     let past = |ids: &Tensor| Ok::<_, candle_core::Error>(values(&all_logits(&model, ids)?.narrow(1, 0, 4)?));
-    assert_eq!(
-        past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?,
-        past(&ids(&[&[5, 9, 70, 3, 42, 0]]))?
-    );
-    assert_ne!(
-        past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?,
-        past(&ids(&[&[5, 8, 70, 3, 11, 12]]))?
-    );
+    assert_eq!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 9, 70, 3, 42, 0]]))?);
+    assert_ne!(past(&ids(&[&[5, 9, 70, 3, 11, 12]]))?, past(&ids(&[&[5, 8, 70, 3, 11, 12]]))?);
     Ok(())
 }
 
@@ -60,20 +54,11 @@ fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     for chunks in [vec![7], vec![1; 7], vec![4, 3], vec![6, 1], vec![1, 5, 1]] {
         let (mut cache, mut outputs, mut start) = (cache(&model, 2)?, Vec::new(), 0);
         for tokens in &chunks {
-            outputs.push(step(
-                &model,
-                &whole_ids.narrow(1, start, *tokens)?.contiguous()?,
-                &mut cache,
-            )?);
+            outputs.push(step(&model, &whole_ids.narrow(1, start, *tokens)?.contiguous()?, &mut cache)?);
             start += tokens;
         }
         assert_eq!(cache.lengths(), [7, 7]);
-        assert_close_absolute(
-            &Tensor::cat(&outputs, 1)?,
-            &whole,
-            SAME,
-            &format!("chunks {chunks:?}"),
-        );
+        assert_close_absolute(&Tensor::cat(&outputs, 1)?, &whole, SAME, &format!("chunks {chunks:?}"));
     }
     Ok(())
 }
@@ -116,12 +101,7 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
     let forked_logits = step(&model, &ids(&[&[20], &[30]]), &mut forked)?;
     for (row, last) in [(0, 20), (1, 30)] {
         let alone = all_logits(&model, &ids(&[&[5, 9, 70, last]]))?.narrow(1, 3, 1)?;
-        assert_close_absolute(
-            &forked_logits.narrow(0, row, 1)?,
-            &alone,
-            SAME,
-            &format!("fork {row}"),
-        );
+        assert_close_absolute(&forked_logits.narrow(0, row, 1)?, &alone, SAME, &format!("fork {row}"));
     }
     Ok(())
 }
@@ -130,27 +110,17 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
 fn tokens_that_do_not_fit_are_refused() -> Result<()> {
     let model = model()?;
     let too_long = all_logits(&model, &ids(&[&[0; 17]])).unwrap_err().to_string();
-    assert!(
-        too_long.contains("17 new ones do not fit into a context of 16 positions"),
-        "{too_long}"
-    );
+    assert!(too_long.contains("17 new ones do not fit into a context of 16 positions"), "{too_long}");
     let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu)?;
-    assert!(
-        all_logits(&model, &none)
-            .unwrap_err()
-            .to_string()
-            .contains("at least one token")
-    );
-    assert!(
-        all_logits(&model, &ids(&[&[79]])).is_err(),
-        "an id outside the vocabulary"
-    );
+    assert!(all_logits(&model, &none).unwrap_err().to_string().contains("at least one token"));
+    assert!(all_logits(&model, &ids(&[&[79]])).is_err(), "an id outside the vocabulary");
+    let shallow = Gpt2Config { n_layer: 2, ..model.config().clone() };
+    let mut shallow = Gpt2Cache::new(&shallow, 1, 12, DType::F32, &Device::Cpu)?;
+    let error = step(&model, &ids(&[&[0]]), &mut shallow).unwrap_err().to_string();
+    assert!(error.contains("the cache is for 2 blocks, the model has 3"), "{error}");
     let mut cache = cache(&model, 1)?;
     step(&model, &ids(&[&[0; 10]]), &mut cache)?;
-    assert!(
-        step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(),
-        "past the capacity of the cache"
-    );
+    assert!(step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(), "past the capacity of the cache");
     Ok(())
 }
 
@@ -159,12 +129,7 @@ struct WithoutMlp(usize);
 
 impl Observer for WithoutMlp {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
-        if site
-            == (Site {
-                layer: Some(self.0),
-                name: "mlp_output",
-            })
-        {
+        if site == (Site { layer: Some(self.0), name: "mlp_output" }) {
             value.zeros_like()
         } else {
             Ok(value)
@@ -184,21 +149,14 @@ fn an_observer_can_replace_what_it_sees() -> Result<()> {
         let zero = tensors[name].zeros_like()?;
         tensors.insert(name.into(), zero);
     }
-    let config = Gpt2Config::from_json(fixture.metadata("config")).unwrap();
+    let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
     let without_weights = all_logits(&common::from_conv1d(&config, tensors)?, &tokens)?;
     assert_close_absolute(&knocked_out, &without_weights, SAME, "a block without its MLP");
     Ok(())
 }
 
 fn small_config() -> Gpt2Config {
-    Gpt2Config {
-        vocab_size: 13,
-        n_positions: 7,
-        n_embd: 8,
-        n_layer: 3,
-        n_head: 2,
-        ..Gpt2Config::gpt2()
-    }
+    Gpt2Config { vocab_size: 13, n_positions: 7, n_embd: 8, n_layer: 3, n_head: 2, ..Gpt2Config::gpt2() }
 }
 
 /// Freshly made variables under the model's names.
@@ -207,38 +165,24 @@ fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
         let values = pattern(&parameter.shape, 0.5, 100 * index as u64);
         (parameter.name, Var::from_tensor(&values).unwrap())
     };
-    expected_parameters(config)
-        .into_iter()
-        .enumerate()
-        .map(variable)
-        .collect()
+    expected_parameters(config).into_iter().enumerate().map(variable).collect()
 }
 
 fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHead> {
-    let tensors = variables
-        .iter()
-        .map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-    Gpt2LMHead::load(
-        config,
-        &VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu),
-    )
+    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu))
 }
 
 /// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     for tie_word_embeddings in [true, false] {
-        let config = Gpt2Config {
-            tie_word_embeddings,
-            ..small_config()
-        };
+        let config = Gpt2Config { tie_word_embeddings, ..small_config() };
         let variables = variables(&config);
         let logits = all_logits(&model_of(&config, &variables)?, &ids(&[&[1, 5, 9, 12, 0]]))?;
         let gradients = logits.sqr()?.sum_all()?.backward()?;
         for (name, variable) in &variables {
-            let gradient = gradients
-                .get(variable)
-                .unwrap_or_else(|| panic!("{name} has no gradient"));
+            let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{name} has no gradient"));
             assert!(
                 values(gradient).iter().any(|value| value.abs() > 1e-6),
                 "the gradient of {name} is zero"
@@ -265,20 +209,22 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     assert_eq!(trained(1)?, trained(1)?);
     assert_ne!(trained(1)?, trained(2)?);
     assert_ne!(trained(1)?, values(&all_logits(&model, &tokens)?));
-    let without = Gpt2Config {
-        embd_pdrop: 0.0,
-        attn_pdrop: 0.0,
-        resid_pdrop: 0.0,
-        ..config
-    };
+    // Each rate acts by itself.
+    let without = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..config };
+    for alone in [
+        Gpt2Config { embd_pdrop: 0.5, ..without.clone() },
+        Gpt2Config { attn_pdrop: 0.5, ..without.clone() },
+        Gpt2Config { resid_pdrop: 0.5, ..without.clone() },
+    ] {
+        let model = model_of(&alone, &variables(&alone))?;
+        let mut generator = Generator::new(1);
+        let pass = &mut Pass::training(&mut generator);
+        let trained = model.forward(&tokens, LogitsFor::EveryToken, None, pass)?;
+        assert_ne!(values(&trained), values(&all_logits(&model, &tokens)?), "{alone:?}");
+    }
     let model = model_of(&without, &variables(&without))?;
     let mut generator = Generator::new(1);
-    let trained = model.forward(
-        &tokens,
-        LogitsFor::EveryToken,
-        None,
-        &mut Pass::training(&mut generator),
-    )?;
+    let trained = model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
     assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
     Ok(())
 }
@@ -311,13 +257,55 @@ fn the_parts_of_the_124m_model_add_up() {
     assert_eq!(counts.attention_per_block, 2_362_368);
     assert_eq!(counts.mlp_per_block, 4_722_432);
     assert_eq!(counts.blocks, 12 * 7_087_872);
-    let untied = ParameterCounts::new(&Gpt2Config {
-        tie_word_embeddings: false,
-        ..Gpt2Config::gpt2()
-    });
-    assert_eq!(
-        (untied.unique, untied.with_untied_head),
-        (163_037_184, 163_037_184)
-    );
+    let untied = ParameterCounts::new(&Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::gpt2() });
+    assert_eq!((untied.unique, untied.with_untied_head), (163_037_184, 163_037_184));
     assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(4), 73_728);
+}
+
+/// Each published count of each size; the numbers are the literature's, computed nowhere in this project.
+#[test]
+fn the_ledger_holds_the_counts_in_circulation() {
+    for (preset, paper, counts) in [
+        (
+            "distilgpt2",
+            None,
+            [42_528_768, 81_126_144, 81_898_752, 81_912_576, 81_948_672, 120_496_128, 120_509_952],
+        ),
+        (
+            "gpt2",
+            Some("117M"),
+            [85_056_000, 123_653_376, 124_412_160, 124_439_808, 124_475_904, 163_009_536, 163_037_184],
+        ),
+        (
+            "gpt2-medium",
+            Some("345M"),
+            [302_311_424, 353_774_592, 354_749_440, 354_823_168, 354_871_296, 406_212_608, 406_286_336],
+        ),
+        (
+            "gpt2-large",
+            Some("762M"),
+            [708_390_400, 772_719_360, 773_891_840, 774_030_080, 774_090_240, 838_220_800, 838_359_040],
+        ),
+        (
+            "gpt2-xl",
+            Some("1542M"),
+            [
+                1_475_561_600,
+                1_555_972_800,
+                1_557_380_800,
+                1_557_611_200,
+                1_557_686_400,
+                1_637_792_000,
+                1_638_022_400,
+            ],
+        ),
+    ] {
+        let config = Gpt2Config::preset(preset).unwrap();
+        let found: Vec<usize> = gpt2::parameter_ledger(&config).iter().map(|row| row.count).collect();
+        assert_eq!(found, counts, "{preset}");
+        assert_eq!(gpt2::paper_size(&config), paper, "{preset}");
+        let untied = Gpt2Config { tie_word_embeddings: false, ..config };
+        let found: Vec<usize> = gpt2::parameter_ledger(&untied).iter().map(|row| row.count).collect();
+        assert_eq!(found, counts, "{preset}, untied: the definitions name their own head");
+    }
 }

@@ -20,14 +20,11 @@ const LETTERS: usize = 6;
 /// Reads `{"name": {"shape": […], "data": base64 of f32}}`.
 fn read(path: &Path) -> HashMap<String, Tensor> {
     let text = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let Value::Object(entries) = serde_json::from_slice(&text).unwrap() else {
-        panic!("not an object")
-    };
+    let Value::Object(entries) = serde_json::from_slice(&text).unwrap() else { panic!("not an object") };
     let tensor = |value: &Value| {
         let shape: Vec<usize> = serde_json::from_value(value["shape"].clone()).unwrap();
-        let bytes = base64::engine::general_purpose::STANDARD
-            .decode(value["data"].as_str().unwrap())
-            .unwrap();
+        let bytes =
+            base64::engine::general_purpose::STANDARD.decode(value["data"].as_str().unwrap()).unwrap();
         Tensor::from_raw_buffer(&bytes, DType::F32, &shape, &Device::Cpu).unwrap()
     };
     entries
@@ -49,17 +46,10 @@ fn model(folder: &Path) -> Result<Gpt2LMHead> {
     };
     let tensors = read(&folder.join("gpt-nano-sort-model.json"));
     let own_name = |(name, tensor): (String, Tensor)| {
-        (
-            name.strip_prefix("transformer.")
-                .map_or(name.clone(), str::to_owned),
-            tensor,
-        )
+        (name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned), tensor)
     };
     let tensors = tensors.into_iter().map(own_name).collect();
-    Gpt2LMHead::load(
-        &config,
-        &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu),
-    )
+    Gpt2LMHead::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
 }
 
 /// Compares every intermediate that the publication has.
@@ -99,10 +89,7 @@ fn every_published_activation_is_reproduced() -> Result<()> {
     let ids = published["idx"].to_dtype(DType::U32)?;
     let (expected_logits, expected_probabilities) =
         (published["lm_head"].clone(), published["probs"].clone());
-    let mut compare = Compare {
-        published,
-        compared: 0,
-    };
+    let mut compare = Compare { published, compared: 0 };
     let mut pass = Pass::inference().observed_by(&mut compare);
     let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
     assert_close(&logits, &expected_logits, PARITY, "lm_head");
@@ -119,20 +106,15 @@ fn it_sorts() -> Result<()> {
     };
     let model = model(&folder.join("gpt-nano-sort"))?;
     let mut sorted_rightly = 0;
-    let inputs: Vec<Vec<u32>> = (0..3u32.pow(6))
-        .map(|code| (0..6).map(|digit| code / 3u32.pow(digit) % 3).collect())
-        .collect();
+    let inputs: Vec<Vec<u32>> =
+        (0..3u32.pow(6)).map(|code| (0..6).map(|digit| code / 3u32.pow(digit) % 3).collect()).collect();
     for letters in &inputs {
         let mut cache = Gpt2Cache::new(model.config(), 1, 11, DType::F32, &Device::Cpu)?;
         let (mut next, mut output) = (letters.clone(), Vec::new());
         while output.len() < LETTERS {
             let ids = Tensor::from_slice(&next, (1, next.len()), &Device::Cpu)?;
-            let logits = model.forward(
-                &ids,
-                LogitsFor::LastToken,
-                Some(&mut cache),
-                &mut Pass::inference(),
-            )?;
+            let logits =
+                model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
             next = vec![logits.flatten_all()?.argmax(0)?.to_scalar::<u32>()?];
             output.push(next[0]);
         }
@@ -141,10 +123,6 @@ fn it_sorts() -> Result<()> {
         sorted_rightly += usize::from(output == expected);
     }
     // A trained network, not an algorithm: nearly all of the 729 inputs, not necessarily every one.
-    assert!(
-        sorted_rightly * 100 >= inputs.len() * 98,
-        "{sorted_rightly} of {} sorted",
-        inputs.len()
-    );
+    assert!(sorted_rightly * 100 >= inputs.len() * 98, "{sorted_rightly} of {} sorted", inputs.len());
     Ok(())
 }

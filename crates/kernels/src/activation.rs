@@ -40,10 +40,7 @@ impl Activation {
 
     /// The function that transformers knows under `name`, if it is one of [`Activation::NAMES`].
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, activation)| *activation)
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
     }
 
     /// Applies the function to every element.

@@ -1,8 +1,8 @@
 //! Dropout from a seeded generator: candle's own cannot be seeded on the CPU.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 
-use crate::Generator;
+use crate::{Generator, KernelError};
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
 /// value stays.
@@ -13,7 +13,7 @@ use crate::Generator;
 /// When `rate` is outside `[0, 1]`.
 pub fn dropout(x: &Tensor, rate: f64, generator: &mut Generator) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&rate) {
-        bail!("dropout: expected a rate from 0 to 1, found {rate}");
+        return Err(KernelError::DropoutRate { found: rate }.into());
     }
     if rate == 0.0 {
         return Ok(x.clone());
@@ -21,13 +21,9 @@ pub fn dropout(x: &Tensor, rate: f64, generator: &mut Generator) -> Result<Tenso
     if rate == 1.0 {
         return x.zeros_like();
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the scale is stored in f32, as the mask is"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "the scale is stored in f32, as the mask is")]
     let kept = (1.0 / (1.0 - rate)) as f32;
-    let mask: Vec<f32> = (0..x.elem_count())
-        .map(|_| if generator.uniform() < rate { 0.0 } else { kept })
-        .collect();
+    let mask: Vec<f32> =
+        (0..x.elem_count()).map(|_| if generator.uniform() < rate { 0.0 } else { kept }).collect();
     x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
 }

@@ -17,11 +17,7 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// A norm from its tensors: `weight` and `bias` of shape `(width)`; `epsilon` is added to the variance.
     pub fn new(weight: Tensor, bias: Option<Tensor>, epsilon: f64) -> Self {
-        Self {
-            weight,
-            bias,
-            epsilon,
-        }
+        Self { weight, bias, epsilon }
     }
 
     /// A norm from the parameters `weight` and `bias` below the path of `vb`.
@@ -29,11 +25,7 @@ impl LayerNorm {
     /// # Errors
     /// When a parameter is missing or has another shape.
     pub fn load(width: usize, epsilon: f64, vb: &VarBuilder) -> Result<Self> {
-        Ok(Self::new(
-            vb.get(width, "weight")?,
-            Some(vb.get(width, "bias")?),
-            epsilon,
-        ))
+        Ok(Self::new(vb.get(width, "weight")?, Some(vb.get(width, "bias")?), epsilon))
     }
 
     /// Normalises every row of the last axis. Half-precision input is normalised in f32 and rounded once.
@@ -51,9 +43,7 @@ impl LayerNorm {
         };
         let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
         let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
-        let normalized = centered
-            .broadcast_div(&(variance + self.epsilon)?.sqrt()?)?
-            .to_dtype(dtype)?;
+        let normalized = centered.broadcast_div(&(variance + self.epsilon)?.sqrt()?)?.to_dtype(dtype)?;
         let scaled = normalized.broadcast_mul(&self.weight)?;
         match &self.bias {
             Some(bias) => scaled.broadcast_add(bias),

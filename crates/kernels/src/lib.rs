@@ -16,6 +16,7 @@
 
 mod activation;
 mod dropout;
+mod error;
 mod layer_norm;
 mod linear;
 mod random;
@@ -23,6 +24,7 @@ mod random;
 pub use activation::Activation;
 pub use candle_nn::ops::softmax;
 pub use dropout::dropout;
+pub use error::KernelError;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use random::Generator;

@@ -3,8 +3,10 @@
 //! A GPT-2 checkpoint stores its matrices as `(in, out)` (`Conv1D`). The loader hands those in as a transposed
 //! view, which costs nothing and which the product below turns back into the stored layout.
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
+
+use crate::KernelError;
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
@@ -26,11 +28,7 @@ impl Linear {
         if let Some(bias) = &bias
             && bias.dims() != [out_features]
         {
-            bail!(
-                "linear layer: expected a bias of shape ({out_features}) for a weight of shape {:?}, found {:?}",
-                weight.dims(),
-                bias.dims()
-            );
+            return Err(KernelError::BiasShape { expected: out_features, found: bias.dims().to_vec() }.into());
         }
         Ok(Self { weight, bias })
     }
@@ -55,10 +53,8 @@ impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut shape = x.dims().to_vec();
         let Some(width) = shape.last_mut().filter(|width| **width == self.in_features()) else {
-            bail!(
-                "linear layer: expected an input of width {}, found shape {:?}",
-                self.in_features(),
-                x.dims()
+            return Err(
+                KernelError::InputWidth { expected: self.in_features(), found: x.dims().to_vec() }.into()
             );
         };
         *width = self.out_features();

@@ -17,12 +17,7 @@ fn activations_equal_transformers() -> Result<()> {
     for (name, activation) in Activation::NAMES {
         let x = Var::from_tensor(&fixture.tensor("activation.x"))?;
         let y = activation.forward(&x)?;
-        assert_close(
-            &y,
-            &fixture.tensor(&format!("activation.{name}")),
-            FORWARD_TOLERANCE,
-            name,
-        );
+        assert_close(&y, &fixture.tensor(&format!("activation.{name}")), FORWARD_TOLERANCE, name);
         let gradients = y.sum_all()?.backward()?;
         let gradient = gradients.get(&x).expect("a gradient");
         let mut expected = fixture.tensor(&format!("activation.{name}.grad"));
@@ -30,12 +25,7 @@ fn activations_equal_transformers() -> Result<()> {
             // At the kink any value from 0 to 1 is a subgradient: PyTorch takes 0, candle 1.
             expected = x.eq(0f64)?.where_cond(gradient, &expected)?;
         }
-        assert_close(
-            gradient,
-            &expected,
-            BACKWARD_TOLERANCE,
-            &format!("gradient of {name}"),
-        );
+        assert_close(gradient, &expected, BACKWARD_TOLERANCE, &format!("gradient of {name}"));
     }
     Ok(())
 }
@@ -58,26 +48,15 @@ fn layer_norm_equals_pytorch_far_from_zero() -> Result<()> {
     assert_close(&y, &fixture.tensor("layer_norm.y"), TOLERANCE, "layer norm");
     let gradients = (y * pattern(&[2, 5, 24], 1.0, 0))?.sum_all()?.backward()?;
     for (name, variable) in [("x", &x), ("weight", &weight), ("bias", &bias)] {
-        let gradient = gradients
-            .get(variable)
-            .unwrap_or_else(|| panic!("{name} has no gradient"));
-        assert_close(
-            gradient,
-            &fixture.tensor(&format!("layer_norm.{name}.grad")),
-            TOLERANCE,
-            name,
-        );
+        let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{name} has no gradient"));
+        assert_close(gradient, &fixture.tensor(&format!("layer_norm.{name}.grad")), TOLERANCE, name);
     }
     Ok(())
 }
 
 #[test]
 fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
-    let (x, weight, bias) = (
-        pattern(&[2, 3, 5], 2.0, 0),
-        pattern(&[7, 5], 2.0, 9),
-        pattern(&[7], 2.0, 99),
-    );
+    let (x, weight, bias) = (pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99));
     let direct = Linear::new(weight.clone(), Some(bias.clone()))?.forward(&x)?;
     let transposed = weight.t()?.contiguous()?.t()?;
     let from_conv1d = Linear::new(transposed, Some(bias.clone()))?.forward(&x)?;
@@ -97,16 +76,10 @@ fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
 #[test]
 fn linear_refuses_shapes_that_do_not_fit() {
     let wrong_bias = Linear::new(pattern(&[7, 5], 1.0, 0), Some(pattern(&[5], 1.0, 0))).unwrap_err();
-    assert!(
-        wrong_bias.to_string().contains("expected a bias of shape (7)"),
-        "{wrong_bias}"
-    );
+    assert!(wrong_bias.to_string().contains("expected a bias of shape (7)"), "{wrong_bias}");
     let layer = Linear::new(pattern(&[7, 5], 1.0, 0), None).unwrap();
     let wrong_input = layer.forward(&pattern(&[2, 7], 1.0, 0)).unwrap_err();
-    assert!(
-        wrong_input.to_string().contains("expected an input of width 5"),
-        "{wrong_input}"
-    );
+    assert!(wrong_input.to_string().contains("expected an input of width 5"), "{wrong_input}");
 }
 
 /// Article 001 §3.5.2: at a rate of 0.5 about half of the values become zero and the others double.
@@ -118,25 +91,10 @@ fn dropout_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     let zeros = dropped.iter().filter(|value| **value == 0.0).count();
     // 10,000 draws at 0.5: the standard deviation is 50.
     assert!((4750..=5250).contains(&zeros), "{zeros} zeros");
-    assert_eq!(
-        dropped,
-        values(&dropout(&ones, 0.5, &mut Generator::new(1))?),
-        "same seed, same mask"
-    );
-    assert_ne!(
-        dropped,
-        values(&dropout(&ones, 0.5, &mut Generator::new(2))?),
-        "another seed, another mask"
-    );
-    assert_eq!(
-        values(&dropout(&ones, 0.0, &mut Generator::new(1))?),
-        values(&ones)
-    );
-    assert!(
-        values(&dropout(&ones, 1.0, &mut Generator::new(1))?)
-            .iter()
-            .all(|value| *value == 0.0)
-    );
+    assert_eq!(dropped, values(&dropout(&ones, 0.5, &mut Generator::new(1))?), "same seed, same mask");
+    assert_ne!(dropped, values(&dropout(&ones, 0.5, &mut Generator::new(2))?), "another seed, another mask");
+    assert_eq!(values(&dropout(&ones, 0.0, &mut Generator::new(1))?), values(&ones));
+    assert!(values(&dropout(&ones, 1.0, &mut Generator::new(1))?).iter().all(|value| *value == 0.0));
     assert!(dropout(&ones, 1.5, &mut Generator::new(1)).is_err());
     Ok(())
 }

@@ -14,7 +14,7 @@ pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
 /// A set of reference tensors with the metadata that the exporting script recorded.
 pub struct Fixture {
     tensors: HashMap<String, Tensor>,
-    metadata: HashMap<String, String>,
+    recorded: serde_json::Value,
 }
 
 impl Fixture {
@@ -35,10 +35,10 @@ impl Fixture {
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a safetensors file");
         let tensors =
             candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("a safetensors file");
-        Self {
-            tensors,
-            metadata: header.metadata().clone().unwrap_or_default(),
-        }
+        let recorded = header.metadata().as_ref().and_then(|metadata| metadata.get("reference"));
+        let recorded =
+            recorded.map_or(serde_json::Value::Null, |text| serde_json::from_str(text).expect("JSON"));
+        Self { tensors, recorded }
     }
 
     /// The tensor `name`.
@@ -46,10 +46,7 @@ impl Fixture {
     /// # Panics
     /// When there is none.
     pub fn tensor(&self, name: &str) -> Tensor {
-        self.tensors
-            .get(name)
-            .unwrap_or_else(|| panic!("the fixture has no tensor {name}"))
-            .clone()
+        self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no tensor {name}")).clone()
     }
 
     /// The tensors whose names start with `prefix`, under the rest of their names.
@@ -65,14 +62,9 @@ impl Fixture {
         VarBuilder::from_tensors(self.tensors_below(prefix), DType::F32, &Device::Cpu)
     }
 
-    /// The metadata value `key`.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn metadata(&self, key: &str) -> &str {
-        self.metadata
-            .get(key)
-            .unwrap_or_else(|| panic!("the fixture has no metadata {key}"))
+    /// What the exporting script recorded: its versions, and for a model its `config`.
+    pub fn recorded(&self) -> &serde_json::Value {
+        &self.recorded
     }
 }
 
@@ -101,11 +93,7 @@ pub fn checkpoints() -> Option<PathBuf> {
         return None;
     };
     let folder = PathBuf::from(folder);
-    assert!(
-        folder.is_dir(),
-        "{CHECKPOINTS_VARIABLE}={} is not a folder",
-        folder.display()
-    );
+    assert!(folder.is_dir(), "{CHECKPOINTS_VARIABLE}={} is not a folder", folder.display());
     Some(folder)
 }
 
@@ -210,9 +198,7 @@ pub fn pattern(shape: &[usize], scale: f64, offset: u64) -> Tensor {
 /// When shapes differ or an element is off; the message names the largest difference and where it is.
 #[track_caller]
 pub fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
-    assert_within(actual, expected, what, tolerance, |expected| {
-        tolerance * expected.abs().max(1.0)
-    });
+    assert_within(actual, expected, what, tolerance, |expected| tolerance * expected.abs().max(1.0));
 }
 
 /// Checks that every element of `actual` lies within `tolerance` of `expected`, absolutely.
@@ -237,11 +223,7 @@ fn assert_within(
     // Not-a-number compares as infinitely far.
     let excess = |(a, e): (&f64, &f64)| {
         let difference = if a == e { 0.0 } else { (a - e).abs() };
-        if difference.is_nan() {
-            f64::INFINITY
-        } else {
-            difference / allowed(*e)
-        }
+        if difference.is_nan() { f64::INFINITY } else { difference / allowed(*e) }
     };
     let worst = actual_values
         .iter()
@@ -264,10 +246,7 @@ fn assert_within(
 /// # Panics
 /// When candle cannot convert it.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
-    let flat = tensor
-        .flatten_all()
-        .and_then(|flat| flat.to_dtype(DType::F64))
-        .expect("a conversion to f64");
+    let flat = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
     flat.to_vec1().expect("a flat tensor")
 }
 

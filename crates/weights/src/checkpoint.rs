@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 use crate::naming::{Naming, Orientation, ParameterSource};
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
-use crate::{Mismatch, WeightsError, config_file, formats, load_tokenizer};
+use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,16 +36,8 @@ impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Mismatch(mismatch) => mismatch.fmt(f),
-            Self::NotFinite {
-                name,
-                nan,
-                infinite,
-                elements,
-            } => {
-                write!(
-                    f,
-                    "tensor `{name}`: of {elements} values {nan} are NaN and {infinite} infinite"
-                )
+            Self::NotFinite { name, nan, infinite, elements } => {
+                write!(f, "tensor `{name}`: of {elements} values {nan} are NaN and {infinite} infinite")
             }
         }
     }
@@ -83,12 +75,7 @@ impl Checkpoint {
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(config_rule);
         rules.extend(rules_of(&config, &source, &naming));
-        Ok(Self {
-            config,
-            source,
-            naming,
-            rules,
-        })
+        Ok(Self { config, source, naming, rules })
     }
 
     /// The configuration.
@@ -121,6 +108,16 @@ impl Checkpoint {
             (None, Some(tokenizer)) => Ok(tokenizer.clone()),
             (None, None) => load_tokenizer(self.folder()),
         }
+    }
+
+    /// The tokens that end a text: those of `generation_config.json` where it names any, as in transformers, else those
+    /// of the configuration.
+    ///
+    /// # Errors
+    /// When `generation_config.json` is there and cannot be used.
+    pub fn eos_token_ids(&self) -> Result<Vec<u32>, WeightsError> {
+        let named = config_file::generation_eos(self.folder())?;
+        Ok(named.unwrap_or_else(|| self.config.eos_token_id.clone()))
     }
 
     /// The format of the weights.
@@ -165,15 +162,20 @@ impl Checkpoint {
 
     /// Tensors of the file that are no parameters: causal masks of old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
-        self.naming
-            .buffers
-            .iter()
-            .map(|index| &self.source.tensors[*index])
+        self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
     }
 
     /// A copy of the token embedding under the head's name, in a file whose configuration ties the two.
     pub fn tied_head(&self) -> Option<&StoredTensor> {
         self.naming.tied_head.map(|index| &self.source.tensors[index])
+    }
+
+    /// Rows of the token embedding in the file.
+    pub fn embedding_rows(&self) -> Option<usize> {
+        match self.naming.parameters.get("wte.weight") {
+            Some((ParameterSource::Whole(index), _)) => self.source.tensors[*index].shape.first().copied(),
+            _ => None,
+        }
     }
 
     /// Whether the tensors are exactly those of the configured model.
@@ -194,10 +196,7 @@ impl Checkpoint {
     /// When the tensors are not those of the model, or the device has no room.
     pub fn load(&self, device: &Device, progress: &(dyn Fn(u64) + Sync)) -> Result<Gpt2LMHead, WeightsError> {
         self.check()?;
-        let backend = ReadParameters {
-            checkpoint: self,
-            progress,
-        };
+        let backend = ReadParameters { checkpoint: self, progress };
         let vb = VarBuilder::from_backend(Box::new(backend), DType::F32, device.clone());
         Ok(Gpt2LMHead::load(&self.config, &vb)?)
     }
@@ -208,40 +207,57 @@ impl Checkpoint {
     /// # Errors
     /// When a tensor cannot be read.
     pub fn verify(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Problem>, WeightsError> {
-        let mut problems: Vec<_> = self
-            .naming
-            .mismatches
-            .iter()
-            .cloned()
-            .map(Problem::Mismatch)
-            .collect();
+        let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
             if !stored.dtype.holds_weights() {
                 continue;
             }
-            let values = self.source.tensors[index].read(&self.source.files, &Device::Cpu)?;
-            let values = values.flatten_all()?.to_vec1::<f32>()?;
-            let nan = values.iter().filter(|value| value.is_nan()).count();
-            let infinite = values.iter().filter(|value| value.is_infinite()).count();
-            if nan + infinite > 0 {
-                let (name, elements) = (stored.name.clone(), values.len());
-                problems.push(Problem::NotFinite {
-                    name,
-                    nan,
-                    infinite,
-                    elements,
-                });
+            if let Some(Statistics { nan, infinite, .. }) = self.statistics(index)?
+                && nan + infinite > 0
+            {
+                let (name, elements) = (stored.name.clone(), stored.element_count());
+                problems.push(Problem::NotFinite { name, nan, infinite, elements });
             }
             progress(stored.bytes.len() as u64);
         }
         Ok(problems)
     }
 
+    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
+    /// weights.
+    ///
+    /// # Errors
+    /// When the tensor cannot be read.
+    pub fn statistics(&self, index: usize) -> Result<Option<Statistics>, WeightsError> {
+        let Some(stored) = self.source.tensors.get(index).filter(|stored| stored.dtype.holds_weights())
+        else {
+            return Ok(None);
+        };
+        let values = stored.read(&self.source.files, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+        Ok(Some(Statistics::of(&values)))
+    }
+
+    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` where the checkpoint does not have it, or
+    /// holds it in a type that holds no weights.
+    ///
+    /// # Errors
+    /// When the tensor cannot be read.
+    pub fn parameter(
+        &self,
+        name: &str,
+        device: &Device,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Option<Tensor>, WeightsError> {
+        let backend = ReadParameters { checkpoint: self, progress };
+        if !backend.contains_tensor(name) {
+            return Ok(None);
+        }
+        Ok(Some(backend.get_unchecked(name, DType::F32, device)?))
+    }
+
     /// Bytes of the parameters in the files.
     pub fn parameter_bytes(&self) -> u64 {
-        self.parameter_tensors()
-            .map(|(_, stored)| stored.bytes.len() as u64)
-            .sum()
+        self.parameter_tensors().map(|(_, stored)| stored.bytes.len() as u64).sum()
     }
 
     /// The stored tensors that parameters are made of, in the order of the files.
@@ -255,9 +271,7 @@ impl Checkpoint {
             }
         }
         indices.sort_unstable();
-        indices
-            .into_iter()
-            .map(|index| (index, &self.source.tensors[index]))
+        indices.into_iter().map(|index| (index, &self.source.tensors[index]))
     }
 }
 
@@ -278,10 +292,7 @@ impl SimpleBackend for ReadParameters<'_> {
     ) -> candle_core::Result<Tensor> {
         let tensor = self.get_unchecked(name, dtype, device)?;
         if tensor.shape() != &shape {
-            candle_core::bail!(
-                "parameter `{name}`: expected {shape:?}, found {:?}",
-                tensor.shape()
-            );
+            candle_core::bail!("parameter `{name}`: expected {shape:?}, found {:?}", tensor.shape());
         }
         Ok(tensor)
     }
@@ -316,7 +327,14 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.checkpoint.naming.parameters.contains_key(name)
+        let Checkpoint { source, naming, .. } = self.checkpoint;
+        let holds_weights = |index: &usize| source.tensors[*index].dtype.holds_weights();
+        match naming.parameters.get(name) {
+            Some((ParameterSource::Whole(index), _)) => holds_weights(index),
+            Some((ParameterSource::Thirds(thirds), _)) => thirds.iter().all(holds_weights),
+            Some((ParameterSource::Zeros, _)) => true,
+            None => false,
+        }
     }
 }
 
@@ -344,27 +362,14 @@ fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch
     if is_same_data {
         return Ok(None);
     }
-    let values = |tensor: &StoredTensor| {
-        tensor
-            .read(&source.files, &Device::Cpu)?
-            .flatten_all()?
-            .to_vec1::<f32>()
-    };
+    let values =
+        |tensor: &StoredTensor| tensor.read(&source.files, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>();
     let (head_values, embedding_values) = (values(head)?, values(embedding)?);
     let differs = |(head, embedding): (&f32, &f32)| head.to_bits() != embedding.to_bits();
-    let differing = head_values
-        .iter()
-        .zip(&embedding_values)
-        .filter(|pair| differs(*pair))
-        .count();
+    let differing = head_values.iter().zip(&embedding_values).filter(|pair| differs(*pair)).count();
     let (name, embedding) = (head.name.clone(), embedding.name.clone());
     let elements = head_values.len();
-    Ok((differing > 0).then_some(Mismatch::TieContradiction {
-        name,
-        embedding,
-        differing,
-        elements,
-    }))
+    Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
 /// What was decided about the tensors, in words.
@@ -389,21 +394,14 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
         ));
     }
     if naming.zero_count() > 0 {
-        rules.push(format!(
-            "{} biases are not stored and taken as zero",
-            naming.zero_count()
-        ));
+        rules.push(format!("{} biases are not stored and taken as zero", naming.zero_count()));
     }
     if let Some((ParameterSource::Whole(index), shape)) = naming.parameters.get("wte.weight")
-        && let Some(padding) = source.tensors[*index]
-            .shape
-            .first()
-            .and_then(|rows| rows.checked_sub(shape[0]))
+        && let Some(padding) =
+            source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(shape[0]))
         && padding > 0
     {
-        rules.push(format!(
-            "the last {padding} rows of the token embedding are padding and not read"
-        ));
+        rules.push(format!("the last {padding} rows of the token embedding are padding and not read"));
     }
     rules
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use gpt2::Gpt2Config;
 use serde_json::{Value, json};
 
-use crate::WeightsError;
 use crate::stored::StoredTensor;
+use crate::{WeightsError, small_file};
 
 /// Largest configuration that is read: real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -18,17 +18,11 @@ const USUAL_HEAD_DIM: usize = 64;
 pub(crate) fn read(folder: &Path, tensors: &[StoredTensor]) -> Result<(Gpt2Config, String), WeightsError> {
     let path = folder.join("config.json");
     if path.exists() {
-        return Ok((
-            parse(&path, |value| value)?,
-            "the configuration is config.json".to_owned(),
-        ));
+        return Ok((parse(&path, |value| value)?, "the configuration is config.json".to_owned()));
     }
     let path = folder.join("hparams.json");
     if path.exists() {
-        return Ok((
-            parse(&path, from_hparams)?,
-            "the configuration is OpenAI's hparams.json".to_owned(),
-        ));
+        return Ok((parse(&path, from_hparams)?, "the configuration is OpenAI's hparams.json".to_owned()));
     }
     if let Some(config) = of_the_book(tensors) {
         let rule = format!(
@@ -36,9 +30,31 @@ pub(crate) fn read(folder: &Path, tensors: &[StoredTensor]) -> Result<(Gpt2Confi
         );
         return Ok((config, rule));
     }
-    Err(WeightsError::NoConfig {
-        folder: folder.to_owned(),
-    })
+    Err(WeightsError::NoConfig { folder: folder.to_owned() })
+}
+
+/// The `eos_token_id` of `generation_config.json`, where there is such a file and it names one or several.
+pub(crate) fn generation_eos(folder: &Path) -> Result<Option<Vec<u32>>, WeightsError> {
+    let path = folder.join("generation_config.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
+    let value: Value = serde_json::from_slice(&small_file::read(&path, MAX_CONFIG_BYTES)?)
+        .map_err(|error| refuse(format!("not valid JSON: {error}")))?;
+    let ids = match &value["eos_token_id"] {
+        Value::Null => return Ok(None),
+        Value::Array(ids) => ids.clone(),
+        id => vec![id.clone()],
+    };
+    let ids: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+    let expected = || {
+        refuse(format!(
+            "`eos_token_id`: expected a token id, or a list of them, found {}",
+            value["eos_token_id"]
+        ))
+    };
+    ids.map(Some).ok_or_else(expected)
 }
 
 /// Whether the configuration of a folder, where it has one, can be used: said before anything about its weights.
@@ -50,27 +66,13 @@ pub(crate) fn check(folder: &Path) -> Result<(), WeightsError> {
 }
 
 fn parse(path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
-    let failed = |error| WeightsError::Read {
-        path: path.to_owned(),
-        error,
-    };
-    let size = std::fs::metadata(path).map_err(failed)?.len();
-    if size > MAX_CONFIG_BYTES {
-        let what = format!("expected a configuration of a few kilobytes, found {size} bytes");
-        return Err(WeightsError::NotWeights {
-            path: path.to_owned(),
-            what,
-        });
-    }
-    let text = String::from_utf8_lossy(&std::fs::read(path).map_err(failed)?).into_owned();
+    let bytes = small_file::read(path, MAX_CONFIG_BYTES)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
     let text = match serde_json::from_str::<Value>(&text) {
         Ok(value @ Value::Object(_)) => change(value).to_string(),
         _ => text,
     };
-    Gpt2Config::from_json(&text).map_err(|error| WeightsError::Config {
-        path: path.to_owned(),
-        error,
-    })
+    Gpt2Config::from_json(&text).map_err(|error| WeightsError::Config { path: path.to_owned(), error })
 }
 
 /// OpenAI's `hparams.json` has `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.
@@ -89,22 +91,15 @@ fn from_hparams(mut hparams: Value) -> Value {
 }
 
 fn of_the_book(tensors: &[StoredTensor]) -> Option<Gpt2Config> {
-    let shape = |name: &str| {
-        tensors
-            .iter()
-            .find(|tensor| tensor.name.ends_with(name))
-            .map(|tensor| &tensor.shape)
-    };
+    let shape =
+        |name: &str| tensors.iter().find(|tensor| tensor.name.ends_with(name)).map(|tensor| &tensor.shape);
     let [vocab_size, n_embd] = shape("tok_emb.weight")?[..] else {
         return None;
     };
     let [n_positions, _] = shape("pos_emb.weight")?[..] else {
         return None;
     };
-    let n_layer = tensors
-        .iter()
-        .filter(|tensor| tensor.name.ends_with(".norm1.scale"))
-        .count();
+    let n_layer = tensors.iter().filter(|tensor| tensor.name.ends_with(".norm1.scale")).count();
     let n_inner = shape("trf_blocks.0.ff.layers.0.weight")?.first()?;
     let json = json!({
         "vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer,

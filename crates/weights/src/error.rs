@@ -82,6 +82,12 @@ pub enum WeightsError {
         /// What is wrong with it.
         error: String,
     },
+    /// A text cannot be turned into tokens.
+    #[error("the tokenizer cannot encode the text: {error}")]
+    Encode {
+        /// What is wrong.
+        error: String,
+    },
     /// The model could not be built on the device.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -160,33 +166,16 @@ impl fmt::Display for Mismatch {
                     ShapeOf(found)
                 )
             }
-            Self::Shape {
-                name,
-                expected,
-                found,
-            } => {
-                write!(
-                    f,
-                    "tensor `{name}`: expected {}, found {}",
-                    ShapeOf(expected),
-                    ShapeOf(found)
-                )
+            Self::Shape { name, expected, found } => {
+                write!(f, "tensor `{name}`: expected {}, found {}", ShapeOf(expected), ShapeOf(found))
             }
-            Self::TieContradiction {
-                name,
-                embedding,
-                differing,
-                elements,
-            } => write!(
+            Self::TieContradiction { name, embedding, differing, elements } => write!(
                 f,
                 "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, and config.json ties \
                  them; set `tie_word_embeddings` to false to use it, or remove it"
             ),
             Self::DType { name, found } => {
-                write!(
-                    f,
-                    "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}"
-                )
+                write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")
             }
         }
     }

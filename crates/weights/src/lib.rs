@@ -19,7 +19,9 @@ mod error;
 mod formats;
 mod mapped_file;
 mod naming;
+mod small_file;
 mod source;
+mod statistics;
 mod stored;
 mod tokenizer;
 
@@ -27,6 +29,7 @@ pub use checkpoint::{Checkpoint, Problem};
 pub use error::{Mismatch, WeightsError};
 pub use naming::{Orientation, checkpoint_shape};
 pub use source::Format;
+pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
-pub use tokenizer::load_tokenizer;
+pub use tokenizer::{encode, load_tokenizer};
 pub use tokenizers::Tokenizer;

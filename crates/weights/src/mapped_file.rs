@@ -18,30 +18,19 @@ pub(crate) struct MappedFile {
 impl MappedFile {
     /// Maps the regular file at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
-        let failed = |error| WeightsError::Read {
-            path: path.to_owned(),
-            error,
-        };
-        let file = File::open(path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
+        let failed = |error| WeightsError::Read { path: path.to_owned(), error };
+        // Asked before opening: to open a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
             let what = "not a regular file; give a checkpoint folder or a weights file".to_owned();
-            return Err(WeightsError::NotWeights {
-                path: path.to_owned(),
-                what,
-            });
+            return Err(WeightsError::NotWeights { path: path.to_owned(), what });
         }
-        #[expect(
-            unsafe_code,
-            reason = "mapping a file is the one way to read it without a copy"
-        )]
+        let file = File::open(path).map_err(failed)?;
+        #[expect(unsafe_code, reason = "mapping a file is the one way to read it without a copy")]
         // SAFETY: the mapping is private and read-only, and only ever read as bytes, for which every bit pattern is
         // valid. Another process that truncates the file meanwhile could still end this one with a bus error; like
         // every program that maps its input, we take that over reading gigabytes twice.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(Self {
-            path: path.to_owned(),
-            map,
-        })
+        Ok(Self { path: path.to_owned(), map })
     }
 
     /// The file's path.

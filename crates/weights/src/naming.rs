@@ -4,6 +4,7 @@
 //! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`. Each
 //! [`Scheme`] is a table from another origin's names to these.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use gpt2::{Gpt2Config, Parameter, expected_parameters};
@@ -150,12 +151,8 @@ const SCHEMES: [Scheme; 4] = [
 ];
 
 /// The linear layers of a block, whose weights GPT-2 stores as `Conv1D`, `(in, out)`.
-const LINEAR_WEIGHTS: [&str; 4] = [
-    "attn.c_attn.weight",
-    "attn.c_proj.weight",
-    "mlp.c_fc.weight",
-    "mlp.c_proj.weight",
-];
+const LINEAR_WEIGHTS: [&str; 4] =
+    ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
 /// What stands before the model's names in a model with a head, and not before the head's.
 const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
@@ -229,22 +226,15 @@ impl Naming {
     pub(crate) fn new(config: &Gpt2Config, source: &Source) -> Self {
         let stored = &source.tensors;
         let (scheme, prefix) = scheme_and_prefix(stored);
-        let meanings: Vec<Meaning> = stored
-            .iter()
-            .map(|tensor| scheme.meaning(&prefix, &tensor.name))
-            .collect();
-        let by_meaning: HashMap<&Meaning, usize> = meanings
-            .iter()
-            .enumerate()
-            .map(|(index, meaning)| (meaning, index))
-            .collect();
+        let meanings: Vec<Meaning> =
+            stored.iter().map(|tensor| scheme.meaning(config, &prefix, &tensor.name)).collect();
+        let by_meaning: HashMap<&Meaning, usize> =
+            meanings.iter().enumerate().map(|(index, meaning)| (meaning, index)).collect();
         let find = |meaning: Meaning| by_meaning.get(&meaning).copied();
 
         let expected = expected_parameters(config);
-        let found_weights = expected
-            .iter()
-            .filter(|parameter| is_linear_weight(&parameter.name))
-            .filter_map(|parameter| {
+        let found_weights =
+            expected.iter().filter(|parameter| is_linear_weight(&parameter.name)).filter_map(|parameter| {
                 let index = find(Meaning::Parameter(parameter.name.clone()))?;
                 Some((parameter.shape.as_slice(), stored[index].shape.as_slice()))
             });
@@ -285,9 +275,7 @@ impl Naming {
                 third_shape[0] /= 3;
                 for index in [query, key, value] {
                     has_place[index] = true;
-                    naming
-                        .mismatches
-                        .extend(mismatch(&stored[index], third_shape.clone()));
+                    naming.mismatches.extend(mismatch(&stored[index], third_shape.clone()));
                 }
                 ParameterSource::Thirds([query, key, value])
             } else if parameter.name.ends_with(".bias")
@@ -299,10 +287,7 @@ impl Naming {
                 ParameterSource::Zeros
             } else {
                 let name = scheme.file_name(&prefix, &parameter.name);
-                naming.mismatches.push(Mismatch::Missing {
-                    name,
-                    expected: shape,
-                });
+                naming.mismatches.push(Mismatch::Missing { name, expected: shape });
                 continue;
             };
             naming.parameters.insert(parameter.name, (from, parameter.shape));
@@ -311,9 +296,7 @@ impl Naming {
             match &meanings[index] {
                 Meaning::Parameter(name) if name == HEAD => {
                     // The configuration ties the head: the file repeats the embedding under a second name.
-                    naming
-                        .mismatches
-                        .extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
+                    naming.mismatches.extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
                     naming.tied_head = Some(index);
                 }
                 Meaning::Buffer => naming.buffers.push(index),
@@ -333,16 +316,13 @@ impl Naming {
 
     /// The number of parameters that are not stored and taken as zero.
     pub(crate) fn zero_count(&self) -> usize {
-        self.parameters
-            .values()
-            .filter(|(from, _)| *from == ParameterSource::Zeros)
-            .count()
+        self.parameters.values().filter(|(from, _)| *from == ParameterSource::Zeros).count()
     }
 }
 
 impl Scheme {
     /// What a name in a file of this scheme means.
-    fn meaning(&self, prefix: &str, name: &str) -> Meaning {
+    fn meaning(&self, config: &Gpt2Config, prefix: &str, name: &str) -> Meaning {
         let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix);
         if name.strip_prefix(head_prefix) == Some(HEAD) {
             return Meaning::Parameter(HEAD.to_owned());
@@ -353,10 +333,9 @@ impl Scheme {
         if let Some((_, own)) = self.outside.iter().find(|(theirs, _)| *theirs == name) {
             return Meaning::Parameter((*own).to_owned());
         }
-        let block = name
-            .strip_prefix(self.block.0)
-            .and_then(|rest| rest.split_once(self.block.1));
-        let Some((layer, name)) = block.filter(|(layer, _)| is_number(layer)) else {
+        let block = name.strip_prefix(self.block.0).and_then(|rest| rest.split_once(self.block.1));
+        let is_block = |layer: &str| layer.parse().is_ok_and(|layer: usize| layer < config.n_layer);
+        let Some((layer, name)) = block.filter(|(layer, _)| is_number(layer) && is_block(layer)) else {
             return Meaning::Unknown;
         };
         let own_name = |own: &str| format!("h.{layer}.{own}");
@@ -379,25 +358,11 @@ impl Scheme {
         if let Some((theirs, _)) = self.outside.iter().find(|(_, known)| *known == own) {
             return format!("{prefix}{theirs}");
         }
-        let (layer, own) = own
-            .strip_prefix("h.")
-            .and_then(|rest| rest.split_once('.'))
-            .unwrap_or(("", own));
-        let whole = self
-            .inside
-            .iter()
-            .find(|(_, known)| *known == own)
-            .map(|(theirs, _)| *theirs);
-        let third = self
-            .thirds
-            .iter()
-            .find(|(_, known, _)| *known == own)
-            .map(|(theirs, ..)| *theirs);
+        let (layer, own) = own.strip_prefix("h.").and_then(|rest| rest.split_once('.')).unwrap_or(("", own));
+        let whole = self.inside.iter().find(|(_, known)| *known == own).map(|(theirs, _)| *theirs);
+        let third = self.thirds.iter().find(|(_, known, _)| *known == own).map(|(theirs, ..)| *theirs);
         let (before, behind) = self.block;
-        format!(
-            "{prefix}{before}{layer}{behind}{}",
-            whole.or(third).unwrap_or(own)
-        )
+        format!("{prefix}{before}{layer}{behind}{}", whole.or(third).unwrap_or(own))
     }
 }
 
@@ -411,15 +376,10 @@ fn is_number(text: &str) -> bool {
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
         for (anchor, _) in scheme.outside {
-            let prefixes = stored
-                .iter()
-                .filter_map(|tensor| tensor.name.strip_suffix(anchor));
+            let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor));
             let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));
             // The head stands beside the model, so it says nothing about the others' prefix.
-            if let Some(prefix) = whole
-                .min_by_key(|prefix| prefix.len())
-                .filter(|_| *anchor != HEAD)
-            {
+            if let Some(prefix) = whole.min_by_key(|prefix| prefix.len()).filter(|_| *anchor != HEAD) {
                 return (scheme, prefix.to_owned());
             }
         }
@@ -428,43 +388,37 @@ fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
 }
 
 /// Tells the orientation from the weights whose two sizes differ, given as pairs of the model's shape `(out, in)` and
-/// the stored one: `Linear` only where every one of them says so. The square `attn.c_proj` never decides, not even
-/// about itself.
+/// the stored one, by majority: a single damaged tensor then shows as one. The square `attn.c_proj` never decides, not
+/// even about itself.
 fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) -> (Orientation, String) {
-    let (mut linear, mut conv1d, mut neither) = (0, 0, 0);
+    let (mut linear, mut conv1d) = (0, 0);
     for (own, found) in weights {
         match (own, found) {
-            (_, [first, second]) if first == second => {}
-            (own, found) if own == found => linear += 1,
-            ([output, input], [first, second]) if (output, input) == (second, first) => conv1d += 1,
-            _ => neither += 1,
+            ([output, input], [first, second]) if output != input && (output, input) == (first, second) => {
+                linear += 1
+            }
+            ([output, input], [first, second]) if output != input && (output, input) == (second, first) => {
+                conv1d += 1
+            }
+            _ => {}
         }
     }
-    if linear > 0 && conv1d == 0 && neither == 0 {
-        return (
-            Orientation::Linear,
-            format!("all {linear} weights that are not square are (out, in)"),
-        );
+    let told = linear + conv1d;
+    match linear.cmp(&conv1d) {
+        Ordering::Greater => {
+            (Orientation::Linear, format!("{linear} of the {told} weights that tell are (out, in)"))
+        }
+        Ordering::Less => {
+            (Orientation::Conv1D, format!("{conv1d} of the {told} weights that tell are (in, out)"))
+        }
+        Ordering::Equal => (Orientation::Conv1D, "the weights do not tell; taken as GPT-2's own".to_owned()),
     }
-    let evidence = match (conv1d, linear + neither) {
-        (0, 0) => "no weight that is not square is there to tell; taken as GPT-2's own".to_owned(),
-        (_, 0) => format!("all {conv1d} weights that are not square are (in, out)"),
-        (_, others) => format!("{conv1d} weights that are not square are (in, out), {others} are not"),
-    };
-    (Orientation::Conv1D, evidence)
 }
 
 fn mismatch(tensor: &StoredTensor, expected: Vec<usize>) -> Option<Mismatch> {
     let name = tensor.name.clone();
     if tensor.shape != expected {
-        return Some(Mismatch::Shape {
-            name,
-            expected,
-            found: tensor.shape.clone(),
-        });
+        return Some(Mismatch::Shape { name, expected, found: tensor.shape.clone() });
     }
-    (!tensor.dtype.holds_weights()).then(|| Mismatch::DType {
-        name,
-        found: tensor.dtype.to_string(),
-    })
+    (!tensor.dtype.holds_weights()).then(|| Mismatch::DType { name, found: tensor.dtype.to_string() })
 }

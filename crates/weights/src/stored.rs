@@ -99,6 +99,11 @@ impl StoredTensor {
         self.shape.iter().product()
     }
 
+    /// Bytes that the tensor takes in its file.
+    pub fn stored_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let failed = |what: &str| candle_core::Error::Msg(format!("tensor `{}`: {what}", self.name));
@@ -130,7 +135,6 @@ impl StoredTensor {
 }
 
 /// The place of every element, in row-major order of the shape.
-#[expect(clippy::cast_possible_truncation, reason = "usize has at most 64 bits")]
 fn positions(shape: &[usize], strides: &[usize]) -> Vec<i64> {
     let mut positions = vec![0];
     for (size, stride) in shape.iter().zip(strides) {

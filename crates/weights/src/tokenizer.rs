@@ -1,18 +1,22 @@
 //! The tokenizer of a checkpoint: `tokenizer.json`, or GPT-2's original pair of a vocabulary and merges, under Hugging
 //! Face's names (`vocab.json`, `merges.txt`) or OpenAI's (`encoder.json`, `vocab.bpe`).
 
-use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
-use crate::WeightsError;
+use crate::{WeightsError, formats, small_file};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
+/// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 /// The pairs of a vocabulary and merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
@@ -28,15 +32,12 @@ pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
         from_json(path)?
     } else if json.is_file() {
         from_json(&json)?
-    } else if let Some((vocabulary, merges)) = pairs
-        .iter()
-        .find(|(first, second)| first.is_file() && second.is_file())
+    } else if let Some((vocabulary, merges)) =
+        pairs.iter().find(|(first, second)| first.is_file() && second.is_file())
     {
         from_vocabulary_and_merges(vocabulary, merges)?
     } else if path.is_dir() {
-        return Err(WeightsError::NoTokenizer {
-            folder: path.to_owned(),
-        });
+        return Err(WeightsError::NoTokenizer { folder: path.to_owned() });
     } else {
         return Err(WeightsError::Tokenizer {
             path: path.to_owned(),
@@ -52,52 +53,109 @@ pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
     Ok(tokenizer)
 }
 
-fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
-    let bytes = std::fs::read(path).map_err(|error| WeightsError::Read {
-        path: path.to_owned(),
-        error,
-    })?;
-    Tokenizer::from_bytes(bytes).map_err(|error| WeightsError::Tokenizer {
-        path: path.to_owned(),
-        error: error.to_string(),
-    })
+/// The token ids of a text, with the special tokens that the tokenizer puts around it.
+///
+/// # Errors
+/// When the tokenizer cannot encode it.
+pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
+    let failed = |error| WeightsError::Encode { error };
+    let encoding = without_panic(|| tokenizer.encode(text, true)).map_err(failed)?;
+    Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
-/// The tokenizer of a vocabulary file and a merges file, with the tokens of `added_tokens.json` beside them.
-fn from_vocabulary_and_merges(vocabulary: &Path, merges: &Path) -> Result<Tokenizer, WeightsError> {
-    let failed = |path: &Path, error: String| WeightsError::Tokenizer {
-        path: path.to_owned(),
-        error,
-    };
-    let (vocabulary_name, merges_name) = (vocabulary.to_string_lossy(), merges.to_string_lossy());
-    let bpe = BPE::from_file(&vocabulary_name, &merges_name).build();
-    let mut tokenizer = byte_level(bpe.map_err(|error| failed(vocabulary, error.to_string()))?);
-    if tokenizer.token_to_id(END_OF_TEXT).is_some() {
-        let added = tokenizer.add_special_tokens([AddedToken::from(END_OF_TEXT, true)]);
-        added.map_err(|error| failed(vocabulary, error.to_string()))?;
+/// Runs a call of the tokenizers library, which panics on some files that it should refuse.
+fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
+}
+
+fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
+    let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
+    let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
+    if let Some(what) = formats::something_else(&bytes, "tokenizer") {
+        return Err(failed(what));
     }
-    let added_path = vocabulary.with_file_name("added_tokens.json");
-    if added_path.is_file() {
-        let bytes = std::fs::read(&added_path).map_err(|error| WeightsError::Read {
-            path: added_path.clone(),
-            error,
-        })?;
-        let ids: HashMap<String, u32> =
-            serde_json::from_slice(&bytes).map_err(|error| failed(&added_path, error.to_string()))?;
-        let mut in_order: Vec<(u32, String)> = ids.into_iter().map(|(token, id)| (id, token)).collect();
-        in_order.sort();
-        for (id, token) in in_order {
-            let added = tokenizer.add_tokens([AddedToken::from(token.as_str(), false)]);
-            added.map_err(|error| failed(&added_path, error.to_string()))?;
-            if tokenizer.token_to_id(&token) != Some(id) {
-                return Err(failed(
-                    &added_path,
-                    format!("the id {id} of `{token}` does not follow the others"),
-                ));
-            }
+    let json: Value =
+        serde_json::from_slice(strip_mark(&bytes)).map_err(|error| failed(error.to_string()))?;
+    if json.get("model").is_none() {
+        let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
+        return Err(failed(hint.into()));
+    }
+    if json.to_string().contains(r#""type":"Precompiled""#) {
+        return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
+    }
+    without_panic(|| Tokenizer::from_bytes(strip_mark(&bytes)))
+        .map_err(failed)?
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// The bytes without a byte order mark.
+fn strip_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
+/// The tokenizer of a vocabulary file and a merges file, and of the files beside them that transformers' `GPT2Tokenizer`
+/// reads: `added_tokens.json`, `special_tokens_map.json`, `tokenizer_config.json`.
+fn from_vocabulary_and_merges(vocabulary: &Path, merges: &Path) -> Result<Tokenizer, WeightsError> {
+    let folder = vocabulary.parent().unwrap_or(vocabulary);
+    let failed = |error: String| WeightsError::Tokenizer { path: folder.to_owned(), error };
+    for path in [vocabulary, merges] {
+        let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
+        if let Some(what) = formats::something_else(&bytes, "tokenizer") {
+            return Err(WeightsError::Tokenizer { path: path.to_owned(), error: what });
         }
     }
+    let bpe =
+        without_panic(|| BPE::from_file(&vocabulary.to_string_lossy(), &merges.to_string_lossy()).build());
+    let bpe = bpe
+        .map_err(failed)?
+        .map_err(|error| failed(format!("{} and {}: {error}", file_name(vocabulary), file_name(merges))))?;
+    let beside = |name: &str| -> Result<Value, WeightsError> {
+        let path = folder.join(name);
+        if !path.is_file() {
+            return Ok(Value::Null);
+        }
+        let bytes = small_file::read(&path, MAX_TOKENIZER_BYTES)?;
+        serde_json::from_slice(strip_mark(&bytes))
+            .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
+    };
+    let (added, special, config) =
+        (beside("added_tokens.json")?, beside("special_tokens_map.json")?, beside("tokenizer_config.json")?);
+
+    let mut tokenizer = byte_level(bpe, config["add_prefix_space"] == Value::Bool(true));
+    let mut in_order: Vec<(Option<u64>, &String)> =
+        added.as_object().into_iter().flatten().map(|(token, id)| (id.as_u64(), token)).collect();
+    in_order.sort();
+    for (id, token) in in_order {
+        let result = tokenizer.add_tokens([AddedToken::from(token.as_str(), false)]);
+        result.map_err(|error| failed(error.to_string()))?;
+        if tokenizer.token_to_id(token).map(u64::from) != id {
+            return Err(failed(format!("added_tokens.json: the id of `{token}` does not follow the others")));
+        }
+    }
+    // A token is a text, or an object with its content.
+    let content = |token: &Value| token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned);
+    let named = |key: &str| content(&special[key]).or_else(|| content(&config[key]));
+    let bos = named("bos_token").unwrap_or_else(|| END_OF_TEXT.to_owned());
+    let mut special_tokens = vec![bos.clone(), named("eos_token").unwrap_or_else(|| END_OF_TEXT.to_owned())];
+    special_tokens.extend(named("pad_token"));
+    let additional = special["additional_special_tokens"].as_array().into_iter().flatten();
+    special_tokens.extend(additional.filter_map(content));
+    let special_tokens = special_tokens.into_iter().map(|token| AddedToken::from(token, true));
+    tokenizer.add_special_tokens(special_tokens).map_err(|error| failed(error.to_string()))?;
+    if config["add_bos_token"] == Value::Bool(true)
+        && let Some(id) = tokenizer.token_to_id(&bos)
+    {
+        let template = TemplateProcessing::builder().try_single(vec![bos.clone(), "$A".to_owned()]).and_then(
+            |builder| builder.special_tokens(vec![(bos, id)]).build().map_err(|error| error.to_string()),
+        );
+        tokenizer.with_post_processor(Some(template.map_err(failed)?));
+    }
     Ok(tokenizer)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The tokenizer of lists, as GGUF files hold them: tokens in the order of their ids, merges of two tokens each with a
@@ -110,9 +168,8 @@ pub(crate) fn from_lists(
     let ids = 0u32..;
     let vocabulary = tokens.iter().cloned().zip(ids).collect();
     let pairs = merges.iter().map(|merge| {
-        let (first, second) = merge
-            .split_once(' ')
-            .ok_or_else(|| format!("`{merge}` is no merge of two tokens"))?;
+        let (first, second) =
+            merge.split_once(' ').ok_or_else(|| format!("`{merge}` is no merge of two tokens"))?;
         Ok((first.to_owned(), second.to_owned()))
     });
     let pairs = pairs.collect::<Result<Vec<_>, String>>()?;
@@ -120,18 +177,16 @@ pub(crate) fn from_lists(
         .vocab_and_merges::<Vocab>(vocabulary, pairs)
         .build()
         .map_err(|error| error.to_string())?;
-    let mut tokenizer = byte_level(bpe);
+    let mut tokenizer = byte_level(bpe, false);
     let special = special.into_iter().map(|token| AddedToken::from(token, true));
-    tokenizer
-        .add_special_tokens(special)
-        .map_err(|error| error.to_string())?;
+    tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
     Ok(tokenizer)
 }
 
 /// GPT-2's tokenizer around a vocabulary, as transformers' `GPT2Tokenizer` sets it up.
-fn byte_level(bpe: BPE) -> Tokenizer {
+fn byte_level(bpe: BPE, add_prefix_space: bool) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(bpe);
-    tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(add_prefix_space)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.with_post_processor(Some(ByteLevel::default().trim_offsets(false)));
     tokenizer

@@ -11,21 +11,13 @@ use gpt2_testing::{CheckpointFolder, assert_close_absolute, checkpoints, values}
 use gpt2_weights::{Checkpoint, Orientation, WeightsError};
 use serde_json::json;
 
-const LINEAR: [&str; 4] = [
-    "attn.c_attn.weight",
-    "attn.c_proj.weight",
-    "mlp.c_fc.weight",
-    "mlp.c_proj.weight",
-];
+const LINEAR: [&str; 4] =
+    ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
 
 fn logits(path: &Path) -> Tensor {
-    let model = Checkpoint::open(path)
-        .and_then(|checkpoint| checkpoint.load(&Device::Cpu, &|_| ()))
-        .unwrap();
+    let model = Checkpoint::open(path).and_then(|checkpoint| checkpoint.load(&Device::Cpu, &|_| ())).unwrap();
     let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
-    model
-        .forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())
-        .unwrap()
+    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
 
 fn original_logits() -> Tensor {
@@ -33,10 +25,7 @@ fn original_logits() -> Tensor {
 }
 
 fn rename(tensors: &mut HashMap<String, Tensor>, change: impl Fn(&str) -> String) {
-    *tensors = tensors
-        .drain()
-        .map(|(name, tensor)| (change(&name), tensor))
-        .collect();
+    *tensors = tensors.drain().map(|(name, tensor)| (change(&name), tensor)).collect();
 }
 
 #[track_caller]
@@ -46,17 +35,9 @@ fn assert_same(folder: &CheckpointFolder) {
 
 #[test]
 fn any_prefix_is_recognised() {
-    for prefix in [
-        "",
-        "transformer.",
-        "model.",
-        "_orig_mod.transformer.",
-        "module.transformer.",
-    ] {
+    for prefix in ["", "transformer.", "model.", "_orig_mod.transformer.", "module.transformer."] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
-            rename(tensors, |name| {
-                format!("{prefix}{}", name.strip_prefix("transformer.").unwrap())
-            });
+            rename(tensors, |name| format!("{prefix}{}", name.strip_prefix("transformer.").unwrap()));
         });
         assert_eq!(Checkpoint::open(folder.path()).unwrap().prefix(), prefix);
         assert_same(&folder);
@@ -76,10 +57,7 @@ fn a_file_is_opened_like_its_folder() {
 fn causal_masks_of_old_checkpoints_are_no_parameters() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         for layer in 0..3 {
-            let mask = Tensor::tril2(48, DType::U8, &Device::Cpu)
-                .unwrap()
-                .reshape((1, 1, 48, 48))
-                .unwrap();
+            let mask = Tensor::tril2(48, DType::U8, &Device::Cpu).unwrap().reshape((1, 1, 48, 48)).unwrap();
             let fill = Tensor::new(-1e4f32, &Device::Cpu).unwrap();
             tensors.insert(format!("transformer.h.{layer}.attn.bias"), mask);
             tensors.insert(format!("transformer.h.{layer}.attn.masked_bias"), fill);
@@ -89,10 +67,7 @@ fn causal_masks_of_old_checkpoints_are_no_parameters() {
     assert_eq!(checkpoint.buffers().count(), 6);
     let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
     let tiny = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
-    assert_eq!(
-        model.parameter_count(),
-        tiny.load(&Device::Cpu, &|_| ()).unwrap().parameter_count()
-    );
+    assert_eq!(model.parameter_count(), tiny.load(&Device::Cpu, &|_| ()).unwrap().parameter_count());
     assert_same(&folder);
 }
 
@@ -102,11 +77,25 @@ fn a_copy_of_the_tied_head_changes_nothing() {
         let head = tensors["transformer.wte.weight"].clone();
         tensors.insert("lm_head.weight".into(), head);
     });
-    assert_eq!(
-        Checkpoint::open(folder.path()).unwrap().tied_head().unwrap().name,
-        "lm_head.weight"
-    );
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tied_head().unwrap().name, "lm_head.weight");
     assert_same(&folder);
+}
+
+/// FIELD §2 row 23: a head that differs from the embedding, in a configuration that ties them, is neither used nor
+/// dropped in silence.
+#[test]
+fn a_head_that_contradicts_the_tie_is_refused() {
+    for changed in [-0.5, f64::NAN] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            let head = (tensors["transformer.wte.weight"].clone() * changed).unwrap();
+            tensors.insert("lm_head.weight".into(), head);
+        });
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let error = checkpoint.check().unwrap_err().to_string();
+        let expected = "tensor `lm_head.weight` differs from `transformer.wte.weight` in 8400 of 8400 values";
+        assert!(error.contains(expected) && error.contains("set `tie_word_embeddings` to false"), "{error}");
+        assert_eq!(checkpoint.verify(&|_| ()).unwrap().len(), 1);
+    }
 }
 
 #[test]
@@ -115,22 +104,14 @@ fn a_separate_head_is_used_where_the_configuration_unties_it() {
         let head = (tensors["transformer.wte.weight"].clone() * 0.5).unwrap();
         tensors.insert("lm_head.weight".into(), head);
     };
-    let folder = CheckpointFolder::tiny()
-        .with_tensors(halved)
-        .with_config(json!({"tie_word_embeddings": false}));
+    let folder =
+        CheckpointFolder::tiny().with_tensors(halved).with_config(json!({"tie_word_embeddings": false}));
     let expected = (original_logits() * 0.5).unwrap();
     assert_close_absolute(&logits(folder.path()), &expected, 1e-5, "half of the tied logits");
 
     let headless = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
-    let error = Checkpoint::open(headless.path())
-        .unwrap()
-        .check()
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"),
-        "{error}"
-    );
+    let error = Checkpoint::open(headless.path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"), "{error}");
 }
 
 /// FIELD: [2304, 768] against [768, 2304]. The square `attn.c_proj` follows the others and never decides.
@@ -143,10 +124,7 @@ fn linear_weights_may_be_stored_out_in() {
             }
         }
     });
-    assert_eq!(
-        Checkpoint::open(folder.path()).unwrap().orientation(),
-        Orientation::Linear
-    );
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().orientation(), Orientation::Linear);
     // Another storage order is another order of summation.
     assert_close_absolute(&logits(folder.path()), &original_logits(), 1e-5, "logits");
 
@@ -162,6 +140,14 @@ fn linear_weights_may_be_stored_out_in() {
         "{error}"
     );
     assert_eq!(error.lines().count(), 2, "nothing else is wrong: {error}");
+
+    // One damaged tensor does not turn the others.
+    let damaged = folder.with_tensors(|tensors| {
+        let weight = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
+        *weight = weight.narrow(0, 0, 49).unwrap().contiguous().unwrap();
+    });
+    let error = Checkpoint::open(damaged.path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("expected (50, 28), found (49, 28)") && error.lines().count() == 2, "{error}");
 }
 
 #[test]
@@ -176,11 +162,7 @@ fn half_precision_storage_gives_the_rounded_weights() {
         };
         let stored = CheckpointFolder::tiny().with_tensors(|tensors| convert(tensors, &[dtype]));
         let rounded = CheckpointFolder::tiny().with_tensors(|tensors| convert(tensors, &[dtype, DType::F32]));
-        assert_eq!(
-            values(&logits(stored.path())),
-            values(&logits(rounded.path())),
-            "{dtype:?}"
-        );
+        assert_eq!(values(&logits(stored.path())), values(&logits(rounded.path())), "{dtype:?}");
     }
 }
 
@@ -193,14 +175,9 @@ fn every_difference_is_reported_at_once() {
             "transformer.h.0.ln_1.weight".into(),
             Tensor::ones(27, DType::F32, &Device::Cpu).unwrap(),
         );
-        tensors.insert(
-            "score.weight".into(),
-            Tensor::ones((2, 28), DType::F32, &Device::Cpu).unwrap(),
-        );
-        tensors.insert(
-            "transformer.h.2.ln_1.bias".into(),
-            Tensor::ones(28, DType::U8, &Device::Cpu).unwrap(),
-        );
+        tensors.insert("score.weight".into(), Tensor::ones((2, 28), DType::F32, &Device::Cpu).unwrap());
+        tensors
+            .insert("transformer.h.2.ln_1.bias".into(), Tensor::ones(28, DType::U8, &Device::Cpu).unwrap());
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let error = checkpoint.load(&Device::Cpu, &|_| ()).unwrap_err();
@@ -226,23 +203,12 @@ fn every_difference_is_reported_at_once() {
 fn verify_counts_values_that_are_not_finite() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let values = [f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY].repeat(7);
-        tensors.insert(
-            "transformer.ln_f.bias".into(),
-            Tensor::from_vec(values, 28, &Device::Cpu).unwrap(),
-        );
+        tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     checkpoint.check().expect("the structure is right");
-    let problems: Vec<String> = checkpoint
-        .verify(&|_| ())
-        .unwrap()
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    assert_eq!(
-        problems,
-        ["tensor `transformer.ln_f.bias`: of 28 values 7 are NaN and 14 infinite"]
-    );
+    let problems: Vec<String> = checkpoint.verify(&|_| ()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(problems, ["tensor `transformer.ln_f.bias`: of 28 values 7 are NaN and 14 infinite"]);
     let sound = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
     assert_eq!(sound.verify(&|_| ()).unwrap(), []);
 }
@@ -266,8 +232,5 @@ fn the_published_tarotble_checkpoint_is_sound() {
     let Some(folder) = checkpoints() else { return };
     let checkpoint = Checkpoint::open(&folder.join("tarotble")).unwrap();
     assert_eq!(checkpoint.verify(&|_| ()).unwrap(), []);
-    assert_eq!(
-        checkpoint.load(&Device::Cpu, &|_| ()).unwrap().parameter_count(),
-        929_536
-    );
+    assert_eq!(checkpoint.load(&Device::Cpu, &|_| ()).unwrap().parameter_count(), 929_536);
 }

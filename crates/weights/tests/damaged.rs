@@ -8,9 +8,7 @@ use serde_json::json;
 
 #[track_caller]
 fn assert_refused(folder: &CheckpointFolder, expected: &[&str]) {
-    let message = Checkpoint::open(folder.path())
-        .expect_err("a refusal")
-        .to_string();
+    let message = Checkpoint::open(folder.path()).expect_err("a refusal").to_string();
     for part in expected {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
@@ -34,41 +32,23 @@ fn safetensors(header: &str, data: usize) -> Vec<u8> {
 
 #[test]
 fn a_path_without_anything() {
-    let message = Checkpoint::open("/no/such/folder".as_ref())
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.starts_with("/no/such/folder: no such file or folder"),
-        "{message}"
-    );
+    let message = Checkpoint::open("/no/such/folder".as_ref()).unwrap_err().to_string();
+    assert!(message.starts_with("/no/such/folder: no such file or folder"), "{message}");
 }
 
 #[test]
 fn a_folder_without_a_configuration() {
-    assert_refused(
-        &CheckpointFolder::tiny().without("config.json"),
-        &["there is no config.json"],
-    );
+    assert_refused(&CheckpointFolder::tiny().without("config.json"), &["there is no config.json"]);
 }
 
 #[test]
 fn a_folder_without_weights_names_what_is_there() {
     let empty = CheckpointFolder::tiny().without("model.safetensors");
     assert_refused(&empty, &["there is no model.safetensors"]);
-    let other = CheckpointFolder::tiny()
-        .without("model.safetensors")
-        .with("pytorch_model.bin", "");
+    let other = CheckpointFolder::tiny().without("model.safetensors").with("pytorch_model.bin", "");
     assert_refused(&other, &["pytorch_model.bin: the file is empty"]);
-    let several = empty
-        .with("a.safetensors", original_weights())
-        .with("b.safetensors", original_weights());
-    assert_refused(
-        &several,
-        &[
-            "several others (a.safetensors, b.safetensors)",
-            "name the file itself",
-        ],
-    );
+    let several = empty.with("a.safetensors", original_weights()).with("b.safetensors", original_weights());
+    assert_refused(&several, &["several others (a.safetensors, b.safetensors)", "name the file itself"]);
 }
 
 #[test]
@@ -77,59 +57,27 @@ fn a_configuration_with_an_error_is_named() {
         (json!({"n_embd": null}), "the key `n_embd` is missing"),
         (json!({"n_head": 5}), "`n_head` = 5 does not divide `n_embd` = 28"),
         (json!({"n_layer": 0}), "`n_layer`: expected a whole number from 1"),
-        (
-            json!({"n_embd": 1_000_000_000_000u64}),
-            "`n_embd`: expected a whole number from 1",
-        ),
-        (
-            json!({"activation_function": "mish"}),
-            "`activation_function` = \"mish\" is not supported",
-        ),
-        (
-            json!({"model_type": "bert"}),
-            "`model_type` = \"bert\" is not supported",
-        ),
+        (json!({"n_embd": 1_000_000_000_000u64}), "`n_embd`: expected a whole number from 1"),
+        (json!({"activation_function": "mish"}), "`activation_function` = \"mish\" is not supported"),
+        (json!({"model_type": "bert"}), "`model_type` = \"bert\" is not supported"),
     ] {
-        assert_refused(
-            &CheckpointFolder::tiny().with_config(changes),
-            &["config.json", expected],
-        );
+        assert_refused(&CheckpointFolder::tiny().with_config(changes), &["config.json", expected]);
     }
-    assert_refused(
-        &CheckpointFolder::tiny().with("config.json", "{"),
-        &["config.json", "not valid JSON"],
-    );
+    assert_refused(&CheckpointFolder::tiny().with("config.json", "{"), &["config.json", "not valid JSON"]);
     let large = CheckpointFolder::tiny().with("config.json", vec![b' '; 2 << 20]);
-    assert_refused(&large, &["expected a configuration of a few kilobytes"]);
+    assert_refused(&large, &["larger than 1048576 bytes, which no such file needs"]);
 }
 
 #[test]
 fn a_configuration_of_another_size_lists_every_tensor() {
     let folder = CheckpointFolder::tiny().with_config(json!({"n_embd": 32, "n_layer": 4}));
-    let message = Checkpoint::open(folder.path())
-        .unwrap()
-        .check()
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains("`transformer.wte.weight`: expected (300, 32), found (300, 28)"),
-        "{message}"
-    );
-    assert!(
-        message.contains("`transformer.h.3.ln_1.weight` is missing"),
-        "{message}"
-    );
+    let message = Checkpoint::open(folder.path()).unwrap().check().unwrap_err().to_string();
+    assert!(message.contains("`transformer.wte.weight`: expected (300, 32), found (300, 28)"), "{message}");
+    assert!(message.contains("`transformer.h.3.ln_1.weight` is missing"), "{message}");
     // Three blocks of the wrong width, one missing block, embeddings and final norm; biases of n_inner stay right.
     let absurd = CheckpointFolder::tiny().with_config(json!({"n_layer": 16_000}));
-    let message = Checkpoint::open(absurd.path())
-        .unwrap()
-        .check()
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.ends_with(&format!("and {} more", (16_000 - 3) * 12 - 1000)),
-        "the list has an end"
-    );
+    let message = Checkpoint::open(absurd.path()).unwrap().check().unwrap_err().to_string();
+    assert!(message.ends_with(&format!("and {} more", (16_000 - 3) * 12 - 1000)), "the list has an end");
 }
 
 #[test]
@@ -138,12 +86,9 @@ fn files_that_are_something_else() {
         (&b""[..], "the file is empty"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 548105171\n",
-            "a Git LFS pointer in place of the weights (they are 548105171 bytes); run `git lfs pull`",
+            "a Git LFS pointer in place of the weights (the file has 548105171 bytes); run `git lfs pull`",
         ),
-        (
-            b"<!DOCTYPE html><html><body>Sign in</body></html>",
-            "an HTML or XML page in place of the weights",
-        ),
+        (b"<!DOCTYPE html><html><body>Sign in</body></html>", "an HTML or XML page in place of the weights"),
         (b"\n\n <html>", "an HTML or XML page"),
         (
             b"{\"error\":\"Repository not found\"}",
@@ -153,10 +98,7 @@ fn files_that_are_something_else() {
         (b"\x80\x02}q\x00.", "not a safetensors file"),
         (b"GGUF\x03\x00\x00\x00", "a damaged GGUF file"),
         (b"abc", "3 bytes are too few for a header"),
-        (
-            b"just some text that is no checkpoint at all",
-            "not a safetensors file, or a truncated one",
-        ),
+        (b"just some text that is no checkpoint at all", "not a safetensors file, or a truncated one"),
     ] {
         assert_refused(&with_weights(contents), &["model.safetensors", expected]);
     }
@@ -165,20 +107,10 @@ fn files_that_are_something_else() {
 #[test]
 fn truncated_files_say_by_how_much() {
     let whole = original_weights();
-    let message = format!(
-        "truncated: expected {} bytes, found {}",
-        whole.len(),
-        whole.len() - 1
-    );
+    let message = format!("truncated: expected {} bytes, found {}", whole.len(), whole.len() - 1);
     assert_refused(&with_weights(&whole[..whole.len() - 1]), &[&message]);
-    assert_refused(
-        &with_weights(&whole[..whole.len() / 2]),
-        &["truncated: expected", "download it again"],
-    );
-    assert_refused(
-        &with_weights(&whole[..100]),
-        &["its header claims", "the file has 100"],
-    );
+    assert_refused(&with_weights(&whole[..whole.len() / 2]), &["truncated: expected", "download it again"]);
+    assert_refused(&with_weights(&whole[..100]), &["its header claims", "the file has 100"]);
     let mut longer = whole.clone();
     longer.extend([0; 5]);
     assert_refused(&with_weights(longer), &["there is data behind the last tensor"]);
@@ -216,36 +148,23 @@ fn lying_headers_are_refused() {
 fn a_folder_in_place_of_the_weights() {
     let folder = CheckpointFolder::tiny().without("model.safetensors");
     std::fs::create_dir(folder.file("model.safetensors")).unwrap();
-    assert!(Checkpoint::open(folder.path()).is_err());
+    assert_refused(&folder, &["model.safetensors: not a regular file"]);
 }
 
 #[test]
 fn tokenizers_that_are_missing_or_broken() {
     let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
-    let none = CheckpointFolder::tiny()
-        .without("tokenizer.json")
-        .without("merges.txt");
+    let none = CheckpointFolder::tiny().without("tokenizer.json").without("merges.txt");
     assert!(message(&none).contains(
         "there is no tokenizer.json, and no vocab.json with merges.txt; name one with --tokenizer"
     ));
-    for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1"] {
+    for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1", "[", "{\"model\":1}"] {
         let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);
-        assert!(
-            message(&broken).contains("tokenizer.json: not a usable tokenizer"),
-            "{}",
-            message(&broken)
-        );
+        assert!(message(&broken).contains("tokenizer.json: not a usable tokenizer"), "{}", message(&broken));
     }
-    let broken = CheckpointFolder::tiny()
-        .without("tokenizer.json")
-        .with("vocab.json", "[1]");
-    assert!(message(&broken).contains("vocab.json: not a usable tokenizer"));
-    assert!(
-        load_tokenizer("/no/such/file".as_ref())
-            .unwrap_err()
-            .to_string()
-            .contains("no such file")
-    );
+    let broken = CheckpointFolder::tiny().without("tokenizer.json").with("vocab.json", "[1]");
+    assert!(message(&broken).contains("vocab.json and merges.txt"), "{}", message(&broken));
+    assert!(load_tokenizer("/no/such/file".as_ref()).unwrap_err().to_string().contains("no such file"));
 }
 
 #[test]
@@ -253,16 +172,144 @@ fn both_kinds_of_tokenizer_give_the_same_ids() {
     let json = CheckpointFolder::tiny();
     let pair = CheckpointFolder::tiny().without("tokenizer.json");
     let [json, pair] = [&json, &pair].map(|folder| load_tokenizer(folder.path()).unwrap());
-    for text in [
-        "The first citizen",
-        "naïve café 🤗",
-        "  two  spaces\n\n",
-        "<|endoftext|>after",
-        "",
-    ] {
+    for text in ["The first citizen", "naïve café 🤗", "  two  spaces\n\n", "<|endoftext|>after", ""] {
         let ids =
             |tokenizer: &gpt2_weights::Tokenizer| tokenizer.encode(text, true).unwrap().get_ids().to_vec();
         assert_eq!(ids(&json), ids(&pair), "{text:?}");
         assert_eq!(json.decode(&ids(&json), false).unwrap(), text);
+    }
+}
+
+/// What transformers' GPT2Tokenizer reads beside vocab.json and merges.txt.
+#[test]
+fn files_beside_the_vocabulary_are_read() {
+    let pair = || CheckpointFolder::tiny().without("tokenizer.json");
+    let ids = |folder: &CheckpointFolder, text: &str| {
+        gpt2_weights::encode(&load_tokenizer(folder.path()).unwrap(), text).unwrap()
+    };
+    let plain = ids(&pair(), "The");
+    let added = pair().with("added_tokens.json", r#"{"<|user|>": 301, "<pad>": 300}"#);
+    assert_eq!(ids(&added, "<|user|>The<pad>"), [&[301], plain.as_slice(), &[300]].concat());
+    let gap = pair().with("added_tokens.json", r#"{"<pad>": 305}"#);
+    assert!(
+        load_tokenizer(gap.path()).unwrap_err().to_string().contains("the id of `<pad>` does not follow")
+    );
+    let special =
+        pair().with("special_tokens_map.json", r#"{"additional_special_tokens": [{"content": "<|user|>"}]}"#);
+    assert_eq!(ids(&special, "<|user|>The"), [&[300], plain.as_slice()].concat());
+    let bos = pair().with("tokenizer_config.json", r#"{"add_bos_token": true}"#);
+    assert_eq!(ids(&bos, "The"), [&[0], plain.as_slice()].concat());
+    let space = pair().with("tokenizer_config.json", r#"{"add_prefix_space": true}"#);
+    assert_eq!(ids(&space, "The"), ids(&pair(), " The"));
+}
+
+/// Pipes would block for ever, devices have no end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_without_reading() {
+    for name in ["config.json", "model.safetensors"] {
+        let folder = CheckpointFolder::tiny().without(name);
+        std::os::unix::fs::symlink("/dev/zero", folder.file(name)).unwrap();
+        assert_refused(&folder, &[name, "not a regular file"]);
+        let folder = CheckpointFolder::tiny().without(name);
+        std::os::unix::fs::symlink(folder.file(name), folder.file(name)).unwrap();
+        assert!(Checkpoint::open(folder.path()).is_err(), "a link to itself");
+    }
+}
+
+#[test]
+fn shards_stay_in_their_folder_and_fit_their_index() {
+    let shards = || {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/safetensors-shards")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        folder
+    };
+    let refuse = |folder: &tempfile::TempDir, expected: &str| {
+        let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    };
+    let index = "model.safetensors.index.json";
+    let with_index = |change: &dyn Fn(&str) -> String| {
+        let folder = shards();
+        let text = std::fs::read_to_string(folder.path().join(index)).unwrap();
+        std::fs::write(folder.path().join(index), change(&text)).unwrap();
+        folder
+    };
+    let third = "model-00003-of-00004.safetensors";
+    let missing = shards();
+    std::fs::remove_file(missing.path().join(third)).unwrap();
+    refuse(&missing, "the shard model-00003-of-00004.safetensors is missing");
+    for outside in ["../secret", "/etc/passwd", "a/b", "..", "a\\\\b"] {
+        refuse(&with_index(&|text| text.replace(third, outside)), "is a path; shards lie beside their index");
+    }
+    let first = "model-00001-of-00004.safetensors";
+    refuse(&with_index(&|text| text.replace(third, first)), "where the index places it");
+    refuse(&with_index(&|_| r#"{"weight_map": {}}"#.into()), "an index of 0 shards");
+    let doubled = shards();
+    std::fs::copy(doubled.path().join(first), doubled.path().join(third)).unwrap();
+    assert!(Checkpoint::open(doubled.path()).is_err(), "one shard under two names");
+}
+
+/// A pickle that runs code elsewhere is refused by name here, and nothing is run.
+#[test]
+fn hostile_pickles_are_refused() {
+    let evil = b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00touchR.";
+    let mut legacy =
+        b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.".to_vec();
+    legacy.extend_from_slice(evil);
+    assert_refused(&with_weights(&legacy), &["`os.system`", "nothing was run"]);
+    let whole =
+        std::fs::read(gpt2_testing::fixture_path("formats/pytorch-legacy/pytorch_model.bin")).unwrap();
+    for length in [whole.len() - 1, whole.len() / 2, whole.len() - 100_000, 60, 20] {
+        assert!(Checkpoint::open(with_weights(&whole[..length]).path()).is_err(), "cut to {length} bytes");
+    }
+    let zip = std::fs::read(gpt2_testing::fixture_path("formats/pytorch-zip/pytorch_model.bin")).unwrap();
+    for length in [zip.len() - 1, zip.len() / 2, 100] {
+        assert!(Checkpoint::open(with_weights(&zip[..length]).path()).is_err(), "cut to {length} bytes");
+    }
+}
+
+/// Every byte of each header, changed: an error or a checkpoint, never a panic or a hang.
+#[test]
+fn flipped_bytes_never_panic() {
+    for name in [
+        "pytorch-legacy/pytorch_model.bin",
+        "pytorch-zip/pytorch_model.bin",
+        "gguf/q4_0.gguf",
+        "llmc/gpt2.bin",
+        "safetensors-shards/model-00001-of-00004.safetensors",
+    ] {
+        let whole = std::fs::read(gpt2_testing::fixture_path("formats").join(name)).unwrap();
+        let folder = CheckpointFolder::tiny();
+        // The ends hold the headers; a stride through the rest keeps the test short.
+        let places =
+            (0..400).chain((400..whole.len().min(20_000)).step_by(97)).chain(whole.len() - 300..whole.len());
+        for place in places {
+            let mut changed = whole.clone();
+            changed[place] ^= 0xff;
+            std::fs::write(folder.file("model.safetensors"), changed).unwrap();
+            if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
+                let _ = checkpoint.verify(&|_| ());
+            }
+        }
+    }
+    for name in ["model.ckpt.index", "model.ckpt.data-00000-of-00001"] {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/tensorflow")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        let whole = std::fs::read(folder.path().join(name)).unwrap();
+        for place in 0..whole.len().min(972) {
+            let mut changed = whole.clone();
+            changed[place] ^= 0xff;
+            std::fs::write(folder.path().join(name), changed).unwrap();
+            if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
+                let _ = checkpoint.verify(&|_| ());
+            }
+        }
     }
 }

@@ -22,9 +22,7 @@ fn expected() -> Fixture {
 fn logits(checkpoint: &Checkpoint) -> Tensor {
     let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
     let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
-    model
-        .forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())
-        .unwrap()
+    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
 
 #[track_caller]
@@ -32,12 +30,7 @@ fn assert_model(path: &str, format: Format, expected_name: &str, tolerance: f64)
     let checkpoint = Checkpoint::open(&fixture_path("formats").join(path)).unwrap();
     assert_eq!(checkpoint.format(), format, "{path}");
     assert_eq!(checkpoint.verify(&|_| ()).unwrap(), [], "{path}");
-    assert_close_absolute(
-        &logits(&checkpoint),
-        &expected().tensor(expected_name),
-        tolerance,
-        path,
-    );
+    assert_close_absolute(&logits(&checkpoint), &expected().tensor(expected_name), tolerance, path);
     checkpoint
 }
 
@@ -55,21 +48,13 @@ fn safetensors_in_shards() {
     let checkpoint = assert_model("safetensors-shards", Format::Safetensors, "model", EXACT);
     assert_eq!(checkpoint.files().count(), 4);
     assert!(checkpoint.evidence().contains("shards"));
-    assert_model(
-        "safetensors-shards/model.safetensors.index.json",
-        Format::Safetensors,
-        "model",
-        EXACT,
-    );
+    assert_model("safetensors-shards/model.safetensors.index.json", Format::Safetensors, "model", EXACT);
 }
 
 /// FIELD §2 rows 2, 5, 6: old `.bin` files with causal masks and a copy of the tied head.
 #[test]
 fn pytorch_zip_and_legacy() {
-    for (folder, format) in [
-        ("pytorch-zip", Format::PyTorchZip),
-        ("pytorch-legacy", Format::PyTorchLegacy),
-    ] {
+    for (folder, format) in [("pytorch-zip", Format::PyTorchZip), ("pytorch-legacy", Format::PyTorchLegacy)] {
         let checkpoint = assert_model(folder, format, "model", EXACT);
         assert_eq!(checkpoint.buffers().count(), 4, "{folder}");
         assert_eq!(checkpoint.tied_head().unwrap().name, "lm_head.weight", "{folder}");
@@ -118,10 +103,7 @@ fn nano_gpt() {
 #[test]
 fn llm_c() {
     let checkpoint = assert_model("llmc/gpt2.bin", Format::LlmC, "model", EXACT);
-    assert_rule(
-        &checkpoint,
-        "the last 84 rows of the token embedding are padding and not read",
-    );
+    assert_rule(&checkpoint, "the last 84 rows of the token embedding are padding and not read");
     assert_eq!(checkpoint.config().vocab_size, 300);
     assert_model("llmc/gpt2_bf16.bin", Format::LlmC, "model", HALF_PRECISION);
 }
@@ -137,33 +119,18 @@ fn the_book() {
 /// Every block type against the dequantization of llama.cpp's own Python package.
 #[test]
 fn gguf_in_every_type() {
-    for name in [
-        "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k",
-    ] {
-        let checkpoint = assert_model(
-            &format!("gguf/{name}.gguf"),
-            Format::Gguf,
-            &format!("gguf.{name}"),
-            EXACT,
-        );
+    for name in ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
+        let checkpoint =
+            assert_model(&format!("gguf/{name}.gguf"), Format::Gguf, &format!("gguf.{name}"), EXACT);
         assert_rule(&checkpoint, "the tokenizer is the one inside the file");
         let tokenizer = checkpoint.tokenizer(None).unwrap();
         let text = "The first citizen, naïve 🤗";
         let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
         let expected = reference.encode(text, true).unwrap().get_ids().to_vec();
-        assert_eq!(
-            tokenizer.encode(text, true).unwrap().get_ids(),
-            expected,
-            "{name}"
-        );
+        assert_eq!(tokenizer.encode(text, true).unwrap().get_ids(), expected, "{name}");
     }
     let half_precision = Checkpoint::open(&fixture_path("formats/gguf/f16.gguf")).unwrap();
-    assert_close_absolute(
-        &logits(&half_precision),
-        &expected().tensor("model"),
-        HALF_PRECISION,
-        "f16",
-    );
+    assert_close_absolute(&logits(&half_precision), &expected().tensor("model"), HALF_PRECISION, "f16");
 }
 
 /// The published file of 2022 and its conversion hold the same model.
@@ -175,11 +142,7 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     let logits = |checkpoint: &Checkpoint| {
         let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
         values(
-            &model
-                .forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())
-                .unwrap()
-                .i(0)
-                .unwrap(),
+            &model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap().i(0).unwrap(),
         )
     };
     let pickle = open("pytorch_model.bin");
@@ -200,11 +163,7 @@ fn names_do_not_matter() {
     ] {
         let copy = folder.path().join("model.safetensors");
         std::fs::copy(formats.join(from), &copy).unwrap();
-        std::fs::copy(
-            formats.join("pytorch-zip/config.json"),
-            folder.path().join("config.json"),
-        )
-        .unwrap();
+        std::fs::copy(formats.join("pytorch-zip/config.json"), folder.path().join("config.json")).unwrap();
         let open = |path: &Path| Checkpoint::open(path).unwrap().format();
         assert_eq!((open(&copy), open(folder.path())), (format, format), "{from}");
     }

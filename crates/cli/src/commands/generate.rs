@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use gpt2::Gpt2Config;
-use gpt2_generation::{GenerationConfig, Sampling, StopReason, TextStream, TokenGenerator};
+use gpt2_generation::{GenerationConfig, Sampling, StopReason, TextStream, TokenGenerator, check_prompt};
 use gpt2_weights::Checkpoint;
 use serde::Serialize;
 
@@ -30,8 +30,9 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let checkpoint = Checkpoint::open(&arguments.model.model)?;
     checkpoint.check()?;
     let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
-    config.eos_token_id.clone_from(&checkpoint.config().eos_token_id);
+    config.eos_token_id = checkpoint.eos_token_ids()?;
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
+    check_prompt(&prompt_ids, checkpoint.config())?;
     let model = model::load(&checkpoint, &device)?;
 
     let start = Instant::now();
@@ -54,7 +55,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
         };
         ids.push(id);
         if !arguments.json {
-            output::write(&piece)?;
+            output::write_text(&piece)?;
         }
         text.push_str(&piece);
     }
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let has_text = stream.is_some();
     let rest = stream.map(TextStream::finish).transpose()?.unwrap_or_default();
     if !arguments.json {
-        output::write_line(&rest)?;
+        output::write_text(&format!("{rest}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     text.push_str(&rest);
@@ -88,17 +89,10 @@ fn generation_config(arguments: &GenerateArguments) -> GenerationConfig {
             seed: arguments.seed,
         }
     };
-    GenerationConfig {
-        max_new_tokens: arguments.max_new_tokens,
-        sampling,
-        eos_token_id: Vec::new(),
-    }
+    GenerationConfig { max_new_tokens: arguments.max_new_tokens, sampling, eos_token_id: Vec::new() }
 }
 
 fn start_of_text_if_empty(ids: Vec<u32>, config: &Gpt2Config) -> Vec<u32> {
-    if ids.is_empty() {
-        config.bos_token_id.into_iter().collect()
-    } else {
-        ids
-    }
+    let in_vocabulary = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < config.vocab_size);
+    if ids.is_empty() { config.bos_token_id.into_iter().filter(in_vocabulary).collect() } else { ids }
 }

@@ -1,34 +1,58 @@
-//! `gpt2 inspect`: configuration, tensors, parameter counts, memory.
+//! `gpt2 inspect`: what a checkpoint is, and how that was found out.
 
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use gpt2::{Gpt2Config, ParameterCounts, expected_parameters};
-use gpt2_weights::{Checkpoint, Orientation, checkpoint_shape};
+use gpt2::{Gpt2Config, LedgerRow, ParameterCounts, expected_parameters, paper_size, parameter_ledger};
+use gpt2_weights::{
+    Checkpoint, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError, checkpoint_shape,
+    differences,
+};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::UsageError;
 use crate::arguments::InspectArguments;
 use crate::output::{grouped, mebibytes, write_json, write_line};
-
-/// Bytes of an element of each type that weights and caches are held in.
-const ELEMENT_BYTES: [(&str, usize); 3] = [("f32", 4), ("f16", 2), ("bf16", 2)];
+use crate::{UsageError, progress};
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Report {
     format: &'static str,
+    evidence: String,
     path: Option<String>,
+    files: Vec<FileRow>,
+    naming: &'static str,
     prefix: String,
     orientation: &'static str,
+    orientation_evidence: String,
     tied_head: bool,
+    vocabulary: Vocabulary,
+    rules: Vec<String>,
     config: Value,
     parameters: Counts,
+    ledger: Vec<LedgerEntry>,
     memory_bytes: PerType,
     kv_bytes_per_token: PerType,
+    dtypes: BTreeMap<String, usize>,
     tensors: Vec<TensorRow>,
     mismatches: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct FileRow {
+    path: String,
+    bytes: usize,
+}
+
+/// The number of tokens, as each place has it.
+#[derive(Serialize)]
+struct Vocabulary {
+    config: usize,
+    embedding_rows: Option<usize>,
+    tokenizer: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -43,10 +67,23 @@ struct Counts {
 }
 
 #[derive(Serialize)]
+struct LedgerEntry {
+    name: &'static str,
+    count: usize,
+    definition: &'static str,
+}
+
+#[derive(Serialize)]
 struct PerType {
     f32: usize,
     f16: usize,
     bf16: usize,
+}
+
+impl PerType {
+    fn new(bytes: impl Fn(usize) -> usize) -> Self {
+        Self { f32: bytes(4), f16: bytes(2), bf16: bytes(2) }
+    }
 }
 
 #[derive(Serialize)]
@@ -56,60 +93,126 @@ struct TensorRow {
     dtype: String,
     /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
     role: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    statistics: Option<StatisticsRow>,
+}
+
+#[derive(Serialize)]
+struct StatisticsRow {
+    min: f64,
+    max: f64,
+    mean: f64,
+    standard_deviation: f64,
+    zeros: usize,
+    nan: usize,
+    infinite: usize,
+}
+
+impl From<Statistics> for StatisticsRow {
+    fn from(statistics: Statistics) -> Self {
+        let Statistics { min, max, mean, standard_deviation, zeros, nan, infinite } = statistics;
+        Self { min, max, mean, standard_deviation, zeros, nan, infinite }
+    }
 }
 
 pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let report = match (&arguments.subject.model, &arguments.subject.preset) {
-        (Some(path), _) => report_of_checkpoint(&Checkpoint::open(path)?),
+        (Some(path), _) => {
+            let checkpoint = Checkpoint::open(path)?;
+            if let Some(other) = &arguments.diff {
+                return compare(&checkpoint, other, arguments.json);
+            }
+            report_of_checkpoint(&checkpoint, arguments.tensors)?
+        }
+        (None, Some(_)) if arguments.diff.is_some() || arguments.tensors => {
+            return Err(UsageError("--diff and --tensors need --model: a preset has no values".into()).into());
+        }
         (None, Some(name)) => {
             report_of_preset(&Gpt2Config::preset(name).map_err(|error| UsageError(error.to_string()))?)
         }
         (None, None) => return Err(UsageError("give --model DIR or --preset NAME".into()).into()),
     };
-    if arguments.json {
-        write_json(&report)?;
-    } else {
-        print(&report)?;
+    match (arguments.json, arguments.ledger) {
+        (true, _) => write_json(&report)?,
+        (false, true) => print_ledger(&report)?,
+        (false, false) => print(&report)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn report_of_checkpoint(checkpoint: &Checkpoint) -> Report {
+fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Result<Report> {
     let mismatches = match checkpoint.check() {
-        Err(gpt2_weights::WeightsError::Mismatches { mismatches, .. }) => mismatches,
+        Err(WeightsError::Mismatches { mismatches, .. }) => mismatches,
         _ => Vec::new(),
     };
-    let is_surplus = |name: &str| {
-        let surplus = |mismatch: &gpt2_weights::Mismatch| {
-            matches!(mismatch, gpt2_weights::Mismatch::Surplus { .. }) && mismatch.name() == name
-        };
-        mismatches.iter().any(surplus)
+    let buffers: HashSet<&str> = checkpoint.buffers().map(|buffer| buffer.name.as_str()).collect();
+    let surplus: HashSet<&str> = mismatches
+        .iter()
+        .filter(|mismatch| matches!(mismatch, Mismatch::Surplus { .. }))
+        .map(Mismatch::name)
+        .collect();
+    let tied_head = checkpoint.tied_head().map(|head| head.name.as_str());
+    let role = |name: &str| match name {
+        name if buffers.contains(name) => "buffer",
+        name if tied_head == Some(name) => "tied head",
+        name if surplus.contains(name) => "surplus",
+        _ => "parameter",
     };
-    let role = |name: &str| {
-        if checkpoint.buffers().any(|buffer| buffer.name == name) {
-            "buffer"
-        } else if checkpoint.tied_head().is_some_and(|head| head.name == name) {
-            "tied head"
-        } else if is_surplus(name) {
-            "surplus"
-        } else {
-            "parameter"
-        }
+    let all_bytes = checkpoint.files().map(|(_, bytes)| bytes as u64).sum();
+    let bar = if with_statistics { progress::bytes("reading", all_bytes) } else { progress::none() };
+    let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
+    for (index, tensor) in checkpoint.tensors().iter().enumerate() {
+        let statistics = if with_statistics { checkpoint.statistics(index)? } else { None };
+        bar.inc(tensor.stored_bytes() as u64);
+        *dtypes.entry(tensor.dtype.to_string()).or_default() += 1;
+        tensors.push(TensorRow {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            dtype: tensor.dtype.to_string(),
+            role: role(&tensor.name),
+            statistics: statistics.map(StatisticsRow::from),
+        });
+    }
+    bar.finish_and_clear();
+    let config = checkpoint.config();
+    let vocabulary = Vocabulary {
+        config: config.vocab_size,
+        embedding_rows: checkpoint.embedding_rows(),
+        tokenizer: checkpoint.tokenizer(None).ok().map(|tokenizer| tokenizer.get_vocab_size(true)),
     };
-    let tensors = checkpoint.tensors().iter().map(|tensor| TensorRow {
-        name: tensor.name.clone(),
-        shape: tensor.shape.clone(),
-        dtype: tensor.dtype.to_string(),
-        role: role(&tensor.name),
-    });
-    Report {
+    let mut rules = checkpoint.rules().to_vec();
+    rules.extend(vocabulary_rule(&vocabulary));
+    Ok(Report {
         format: checkpoint.format().name(),
-        path: Some(checkpoint.weights_path().display().to_string()),
+        evidence: checkpoint.evidence().to_owned(),
+        path: Some(display(checkpoint.weights_path())),
+        files: checkpoint.files().map(|(path, bytes)| FileRow { path: display(path), bytes }).collect(),
+        naming: checkpoint.naming_scheme(),
         prefix: checkpoint.prefix().to_owned(),
         orientation: orientation_name(checkpoint.orientation()),
-        tensors: tensors.collect(),
+        orientation_evidence: checkpoint.orientation_evidence().to_owned(),
+        vocabulary,
+        rules,
+        dtypes,
+        tensors,
         mismatches: mismatches.iter().map(ToString::to_string).collect(),
-        ..report_of_config(checkpoint.config())
+        ..report_of_config(config)
+    })
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// How the numbers of tokens relate, where they differ.
+fn vocabulary_rule(vocabulary: &Vocabulary) -> Option<String> {
+    let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
+    match rows.checked_sub(tokens) {
+        Some(0) => None,
+        Some(padding) => {
+            Some(format!("{padding} rows of the vocabulary have no token in the tokenizer: padding"))
+        }
+        None => Some(format!("the tokenizer has {} tokens that the vocabulary lacks", tokens - rows)),
     }
 }
 
@@ -120,9 +223,11 @@ fn report_of_preset(config: &Gpt2Config) -> Report {
         shape: checkpoint_shape(parameter, orientation),
         dtype: "F32".into(),
         role: "parameter",
+        statistics: None,
     };
     Report {
         orientation: orientation_name(orientation),
+        orientation_evidence: "as published".into(),
         tensors: expected_parameters(config).iter().map(row).collect(),
         ..report_of_config(config)
     }
@@ -139,16 +244,22 @@ fn report_of_config(config: &Gpt2Config) -> Report {
         attention_per_block,
         mlp_per_block,
     } = ParameterCounts::new(config);
-    let per_type = |bytes: &dyn Fn(usize) -> usize| {
-        let [f32, f16, bf16] = ELEMENT_BYTES.map(|(_, element_bytes)| bytes(element_bytes));
-        PerType { f32, f16, bf16 }
-    };
+    let entry = |LedgerRow { name, definition, count }| LedgerEntry { name, count, definition };
     Report {
         format: "preset",
+        evidence: "no file: the published configuration".into(),
         path: None,
+        files: Vec::new(),
+        naming: "Hugging Face",
         prefix: String::new(),
         orientation: "",
+        orientation_evidence: String::new(),
         tied_head: config.tie_word_embeddings,
+        vocabulary: Vocabulary { config: config.vocab_size, embedding_rows: None, tokenizer: None },
+        rules: paper_size(config)
+            .map(|size| format!("the paper calls the published model of this shape {size}"))
+            .into_iter()
+            .collect(),
         config: config.to_json(),
         parameters: Counts {
             unique,
@@ -159,8 +270,10 @@ fn report_of_config(config: &Gpt2Config) -> Report {
             attention_per_block,
             mlp_per_block,
         },
-        memory_bytes: per_type(&|element_bytes| unique * element_bytes),
-        kv_bytes_per_token: per_type(&|element_bytes| config.kv_bytes_per_token(element_bytes)),
+        ledger: parameter_ledger(config).into_iter().map(entry).collect(),
+        memory_bytes: PerType::new(|element_bytes| unique * element_bytes),
+        kv_bytes_per_token: PerType::new(|element_bytes| config.kv_bytes_per_token(element_bytes)),
+        dtypes: BTreeMap::new(),
         tensors: Vec::new(),
         mismatches: Vec::new(),
     }
@@ -174,26 +287,40 @@ fn orientation_name(orientation: Orientation) -> &'static str {
 }
 
 fn print(report: &Report) -> Result<()> {
-    write_line(&format!("format       {}", report.format))?;
     if let Some(path) = &report.path {
         write_line(&format!("file         {path}"))?;
     }
-    if !report.prefix.is_empty() {
-        write_line(&format!("prefix       {}", report.prefix))?;
-    }
-    write_line(&format!("orientation  {}", report.orientation))?;
-    let head = if report.tied_head {
-        "tied to the token embedding"
-    } else {
-        "its own (lm_head.weight)"
-    };
+    write_line(&format!("format       {}: {}", report.format, report.evidence))?;
+    let prefix =
+        if report.prefix.is_empty() { "no prefix".to_owned() } else { format!("prefix `{}`", report.prefix) };
+    write_line(&format!("names        {}, {prefix}", report.naming))?;
+    write_line(&format!("orientation  {}: {}", report.orientation, report.orientation_evidence))?;
+    let head = if report.tied_head { "tied to the token embedding" } else { "its own (lm_head.weight)" };
     write_line(&format!("output head  {head}"))?;
-    write_line("\nconfig")?;
+    let known = |count: Option<usize>| count.map_or("none".to_owned(), grouped);
+    let Vocabulary { config, embedding_rows, tokenizer } = report.vocabulary;
+    write_line(&format!(
+        "vocabulary   config {}, embedding rows {}, tokenizer {}",
+        grouped(config),
+        known(embedding_rows),
+        known(tokenizer)
+    ))?;
+    heading("rules applied", report.rules.len())?;
+    for rule in &report.rules {
+        write_line(&format!("  {rule}"))?;
+    }
+    if report.files.len() > 1 {
+        heading("files", report.files.len())?;
+        for file in &report.files {
+            write_line(&format!("  {:>12}  {}", mebibytes(file.bytes), file.path))?;
+        }
+    }
+    heading("config", 1)?;
     for (key, value) in report.config.as_object().into_iter().flatten() {
         write_line(&format!("  {key:<34}{value}"))?;
     }
     let counts = &report.parameters;
-    write_line("\nparameters")?;
+    heading("parameters", 1)?;
     for (name, count) in [
         ("unique", counts.unique),
         ("with an untied head", counts.with_untied_head),
@@ -205,41 +332,97 @@ fn print(report: &Report) -> Result<()> {
     ] {
         write_line(&format!("  {name:<24}{:>16}", grouped(count)))?;
     }
-    write_line("\nmemory            weights       cache, one token   cache, whole context")?;
-    let positions = report.config["n_positions"]
-        .as_u64()
-        .and_then(|n| usize::try_from(n).ok())
-        .unwrap_or(0);
+    heading("memory            weights       cache, one token   cache, whole context", 1)?;
+    let positions = report.config["n_positions"].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
     let (weights, cache) = (&report.memory_bytes, &report.kv_bytes_per_token);
-    for (name, weights, cache) in [
-        ("f32", weights.f32, cache.f32),
-        ("f16", weights.f16, cache.f16),
-        ("bf16", weights.bf16, cache.bf16),
-    ] {
+    for (name, weights, cache) in
+        [("f32", weights.f32, cache.f32), ("f16", weights.f16, cache.f16), ("bf16", weights.bf16, cache.bf16)]
+    {
         let whole = mebibytes(cache.saturating_mul(positions));
-        write_line(&format!(
-            "  {name:<8}{:>16}{:>17} B{whole:>22}",
-            mebibytes(weights),
-            grouped(cache)
-        ))?;
+        write_line(&format!("  {name:<8}{:>16}{:>17} B{whole:>22}", mebibytes(weights), grouped(cache)))?;
     }
-    write_line(&format!("\n{} tensors", report.tensors.len()))?;
+    let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
+    heading(&format!("{} tensors  {}", report.tensors.len(), dtypes.join(", ")), 1)?;
     for tensor in &report.tensors {
-        let role = if tensor.role == "parameter" {
-            String::new()
-        } else {
-            format!("  ({})", tensor.role)
-        };
-        write_line(&format!(
-            "  {:<40}{:<6}{:?}{role}",
-            tensor.name, tensor.dtype, tensor.shape
-        ))?;
-    }
-    if !report.mismatches.is_empty() {
-        write_line("\nwhat does not fit the configuration")?;
-        for mismatch in &report.mismatches {
-            write_line(&format!("  {mismatch}"))?;
+        let role = if tensor.role == "parameter" { String::new() } else { format!("  ({})", tensor.role) };
+        write_line(&format!("  {:<40}{:<6}{:?}{role}", tensor.name, tensor.dtype, tensor.shape))?;
+        if let Some(StatisticsRow { min, max, mean, standard_deviation, zeros, nan, infinite }) =
+            &tensor.statistics
+        {
+            write_line(&format!(
+                "      min {min:.4e}  max {max:.4e}  mean {mean:.4e}  std {standard_deviation:.4e}  zeros {zeros}  NaN {nan}  inf {infinite}"
+            ))?;
         }
     }
+    heading("what does not fit the configuration", report.mismatches.len())?;
+    for mismatch in &report.mismatches {
+        write_line(&format!("  {mismatch}"))?;
+    }
     Ok(())
+}
+
+/// A heading with an empty line before it, where something follows.
+fn heading(text: &str, entries: usize) -> Result<()> {
+    if entries == 0 {
+        return Ok(());
+    }
+    write_line("")?;
+    write_line(text)
+}
+
+fn print_ledger(report: &Report) -> Result<()> {
+    for LedgerEntry { name, count, definition } in &report.ledger {
+        write_line(&format!("{:>16}  {name:<18}  {definition}", grouped(*count)))?;
+    }
+    let own = if report.tied_head { "tied" } else { "untied" };
+    write_line(&format!(
+        "{:>16}  {:<18}  the row `{own}`",
+        grouped(report.parameters.unique),
+        "this checkpoint"
+    ))?;
+    for rule in report.rules.iter().filter(|rule| rule.contains("the paper")) {
+        write_line(&format!("{:>16}  {:<18}  {rule}; OpenAI: \"wrong due to an error\"", "", "the paper"))?;
+    }
+    Ok(())
+}
+
+fn compare(first: &Checkpoint, other: &Path, as_json: bool) -> Result<ExitCode> {
+    let second = Checkpoint::open(other)?;
+    let bar = progress::bytes("comparing", first.parameter_bytes() + second.parameter_bytes());
+    let found = differences(first, &second, &|bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    let describe = |kind: &DifferenceKind| match kind {
+        DifferenceKind::OnlyInFirst => "only in the first".to_owned(),
+        DifferenceKind::OnlyInSecond => "only in the second".to_owned(),
+        DifferenceKind::Shape(a, b) => format!("shapes {a:?} and {b:?}, as (out, in)"),
+        DifferenceKind::Values(largest) => format!("largest difference {largest:e}"),
+    };
+    let largest = |kind: &DifferenceKind| match kind {
+        DifferenceKind::Values(largest) => Some(*largest),
+        _ => None,
+    };
+    if as_json {
+        let row = |difference: &gpt2_weights::Difference| {
+            json!({
+                "name": difference.name,
+                "difference": describe(&difference.kind),
+                "largest": largest(&difference.kind),
+            })
+        };
+        write_json(&json!({
+            "equal": found.is_empty(),
+            "first_differing": found.first().map(|difference| &difference.name),
+            "largest": found.iter().filter_map(|difference| largest(&difference.kind)).reduce(f64::max),
+            "differences": found.iter().map(row).collect::<Vec<_>>(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for difference in &found {
+        write_line(&format!("{:<40}{}", difference.name, describe(&difference.kind)))?;
+    }
+    write_line(&match found.first() {
+        None => "equal: every parameter has the same values".to_owned(),
+        Some(first) => format!("{} parameters differ, the first of them {}", found.len(), first.name),
+    })?;
+    Ok(ExitCode::SUCCESS)
 }

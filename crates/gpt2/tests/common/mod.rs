@@ -9,13 +9,11 @@ use gpt2_testing::Fixture;
 
 /// Loads the model of a fixture, which holds its tensors as transformers saves them.
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {
-    let config = Gpt2Config::from_json(fixture.metadata("config")).expect("a config that is supported");
+    let config =
+        Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).expect("a config that is supported");
     let mut tensors = fixture.tensors_below("transformer.");
     tensors.extend(
-        fixture
-            .tensors_below("lm_head.")
-            .into_iter()
-            .map(|(name, t)| (format!("lm_head.{name}"), t)),
+        fixture.tensors_below("lm_head.").into_iter().map(|(name, t)| (format!("lm_head.{name}"), t)),
     );
     from_conv1d(&config, tensors)
 }
@@ -28,8 +26,5 @@ pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>)
         Ok((name, tensor))
     });
     let tensors = turned.collect::<Result<HashMap<_, _>>>()?;
-    Gpt2LMHead::load(
-        config,
-        &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu),
-    )
+    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
 }

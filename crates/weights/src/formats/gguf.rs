@@ -27,10 +27,7 @@ pub(crate) fn is_gguf(bytes: &[u8]) -> bool {
 
 /// Reads the header of a GGUF file.
 pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
     if has_no_alignment(&file) {
         return Err(damaged("`general.alignment` is 0".into()));
@@ -40,26 +37,18 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         Some(Value::String(architecture)) if architecture == "gpt2" => {}
         found => {
             let found = found.map_or("none".to_owned(), |found| format!("{found:?}"));
-            return Err(refuse(format!(
-                "a GGUF file of architecture {found}; only gpt2 can be loaded"
-            )));
+            return Err(refuse(format!("a GGUF file of architecture {found}; only gpt2 can be loaded")));
         }
     }
     let mut tensors = Vec::new();
     for (name, info) in &content.tensor_infos {
         let shape = info.shape.dims().to_vec();
         let dtype = stored_dtype(info.ggml_dtype);
-        let elements = shape
-            .iter()
-            .try_fold(1usize, |count, size| count.checked_mul(*size));
-        let start = content
-            .tensor_data_offset
-            .checked_add(info.offset)
-            .and_then(|start| usize::try_from(start).ok());
+        let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
+        let start =
+            content.tensor_data_offset.checked_add(info.offset).and_then(|start| usize::try_from(start).ok());
         let bytes = elements.and_then(|elements| dtype.byte_count(elements));
-        let end = start
-            .zip(bytes)
-            .and_then(|(start, bytes)| start.checked_add(bytes));
+        let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
         let (Some(start), Some(end)) = (start, end.filter(|end| *end <= file.len())) else {
             return Err(damaged(format!(
                 "tensor `{name}` of shape {shape:?} lies outside the file of {} bytes",
@@ -107,9 +96,7 @@ fn has_no_alignment(bytes: &[u8]) -> bool {
             4 | 5 => 4,
             _ => return false,
         };
-        value
-            .get(..size)
-            .is_some_and(|value| value.iter().all(|byte| *byte == 0))
+        value.get(..size).is_some_and(|value| value.iter().all(|byte| *byte == 0))
     })
 }
 
@@ -122,10 +109,8 @@ fn config(content: &Content, tensors: &[StoredTensor]) -> Result<Gpt2Config, Str
             .or_else(|| value.to_u32().ok().map(u64::from))
             .or_else(|| Some(value.to_i32().ok()? as u64))
     };
-    let epsilon = content
-        .metadata
-        .get("gpt2.attention.layer_norm_epsilon")
-        .and_then(|value| value.to_f32().ok());
+    let epsilon =
+        content.metadata.get("gpt2.attention.layer_norm_epsilon").and_then(|value| value.to_f32().ok());
     let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let expand = tensors.iter().find(|tensor| tensor.name == "blk.0.ffn_up.bias");
     let json = json!({
@@ -149,18 +134,10 @@ fn config(content: &Content, tensors: &[StoredTensor]) -> Result<Gpt2Config, Str
 fn tokenizer(content: &Content) -> Result<Tokenizer, String> {
     /// Types of tokens that stand for themselves in a text: control, user-defined.
     const SPECIAL_TYPES: [i32; 2] = [3, 4];
-    let value = |key: &str| {
-        content
-            .metadata
-            .get(key)
-            .ok_or_else(|| format!("`{key}` is missing"))
-    };
+    let value = |key: &str| content.metadata.get(key).ok_or_else(|| format!("`{key}` is missing"));
     let texts = |key: &str| -> Result<Vec<String>, String> {
         let values = value(key)?.to_vec().map_err(|error| first_line(&error))?;
-        values
-            .iter()
-            .map(|value| value.to_string().cloned().map_err(|error| first_line(&error)))
-            .collect()
+        values.iter().map(|value| value.to_string().cloned().map_err(|error| first_line(&error))).collect()
     };
     for (key, expected) in [("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2")] {
         match content.metadata.get(key) {

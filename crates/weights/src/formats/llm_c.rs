@@ -16,33 +16,17 @@ const HEADER_BYTES: usize = 256 * 4;
 
 /// Whether the bytes start as llm.c's files do.
 pub(crate) fn is_llm_c(bytes: &[u8]) -> bool {
-    bytes
-        .first_chunk::<4>()
-        .is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC)
+    bytes.first_chunk::<4>().is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC)
 }
 
 /// Reads the header and places every parameter.
 pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
-    let header = file
-        .get(..HEADER_BYTES)
-        .ok_or_else(|| refuse("a truncated llm.c file; copy it again".into()))?;
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
+    let header =
+        file.get(..HEADER_BYTES).ok_or_else(|| refuse("a truncated llm.c file; copy it again".into()))?;
     let (integers, _) = header.as_chunks::<4>();
     let integers: Vec<u32> = integers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-    let [
-        _,
-        version,
-        n_positions,
-        vocab_size,
-        n_layer,
-        n_head,
-        n_embd,
-        padded_vocab,
-        ..,
-    ] = integers[..]
+    let [_, version, n_positions, vocab_size, n_layer, n_head, n_embd, padded_vocab, ..] = integers[..]
     else {
         return Err(refuse("a truncated llm.c file; copy it again".into()));
     };
@@ -63,29 +47,18 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         Gpt2Config::from_json(&config.to_string()).map_err(|error| refuse(format!("its header: {error}")))?;
     let rows = usize::try_from(padded_vocab).unwrap_or(0);
     if rows < config.vocab_size {
-        return Err(refuse(format!(
-            "its header: {rows} embedding rows for a vocabulary of {vocab_size}"
-        )));
+        return Err(refuse(format!("its header: {rows} embedding rows for a vocabulary of {vocab_size}")));
     }
 
     let width = config.n_embd;
     let mut tensors = Vec::new();
     let mut position = HEADER_BYTES;
     let mut place = |name: String, shape: &[usize]| -> Option<()> {
-        let elements = shape
-            .iter()
-            .try_fold(1usize, |count, size| count.checked_mul(*size))?;
+        let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
         let end = position.checked_add(dtype.byte_count(elements)?)?;
         let (shape, bytes) = (shape.to_vec(), position..end);
         // The embedding is named first; its rows behind the vocabulary are never read.
-        tensors.push(StoredTensor {
-            name,
-            shape,
-            dtype,
-            file: 0,
-            bytes,
-            strides: None,
-        });
+        tensors.push(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None });
         position = end;
         (end <= file.len()).then_some(())
     };
@@ -126,9 +99,5 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         )));
     }
     let evidence = format!("llm.c's magic number, version {version}");
-    Ok(Source {
-        tensors,
-        config: Some(config),
-        ..Source::new(Format::LlmC, evidence, file)
-    })
+    Ok(Source { tensors, config: Some(config), ..Source::new(Format::LlmC, evidence, file) })
 }

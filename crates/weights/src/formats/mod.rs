@@ -30,14 +30,8 @@ const USUAL_NAMES: [&str; 4] = [
     "pytorch_model.bin.index.json",
 ];
 /// What training leaves beside a checkpoint in a format of weights.
-const TRAINING_STATE: [&str; 6] = [
-    "training_args.bin",
-    "optimizer.pt",
-    "optimizer.bin",
-    "scheduler.pt",
-    "rng_state.pth",
-    "scaler.pt",
-];
+const TRAINING_STATE: [&str; 6] =
+    ["training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "scaler.pt"];
 
 /// Opens the weights at `path`: a folder, a file of any format, an index of shards, or the common beginning of the
 /// names of a TensorFlow checkpoint.
@@ -47,19 +41,14 @@ pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
         Ok(metadata) if metadata.is_dir() => open_file(&find_weights(path)?),
         Ok(_) => open_file(path),
         Err(_) if index.is_file() => open_file(&index),
-        Err(_) => Err(WeightsError::NotFound {
-            path: path.to_owned(),
-        }),
+        Err(_) => Err(WeightsError::NotFound { path: path.to_owned() }),
     }
 }
 
 fn open_file(path: &Path) -> Result<Source, WeightsError> {
     let file = MappedFile::open(path)?;
-    if let Some(what) = no_weights(&file) {
-        return Err(WeightsError::NotWeights {
-            path: path.to_owned(),
-            what,
-        });
+    if let Some(what) = something_else(&file, "weights") {
+        return Err(WeightsError::NotWeights { path: path.to_owned(), what });
     }
     match sniff(&file) {
         Some(Kind::ShardIndex) => open_shards(&file),
@@ -105,8 +94,8 @@ fn sniff(bytes: &[u8]) -> Option<Kind> {
     }
 }
 
-/// What the file is, where its first bytes show that it holds no weights.
-fn no_weights(file: &[u8]) -> Option<String> {
+/// What the file is, where its first bytes show that it is not the `wanted` one.
+pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(start);
     let trimmed = text.trim_start_matches('\u{feff}').trim_start();
@@ -115,22 +104,19 @@ fn no_weights(file: &[u8]) -> Option<String> {
     }
     if trimmed.starts_with("version https://git-lfs") {
         let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
-        let size = size.map_or(String::new(), |size| format!(" (they are {} bytes)", size.trim()));
+        let size = size.map_or(String::new(), |size| format!(" (the file has {} bytes)", size.trim()));
         return Some(format!(
-            "a Git LFS pointer in place of the weights{size}; run `git lfs pull` in the folder, or download the file itself"
+            "a Git LFS pointer in place of the {wanted}{size}; run `git lfs pull` in the folder, or download the file itself"
         ));
     }
     if trimmed.starts_with('<') {
-        return Some(
-            "an HTML or XML page in place of the weights; the download went wrong (a login or error page), download it again"
-                .into(),
-        );
-    }
-    if trimmed.starts_with('{') && weight_map(file).is_none() {
-        let quoted: String = trimmed.chars().take(80).collect();
         return Some(format!(
-            "JSON text in place of the weights: {quoted}; download the file again"
+            "an HTML or XML page in place of the {wanted}; the download went wrong (a login or error page), download it again"
         ));
+    }
+    if wanted == "weights" && trimmed.starts_with('{') && weight_map(file).is_none() {
+        let quoted: String = trimmed.chars().take(80).collect();
+        return Some(format!("JSON text in place of the weights: {quoted}; download the file again"));
     }
     None
 }
@@ -148,54 +134,34 @@ fn weight_map(bytes: &[u8]) -> Option<BTreeMap<String, String>> {
 /// Opens every shard that an index names; all of them lie beside it.
 fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
     let path = index.path();
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: path.to_owned(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
     let places = weight_map(index).unwrap_or_default();
     let names: HashSet<&str> = places.values().map(String::as_str).collect();
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
     if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(refuse(format!(
-            "an index of {} shards; expected from 1 to {MAX_SHARDS}",
-            names.len()
-        )));
+        return Err(refuse(format!("an index of {} shards; expected from 1 to {MAX_SHARDS}", names.len())));
     }
     let mut whole: Option<Source> = None;
     let mut seen = HashSet::new();
     for name in names {
         // A name that leaves the folder could reach any file of the system.
         if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
-            return Err(refuse(format!(
-                "the shard name `{name}` is a path; shards lie beside their index"
-            )));
+            return Err(refuse(format!("the shard name `{name}` is a path; shards lie beside their index")));
         }
         let shard_path = path.with_file_name(name);
         if !shard_path.exists() {
-            return Err(refuse(format!(
-                "the shard {name} is missing; download it into the same folder"
-            )));
+            return Err(refuse(format!("the shard {name} is missing; download it into the same folder")));
         }
         let shard = open_file(&shard_path)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        let misplaced = places
-            .iter()
-            .find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
+        let misplaced =
+            places.iter().find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
         if let Some((tensor, _)) = misplaced {
-            return Err(refuse(format!(
-                "tensor `{tensor}` is not in {name}, where the index places it"
-            )));
+            return Err(refuse(format!("tensor `{tensor}` is not in {name}, where the index places it")));
         }
-        if let Some(tensor) = shard
-            .tensors
-            .iter()
-            .find(|tensor| !seen.insert(tensor.name.clone()))
-        {
-            return Err(refuse(format!(
-                "tensor `{}` is in more than one shard",
-                tensor.name
-            )));
+        if let Some(tensor) = shard.tensors.iter().find(|tensor| !seen.insert(tensor.name.clone())) {
+            return Err(refuse(format!("tensor `{}` is in more than one shard", tensor.name)));
         }
         match &mut whole {
             None => whole = Some(shard),
@@ -212,11 +178,7 @@ fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
     }
     let whole = whole.ok_or_else(|| refuse("an index without shards".into()))?;
     let evidence = format!("{}, in the shards of an index", whole.evidence);
-    Ok(Source {
-        path: path.to_owned(),
-        evidence,
-        ..whole
-    })
+    Ok(Source { path: path.to_owned(), evidence, ..whole })
 }
 
 /// The file to open in a folder: one of the usual names, else the only file whose content is weights.
@@ -225,10 +187,7 @@ fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
     if let Some(path) = usual.into_iter().find(|path| path.exists()) {
         return Ok(path);
     }
-    let failed = |error| WeightsError::Read {
-        path: folder.to_owned(),
-        error,
-    };
+    let failed = |error| WeightsError::Read { path: folder.to_owned(), error };
     let mut found: Vec<(Kind, String)> = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -240,26 +199,14 @@ fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
         found.extend(kind.map(|kind| (kind, name)));
     }
     found.sort();
-    let best: Vec<&str> = found
-        .iter()
-        .filter(|(kind, _)| *kind == found[0].0)
-        .map(|(_, name)| name.as_str())
-        .collect();
+    let best: Vec<&str> =
+        found.iter().filter(|(kind, _)| *kind == found[0].0).map(|(_, name)| name.as_str()).collect();
     match best.as_slice() {
         [only] => Ok(folder.join(only)),
-        [] => Err(WeightsError::NoWeights {
-            folder: folder.to_owned(),
-            found: String::new(),
-        }),
+        [] => Err(WeightsError::NoWeights { folder: folder.to_owned(), found: String::new() }),
         several => {
-            let found = format!(
-                ", but several others ({}); name the file itself",
-                several.join(", ")
-            );
-            Err(WeightsError::NoWeights {
-                folder: folder.to_owned(),
-                found,
-            })
+            let found = format!(", but several others ({}); name the file itself", several.join(", "));
+            Err(WeightsError::NoWeights { folder: folder.to_owned(), found })
         }
     }
 }

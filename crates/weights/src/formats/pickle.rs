@@ -97,14 +97,9 @@ impl Pickle {
             marks: Vec::new(),
             memo: HashMap::new(),
         };
-        let root = machine
-            .run()
-            .map_err(|what| format!("{what} (at byte {} of the pickle)", machine.position))?;
-        Ok(Self {
-            values: machine.values,
-            root,
-            length: machine.position,
-        })
+        let root =
+            machine.run().map_err(|what| format!("{what} (at byte {} of the pickle)", machine.position))?;
+        Ok(Self { values: machine.values, root, length: machine.position })
     }
 
     /// The result.
@@ -127,10 +122,7 @@ impl Pickle {
 
     /// The value under a text key of a dictionary; the last one where a key repeats.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
-        self.entries(dict)
-            .filter(|(name, _)| *name == key)
-            .last()
-            .map(|(_, value)| value)
+        self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
 
     /// The entries of a dictionary whose keys are text.
@@ -205,10 +197,7 @@ impl Machine<'_> {
                     self.push(Value::Float(value));
                 }
                 b'F' => {
-                    let value = self
-                        .take_line()?
-                        .parse()
-                        .map_err(|_| "a float that is none".to_owned())?;
+                    let value = self.take_line()?.parse().map_err(|_| "a float that is none".to_owned())?;
                     self.push(Value::Float(value));
                 }
                 b'X' => {
@@ -247,11 +236,7 @@ impl Machine<'_> {
                 b')' => self.push(Value::Tuple(Vec::new())),
                 0x85..=0x87 => {
                     let length = usize::from(instruction - 0x84);
-                    let start = self
-                        .stack
-                        .len()
-                        .checked_sub(length)
-                        .ok_or("the stack is too short")?;
+                    let start = self.stack.len().checked_sub(length).ok_or("the stack is too short")?;
                     let items = self.stack.split_off(start);
                     self.push(Value::Tuple(items));
                 }
@@ -306,10 +291,8 @@ impl Machine<'_> {
                     self.memo.insert(index.into(), self.top()?);
                 }
                 b'p' => {
-                    let index = self
-                        .take_line()?
-                        .parse()
-                        .map_err(|_| "a memo index that is none".to_owned())?;
+                    let index =
+                        self.take_line()?.parse().map_err(|_| "a memo index that is none".to_owned())?;
                     self.memo.insert(index, self.top()?);
                 }
                 b'h' => {
@@ -321,10 +304,8 @@ impl Machine<'_> {
                     self.recall(index.into())?;
                 }
                 b'g' => {
-                    let index = self
-                        .take_line()?
-                        .parse()
-                        .map_err(|_| "a memo index that is none".to_owned())?;
+                    let index =
+                        self.take_line()?.parse().map_err(|_| "a memo index that is none".to_owned())?;
                     self.recall(index)?;
                 }
                 b'c' => {
@@ -353,21 +334,15 @@ impl Machine<'_> {
                 // The attributes of an object: of what can be built here, none matters.
                 b'b' => drop(self.pop()?),
                 other => {
-                    return Err(format!(
-                        "the instruction 0x{other:02x} is not one that torch.save writes"
-                    ));
+                    return Err(format!("the instruction 0x{other:02x} is not one that torch.save writes"));
                 }
             }
         }
     }
 
     fn take_slice(&mut self, length: u64) -> Result<&[u8], String> {
-        let end = usize::try_from(length)
-            .ok()
-            .and_then(|length| self.position.checked_add(length));
-        let slice = end
-            .and_then(|end| self.bytes.get(self.position..end))
-            .ok_or("the pickle ends early")?;
+        let end = usize::try_from(length).ok().and_then(|length| self.position.checked_add(length));
+        let slice = end.and_then(|end| self.bytes.get(self.position..end)).ok_or("the pickle ends early")?;
         self.position += slice.len();
         Ok(slice)
     }
@@ -379,10 +354,7 @@ impl Machine<'_> {
 
     fn take_line(&mut self) -> Result<&str, String> {
         let rest = &self.bytes[self.position..];
-        let length = rest
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .ok_or("the pickle ends early")?;
+        let length = rest.iter().position(|byte| *byte == b'\n').ok_or("the pickle ends early")?;
         self.position += length + 1;
         std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is no text".to_owned())
     }
@@ -416,11 +388,7 @@ impl Machine<'_> {
         let value = if bytes.len() > 8 {
             Value::Bytes(bytes)
         } else {
-            let fill = if bytes.last().is_some_and(|byte| *byte >= 0x80) {
-                0xff
-            } else {
-                0
-            };
+            let fill = if bytes.last().is_some_and(|byte| *byte >= 0x80) { 0xff } else { 0 };
             let mut whole = [fill; 8];
             whole[..bytes.len()].copy_from_slice(&bytes);
             Value::Int(i64::from_le_bytes(whole))
@@ -430,9 +398,7 @@ impl Machine<'_> {
     }
 
     fn push_callable(&mut self, module: &str, name: &str) -> Result<(), String> {
-        let known = CALLABLES
-            .iter()
-            .find(|(in_module, called, _)| (*in_module, *called) == (module, name));
+        let known = CALLABLES.iter().find(|(in_module, called, _)| (*in_module, *called) == (module, name));
         let callable = match (known, name.strip_suffix("Storage")) {
             (Some((_, _, callable)), _) => callable.clone(),
             (None, Some(dtype)) if matches!(module, "torch" | "torch.cuda" | "torch.storage") => {
@@ -453,16 +419,11 @@ impl Machine<'_> {
         if self.stack.len() <= floor {
             return Err("the stack is too short".into());
         }
-        self.stack
-            .pop()
-            .ok_or_else(|| "the stack is too short".to_owned())
+        self.stack.pop().ok_or_else(|| "the stack is too short".to_owned())
     }
 
     fn top(&self) -> Result<Id, String> {
-        self.stack
-            .last()
-            .copied()
-            .ok_or_else(|| "the stack is too short".to_owned())
+        self.stack.last().copied().ok_or_else(|| "the stack is too short".to_owned())
     }
 
     fn pop_to_mark(&mut self) -> Result<Vec<Id>, String> {
@@ -474,11 +435,7 @@ impl Machine<'_> {
     }
 
     fn recall(&mut self, index: u64) -> Result<(), String> {
-        let id = self
-            .memo
-            .get(&index)
-            .copied()
-            .ok_or("the memo has no such entry")?;
+        let id = self.memo.get(&index).copied().ok_or("the memo has no such entry")?;
         self.stack.push(id);
         Ok(())
     }
@@ -547,11 +504,7 @@ impl Machine<'_> {
             (Value::Text(kind), Value::Callable(Callable::StorageType(dtype)), Value::Text(key))
                 if kind == "storage" && views_whole =>
             {
-                Ok(Storage {
-                    key: key.clone(),
-                    dtype: dtype.clone(),
-                    elements: self.size(*elements)?,
-                })
+                Ok(Storage { key: key.clone(), dtype: dtype.clone(), elements: self.size(*elements)? })
             }
             _ => Err("a reference to data that is none of a tensor".into()),
         }
@@ -586,18 +539,12 @@ mod tests {
         let bytes = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfe\xff\xff\xffeX\x01\x00\x00\x00bq\x03G@\x04\x00\x00\x00\x00\x00\x00N\x88\x87q\x04u.rest";
         let pickle = Pickle::read(bytes).unwrap();
         assert_eq!(pickle.length, bytes.len() - 4);
-        let Some(Value::List(list)) = pickle.entry(pickle.root(), "a") else {
-            panic!("no list")
-        };
+        let Some(Value::List(list)) = pickle.entry(pickle.root(), "a") else { panic!("no list") };
         assert_eq!(
-            list.iter()
-                .map(|id| pickle.value(*id).clone())
-                .collect::<Vec<_>>(),
+            list.iter().map(|id| pickle.value(*id).clone()).collect::<Vec<_>>(),
             [Value::Int(1), Value::Int(-2)]
         );
-        let Some(Value::Tuple(tuple)) = pickle.entry(pickle.root(), "b") else {
-            panic!("no tuple")
-        };
+        let Some(Value::Tuple(tuple)) = pickle.entry(pickle.root(), "b") else { panic!("no tuple") };
         assert_eq!(pickle.value(tuple[0]), &Value::Float(2.5));
     }
 
@@ -607,10 +554,7 @@ mod tests {
         assert_eq!(int(b"\x8a\x01\xff."), Value::Int(-1));
         assert_eq!(int(b"\x8a\x02\xff\x00."), Value::Int(255));
         assert_eq!(int(b"\x8a\x00."), Value::Int(0));
-        assert!(matches!(
-            int(b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
-            Value::Bytes(_)
-        ));
+        assert!(matches!(int(b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."), Value::Bytes(_)));
     }
 
     #[test]
@@ -624,14 +568,8 @@ mod tests {
         ] {
             assert!(error(bytes).contains("nothing was run"), "{}", error(bytes));
         }
-        assert!(
-            error(b"ios\nsystem\n.").contains("is not one that torch.save writes"),
-            "INST"
-        );
-        assert!(
-            error(b"\x82\x01.").contains("is not one that torch.save writes"),
-            "EXT1"
-        );
+        assert!(error(b"ios\nsystem\n.").contains("is not one that torch.save writes"), "INST");
+        assert!(error(b"\x82\x01.").contains("is not one that torch.save writes"), "EXT1");
     }
 
     #[test]

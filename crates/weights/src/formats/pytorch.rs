@@ -26,19 +26,14 @@ type Storages = HashMap<String, Range<usize>>;
 
 /// Reads a zip archive of `torch.save`.
 pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: &str| refuse(format!("a damaged PyTorch file: {what}; download it again"));
     let mut archive = ZipArchive::new(Cursor::new(&file[..])).map_err(|error| damaged(&error.to_string()))?;
     let mut storages = Storages::new();
     let mut pickle = None;
     let mut is_big_endian = false;
     for index in 0..archive.len() {
-        let entry = archive
-            .by_index_raw(index)
-            .map_err(|error| damaged(&error.to_string()))?;
+        let entry = archive.by_index_raw(index).map_err(|error| damaged(&error.to_string()))?;
         // Names are `{archive}/data.pkl`, `{archive}/data/{key}`; they name bytes here, never a path.
         let name = entry.name().map_err(|error| damaged(&error.to_string()))?;
         let name = name.split_once('/').map_or(&*name, |(_, name)| name).to_owned();
@@ -51,9 +46,7 @@ pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
         }
         let start = entry.data_start().and_then(|start| usize::try_from(start).ok());
         let size = usize::try_from(entry.size()).ok();
-        let bytes = start
-            .zip(size)
-            .and_then(|(start, size)| Some(start..start.checked_add(size)?));
+        let bytes = start.zip(size).and_then(|(start, size)| Some(start..start.checked_add(size)?));
         let bytes = bytes.filter(|bytes| file.get(bytes.clone()).is_some());
         let bytes = bytes.ok_or_else(|| damaged("an entry lies outside the file"))?;
         match name.strip_prefix("data/") {
@@ -63,9 +56,7 @@ pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
         }
     }
     if is_big_endian {
-        return Err(refuse(
-            "a PyTorch file of a big-endian machine; save it again on a usual one".into(),
-        ));
+        return Err(refuse("a PyTorch file of a big-endian machine; save it again on a usual one".into()));
     }
     let pickle = pickle.ok_or_else(|| {
         refuse(
@@ -74,31 +65,20 @@ pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
         )
     })?;
     let pickle = Pickle::read(&file[pickle]).map_err(&refuse)?;
-    source(
-        Format::PyTorchZip,
-        "zip archive with data.pkl",
-        file,
-        &pickle,
-        &storages,
-    )
+    source(Format::PyTorchZip, "zip archive with data.pkl", file, &pickle, &storages)
 }
 
 /// Whether the bytes start as a legacy file of `torch.save` does.
 pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
-    bytes.get(..32.min(bytes.len())).is_some_and(|start| {
-        start
-            .windows(LEGACY_MAGIC.len())
-            .any(|window| window == LEGACY_MAGIC)
-    })
+    bytes
+        .get(..32.min(bytes.len()))
+        .is_some_and(|start| start.windows(LEGACY_MAGIC.len()).any(|window| window == LEGACY_MAGIC))
 }
 
 /// Reads a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
 /// for each storage its number of elements in 8 bytes, and its elements.
 pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let truncated = || refuse("a truncated legacy PyTorch file; download it again".into());
     let mut position = 0;
     let mut pickles = Vec::new();
@@ -126,18 +106,11 @@ pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
     let mut storages = Storages::new();
     for id in keys_in_order {
         let Value::Text(key) = keys.value(*id) else {
-            return Err(refuse(
-                "a legacy PyTorch file with a storage that has no key".into(),
-            ));
+            return Err(refuse("a legacy PyTorch file with a storage that has no key".into()));
         };
-        let count = file
-            .get(position..)
-            .and_then(|rest| rest.first_chunk::<8>())
-            .ok_or_else(truncated)?;
+        let count = file.get(position..).and_then(|rest| rest.first_chunk::<8>()).ok_or_else(truncated)?;
         let Some(element_bytes) = sizes.get(key.as_str()) else {
-            return Err(refuse(format!(
-                "a legacy PyTorch file with a storage `{key}` that no tensor uses"
-            )));
+            return Err(refuse(format!("a legacy PyTorch file with a storage `{key}` that no tensor uses")));
         };
         let start = position + 8;
         let length = usize::try_from(u64::from_le_bytes(*count)).ok();
@@ -147,13 +120,7 @@ pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
         position = end;
     }
     let objects = pickles.swap_remove(3);
-    source(
-        Format::PyTorchLegacy,
-        "pickle with PyTorch's magic number",
-        file,
-        &objects,
-        &storages,
-    )
+    source(Format::PyTorchLegacy, "pickle with PyTorch's magic number", file, &objects, &storages)
 }
 
 fn source(
@@ -163,17 +130,12 @@ fn source(
     pickle: &Pickle,
     storages: &Storages,
 ) -> Result<Source, WeightsError> {
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: file.path().to_owned(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let mut rules = Vec::new();
     let mut state_dict = pickle.root();
     for key in STATE_DICT_KEYS {
         if let Some(inner @ Value::Dict(_)) = pickle.entry(pickle.root(), key) {
-            rules.push(format!(
-                "the tensors stand under the key `{key}` of the file's dictionary"
-            ));
+            rules.push(format!("the tensors stand under the key `{key}` of the file's dictionary"));
             state_dict = inner;
             break;
         }
@@ -201,57 +163,31 @@ fn source(
     if config.is_some() {
         rules.push("nanoGPT's model_args give the configuration; its GELU is the exact one".to_owned());
     }
-    Ok(Source {
-        tensors,
-        config,
-        is_bias_free,
-        rules,
-        ..Source::new(format, evidence, file)
-    })
+    Ok(Source { tensors, config, is_bias_free, rules, ..Source::new(format, evidence, file) })
 }
 
 fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<StoredTensor, String> {
-    let TensorReference {
-        storage,
-        offset,
-        shape,
-        strides,
-    } = tensor;
+    let TensorReference { storage, offset, shape, strides } = tensor;
     let element_bytes = element_bytes(&storage.dtype)
         .ok_or_else(|| format!("its type {}Storage is unknown", storage.dtype))?;
-    let held = storages
-        .get(&storage.key)
-        .ok_or("its data is missing; the file is damaged, download it again")?;
+    let held =
+        storages.get(&storage.key).ok_or("its data is missing; the file is damaged, download it again")?;
     let outside = || {
         format!(
             "its data lies outside its storage of {} bytes; the file is damaged, download it again",
             held.len()
         )
     };
-    let elements = shape
-        .iter()
-        .try_fold(1usize, |count, size| count.checked_mul(*size))
-        .ok_or_else(outside)?;
+    let elements =
+        shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size)).ok_or_else(outside)?;
     // The last element that the view reaches.
-    let reach = shape
-        .iter()
-        .zip(strides)
-        .try_fold(0usize, |reach, (size, stride)| {
-            reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
-        });
-    let length = if elements == 0 {
-        Some(0)
-    } else {
-        reach.and_then(|reach| reach.checked_add(1))
-    };
-    let from = offset
-        .checked_mul(element_bytes)
-        .and_then(|offset| held.start.checked_add(offset));
+    let reach = shape.iter().zip(strides).try_fold(0usize, |reach, (size, stride)| {
+        reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
+    });
+    let length = if elements == 0 { Some(0) } else { reach.and_then(|reach| reach.checked_add(1)) };
+    let from = offset.checked_mul(element_bytes).and_then(|offset| held.start.checked_add(offset));
     let to = length.and_then(|length| from?.checked_add(length.checked_mul(element_bytes)?));
-    let (from, to) = from
-        .zip(to)
-        .filter(|(_, to)| *to <= held.end)
-        .ok_or_else(outside)?;
+    let (from, to) = from.zip(to).filter(|(_, to)| *to <= held.end).ok_or_else(outside)?;
     // Repeated elements (stride 0) could claim any size; no checkpoint has them.
     let is_repeated = length.is_some_and(|length| elements > length);
     if is_repeated {
@@ -319,11 +255,5 @@ fn nano_gpt(pickle: &Pickle, arguments: &Value) -> Result<(Option<Gpt2Config>, b
     let config =
         Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("nanoGPT's model_args: {error}"))?;
     let is_bias_free = pickle.entry(arguments, "bias") == Some(&Value::Bool(false));
-    Ok((
-        Some(Gpt2Config {
-            activation_function: Activation::Gelu,
-            ..config
-        }),
-        is_bias_free,
-    ))
+    Ok((Some(Gpt2Config { activation_function: Activation::Gelu, ..config }), is_bias_free))
 }

@@ -14,33 +14,29 @@ use crate::stored::{StoredDType, StoredTensor};
 /// Bytes of the header's length, in front of the header.
 const LENGTH_BYTES: usize = 8;
 
+/// Largest header that is read: that of GPT-2 XL has 60 kB.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+
 /// Reads the header of a safetensors file: its tensors, in the order of their bytes.
 pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
-    let (header_bytes, metadata) =
-        SafeTensors::read_metadata(&file).map_err(|error| WeightsError::NotWeights {
-            path: file.path().to_owned(),
-            what: explain(&error, &file),
-        })?;
+    let claimed = file.first_chunk::<LENGTH_BYTES>().map_or(0, |length| u64::from_le_bytes(*length));
+    if claimed > MAX_HEADER_BYTES && claimed <= file.len() as u64 {
+        let what = format!("a header of {claimed} bytes; that of a GPT-2 has less than {MAX_HEADER_BYTES}");
+        return Err(WeightsError::NotWeights { path: file.path().to_owned(), what });
+    }
+    let (header_bytes, metadata) = SafeTensors::read_metadata(&file).map_err(|error| {
+        WeightsError::NotWeights { path: file.path().to_owned(), what: explain(&error, &file) }
+    })?;
     let start = LENGTH_BYTES + header_bytes;
     let stored = |name: String| {
         let info = metadata.info(&name)?;
         let (from, to) = info.data_offsets;
         let (shape, dtype) = (info.shape.clone(), stored_dtype(info.dtype));
-        Some(StoredTensor {
-            name,
-            shape,
-            dtype,
-            file: 0,
-            bytes: start + from..start + to,
-            strides: None,
-        })
+        Some(StoredTensor { name, shape, dtype, file: 0, bytes: start + from..start + to, strides: None })
     };
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
     let evidence = "a JSON header behind its length in 8 bytes";
-    Ok(Source {
-        tensors,
-        ..Source::new(Format::Safetensors, evidence, file)
-    })
+    Ok(Source { tensors, ..Source::new(Format::Safetensors, evidence, file) })
 }
 
 fn stored_dtype(dtype: Dtype) -> StoredDType {
@@ -64,9 +60,7 @@ fn stored_dtype(dtype: Dtype) -> StoredDType {
 }
 
 fn explain(error: &SafeTensorError, file: &[u8]) -> String {
-    let length_bytes = file
-        .get(..LENGTH_BYTES)
-        .and_then(|bytes| <[u8; LENGTH_BYTES]>::try_from(bytes).ok());
+    let length_bytes = file.get(..LENGTH_BYTES).and_then(|bytes| <[u8; LENGTH_BYTES]>::try_from(bytes).ok());
     let claimed = length_bytes.map_or(0, u64::from_le_bytes);
     match error {
         SafeTensorError::HeaderTooSmall => {
@@ -85,19 +79,11 @@ fn explain(error: &SafeTensorError, file: &[u8]) -> String {
                 .and_then(|length| file.get(LENGTH_BYTES..LENGTH_BYTES + length));
             let metadata = header.and_then(|header| serde_json::from_slice::<Metadata>(header).ok());
             let data = metadata.map_or(0, |metadata| {
-                metadata
-                    .tensors()
-                    .values()
-                    .map(|info| info.data_offsets.1)
-                    .max()
-                    .unwrap_or(0)
+                metadata.tensors().values().map(|info| info.data_offsets.1).max().unwrap_or(0)
             });
             let expected = data as u64 + claimed + LENGTH_BYTES as u64;
             if expected > file.len() as u64 {
-                format!(
-                    "truncated: expected {expected} bytes, found {}; download it again",
-                    file.len()
-                )
+                format!("truncated: expected {expected} bytes, found {}; download it again", file.len())
             } else {
                 format!(
                     "expected {expected} bytes, found {}: there is data behind the last tensor; download it again",

@@ -61,26 +61,21 @@ struct Dimension {
     size: i64,
 }
 
+/// A key of a table and its value.
+type Entry = (Vec<u8>, Vec<u8>);
+
 /// Whether the bytes end as TensorFlow's index files do.
 pub(crate) fn is_index(bytes: &[u8]) -> bool {
-    bytes
-        .last_chunk::<8>()
-        .is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC)
+    bytes.last_chunk::<8>().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC)
 }
 
 /// Reads an index file and maps the data files beside it.
 pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
     let path = index.path().to_owned();
-    let refuse = |what: String| WeightsError::NotWeights {
-        path: path.clone(),
-        what,
-    };
+    let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let damaged = |what: &str| refuse(format!("a damaged TensorFlow index: {what}; download it again"));
     let entries = table(&index).map_err(&damaged)?;
-    let header = entries
-        .iter()
-        .find(|(key, _)| key.is_empty())
-        .ok_or_else(|| damaged("it has no header"))?;
+    let header = entries.iter().find(|(key, _)| key.is_empty()).ok_or_else(|| damaged("it has no header"))?;
     let header = BundleHeader::decode(header.1.as_slice()).map_err(|error| damaged(&error.to_string()))?;
     if header.endianness != 0 {
         return Err(refuse(
@@ -93,10 +88,7 @@ pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
     }
     let stem = path.with_extension("");
     let data_file = |shard: i32| {
-        let name = stem
-            .file_name()
-            .map(|name| name.to_string_lossy())
-            .unwrap_or_default();
+        let name = stem.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         MappedFile::open(&stem.with_file_name(format!("{name}.data-{shard:05}-of-{shards:05}")))
     };
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
@@ -109,18 +101,11 @@ pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
         tensors.push(tensor);
     }
     let evidence = format!("a table of tensors at the end of {}", file_name(&path));
-    Ok(Source {
-        files,
-        tensors,
-        ..Source::new(Format::TensorFlow, evidence, index)
-    })
+    Ok(Source { files, tensors, ..Source::new(Format::TensorFlow, evidence, index) })
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<StoredTensor, String> {
@@ -128,9 +113,7 @@ fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<Store
         return Err("it is stored in slices, which OpenAI's checkpoints never are".into());
     }
     let dimensions = entry.shape.iter().flat_map(|shape| &shape.dim);
-    let shape = dimensions
-        .map(|dimension| usize::try_from(dimension.size))
-        .collect::<Result<Vec<_>, _>>();
+    let shape = dimensions.map(|dimension| usize::try_from(dimension.size)).collect::<Result<Vec<_>, _>>();
     let mut shape = shape.map_err(|_| "a negative size".to_owned())?;
     // A Conv1D weight is stored as a convolution of width 1: (1, in, out).
     if let [1, input, output] = shape[..] {
@@ -151,24 +134,15 @@ fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<Store
     let held = files.get(file).ok_or("a file number that does not exist")?.len();
     let end = start.checked_add(size).filter(|end| *end <= held);
     let end = end.ok_or_else(|| format!("its data lies outside its file of {held} bytes"))?;
-    let elements = shape
-        .iter()
-        .try_fold(1usize, |count, size| count.checked_mul(*size));
+    let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
     if dtype.holds_weights() && elements.and_then(|elements| dtype.byte_count(elements)) != Some(size) {
         return Err(format!("{size} bytes do not hold shape {shape:?} of {dtype}"));
     }
-    Ok(StoredTensor {
-        name: name.to_owned(),
-        shape,
-        dtype,
-        file,
-        bytes: start..end,
-        strides: None,
-    })
+    Ok(StoredTensor { name: name.to_owned(), shape, dtype, file, bytes: start..end, strides: None })
 }
 
 /// Keys and values of a table.
-fn table(bytes: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, &'static str> {
+fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let footer = bytes
         .len()
         .checked_sub(FOOTER_BYTES)
@@ -198,13 +172,11 @@ fn block(bytes: &[u8], offset: usize, size: usize) -> Result<&[u8], &'static str
 
 /// Keys and values of a block: each key repeats the first bytes of the one before, and the block ends with a list of
 /// restart points, which only a search needs.
-fn block_entries(block: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, &'static str> {
+fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let count = block.last_chunk::<4>().ok_or("a block is too short")?;
     let restarts = usize::try_from(u32::from_le_bytes(*count)).map_err(|_| "a block is too short")?;
-    let tail = restarts
-        .checked_mul(4)
-        .and_then(|bytes| bytes.checked_add(4))
-        .ok_or("a block is too short")?;
+    let tail =
+        restarts.checked_mul(4).and_then(|bytes| bytes.checked_add(4)).ok_or("a block is too short")?;
     let end = block.len().checked_sub(tail).ok_or("a block is too short")?;
     let mut reader = Reader(&block[..end]);
     let mut entries = Vec::new();

@@ -1,0 +1,37 @@
+//! What can be wrong with the input of an op. It travels inside candle's error type, from which `downcast_ref` takes it.
+
+use thiserror::Error;
+
+/// An input that an op cannot work with.
+#[derive(Debug, Error, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The bias of a linear layer has another width than its output.
+    #[error("linear layer: expected a bias of shape ({expected}), found {found:?}")]
+    BiasShape {
+        /// Width of the output.
+        expected: usize,
+        /// Shape of the bias.
+        found: Vec<usize>,
+    },
+    /// The input of a linear layer has another width than its weight.
+    #[error("linear layer: expected an input of width {expected}, found shape {found:?}")]
+    InputWidth {
+        /// Width of the input.
+        expected: usize,
+        /// Shape of the input.
+        found: Vec<usize>,
+    },
+    /// A dropout rate is no probability.
+    #[error("dropout: expected a rate from 0 to 1, found {found}")]
+    DropoutRate {
+        /// The rate.
+        found: f64,
+    },
+}
+
+impl From<KernelError> for candle_core::Error {
+    fn from(error: KernelError) -> Self {
+        Self::wrap(error)
+    }
+}
