@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use gpt2_weights::WrittenDType;
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
 #[derive(Debug, Parser)]
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Score(ScoreArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),
+    /// Write a checkpoint in another format: a Hugging Face folder, or a GGUF file for llama.cpp
+    Convert(ConvertArguments),
     /// Check that a checkpoint holds every tensor with its shape and finite values
     Verify(VerifyArguments),
 }
@@ -181,6 +184,38 @@ pub(crate) struct VerifyArguments {
     /// Print one JSON object: sound, problems
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 convert ckpt.pt gpt2-hf
+  gpt2 convert models/124M gpt2-hf --dtype f16
+  gpt2 convert gpt2-hf gpt2.gguf --dtype q8_0
+
+The result appears whole or not at all, and nothing that exists is overwritten.")]
+pub(crate) struct ConvertArguments {
+    /// Checkpoint folder, or a weights file of any format that is read
+    #[arg(value_name = "IN")]
+    pub(crate) input: PathBuf,
+    /// What to write: a GGUF file where the name ends in .gguf, else a Hugging Face folder
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    /// Type of the written weights: f32, f16, bf16, and for GGUF q8_0 and q4_0
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_dtype)]
+    pub(crate) dtype: WrittenDType,
+    /// Tokenizer to write: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the input's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Print one JSON object: output, format, dtype, bytes
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_dtype(name: &str) -> Result<WrittenDType, String> {
+    let names = WrittenDType::NAMES.map(|(name, _)| name).join(", ");
+    let known = WrittenDType::NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, dtype)| *dtype).ok_or_else(|| format!("expected one of {names}"))
 }
 
 #[cfg(test)]

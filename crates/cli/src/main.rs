@@ -63,6 +63,7 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Generate(arguments) => commands::generate::run(arguments),
         Command::Score(arguments) => commands::score::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
+        Command::Convert(arguments) => commands::convert::run(arguments),
         Command::Verify(arguments) => commands::verify::run(arguments),
     }
 }

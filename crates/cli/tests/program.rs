@@ -437,7 +437,7 @@ fn a_closed_pipe_ends_quietly() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["generate", "score", "inspect", "verify"] {
+    for command in ["generate", "score", "inspect", "convert", "verify"] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.code, SUCCESS);
         assert!(help.stdout.contains("Examples:"), "{command}");
@@ -536,4 +536,32 @@ fn inspect_prints_the_ledger() {
     }
     let json = run(&["inspect", "--preset", "gpt2", "--json"]).json();
     assert_eq!(json["ledger"][3]["count"], 124_439_808);
+}
+
+#[test]
+fn convert_writes_folders_and_gguf_files() {
+    let (source, folder) = (gpt2_testing::fixture_path("formats/tensorflow"), tempfile::tempdir().unwrap());
+    let (copy, gguf) = (folder.path().join("copy"), folder.path().join("copy.gguf"));
+    let report = run(&["convert", path(&source), path(&copy), "--dtype", "f16", "--json"]).json();
+    let bytes = std::fs::metadata(copy.join("model.safetensors")).unwrap().len();
+    assert_eq!((&report["format"], &report["dtype"]), (&json!("safetensors"), &json!("f16")));
+    assert_eq!(report["bytes"], bytes);
+    let to_gguf = run(&["convert", path(&source), path(&gguf), "--dtype", "q8_0"]);
+    assert!(to_gguf.stdout.starts_with("wrote "), "{}", to_gguf.stderr);
+    let text = |model: &Path| {
+        run(&["generate", "The first", "--model", path(model), "--greedy", "--max-new-tokens", "3", "--json"])
+            .json()
+    };
+    assert_eq!(text(&copy)["prompt_ids"], text(&source)["prompt_ids"]);
+    assert_eq!(text(&gguf)["prompt_ids"], text(&source)["prompt_ids"]);
+
+    let again = run(&["convert", path(&source), path(&copy)]);
+    assert_refused(&again, FAILURE, "it exists already; remove it, or choose another name");
+    assert_refused(
+        &run(&["convert", path(&source), "x", "--dtype", "q2"]),
+        USAGE,
+        "expected one of f32, f16, bf16",
+    );
+    assert_refused(&run(&["convert", path(&source)]), USAGE, "<OUT>");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }

@@ -82,6 +82,14 @@ pub enum WeightsError {
         /// What is wrong with it.
         error: String,
     },
+    /// A checkpoint cannot be written.
+    #[error("{path}: {what}")]
+    Unwritable {
+        /// The file or folder to be written.
+        path: PathBuf,
+        /// Why, and what to do.
+        what: String,
+    },
     /// A text cannot be turned into tokens.
     #[error("the tokenizer cannot encode the text: {error}")]
     Encode {

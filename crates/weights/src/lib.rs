@@ -15,6 +15,7 @@
 
 mod checkpoint;
 mod config_file;
+mod convert;
 mod error;
 mod formats;
 mod mapped_file;
@@ -26,6 +27,7 @@ mod stored;
 mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Problem};
+pub use convert::{WrittenDType, write_gguf, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
 pub use naming::{Orientation, checkpoint_shape};
 pub use source::Format;

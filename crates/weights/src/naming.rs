@@ -88,7 +88,7 @@ const SCHEMES: [Scheme; 4] = [
         orientation: Some(Orientation::Conv1D),
     },
     Scheme {
-        name: "GGUF",
+        name: GGUF,
         outside: &[
             ("token_embd.weight", "wte.weight"),
             ("position_embd.weight", "wpe.weight"),
@@ -150,6 +150,8 @@ const SCHEMES: [Scheme; 4] = [
     },
 ];
 
+/// llama.cpp's names.
+const GGUF: &str = "GGUF";
 /// The linear layers of a block, whose weights GPT-2 stores as `Conv1D`, `(in, out)`.
 const LINEAR_WEIGHTS: [&str; 4] =
     ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
@@ -176,7 +178,14 @@ pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<
     shape
 }
 
-fn is_linear_weight(name: &str) -> bool {
+/// The name of a parameter in a GGUF file.
+pub(crate) fn gguf_name(name: &str) -> String {
+    let gguf = SCHEMES.iter().find(|scheme| scheme.name == GGUF).unwrap_or(&SCHEMES[0]);
+    gguf.file_name("", name)
+}
+
+/// Whether a parameter is the weight of a block's linear layer, which `Conv1D` stores as `(in, out)`.
+pub(crate) fn is_linear_weight(name: &str) -> bool {
     name.starts_with("h.") && LINEAR_WEIGHTS.iter().any(|suffix| name.ends_with(suffix))
 }
 

@@ -3,7 +3,7 @@
 //! Source: `dev/eval/export_hf.py` of llm.c. Version 3 holds f32, version 5 bf16. Weights of linear layers are
 //! `(out, in)`, the head is tied, and the embedding's rows are padded to a multiple of 128.
 
-use gpt2::Gpt2Config;
+use gpt2::{Gpt2Config, Parameter, expected_parameters};
 
 use crate::WeightsError;
 use crate::mapped_file::MappedFile;
@@ -65,22 +65,11 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
     let mut place_all = || -> Option<()> {
         place("wte.weight".into(), &[rows, width])?;
         place("wpe.weight".into(), &[config.n_positions, width])?;
-        for (name, shape) in [
-            ("ln_1.weight", &[width][..]),
-            ("ln_1.bias", &[width]),
-            ("attn.c_attn.weight", &[3 * width, width]),
-            ("attn.c_attn.bias", &[3 * width]),
-            ("attn.c_proj.weight", &[width, width]),
-            ("attn.c_proj.bias", &[width]),
-            ("ln_2.weight", &[width]),
-            ("ln_2.bias", &[width]),
-            ("mlp.c_fc.weight", &[4 * width, width]),
-            ("mlp.c_fc.bias", &[4 * width]),
-            ("mlp.c_proj.weight", &[width, 4 * width]),
-            ("mlp.c_proj.bias", &[width]),
-        ] {
+        // Each kind of parameter for all layers together, in the order of the model.
+        for Parameter { name, shape } in expected_parameters(&config) {
+            let Some(kind) = name.strip_prefix("h.0.") else { continue };
             for layer in 0..config.n_layer {
-                place(format!("h.{layer}.{name}"), shape)?;
+                place(format!("h.{layer}.{kind}"), &shape)?;
             }
         }
         place("ln_f.weight".into(), &[width])?;
