@@ -175,13 +175,21 @@ pub(crate) struct InspectSubject {
 Examples:
   gpt2 verify --model DIR
   gpt2 verify --model DIR --json
+  gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
 
-Exit code 0 when the checkpoint is sound, 1 when it is not.")]
+Checked are every tensor's presence, shape and values, a head that contradicts its tie, tokenizer and special tokens
+against the vocabulary, and the logits of a fixed prompt with a cache against those without. Exit code 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
     /// Checkpoint folder, or a weights file of any format that is read
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Print one JSON object: sound, problems
+    /// Also compare the logits of a fixed prompt with those of another checkpoint
+    #[arg(long, value_name = "OTHER")]
+    pub(crate) against: Option<PathBuf>,
+    /// Largest difference of logits that --against allows
+    #[arg(long, value_name = "X", default_value_t = 1e-3, requires = "against")]
+    pub(crate) tolerance: f64,
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference
     #[arg(long)]
     pub(crate) json: bool,
 }

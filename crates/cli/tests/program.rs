@@ -291,8 +291,13 @@ fn verify_judges_by_its_exit_code() {
         let flags: &[&str] = if json { &["--json"] } else { &[] };
         run(&[&["verify", "--model", path(folder.path())][..], flags].concat())
     };
-    assert_eq!(run_on(&sound, true).json(), json!({"sound": true, "problems": []}));
-    assert!(run_on(&sound, false).stdout.starts_with("sound:"));
+    let report = run_on(&sound, true).json();
+    assert_eq!(
+        (&report["sound"], &report["problems"], &report["notes"]),
+        (&json!(true), &json!([]), &json!([]))
+    );
+    assert!(report["cache_difference"].as_f64().unwrap() < 1e-4);
+    assert!(run_on(&sound, false).stdout.lines().last().unwrap().starts_with("sound:"));
 
     let damaged = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.remove("transformer.h.1.ln_2.bias");
@@ -564,4 +569,42 @@ fn convert_writes_folders_and_gguf_files() {
     );
     assert_refused(&run(&["convert", path(&source)]), USAGE, "<OUT>");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+#[test]
+fn verify_checks_tokens_and_compares_logits() {
+    let verify = |model: &Path, more: &[&str]| -> Value {
+        let run = run(&[&["verify", "--model", path(model), "--json"][..], more].concat());
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!(run.code, if report["sound"] == true { SUCCESS } else { FAILURE }, "{report}");
+        report
+    };
+    let far = CheckpointFolder::tiny()
+        .without("generation_config.json")
+        .with_config(json!({"eos_token_id": 50256}));
+    let report = verify(far.path(), &[]);
+    assert_eq!(report["problems"], json!(["eos_token_id 50256 is beyond the vocabulary of 300 tokens"]));
+    // transformers writes its default ids into the configuration of any size; without a tokenizer they do no harm.
+    let bare = far.without("tokenizer.json").without("vocab.json");
+    let report = verify(bare.path(), &[]);
+    assert_eq!(report["sound"], true);
+    assert!(report["notes"].as_array().unwrap().contains(&json!("there is no tokenizer")));
+    let more =
+        CheckpointFolder::tiny().without("tokenizer.json").with("added_tokens.json", r#"{"<pad>": 300}"#);
+    assert!(
+        verify(more.path(), &[])["problems"][0]
+            .as_str()
+            .unwrap()
+            .contains("the tokenizer has the token id 300")
+    );
+
+    let formats = gpt2_testing::fixture_path("formats");
+    let (exact, rounded) = (formats.join("llmc/gpt2.bin"), formats.join("llmc/gpt2_bf16.bin"));
+    let shards = formats.join("safetensors-shards");
+    assert_eq!(verify(&exact, &["--against", path(&shards)])["sound"], true);
+    let report = verify(&rounded, &["--against", path(&shards)]);
+    assert!(report["problems"][0].as_str().unwrap().contains("the logits of the two differ by"), "{report}");
+    assert_eq!(verify(&rounded, &["--against", path(&shards), "--tolerance", "0.5"])["sound"], true);
+    let other = run(&["verify", "--model", path(&exact), "--against", path(&formats.join("nanogpt"))]);
+    assert_refused(&other, FAILURE, "the vocabularies differ: 300 tokens here, 320 in");
 }

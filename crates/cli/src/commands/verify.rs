@@ -1,48 +1,201 @@
-//! `gpt2 verify`: is the checkpoint sound?
+//! `gpt2 verify`: is the checkpoint sound? Structure and values, tokenizer, cache against no cache, another checkpoint.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_weights::{Checkpoint, WeightsError};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::arguments::VerifyArguments;
-use crate::{EXIT_FAILURE, is_closed_pipe, output, progress};
+use crate::{EXIT_FAILURE, is_closed_pipe, model, output, progress};
+
+/// Tokens of the fixed prompt, where the context holds as many.
+const PROMPT_TOKENS: usize = 16;
+/// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
+/// another order through every block.
+const CACHE_TOLERANCE: f64 = 1e-4;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    sound: bool,
+    problems: Vec<String>,
+    /// What is worth knowing and not wrong.
+    notes: Vec<String>,
+    /// Largest difference between logits with a cache and without; absent where the model cannot be built.
+    cache_difference: Option<f64>,
+    /// Largest difference to the logits of `--against`.
+    against_difference: Option<f64>,
+}
 
 pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
-    let (problems, is_opened) = match problems(arguments) {
-        Ok(problems) => (problems, true),
+    let report = match verify(arguments) {
+        Ok(report) => report,
         // A checkpoint that cannot even be opened has one problem.
-        Err(error) if arguments.json => (vec![error.to_string()], false),
-        Err(error) => return Err(error.into()),
+        Err(error) if arguments.json => Report {
+            sound: false,
+            problems: vec![format!("{error:#}")],
+            notes: Vec::new(),
+            cache_difference: None,
+            against_difference: None,
+        },
+        Err(error) => return Err(error),
     };
-    let sound = is_opened && problems.is_empty();
-    match report(arguments, sound, &problems) {
+    match print(arguments, &report) {
         // The verdict is the exit code, whether or not all of the list is read.
         Err(error) if !is_closed_pipe(&error) => return Err(error),
         _ => {}
     }
-    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
+    Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
 }
 
-fn report(arguments: &VerifyArguments, sound: bool, problems: &[String]) -> Result<()> {
+fn print(arguments: &VerifyArguments, report: &Report) -> Result<()> {
     if arguments.json {
-        return output::write_json(&json!({ "sound": sound, "problems": problems }));
+        return output::write_json(report);
     }
-    for problem in problems {
+    for problem in &report.problems {
         output::write_line(problem)?;
     }
-    output::write_line(&match problems.len() {
+    for note in &report.notes {
+        output::write_line(&format!("note: {note}"))?;
+    }
+    if let Some(difference) = report.cache_difference {
+        output::write_line(&format!(
+            "cache against no cache: largest difference of logits {difference:.1e}"
+        ))?;
+    }
+    if let Some(difference) = report.against_difference {
+        output::write_line(&format!("against the other: largest difference of logits {difference:.1e}"))?;
+    }
+    output::write_line(&match report.problems.len() {
         0 => "sound: every tensor is there, with its shape and finite values".to_owned(),
         1 => "not sound: 1 problem".to_owned(),
         several => format!("not sound: {several} problems"),
     })
 }
 
-fn problems(arguments: &VerifyArguments) -> Result<Vec<String>, WeightsError> {
+fn verify(arguments: &VerifyArguments) -> Result<Report> {
     let checkpoint = Checkpoint::open(&arguments.model)?;
     let bar = progress::bytes("reading", checkpoint.parameter_bytes());
     let problems = checkpoint.verify(&|bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
-    Ok(problems.iter().map(ToString::to_string).collect())
+    let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let notes = check_tokens(&checkpoint, &mut problems);
+    let (mut cache_difference, mut against_difference) = (None, None);
+    // Numbers are compared only where there are numbers.
+    if problems.is_empty() {
+        let model = model::load(&checkpoint, &Device::Cpu)?;
+        let prompt = fixed_prompt(checkpoint.config());
+        let logits = logits(&model, &prompt)?;
+        let largest = largest_logit(&logits);
+        let difference = largest_difference(&logits, &logits_with_cache(&model, &prompt)?);
+        if difference.is_nan() || difference > CACHE_TOLERANCE * largest.max(1.0) {
+            problems
+                .push(format!("with a cache the logits differ by {difference:e}; they reach {largest:e}"));
+        }
+        cache_difference = Some(difference);
+        if let Some(other) = &arguments.against {
+            let other = Checkpoint::open(other)?;
+            if other.config().vocab_size != checkpoint.config().vocab_size {
+                bail!(
+                    "the vocabularies differ: {} tokens here, {} in {}",
+                    checkpoint.config().vocab_size,
+                    other.config().vocab_size,
+                    other.weights_path().display()
+                );
+            }
+            let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
+            let theirs = self::logits(&model::load(&other, &Device::Cpu)?, prompt)?;
+            let difference = largest_difference(&logits[..theirs.len()], &theirs);
+            if difference.is_nan() || difference > arguments.tolerance {
+                problems.push(format!(
+                    "the logits of the two differ by {difference:e}, allowed are {:e}",
+                    arguments.tolerance
+                ));
+            }
+            against_difference = Some(difference);
+        }
+    }
+    Ok(Report { sound: problems.is_empty(), problems, notes, cache_difference, against_difference })
+}
+
+/// Compares the tokenizer and the special tokens with the vocabulary.
+fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<String> {
+    let vocab_size = checkpoint.config().vocab_size;
+    let is_beyond = |id: &u32| usize::try_from(*id).is_ok_and(|id| id >= vocab_size);
+    let mut beyond = Vec::new();
+    let eos = checkpoint.eos_token_ids().unwrap_or_else(|error| {
+        problems.push(error.to_string());
+        Vec::new()
+    });
+    for (name, ids) in
+        [("bos_token_id", checkpoint.config().bos_token_id.into_iter().collect()), ("eos_token_id", eos)]
+    {
+        for id in ids.iter().filter(|id| is_beyond(id)) {
+            beyond.push(format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
+        }
+    }
+    match checkpoint.tokenizer(None) {
+        // Without a tokenizer nothing is generated from text, and transformers' defaults stand in small configurations.
+        Err(WeightsError::NoTokenizer { .. }) => {
+            beyond.push("there is no tokenizer".into());
+            beyond
+        }
+        Err(error) => {
+            problems.push(error.to_string());
+            beyond
+        }
+        Ok(tokenizer) => {
+            problems.append(&mut beyond);
+            let largest = tokenizer.get_vocab(true).into_values().max();
+            problems.extend(largest.filter(is_beyond).map(|id| {
+                format!("the tokenizer has the token id {id}, the vocabulary {vocab_size} tokens: they do not belong together")
+            }));
+            let tokens = tokenizer.get_vocab_size(true);
+            let padding = vocab_size.saturating_sub(tokens);
+            (padding > 0)
+                .then(|| format!("{padding} rows of the vocabulary have no token: padding"))
+                .into_iter()
+                .collect()
+        }
+    }
+}
+
+/// Token ids spread over the vocabulary, the same for every model of that size.
+fn fixed_prompt(config: &Gpt2Config) -> Vec<u32> {
+    let step = |index: usize| (index * 7919 + 3) % config.vocab_size;
+    (0..PROMPT_TOKENS.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()
+}
+
+fn logits(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>> {
+    let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
+    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    Ok(logits.flatten_all()?.to_vec1()?)
+}
+
+/// The same, one token at a time.
+fn logits_with_cache(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>> {
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len(), DType::F32, &Device::Cpu)?;
+    let mut logits = Vec::new();
+    for id in prompt {
+        let ids = Tensor::from_slice(&[*id], (1, 1), &Device::Cpu)?;
+        let step = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+        logits.extend(step.flatten_all()?.to_vec1::<f32>()?);
+    }
+    Ok(logits)
+}
+
+/// NaN where one of the values is.
+fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
+    let differences = first.iter().zip(second).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    differences.fold(
+        0.0,
+        |largest, difference| if difference.is_nan() { difference } else { largest.max(difference) },
+    )
+}
+
+fn largest_logit(logits: &[f32]) -> f64 {
+    logits.iter().map(|logit| f64::from(logit.abs())).fold(0.0, f64::max)
 }
