@@ -16,6 +16,9 @@ Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 the call or its
 Run `gpt2 COMMAND --help` for examples."
 )]
 pub(crate) struct Arguments {
+    /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
+    #[arg(long, global = true)]
+    pub(crate) offline: bool,
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -38,7 +41,7 @@ pub(crate) enum Command {
 /// Where the model is and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Checkpoint folder, or a weights file: safetensors, PyTorch, TensorFlow, GGUF, llm.c; told by its content
+    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), or a model of the hub: gpt2, owner/name, owner/name@revision
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
@@ -77,6 +80,7 @@ fn parse_ids(text: &str) -> Result<Ids, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  gpt2 generate \"The dog\" --model gpt2 --greedy            (downloaded once, then from the cache)
   gpt2 generate \"The dog\" --model DIR --greedy
   gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
   gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
@@ -162,7 +166,7 @@ pub(crate) struct InspectArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
-    /// Checkpoint folder, or a weights file of any format that is read
+    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
@@ -180,7 +184,7 @@ Examples:
 Checked are every tensor's presence, shape and values, a head that contradicts its tie, tokenizer and special tokens
 against the vocabulary, and the logits of a fixed prompt with a cache against those without. Exit code 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
-    /// Checkpoint folder, or a weights file of any format that is read
+    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
@@ -203,7 +207,7 @@ Examples:
 
 The result appears whole or not at all, and nothing that exists is overwritten.")]
 pub(crate) struct ConvertArguments {
-    /// Checkpoint folder, or a weights file of any format that is read
+    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
     /// What to write: a GGUF file where the name ends in .gguf, else a Hugging Face folder

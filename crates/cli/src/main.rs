@@ -3,6 +3,7 @@
 
 mod arguments;
 mod commands;
+mod hub;
 mod input;
 mod model;
 mod output;
@@ -15,6 +16,7 @@ use std::{io, panic};
 use arguments::{Arguments, Command};
 use clap::Parser;
 use gpt2_generation::GenerationError;
+use hub::Network;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
 const EXIT_USAGE: u8 = 2;
@@ -34,7 +36,8 @@ impl std::fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
+    let Arguments { command, offline } = Arguments::parse();
+    let network = Network::new(offline);
     // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
     let message = Arc::new(Mutex::new(String::new()));
     let kept = Arc::clone(&message);
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
             *kept = information.to_string();
         }
     }));
-    let result = panic::catch_unwind(|| run(&command)).unwrap_or_else(|_| {
+    let result = panic::catch_unwind(|| run(&command, network)).unwrap_or_else(|_| {
         let message = message.lock().map(|message| message.clone()).unwrap_or_default();
         Err(anyhow::anyhow!("internal error, please report it: {message}"))
     });
@@ -58,13 +61,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> anyhow::Result<ExitCode> {
+fn run(command: &Command, network: Network) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Generate(arguments) => commands::generate::run(arguments),
-        Command::Score(arguments) => commands::score::run(arguments),
-        Command::Inspect(arguments) => commands::inspect::run(arguments),
-        Command::Convert(arguments) => commands::convert::run(arguments),
-        Command::Verify(arguments) => commands::verify::run(arguments),
+        Command::Generate(arguments) => commands::generate::run(arguments, network),
+        Command::Score(arguments) => commands::score::run(arguments, network),
+        Command::Inspect(arguments) => commands::inspect::run(arguments, network),
+        Command::Convert(arguments) => commands::convert::run(arguments, network),
+        Command::Verify(arguments) => commands::verify::run(arguments, network),
     }
 }
 

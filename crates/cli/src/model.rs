@@ -1,12 +1,15 @@
 //! Opening a checkpoint and loading its model on a device.
 
+use std::path::Path;
+
 use anyhow::Result;
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
 use gpt2_weights::Checkpoint;
 
 use crate::arguments::ModelArguments;
-use crate::{UsageError, progress};
+use crate::hub::Network;
+use crate::{UsageError, hub, progress};
 
 /// The device that `--device` names.
 pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
@@ -26,6 +29,11 @@ pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
         return Err(UsageError(message).into());
     }
     Ok(Device::new_cuda(index)?)
+}
+
+/// Opens the checkpoint that `--model` names: a path, or a model of the hub.
+pub(crate) fn open(path: &Path, network: Network) -> Result<Checkpoint> {
+    Ok(Checkpoint::open(&hub::local_path(path, network)?)?)
 }
 
 /// Loads the model, with a progress bar.

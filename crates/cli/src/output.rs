@@ -38,6 +38,11 @@ pub(crate) fn echo_prompt(prompt: &str) -> Result<()> {
     write(&format!("{style}{}{style:#}", printable(prompt)))
 }
 
+/// Prints something worth knowing that is no error.
+pub(crate) fn print_note(note: &str) {
+    let _ = writeln!(stderr(), "note: {}", printable(note));
+}
+
 /// Prints an error with its causes.
 pub(crate) fn print_error(error: &anyhow::Error) {
     let style = if stderr().is_terminal() && colour_is_wanted() {

@@ -5,15 +5,16 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use gpt2_weights::{Checkpoint, WeightsError, WrittenDType, write_gguf, write_hugging_face};
+use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
 use serde_json::json;
 
 use crate::arguments::ConvertArguments;
-use crate::{output, progress};
+use crate::hub::Network;
+use crate::{model, output, progress};
 
-pub(crate) fn run(arguments: &ConvertArguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ConvertArguments, network: Network) -> Result<ExitCode> {
     let ConvertArguments { input, output, dtype, tokenizer, json } = arguments;
-    let checkpoint = Checkpoint::open(input)?;
+    let checkpoint = model::open(input, network)?;
     checkpoint.check()?;
     let tokenizer = match checkpoint.tokenizer(tokenizer.as_deref()) {
         Err(error @ WeightsError::NoTokenizer { .. }) if is_gguf(output) => return Err(error.into()),

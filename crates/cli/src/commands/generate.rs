@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::Result;
 use gpt2::Gpt2Config;
 use gpt2_generation::{GenerationConfig, Sampling, StopReason, TextStream, TokenGenerator, check_prompt};
-use gpt2_weights::Checkpoint;
 use serde::Serialize;
 
 use crate::arguments::GenerateArguments;
+use crate::hub::Network;
 use crate::{input, model, output};
 
 /// What `--json` prints.
@@ -23,11 +23,11 @@ struct Report {
     time_to_first_token_s: Option<f64>,
 }
 
-pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<ExitCode> {
     let device = model::device(&arguments.model)?;
     let mut config = generation_config(arguments);
     config.check()?;
-    let checkpoint = Checkpoint::open(&arguments.model.model)?;
+    let checkpoint = model::open(&arguments.model.model, network)?;
     checkpoint.check()?;
     let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
     config.eos_token_id = checkpoint.eos_token_ids()?;

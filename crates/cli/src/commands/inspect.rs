@@ -14,8 +14,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::arguments::InspectArguments;
+use crate::hub::Network;
 use crate::output::{grouped, mebibytes, write_json, write_line};
-use crate::{UsageError, progress};
+use crate::{UsageError, model, progress};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -115,12 +116,12 @@ impl From<Statistics> for StatisticsRow {
     }
 }
 
-pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &InspectArguments, network: Network) -> Result<ExitCode> {
     let report = match (&arguments.subject.model, &arguments.subject.preset) {
         (Some(path), _) => {
-            let checkpoint = Checkpoint::open(path)?;
+            let checkpoint = model::open(path, network)?;
             if let Some(other) = &arguments.diff {
-                return compare(&checkpoint, other, arguments.json);
+                return compare(&checkpoint, &model::open(other, network)?, arguments.json);
             }
             report_of_checkpoint(&checkpoint, arguments.tensors)?
         }
@@ -386,10 +387,9 @@ fn print_ledger(report: &Report) -> Result<()> {
     Ok(())
 }
 
-fn compare(first: &Checkpoint, other: &Path, as_json: bool) -> Result<ExitCode> {
-    let second = Checkpoint::open(other)?;
+fn compare(first: &Checkpoint, second: &Checkpoint, as_json: bool) -> Result<ExitCode> {
     let bar = progress::bytes("comparing", first.parameter_bytes() + second.parameter_bytes());
-    let found = differences(first, &second, &|bytes| bar.inc(bytes))?;
+    let found = differences(first, second, &|bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
     let describe = |kind: &DifferenceKind| match kind {
         DifferenceKind::OnlyInFirst => "only in the first".to_owned(),

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use gpt2_generation::{check_text, score};
-use gpt2_weights::Checkpoint;
 use serde::Serialize;
 
 use crate::arguments::ScoreArguments;
+use crate::hub::Network;
 use crate::{input, model, output, progress};
 
 /// What `--json` prints.
@@ -19,9 +19,9 @@ struct Report {
     perplexity: f64,
 }
 
-pub(crate) fn run(arguments: &ScoreArguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ScoreArguments, network: Network) -> Result<ExitCode> {
     let device = model::device(&arguments.model)?;
-    let checkpoint = Checkpoint::open(&arguments.model.model)?;
+    let checkpoint = model::open(&arguments.model.model, network)?;
     checkpoint.check()?;
     let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
     let half_context = checkpoint.config().n_positions.div_ceil(2);

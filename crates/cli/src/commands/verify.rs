@@ -9,6 +9,7 @@ use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
 use crate::arguments::VerifyArguments;
+use crate::hub::Network;
 use crate::{EXIT_FAILURE, is_closed_pipe, model, output, progress};
 
 /// Tokens of the fixed prompt, where the context holds as many.
@@ -30,8 +31,8 @@ struct Report {
     against_difference: Option<f64>,
 }
 
-pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
-    let report = match verify(arguments) {
+pub(crate) fn run(arguments: &VerifyArguments, network: Network) -> Result<ExitCode> {
+    let report = match verify(arguments, network) {
         Ok(report) => report,
         // A checkpoint that cannot even be opened has one problem.
         Err(error) if arguments.json => Report {
@@ -76,8 +77,8 @@ fn print(arguments: &VerifyArguments, report: &Report) -> Result<()> {
     })
 }
 
-fn verify(arguments: &VerifyArguments) -> Result<Report> {
-    let checkpoint = Checkpoint::open(&arguments.model)?;
+fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
+    let checkpoint = model::open(&arguments.model, network)?;
     let bar = progress::bytes("reading", checkpoint.parameter_bytes());
     let problems = checkpoint.verify(&|bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
@@ -97,7 +98,7 @@ fn verify(arguments: &VerifyArguments) -> Result<Report> {
         }
         cache_difference = Some(difference);
         if let Some(other) = &arguments.against {
-            let other = Checkpoint::open(other)?;
+            let other = model::open(other, network)?;
             if other.config().vocab_size != checkpoint.config().vocab_size {
                 bail!(
                     "the vocabularies differ: {} tokens here, {} in {}",
