@@ -39,6 +39,7 @@ pub(crate) fn echo_prompt(prompt: &str) -> Result<()> {
 }
 
 /// Prints something worth knowing that is no error.
+#[cfg(feature = "hub")]
 pub(crate) fn print_note(note: &str) {
     let _ = writeln!(stderr(), "note: {}", printable(note));
 }
