@@ -1,7 +1,7 @@
 //! A file mapped into memory, so that loading reads each byte once and keeps no copy.
 
 use std::fs::File;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -31,6 +31,24 @@ impl MappedFile {
         // every program that maps its input, we take that over reading gigabytes twice.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         Ok(Self { path: path.to_owned(), map })
+    }
+
+    /// Lets go of the memory behind bytes that were read; they come from the file again if they are read again. Without
+    /// this a loading program would hold the file and the weights at once.
+    pub(crate) fn forget(&self, bytes: Range<usize>) {
+        #[cfg(unix)]
+        {
+            #[expect(unsafe_code, reason = "the advice is part of the memory map")]
+            // SAFETY: the mapping is of a file and never written, so dropping its pages loses nothing: the next read
+            // takes the same bytes from the file.
+            let advised = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len())
+            };
+            // Advice may be declined; the memory is then freed later.
+            let _ = advised;
+        }
+        #[cfg(not(unix))]
+        let _ = bytes;
     }
 
     /// The file's path.

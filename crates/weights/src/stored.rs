@@ -106,6 +106,14 @@ impl StoredTensor {
 
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
+        let tensor = self.read_mapped(files, device)?;
+        if let Some(file) = files.get(self.file) {
+            file.forget(self.bytes.clone());
+        }
+        Ok(tensor)
+    }
+
+    fn read_mapped(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let failed = |what: &str| candle_core::Error::Msg(format!("tensor `{}`: {what}", self.name));
         let bytes = files.get(self.file).and_then(|file| file.get(self.bytes.clone()));
         let bytes = bytes.ok_or_else(|| failed("its bytes are not in the file"))?;

@@ -1,0 +1,98 @@
+//! Loading a file of GPT-2 124M: how long it takes beside a plain read of the file, and how much memory it peaks at beside
+//! the weights as held (f32).
+//!
+//! Run: `cargo bench -p gpt2-weights --bench load` (Linux; writes up to 500 MB to the temporary folder). Each measurement
+//! is a process of its own, so that its peak is its own; every file is read once before, so that none comes from disk.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench prints, and ends where something is wrong"
+)]
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Config, ParameterCounts, expected_parameters};
+use gpt2_weights::{Checkpoint, Orientation, checkpoint_shape};
+
+/// Loads per measurement; the fastest counts, since everything else on the machine only adds.
+const ROUNDS: usize = 3;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.as_slice() {
+        [_, command, folder] if command == "load" => load(folder.as_ref()),
+        [_, command, file] if command == "read" => read(file.as_ref()),
+        _ => measure(),
+    }
+}
+
+/// Writes the file in each type and measures it.
+fn measure() {
+    let held = 4 * ParameterCounts::new(&Gpt2Config::gpt2()).unique;
+    println!("{:<6}{:>12}{:>12}{:>12}{:>24}", "file", "read s", "load s", "load/read", "peak/weights held");
+    for (name, dtype) in [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), dtype);
+        let file = folder.path().join("model.safetensors");
+        let fastest = |command: &str, path: &Path| -> (f64, f64) {
+            let runs = (0..ROUNDS).map(|_| run(command, path));
+            runs.reduce(|best, run| (f64::min(best.0, run.0), f64::min(best.1, run.1))).unwrap()
+        };
+        let (read_s, _) = fastest("read", &file);
+        let (load_s, peak) = fastest("load", folder.path());
+        println!(
+            "{name:<6}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
+            load_s / read_s,
+            peak / held as f64
+        );
+    }
+}
+
+/// Seconds and peak bytes of one measurement in a process of its own.
+fn run(command: &str, path: &Path) -> (f64, f64) {
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program).arg(command).arg(path).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+fn load(folder: &Path) {
+    let start = Instant::now();
+    let model = Checkpoint::open(folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap();
+    let elapsed_s = start.elapsed().as_secs_f64();
+    assert_eq!(model.parameter_count(), 124_439_808);
+    println!("{elapsed_s} {}", peak_bytes());
+}
+
+fn read(file: &Path) {
+    let start = Instant::now();
+    let mut bytes = Vec::new();
+    std::fs::File::open(file).unwrap().read_to_end(&mut bytes).unwrap();
+    println!("{} {}", start.elapsed().as_secs_f64(), peak_bytes());
+}
+
+/// The largest resident memory this process ever had.
+fn peak_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
+}
+
+/// A checkpoint of the 124M model; its values do not matter.
+fn write(folder: &Path, dtype: DType) {
+    let config = Gpt2Config::gpt2();
+    let tensor = |shape: Vec<usize>| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+    let tensors: HashMap<String, Tensor> = expected_parameters(&config)
+        .into_iter()
+        .map(|parameter| (parameter.name.clone(), tensor(checkpoint_shape(&parameter, Orientation::Conv1D))))
+        .collect();
+    candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_json().to_string()).unwrap();
+}
