@@ -118,8 +118,8 @@ impl KvCache {
         let copy = |memory: &Tensor| -> Result<Tensor> {
             let rows =
                 rows.iter().map(|row| memory.narrow(BATCH_DIM, *row, 1)).collect::<Result<Vec<_>>>()?;
-            // `cat` of a single tensor shares its memory, `copy` does not.
-            Tensor::cat(&rows, BATCH_DIM)?.copy()
+            // `cat` of a single tensor is a view of the old memory.
+            Tensor::cat(&rows, BATCH_DIM)?.force_contiguous()
         };
         let shape = KvCacheShape { batch: rows.len(), ..self.shape };
         Ok(Self { keys: copy(&self.keys)?, values: copy(&self.values)?, lengths, shape })

@@ -11,7 +11,7 @@ use crate::ConfigError;
 
 /// Largest accepted sizes: far above every GPT-2, low enough that no product of two of them overflows.
 const MAX_WIDTH: usize = 1 << 22;
-const MAX_LAYERS: usize = 1 << 14;
+const MAX_LAYERS: usize = 1 << 10;
 const MAX_ROWS: usize = 1 << 26;
 
 /// The published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`. Everything else is as in [`Gpt2Config::gpt2`].

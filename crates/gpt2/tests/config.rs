@@ -124,7 +124,7 @@ fn missing_sizes_are_named() {
 #[test]
 fn values_out_of_range_are_refused() {
     for (changes, expected) in [
-        (json!({"n_layer": 0}), "`n_layer`: expected a whole number from 1 to 16384, found 0"),
+        (json!({"n_layer": 0}), "`n_layer`: expected a whole number from 1 to 1024, found 0"),
         (json!({"n_embd": -24}), "`n_embd`: expected a whole number from 1 to 4194304, found -24"),
         (json!({"n_embd": 1e18}), "`n_embd`: expected a whole number from 1 to 4194304, found 1e+18"),
         (

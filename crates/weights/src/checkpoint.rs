@@ -60,11 +60,6 @@ impl Checkpoint {
     /// # Errors
     /// When a file is missing, cannot be read, or is not what its place says.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        if std::fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
-            // A folder without a configuration is named before what else may be wrong with it, unless its weights
-            // can do without.
-            config_file::check(path)?;
-        }
         let mut source = formats::open(path)?;
         let (config, config_rule) = match source.config.take() {
             Some(config) => (config, "the configuration is the one inside the file".to_owned()),
@@ -168,6 +163,12 @@ impl Checkpoint {
     /// A copy of the token embedding under the head's name, in a file whose configuration ties the two.
     pub fn tied_head(&self) -> Option<&StoredTensor> {
         self.naming.tied_head.map(|index| &self.source.tensors[index])
+    }
+
+    /// Number of distinct parameters that the files hold: biases that are not stored do not count.
+    pub fn stored_parameter_count(&self) -> usize {
+        let sources = self.naming.parameters.values().filter(|(from, _)| *from != ParameterSource::Zeros);
+        sources.map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
     /// Rows of the token embedding in the file.
@@ -316,11 +317,11 @@ impl SimpleBackend for ReadParameters<'_> {
             ParameterSource::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
         };
         let rows = shape.first().copied().unwrap_or_default();
-        if naming.is_transposed(name) {
+        if naming.is_transposed(name) && tensor.rank() == 2 {
             tensor.t()
-        } else if tensor.dim(0)? > rows {
-            // Padding behind the vocabulary; the copy lets go of it.
-            tensor.narrow(0, 0, rows)?.copy()
+        } else if name == "wte.weight" && tensor.dims().first().is_some_and(|stored| *stored > rows) {
+            // Padding behind the vocabulary; `copy` would keep it in memory.
+            tensor.narrow(0, 0, rows)?.force_contiguous()
         } else {
             Ok(tensor)
         }
@@ -365,7 +366,8 @@ fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch
     let values =
         |tensor: &StoredTensor| tensor.read(&source.files, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>();
     let (head_values, embedding_values) = (values(head)?, values(embedding)?);
-    let differs = |(head, embedding): (&f32, &f32)| head.to_bits() != embedding.to_bits();
+    // NaN differs from everything, itself included.
+    let differs = |(head, embedding): (&f32, &f32)| head != embedding;
     let differing = head_values.iter().zip(&embedding_values).filter(|pair| differs(*pair)).count();
     let (name, embedding) = (head.name.clone(), embedding.name.clone());
     let elements = head_values.len();

@@ -57,14 +57,6 @@ pub(crate) fn generation_eos(folder: &Path) -> Result<Option<Vec<u32>>, WeightsE
     ids.map(Some).ok_or_else(expected)
 }
 
-/// Whether the configuration of a folder, where it has one, can be used: said before anything about its weights.
-pub(crate) fn check(folder: &Path) -> Result<(), WeightsError> {
-    match read(folder, &[]) {
-        Ok(_) | Err(WeightsError::NoConfig { .. }) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
 fn parse(path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
     let bytes = small_file::read(path, MAX_CONFIG_BYTES)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();

@@ -138,6 +138,18 @@ impl LazyTensor<'_> {
             tensor = tensor.t()?;
         }
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+        let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
+        if self.dtype == Dtype::F16
+            && let Some(value) = values.iter().find(leaves_range)
+        {
+            return Err(WeightsError::Unwritable {
+                path: self.checkpoint.weights_path().to_owned(),
+                what: format!(
+                    "`{}` holds {value}, beyond the range of f16; use bf16 or f32",
+                    self.parameter.name
+                ),
+            });
+        }
         Ok(match self.dtype {
             Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
             Dtype::BF16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
@@ -159,7 +171,8 @@ impl View for LazyTensor<'_> {
         self.bytes()
             .unwrap_or_else(|error| {
                 self.failure.borrow_mut().get_or_insert(error);
-                Vec::new()
+                // The file is thrown away; its other tensors still go to their places.
+                vec![0; self.data_len()]
             })
             .into()
     }
@@ -207,6 +220,9 @@ pub fn write_gguf(
             )));
         }
         let values = parameter(checkpoint, &name, progress)?.contiguous()?;
+        if stored_dtype == GgmlDType::F16 && largest(&values)? > f16::MAX.to_f32() {
+            return Err(refuse(format!("`{name}` holds values beyond the range of f16; use bf16 or f32")));
+        }
         tensors.push((gguf_name(&name), QTensor::quantize(&values, stored_dtype)?));
     }
     let partial = Partial::new(file)?;
@@ -217,6 +233,10 @@ pub fn write_gguf(
     gguf_file::write(&mut writer, &metadata, &tensors).map_err(|error| unwritable(file, &error))?;
     writer.into_inner().map_err(|error| unwritable(file, &error))?;
     partial.finish(file)
+}
+
+fn largest(values: &Tensor) -> Result<f32, WeightsError> {
+    Ok(values.abs()?.flatten_all()?.max(0)?.to_scalar()?)
 }
 
 fn parameter(

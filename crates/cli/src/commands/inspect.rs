@@ -35,6 +35,8 @@ struct Report {
     config: Value,
     parameters: Counts,
     ledger: Vec<LedgerEntry>,
+    /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
+    stored_parameters: Option<usize>,
     memory_bytes: PerType,
     kv_bytes_per_token: PerType,
     dtypes: BTreeMap<String, usize>,
@@ -196,6 +198,7 @@ fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Resul
         rules,
         dtypes,
         tensors,
+        stored_parameters: Some(checkpoint.stored_parameter_count()),
         mismatches: mismatches.iter().map(ToString::to_string).collect(),
         ..report_of_config(config)
     })
@@ -272,6 +275,7 @@ fn report_of_config(config: &Gpt2Config) -> Report {
             mlp_per_block,
         },
         ledger: parameter_ledger(config).into_iter().map(entry).collect(),
+        stored_parameters: None,
         memory_bytes: PerType::new(|element_bytes| unique * element_bytes),
         kv_bytes_per_token: PerType::new(|element_bytes| config.kv_bytes_per_token(element_bytes)),
         dtypes: BTreeMap::new(),
@@ -375,12 +379,10 @@ fn print_ledger(report: &Report) -> Result<()> {
     for LedgerEntry { name, count, definition } in &report.ledger {
         write_line(&format!("{:>16}  {name:<18}  {definition}", grouped(*count)))?;
     }
-    let own = if report.tied_head { "tied" } else { "untied" };
-    write_line(&format!(
-        "{:>16}  {:<18}  the row `{own}`",
-        grouped(report.parameters.unique),
-        "this checkpoint"
-    ))?;
+    let own = report.stored_parameters.unwrap_or(report.parameters.unique);
+    let row = report.ledger.iter().find(|entry| entry.count == own);
+    let which = row.map_or("none of these rows".to_owned(), |entry| format!("the row `{}`", entry.name));
+    write_line(&format!("{:>16}  {:<18}  {which}", grouped(own), "this checkpoint"))?;
     for rule in report.rules.iter().filter(|rule| rule.contains("the paper")) {
         write_line(&format!("{:>16}  {:<18}  {rule}; OpenAI: \"wrong due to an error\"", "", "the paper"))?;
     }

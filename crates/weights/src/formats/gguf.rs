@@ -17,6 +17,8 @@ use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::tokenizer;
 
+/// Bytes in which the header must end: that of a GPT-2 has 2.5 MB, tokenizer included.
+const MAX_HEADER_BYTES: usize = 16 << 20;
 /// The key whose value candle divides by.
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 
@@ -32,7 +34,14 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
     if has_no_alignment(&file) {
         return Err(damaged("`general.alignment` is 0".into()));
     }
-    let content = Content::read(&mut Cursor::new(&file[..])).map_err(|error| damaged(first_line(&error)))?;
+    let header = &file[..file.len().min(MAX_HEADER_BYTES)];
+    let content = Content::read(&mut Cursor::new(header)).map_err(|error| damaged(first_line(&error)))?;
+    // candle keeps the last of several tensors with one name.
+    let counted =
+        file.get(8..16).and_then(|bytes| bytes.first_chunk::<8>()).map(|count| u64::from_le_bytes(*count));
+    if file.get(4) != Some(&1) && counted != Some(content.tensor_infos.len() as u64) {
+        return Err(damaged("several tensors have one name".into()));
+    }
     match content.metadata.get("general.architecture") {
         Some(Value::String(architecture)) if architecture == "gpt2" => {}
         found => {
@@ -83,9 +92,7 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
 
 /// Whether the header sets the alignment to zero, which candle would divide by.
 fn has_no_alignment(bytes: &[u8]) -> bool {
-    /// Far more than the header of a GPT-2 takes, tokenizer included.
-    const SEARCHED_BYTES: usize = 1 << 26;
-    let searched = &bytes[..bytes.len().min(SEARCHED_BYTES)];
+    let searched = &bytes[..bytes.len().min(MAX_HEADER_BYTES)];
     memchr::memmem::find_iter(searched, ALIGNMENT_KEY).any(|place| {
         let Some((value_type, value)) = bytes[place + ALIGNMENT_KEY.len()..].split_first_chunk::<4>() else {
             return false;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::WeightsError;
 use crate::mapped_file::MappedFile;
-use crate::source::Source;
+use crate::source::{Format, Source};
+use crate::{WeightsError, small_file};
 
 mod gguf;
 mod llm_c;
@@ -19,7 +19,13 @@ mod tensorflow;
 /// Bytes at the start of a file that are looked at to tell what it is.
 const SNIFFED_BYTES: usize = 512;
 /// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
-const MAX_INDEX_BYTES: usize = 64 << 20;
+const MAX_INDEX_BYTES: usize = 4 << 20;
+/// Most tensors of one file; GPT-2 XL has 580.
+const MAX_TENSORS: usize = 100_000;
+/// Most elements of one tensor: 4 TB in f32.
+const MAX_ELEMENTS: usize = 1 << 40;
+/// Most axes of one tensor.
+const MAX_RANK: usize = 8;
 /// Most files of one checkpoint.
 const MAX_SHARDS: usize = 1024;
 /// The names under which transformers saves weights, in the order in which it looks for them.
@@ -47,9 +53,48 @@ pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
 
 fn open_file(path: &Path) -> Result<Source, WeightsError> {
     let file = MappedFile::open(path)?;
+    let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
     if let Some(what) = something_else(&file, "weights") {
-        return Err(WeightsError::NotWeights { path: path.to_owned(), what });
+        return Err(refuse(what));
     }
+    let source = read(file)?;
+    check(&source).map_err(refuse)?;
+    Ok(source)
+}
+
+/// What holds in every format: a number of tensors, names and shapes that a model can have.
+fn check(source: &Source) -> Result<(), String> {
+    let tensors = &source.tensors;
+    if tensors.len() > MAX_TENSORS {
+        return Err(format!("{} tensors; no GPT-2 has more than {MAX_TENSORS}", tensors.len()));
+    }
+    let mut names = HashSet::new();
+    for tensor in tensors {
+        if !names.insert(tensor.name.as_str()) {
+            return Err(format!("tensor `{}` is there twice", tensor.name));
+        }
+        let mut nonzero = tensor.shape.iter().filter(|size| **size > 0);
+        let elements = nonzero.try_fold(1usize, |count, size| count.checked_mul(*size));
+        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || tensor.shape.len() > MAX_RANK {
+            return Err(format!("tensor `{}` claims the shape {:?}", tensor.name, tensor.shape));
+        }
+    }
+    // Views of PyTorch may share data; in the other formats each tensor has its own.
+    if matches!(source.format, Format::Gguf | Format::TensorFlow) {
+        let mut places: Vec<_> =
+            tensors.iter().map(|tensor| (tensor.file, tensor.bytes.clone(), &tensor.name)).collect();
+        places.sort_by_key(|(file, bytes, _)| (*file, bytes.start, bytes.end));
+        for pair in places.windows(2) {
+            let [(file, bytes, name), (next_file, next_bytes, next_name)] = pair else { continue };
+            if file == next_file && next_bytes.start < bytes.end {
+                return Err(format!("the tensors `{name}` and `{next_name}` overlap; download it again"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read(file: MappedFile) -> Result<Source, WeightsError> {
     match sniff(&file) {
         Some(Kind::ShardIndex) => open_shards(&file),
         Some(Kind::Zip) => pytorch::read_zip(file),
@@ -153,6 +198,10 @@ fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
         if !shard_path.exists() {
             return Err(refuse(format!("the shard {name} is missing; download it into the same folder")));
         }
+        // An index among its own shards would be opened for ever.
+        if sniff(&MappedFile::open(&shard_path)?) == Some(Kind::ShardIndex) {
+            return Err(refuse(format!("the shard {name} is an index itself")));
+        }
         let shard = open_file(&shard_path)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let misplaced =
@@ -187,6 +236,9 @@ fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
     if let Some(path) = usual.into_iter().find(|path| path.exists()) {
         return Ok(path);
     }
+    if let Some(index) = named_by_tensorflow(folder) {
+        return Ok(index);
+    }
     let failed = |error| WeightsError::Read { path: folder.to_owned(), error };
     let mut found: Vec<(Kind, String)> = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
@@ -209,6 +261,17 @@ fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
             Err(WeightsError::NoWeights { folder: folder.to_owned(), found })
         }
     }
+}
+
+/// The index of the checkpoint that TensorFlow's file `checkpoint` names as the latest: `model_checkpoint_path: "…"`.
+fn named_by_tensorflow(folder: &Path) -> Option<PathBuf> {
+    let text = small_file::read(&folder.join("checkpoint"), MAX_INDEX_BYTES as u64).ok()?;
+    let text = String::from_utf8(text).ok()?;
+    let path = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
+    // It may hold the folder of the machine that wrote it; the files lie here.
+    let name = Path::new(path.trim().trim_matches('"')).file_name()?;
+    let index = with_ending(&folder.join(name), ".index");
+    index.is_file().then_some(index)
 }
 
 /// `path` with `ending` behind its whole name.

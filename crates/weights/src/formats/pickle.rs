@@ -9,6 +9,7 @@
 //! `torch/serialization.py` for the names.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// Index of a value.
 pub(crate) type Id = usize;
@@ -28,8 +29,8 @@ pub(crate) enum Value {
     /// A name that may be called, see [`Callable`].
     Callable(Callable),
     /// The elements of one or more tensors, kept outside the pickle.
-    Storage(Storage),
-    Tensor(TensorReference),
+    Storage(Rc<Storage>),
+    Tensor(Box<TensorReference>),
 }
 
 /// The data that tensors share.
@@ -46,7 +47,7 @@ pub(crate) struct Storage {
 /// A view into a storage.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TensorReference {
-    pub(crate) storage: Storage,
+    pub(crate) storage: Rc<Storage>,
     /// First element, counted in elements.
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
@@ -63,11 +64,36 @@ pub(crate) enum Callable {
     /// `torch._utils._rebuild_parameter`: gives its first argument.
     First,
     /// A storage type such as `torch.FloatStorage`: named, never called.
-    StorageType(String),
+    StorageType(Rc<str>),
+    /// Something that training programs keep beside the weights: it becomes `None`, and nothing of it is run.
+    Inert,
 }
 
-/// The names a pickle may use, with what they become. Everything else is refused.
-const CALLABLES: [(&str, &str, Callable); 7] = [
+/// Most values of one pickle; that of GPT-2 XL has some ten thousand.
+const MAX_VALUES: usize = 1 << 20;
+/// Longest name of a storage: real ones are numbers.
+const MAX_KEY_BYTES: usize = 256;
+/// Most axes of a tensor.
+const MAX_RANK: usize = 8;
+/// Data of training programs that is skipped: numbers, types, paths and arguments, by module and name.
+const INERT: [(&str, &[&str]); 9] = [
+    ("numpy", &["dtype", "ndarray"]),
+    ("numpy.core.multiarray", &["scalar", "_reconstruct"]),
+    ("numpy._core.multiarray", &["scalar", "_reconstruct"]),
+    ("_codecs", &["encode"]),
+    ("argparse", &["Namespace"]),
+    ("pathlib", &["Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"]),
+    (
+        "torch",
+        &["device", "dtype", "float16", "bfloat16", "float32", "float64", "int64", "int32", "uint8", "bool"],
+    ),
+    ("builtins", &["complex", "slice", "set", "frozenset", "bytearray"]),
+    ("__builtin__", &["complex", "slice", "set", "frozenset", "bytearray"]),
+];
+/// The names a pickle may call, with what they become. Everything else is refused.
+const CALLABLES: [(&str, &str, Callable); 9] = [
+    ("collections", "Counter", Callable::Dict),
+    ("torch.nn.parameter", "Buffer", Callable::First),
     ("collections", "OrderedDict", Callable::Dict),
     ("collections", "defaultdict", Callable::Dict),
     ("torch._utils", "_rebuild_tensor", Callable::RebuildTensor),
@@ -115,7 +141,7 @@ impl Pickle {
     /// Every tensor, wherever it stands.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorReference> {
         self.values.iter().filter_map(|value| match value {
-            Value::Tensor(tensor) => Some(tensor),
+            Value::Tensor(tensor) => Some(&**tensor),
             _ => None,
         })
     }
@@ -153,6 +179,9 @@ impl Machine<'_> {
     fn run(&mut self) -> Result<Id, String> {
         loop {
             let [instruction] = self.take::<1>()?;
+            if self.values.len() > MAX_VALUES || self.stack.len() > 2 * MAX_VALUES {
+                return Err(format!("it holds more than {MAX_VALUES} values"));
+            }
             match instruction {
                 b'.' => return self.pop(),
                 0x80 => drop(self.take::<1>()?), // PROTO
@@ -271,6 +300,7 @@ impl Machine<'_> {
                     let items = self.pop_to_mark()?;
                     self.extend_dict(&items)?;
                 }
+                b'(' if self.marks.len() > MAX_VALUES => return Err("it opens too many marks".into()),
                 b'(' => self.marks.push(self.stack.len()),
                 b'0' => drop(self.pop()?),
                 b'1' => drop(self.pop_to_mark()?),
@@ -325,7 +355,7 @@ impl Machine<'_> {
                 b'Q' => {
                     let reference = self.pop()?;
                     let storage = self.storage(reference)?;
-                    self.push(Value::Storage(storage));
+                    self.push(Value::Storage(Rc::new(storage)));
                 }
                 b'R' | 0x81 => {
                     let (arguments, callable) = (self.pop()?, self.pop()?);
@@ -402,11 +432,12 @@ impl Machine<'_> {
         let callable = match (known, name.strip_suffix("Storage")) {
             (Some((_, _, callable)), _) => callable.clone(),
             (None, Some(dtype)) if matches!(module, "torch" | "torch.cuda" | "torch.storage") => {
-                Callable::StorageType(dtype.to_owned())
+                Callable::StorageType(dtype.into())
             }
+            _ if INERT.iter().any(|(of, names)| *of == module && names.contains(&name)) => Callable::Inert,
             _ => {
                 return Err(format!(
-                    "the file wants to use `{module}.{name}`, which no checkpoint of weights needs; nothing was run"
+                    "the file wants to use `{module}.{name}`, which is not among what a checkpoint of weights needs; nothing was run"
                 ));
             }
         };
@@ -465,11 +496,14 @@ impl Machine<'_> {
         let Value::Callable(callable) = self.values[callable].clone() else {
             return Err("the file wants to call what cannot be called".into());
         };
-        let Value::Tuple(arguments) = self.values[arguments].clone() else {
-            return Err("a call without a tuple of arguments".into());
+        // Only the first arguments matter; a copy of all could be as large as the file, at every call.
+        let arguments: Vec<Id> = match &self.values[arguments] {
+            Value::Tuple(arguments) => arguments.iter().copied().take(4).collect(),
+            _ => return Err("a call without a tuple of arguments".into()),
         };
         match (callable, arguments.as_slice()) {
             (Callable::Dict, _) => self.push(Value::Dict(Vec::new())),
+            (Callable::Inert, _) => self.push(Value::None),
             (Callable::First, [first, ..]) => self.stack.push(*first),
             (Callable::RebuildTensor, [storage, offset, shape, strides, ..]) => {
                 let Value::Storage(storage) = self.values[*storage].clone() else {
@@ -484,7 +518,7 @@ impl Machine<'_> {
                 if tensor.shape.len() != tensor.strides.len() {
                     return Err("a tensor whose shape and strides differ in length".into());
                 }
-                self.push(Value::Tensor(tensor));
+                self.push(Value::Tensor(Box::new(tensor)));
             }
             (callable, _) => return Err(format!("{callable:?} is called with the wrong arguments")),
         }
@@ -504,7 +538,10 @@ impl Machine<'_> {
             (Value::Text(kind), Value::Callable(Callable::StorageType(dtype)), Value::Text(key))
                 if kind == "storage" && views_whole =>
             {
-                Ok(Storage { key: key.clone(), dtype: dtype.clone(), elements: self.size(*elements)? })
+                if key.len() > MAX_KEY_BYTES || dtype.len() > MAX_KEY_BYTES {
+                    return Err("a reference to data with a name too long".into());
+                }
+                Ok(Storage { key: key.clone(), dtype: dtype.to_string(), elements: self.size(*elements)? })
             }
             _ => Err("a reference to data that is none of a tensor".into()),
         }
@@ -519,6 +556,9 @@ impl Machine<'_> {
 
     fn sizes(&self, id: Id) -> Result<Vec<usize>, String> {
         match &self.values[id] {
+            Value::Tuple(ids) | Value::List(ids) if ids.len() > MAX_RANK => {
+                Err(format!("a tensor of {} axes", ids.len()))
+            }
             Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
             _ => Err("sizes that are no tuple".into()),
         }
@@ -603,12 +643,31 @@ mod tests {
         }
     }
 
-    /// A list in a list a million deep, a list of itself, and a tuple of two of the last, thirty times over: Python
+    #[test]
+    fn sizes_have_limits() {
+        assert!(error(&[b"N".repeat(3 << 20), b".".to_vec()].concat()).contains("more than"));
+        assert!(error(&[b"(".repeat(3 << 20), b".".to_vec()].concat()).contains("too many marks"));
+    }
+
+    /// Numbers of NumPy, arguments and paths stand beside the weights of many training programs.
+    #[test]
+    fn what_training_programs_keep_is_skipped() {
+        for bytes in [
+            &b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(X\x02\x00\x00\x00f8K\x00K\x01tRC\x08\x00\x00\x00\x00\x00\x00\x00\x00tR."[..],
+            b"cargparse\nNamespace\n)\x81}b.",
+            b"cpathlib\nPosixPath\n(X\x01\x00\x00\x00atR.",
+            b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x06\x00\x00\x00latin1tR.",
+        ] {
+            assert_eq!(Pickle::read(bytes).unwrap().root(), &Value::None);
+        }
+    }
+
+    /// A list in a list half a million deep, a list of itself, and a tuple of two of the last, thirty times over: Python
     /// would need 2^30 items for a copy of the last one.
     #[test]
     fn depth_cycles_and_repetition_cost_nothing() {
-        let mut deep = b"]".repeat(1_000_000);
-        deep.extend(b"a".repeat(999_999));
+        let mut deep = b"]".repeat(500_000);
+        deep.extend(b"a".repeat(499_999));
         deep.push(b'.');
         assert!(Pickle::read(&deep).is_ok());
         assert!(Pickle::read(b"]q\x00h\x00a.").is_ok());

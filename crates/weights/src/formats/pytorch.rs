@@ -18,8 +18,10 @@ use crate::stored::{StoredDType, StoredTensor};
 
 /// What the first pickle of a legacy file holds: 0x1950a86a20f9469cfc6c, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// The keys under which training programs keep a state dict inside a larger dictionary.
-const STATE_DICT_KEYS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
+/// How deep inside other dictionaries a state dict is looked for.
+const MAX_WRAPPERS: usize = 3;
+/// The ends of the names that show a dictionary to be the state dict of a GPT-2.
+const ANCHORS: [&str; 2] = ["wte.weight", "tok_emb.weight"];
 
 /// The bytes of each storage, by its key.
 type Storages = HashMap<String, Range<usize>>;
@@ -132,13 +134,12 @@ fn source(
 ) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let mut rules = Vec::new();
-    let mut state_dict = pickle.root();
-    for key in STATE_DICT_KEYS {
-        if let Some(inner @ Value::Dict(_)) = pickle.entry(pickle.root(), key) {
-            rules.push(format!("the tensors stand under the key `{key}` of the file's dictionary"));
-            state_dict = inner;
-            break;
-        }
+    let (keys, state_dict) = state_dict(pickle);
+    if !keys.is_empty() {
+        rules.push(format!(
+            "the tensors stand under the key `{}` of the file's dictionary",
+            keys.join("` / `")
+        ));
     }
     let mut tensors: Vec<StoredTensor> = Vec::new();
     let mut seen = HashMap::new();
@@ -157,13 +158,34 @@ fn source(
         ));
     }
     let (config, is_bias_free) = match pickle.entry(pickle.root(), "model_args") {
-        Some(arguments) => nano_gpt(pickle, arguments).map_err(refuse)?,
+        Some(arguments) => nano_gpt(pickle, arguments, &tensors).map_err(refuse)?,
         None => (None, false),
     };
     if config.is_some() {
         rules.push("nanoGPT's model_args give the configuration; its GELU is the exact one".to_owned());
     }
     Ok(Source { tensors, config, is_bias_free, rules, ..Source::new(format, evidence, file) })
+}
+
+/// The dictionary with the model's tensors and the keys that lead to it: the outermost that has an embedding, else the
+/// file's own.
+fn state_dict(pickle: &Pickle) -> (Vec<&str>, &Value) {
+    let is_model = |dict: &Value| {
+        let is_anchor = |name: &str| ANCHORS.iter().any(|anchor| name.ends_with(anchor));
+        pickle.entries(dict).any(|(name, value)| is_anchor(name) && matches!(value, Value::Tensor(_)))
+    };
+    let mut level = vec![(Vec::new(), pickle.root())];
+    for _ in 0..=MAX_WRAPPERS {
+        if let Some(found) = level.iter().position(|(_, dict)| is_model(dict)) {
+            return level.swap_remove(found);
+        }
+        let inner = level.iter().flat_map(|(keys, dict)| {
+            let dicts = pickle.entries(dict).filter(|(_, value)| matches!(value, Value::Dict(_)));
+            dicts.map(move |(key, value)| ([keys.as_slice(), &[key]].concat(), value))
+        });
+        level = inner.take(1000).collect();
+    }
+    (Vec::new(), pickle.root())
 }
 
 fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<StoredTensor, String> {
@@ -238,7 +260,11 @@ fn element_bytes(name: &str) -> Option<usize> {
 }
 
 /// nanoGPT's `model_args`: `n_layer`, `n_head`, `n_embd`, `block_size`, `bias`, `vocab_size`.
-fn nano_gpt(pickle: &Pickle, arguments: &Value) -> Result<(Option<Gpt2Config>, bool), String> {
+fn nano_gpt(
+    pickle: &Pickle,
+    arguments: &Value,
+    tensors: &[StoredTensor],
+) -> Result<(Option<Gpt2Config>, bool), String> {
     let size = |key: &str| match pickle.entry(arguments, key) {
         Some(Value::Int(size)) if *size > 0 => usize::try_from(*size).map_err(|error| error.to_string()),
         _ => Err(format!("nanoGPT's model_args lack a positive `{key}`")),
@@ -254,6 +280,17 @@ fn nano_gpt(pickle: &Pickle, arguments: &Value) -> Result<(Option<Gpt2Config>, b
     });
     let config =
         Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("nanoGPT's model_args: {error}"))?;
-    let is_bias_free = pickle.entry(arguments, "bias") == Some(&Value::Bool(false));
-    Ok((Some(Gpt2Config { activation_function: Activation::Gelu, ..config }), is_bias_free))
+    let is_bias_free = match pickle.entry(arguments, "bias") {
+        Some(bias) => *bias == Value::Bool(false),
+        None => !tensors.iter().any(|tensor| tensor.name.ends_with(".ln_1.bias")),
+    };
+    // A head of its own has data of its own; the tied one shares that of the embedding.
+    let bytes = |ending: &str| {
+        tensors.iter().find(|tensor| tensor.name.ends_with(ending)).map(|tensor| &tensor.bytes)
+    };
+    let is_tied = bytes("lm_head.weight").is_none_or(|head| Some(head) == bytes("wte.weight"));
+    Ok((
+        Some(Gpt2Config { activation_function: Activation::Gelu, tie_word_embeddings: is_tied, ..config }),
+        is_bias_free,
+    ))
 }

@@ -15,7 +15,7 @@ use crate::stored::{StoredDType, StoredTensor};
 const LENGTH_BYTES: usize = 8;
 
 /// Largest header that is read: that of GPT-2 XL has 60 kB.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
+const MAX_HEADER_BYTES: u64 = 4 << 20;
 
 /// Reads the header of a safetensors file: its tensors, in the order of their bytes.
 pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {

@@ -93,15 +93,38 @@ pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
     };
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
     let mut tensors = Vec::new();
+    let mut state = 0;
     for (key, value) in entries.iter().filter(|(key, _)| !key.is_empty()) {
         let name = String::from_utf8_lossy(key).into_owned();
+        if is_training_state(&name) {
+            state += 1;
+            continue;
+        }
         let entry = BundleEntry::decode(value.as_slice()).map_err(|error| damaged(&error.to_string()))?;
         let tensor =
             stored(&name, &entry, &files).map_err(|what| damaged(&format!("tensor `{name}`: {what}")))?;
         tensors.push(tensor);
     }
     let evidence = format!("a table of tensors at the end of {}", file_name(&path));
-    Ok(Source { files, tensors, ..Source::new(Format::TensorFlow, evidence, index) })
+    let mut rules = Vec::new();
+    if state > 0 {
+        rules.push(format!(
+            "{state} variables of the training (optimizer, steps) are no parameters and ignored"
+        ));
+    }
+    Ok(Source { files, tensors, rules, ..Source::new(Format::TensorFlow, evidence, index) })
+}
+
+/// Whether a variable is what training leaves beside the model's: slots of an optimizer, counters, the saver's own.
+fn is_training_state(name: &str) -> bool {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let is_slot = ["Adam", "Adam_1", "AdamW", "AdamW_1", "Momentum", "Adafactor", "ExponentialMovingAverage"]
+        .contains(&last);
+    is_slot
+        || last.starts_with("beta1_power")
+        || last.starts_with("beta2_power")
+        || last == "global_step"
+        || name.starts_with('_')
 }
 
 fn file_name(path: &Path) -> String {
@@ -152,9 +175,16 @@ fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let _meta_index = (handles.varint()?, handles.varint()?);
     let index = block(bytes, handles.varint()?, handles.varint()?)?;
     let mut entries = Vec::new();
+    // Blocks do not overlap, so together they are no larger than the file.
+    let mut total_block_bytes = 0;
     for (_, handle) in block_entries(index)? {
         let mut handle = Reader(&handle);
-        entries.extend(block_entries(block(bytes, handle.varint()?, handle.varint()?)?)?);
+        let block = block(bytes, handle.varint()?, handle.varint()?)?;
+        total_block_bytes += block.len();
+        if total_block_bytes > bytes.len() {
+            return Err("its blocks overlap");
+        }
+        entries.extend(block_entries(block)?);
     }
     Ok(entries)
 }
