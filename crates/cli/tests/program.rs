@@ -571,6 +571,7 @@ fn convert_writes_folders_and_gguf_files() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
+/// FIELD §2 row 28: rows of the embedding, configuration and tokenizer that do not belong together.
 #[test]
 fn verify_checks_tokens_and_compares_logits() {
     let verify = |model: &Path, more: &[&str]| -> Value {

@@ -83,6 +83,18 @@ fn every_key_is_honoured() {
     );
 }
 
+/// Found by fuzzing: numbers were read one unit in the last place beside what the file says.
+#[test]
+fn numbers_are_read_exactly() {
+    for (text, epsilon) in
+        [("1e-45", 1e-45), ("5.684341886080802e-14", 5.684341886080802e-14), ("1e-05", 1e-5)]
+    {
+        let json =
+            base().to_string().replace("\"n_layer\"", &format!("\"layer_norm_epsilon\":{text},\"n_layer\""));
+        assert_eq!(Gpt2Config::from_json(&json).unwrap().layer_norm_epsilon, epsilon, "{text}");
+    }
+}
+
 #[test]
 fn attention_scales_follow_both_flags() {
     let scale = |weights, depth, layer| {

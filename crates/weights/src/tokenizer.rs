@@ -173,10 +173,8 @@ pub(crate) fn from_lists(
         Ok((first.to_owned(), second.to_owned()))
     });
     let pairs = pairs.collect::<Result<Vec<_>, String>>()?;
-    let bpe = BPE::builder()
-        .vocab_and_merges::<Vocab>(vocabulary, pairs)
-        .build()
-        .map_err(|error| error.to_string())?;
+    let build = || BPE::builder().vocab_and_merges::<Vocab>(vocabulary, pairs).build();
+    let bpe = without_panic(build)?.map_err(|error| error.to_string())?;
     let mut tokenizer = byte_level(bpe, false);
     let special = special.into_iter().map(|token| AddedToken::from(token, true));
     tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;

@@ -41,6 +41,7 @@ fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
     largest.fold(0.0, f64::max)
 }
 
+/// FIELD §2 row 8: nanoGPT to Hugging Face, among others.
 #[test]
 fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
     for name in [
@@ -102,6 +103,37 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         let tokens = encode(&copy.tokenizer(None).unwrap(), text).unwrap();
         assert_eq!(tokens, encode(&theirs.tokenizer(None).unwrap(), text).unwrap(), "{reference}");
     }
+}
+
+/// llm.c pads the rows of the embedding; what is written has those of the vocabulary.
+#[test]
+fn padding_rows_are_not_written() {
+    let original = open(&format("llmc/gpt2.bin"));
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16, WrittenDType::Q8_0] {
+        let copy = written(&original, &folder.path().join(format!("{dtype:?}.gguf")), dtype).unwrap();
+        assert_eq!(copy.embedding_rows(), Some(300), "{dtype:?}");
+    }
+    let exact = open(&folder.path().join("F32.gguf"));
+    assert_eq!(largest_difference(&original, &exact), 0.0);
+}
+
+/// 65,504 is the largest number of f16.
+#[test]
+fn values_beyond_the_range_of_f16_are_refused() {
+    let large = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = Tensor::full(7e4f32, 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), values);
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let message =
+        written(&open(large.path()), &folder.path().join("x"), WrittenDType::F16).unwrap_err().to_string();
+    assert!(
+        message.contains("`ln_f.bias` holds 70000, beyond the range of f16; use bf16 or f32"),
+        "{message}"
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    assert!(written(&open(large.path()), &folder.path().join("x"), WrittenDType::BF16).is_ok());
 }
 
 #[test]

@@ -80,6 +80,7 @@ fn a_configuration_of_another_size_lists_every_tensor() {
     assert!(message.ends_with(&format!("and {} more", (1024 - 3) * 12 - 1000)), "the list has an end");
 }
 
+/// FIELD §2 row 30: a repository cloned without Git LFS, among others.
 #[test]
 fn files_that_are_something_else() {
     for (contents, expected) in [
@@ -312,4 +313,120 @@ fn flipped_bytes_never_panic() {
             }
         }
     }
+}
+
+/// A GGUF file: metadata as (key, type, bytes), tensors as (name, shape, offset), zeros for data.
+fn gguf(metadata: &[(&str, u32, Vec<u8>)], tensors: &[(&str, [u64; 2], u64)], data: usize) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend((tensors.len() as u64).to_le_bytes());
+    bytes.extend((metadata.len() as u64 + 1).to_le_bytes());
+    bytes.extend([text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("gpt2")].concat());
+    for (key, kind, value) in metadata {
+        bytes.extend([text(key), kind.to_le_bytes().to_vec(), value.clone()].concat());
+    }
+    for (name, shape, offset) in tensors {
+        bytes.extend([text(name), 2u32.to_le_bytes().to_vec()].concat());
+        bytes.extend(shape.iter().rev().flat_map(|size| size.to_le_bytes()));
+        bytes.extend([0u32.to_le_bytes().to_vec(), offset.to_le_bytes().to_vec()].concat());
+    }
+    bytes.resize(bytes.len().next_multiple_of(32) + data, 0);
+    bytes
+}
+
+#[test]
+fn lying_gguf_files_are_refused() {
+    let tensor = |name: &'static str, offset| (name, [4, 2], offset);
+    let refuse = |bytes: Vec<u8>, expected: &str| assert_refused(&with_weights(bytes), &[expected]);
+    for zero in [
+        ("general.alignment", 4, vec![0; 4]),
+        ("general.alignment", 0, vec![0]),
+        ("general.alignment", 3, vec![0; 2]),
+    ] {
+        refuse(gguf(&[zero], &[], 0), "`general.alignment` is 0");
+    }
+    refuse(gguf(&[], &[tensor("a", 0), tensor("a", 32)], 64), "several tensors have one name");
+    let size = |key: &'static str, size: u32| (key, 4, size.to_le_bytes().to_vec());
+    let sizes = [
+        size("gpt2.context_length", 2),
+        size("gpt2.embedding_length", 2),
+        size("gpt2.block_count", 1),
+        size("gpt2.attention.head_count", 1),
+    ];
+    refuse(gguf(&sizes, &[tensor("token_embd.weight", 0), tensor("b", 16)], 64), "overlap");
+    refuse(gguf(&[], &[tensor("a", 64)], 64), "lies outside the file");
+    refuse(gguf(&[], &[("a", [1 << 40, 1 << 40], 0)], 64), "damaged GGUF file");
+    refuse(gguf(&[], &[("a", [u64::MAX, 2], 0)], 64), "damaged GGUF file");
+    refuse(gguf(&[], &[tensor("a", 0)], 32), "its header: the key `n_head` is missing");
+    let claims = b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\x01\0\0\0\0\0\0\0".to_vec();
+    refuse(claims, "damaged GGUF file");
+    let other = gguf(&[], &[], 0);
+    let other: Vec<u8> = String::from_utf8_lossy(&other).replace("gpt2", "bert").into_bytes();
+    refuse(other, "only gpt2 can be loaded");
+}
+
+/// Shapes whose zeros hide that the other sizes multiply beyond every machine.
+#[test]
+fn enormous_shapes_are_refused_even_when_they_hold_nothing() {
+    let header = r#"{"wte.weight":{"dtype":"F32","shape":[4611686018427387904,0,8],"data_offsets":[0,0]}}"#;
+    assert_refused(&with_weights(safetensors(header, 0)), &["tensor `wte.weight` claims the shape"]);
+    let deep = format!(r#"{{"a":{{"dtype":"F32","shape":[{}1],"data_offsets":[0,4]}}}}"#, "1,".repeat(20));
+    assert_refused(&with_weights(safetensors(&deep, 4)), &["tensor `a` claims the shape"]);
+}
+
+#[test]
+fn an_index_among_its_own_shards_is_refused() {
+    let folder = CheckpointFolder::tiny().without("model.safetensors");
+    let index = "model.safetensors.index.json";
+    let folder = folder.with(index, format!(r#"{{"weight_map": {{"a": "{index}"}}}}"#));
+    assert_refused(&folder, &["the shard model.safetensors.index.json is an index itself"]);
+    let other = r#"{"weight_map": {"a": "model.safetensors.index.json"}}"#;
+    let folder = folder.with("other", other).with(index, r#"{"weight_map": {"a": "other"}}"#);
+    assert_refused(&folder, &["the shard other is an index itself"]);
+}
+
+/// Values that a pickle repeats cost nothing, and names and shapes have limits.
+#[test]
+fn pickle_bombs_stay_small() {
+    let legacy = |program: &[u8]| {
+        let before = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+        with_weights([before.as_slice(), program].concat())
+    };
+    let long = "k".repeat(1 << 20);
+    let text = |text: &str| [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    // A storage under a name of a megabyte, referred to ten thousand times.
+    let storage = [
+        b"(".to_vec(),
+        text("storage"),
+        b"ctorch\nFloatStorage\n".to_vec(),
+        text(&long),
+        text("cpu"),
+        b"K\x01tq\x00".to_vec(),
+    ];
+    let again = b"Qh\x00".repeat(10_000);
+    assert_refused(&legacy(&[storage.concat(), again, b"Q.".to_vec()].concat()), &["a name too long"]);
+    let global = [text("torch"), text(&format!("{long}Storage")), b"\x93.".to_vec()].concat();
+    assert_refused(&legacy(&global), &["a name too long"]);
+    assert_refused(&legacy(&b"N".repeat(4 << 20)), &["it holds more than 1048576 values"]);
+}
+
+/// What fine-tuning with TensorFlow leaves: the latest of several checkpoints is named in the file `checkpoint`.
+#[test]
+fn the_file_checkpoint_names_the_latest() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = gpt2_testing::fixture_path("formats/tensorflow");
+    std::fs::copy(source.join("hparams.json"), folder.path().join("hparams.json")).unwrap();
+    for step in ["model-100", "model-200"] {
+        for ending in ["index", "data-00000-of-00001"] {
+            let to = folder.path().join(format!("{step}.{ending}"));
+            std::fs::copy(source.join(format!("model.ckpt.{ending}")), to).unwrap();
+        }
+    }
+    let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("several others (model-100.index, model-200.index)"), "{message}");
+    std::fs::write(folder.path().join("checkpoint"), "model_checkpoint_path: \"/far/away/model-200\"\n")
+        .unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert!(checkpoint.weights_path().ends_with("model-200.index"));
+    checkpoint.check().unwrap();
 }

@@ -116,6 +116,7 @@ fn the_book() {
     assert_eq!(checkpoint.buffers().count(), 1);
 }
 
+/// FIELD §2 row 10: `output.weight` may be missing, `n_inner` is the tensors'.
 /// Every block type against the dequantization of llama.cpp's own Python package.
 #[test]
 fn gguf_in_every_type() {
@@ -150,7 +151,7 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     assert_eq!(logits(&pickle), logits(&open("model.safetensors")));
 }
 
-/// A file is known by its content, whatever its name.
+/// FIELD §2 row 3: one way to open every file, known by its content, whatever its name.
 #[test]
 fn names_do_not_matter() {
     let folder = tempfile::tempdir().unwrap();

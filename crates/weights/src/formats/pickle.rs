@@ -71,7 +71,7 @@ pub(crate) enum Callable {
 
 /// Most values of one pickle; that of GPT-2 XL has some ten thousand.
 const MAX_VALUES: usize = 1 << 20;
-/// Longest name of a storage: real ones are numbers.
+/// Longest name of a storage or a callable: real ones are numbers and a few words.
 const MAX_KEY_BYTES: usize = 256;
 /// Most axes of a tensor.
 const MAX_RANK: usize = 8;
@@ -341,6 +341,9 @@ impl Machine<'_> {
                 b'c' => {
                     let module = self.take_line()?.to_owned();
                     let name = self.take_line()?.to_owned();
+                    if name.len() > MAX_KEY_BYTES {
+                        return Err("a name too long to be one that torch.save writes".into());
+                    }
                     self.push_callable(&module, &name)?;
                 }
                 0x93 => {
@@ -349,6 +352,9 @@ impl Machine<'_> {
                     else {
                         return Err("a name that is no text".into());
                     };
+                    if module.len().max(name.len()) > MAX_KEY_BYTES {
+                        return Err("a name too long to be one that torch.save writes".into());
+                    }
                     let (module, name) = (module.clone(), name.clone());
                     self.push_callable(&module, &name)?;
                 }
