@@ -393,7 +393,8 @@ fn pickle_bombs_stay_small() {
         with_weights([before.as_slice(), program].concat())
     };
     let long = "k".repeat(1 << 20);
-    let text = |text: &str| [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let length = |text: &str| u32::try_from(text.len()).unwrap().to_le_bytes();
+    let text = |text: &str| [b"X".as_slice(), &length(text), text.as_bytes()].concat();
     // A storage under a name of a megabyte, referred to ten thousand times.
     let storage = [
         b"(".to_vec(),
