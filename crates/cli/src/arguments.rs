@@ -12,7 +12,7 @@ use gpt2_weights::WrittenDType;
     version,
     help_expected = true,
     after_help = "\
-Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 the call or its input is wrong.
+Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 the call is wrong.
 Run `gpt2 COMMAND --help` for examples."
 )]
 pub(crate) struct Arguments {

@@ -19,6 +19,7 @@ mod convert;
 mod error;
 mod formats;
 mod mapped_file;
+mod mistaken_file;
 mod naming;
 mod small_file;
 mod source;

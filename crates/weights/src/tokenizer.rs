@@ -10,7 +10,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
-use crate::{WeightsError, formats, small_file};
+use crate::{WeightsError, mistaken_file, small_file};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -72,7 +72,7 @@ fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
-    if let Some(what) = formats::something_else(&bytes, "tokenizer") {
+    if let Some(what) = mistaken_file::something_else(&bytes, "tokenizer") {
         return Err(failed(what));
     }
     let json: Value =
@@ -101,7 +101,7 @@ fn from_vocabulary_and_merges(vocabulary: &Path, merges: &Path) -> Result<Tokeni
     let failed = |error: String| WeightsError::Tokenizer { path: folder.to_owned(), error };
     for path in [vocabulary, merges] {
         let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
-        if let Some(what) = formats::something_else(&bytes, "tokenizer") {
+        if let Some(what) = mistaken_file::something_else(&bytes, "tokenizer") {
             return Err(WeightsError::Tokenizer { path: path.to_owned(), error: what });
         }
     }

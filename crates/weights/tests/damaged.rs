@@ -374,6 +374,19 @@ fn enormous_shapes_are_refused_even_when_they_hold_nothing() {
     assert_refused(&with_weights(safetensors(&deep, 4)), &["tensor `a` claims the shape"]);
 }
 
+/// A million names are refused by the size of the header that would list them, or by their number.
+#[test]
+fn a_million_tensors_are_refused() {
+    let entry = |index: usize| format!(r#""t{index}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
+    let header = (0..1_000_000).map(entry).collect::<Vec<_>>().join(",");
+    assert_refused(
+        &with_weights(safetensors(&format!("{{{header}}}"), 0)),
+        &["a header of", "that of a GPT-2 has less"],
+    );
+    let tensors: Vec<_> = (0..150_000).map(|_| ("", [0u64, 1], 0)).collect();
+    assert_refused(&with_weights(gguf(&[], &tensors, 0)), &["several tensors have one name"]);
+}
+
 #[test]
 fn an_index_among_its_own_shards_is_refused() {
     let folder = CheckpointFolder::tiny().without("model.safetensors");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::mapped_file::MappedFile;
 use crate::source::{Format, Source};
-use crate::{WeightsError, small_file};
+use crate::{WeightsError, mistaken_file, small_file};
 
 mod gguf;
 mod llm_c;
@@ -54,8 +54,14 @@ pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
 fn open_file(path: &Path) -> Result<Source, WeightsError> {
     let file = MappedFile::open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    if let Some(what) = something_else(&file, "weights") {
+    if let Some(what) = mistaken_file::something_else(&file, "weights") {
         return Err(refuse(what));
+    }
+    let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    if is_json && weight_map(&file).is_none() {
+        let quoted: String =
+            String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]).chars().take(80).collect();
+        return Err(refuse(format!("JSON text in place of the weights: {quoted}; download the file again")));
     }
     let source = read(file)?;
     check(&source).map_err(refuse)?;
@@ -137,33 +143,6 @@ fn sniff(bytes: &[u8]) -> Option<Kind> {
     } else {
         None
     }
-}
-
-/// What the file is, where its first bytes show that it is not the `wanted` one.
-pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
-    let start = &file[..file.len().min(SNIFFED_BYTES)];
-    let text = String::from_utf8_lossy(start);
-    let trimmed = text.trim_start_matches('\u{feff}').trim_start();
-    if file.is_empty() {
-        return Some("the file is empty; download it again".into());
-    }
-    if trimmed.starts_with("version https://git-lfs") {
-        let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
-        let size = size.map_or(String::new(), |size| format!(" (the file has {} bytes)", size.trim()));
-        return Some(format!(
-            "a Git LFS pointer in place of the {wanted}{size}; run `git lfs pull` in the folder, or download the file itself"
-        ));
-    }
-    if trimmed.starts_with('<') {
-        return Some(format!(
-            "an HTML or XML page in place of the {wanted}; the download went wrong (a login or error page), download it again"
-        ));
-    }
-    if wanted == "weights" && trimmed.starts_with('{') && weight_map(file).is_none() {
-        let quoted: String = trimmed.chars().take(80).collect();
-        return Some(format!("JSON text in place of the weights: {quoted}; download the file again"));
-    }
-    None
 }
 
 /// The shard of each tensor, where the file is an index of shards.
