@@ -69,6 +69,7 @@ impl Hub {
 
     fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+        // What the surroundings set must not reach the program: tokens, caches, and proxies that know no localhost.
         let own = [
             "HF_TOKEN",
             "HF_TOKEN_PATH",
@@ -76,6 +77,12 @@ impl Hub {
             "HF_HOME",
             "HUGGINGFACE_HUB_CACHE",
             "RUST_BACKTRACE",
+            "http_proxy",
+            "HTTP_PROXY",
+            "https_proxy",
+            "HTTPS_PROXY",
+            "all_proxy",
+            "ALL_PROXY",
         ];
         for name in own {
             command.env_remove(name);
