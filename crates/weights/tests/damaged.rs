@@ -355,6 +355,8 @@ fn lying_gguf_files_are_refused() {
     ];
     refuse(gguf(&sizes, &[tensor("token_embd.weight", 0), tensor("b", 16)], 64), "overlap");
     refuse(gguf(&[], &[tensor("a", 64)], 64), "lies outside the file");
+    // Found by fuzzing: candle would read quantized blocks from any address.
+    refuse(gguf(&[], &[tensor("a", 4)], 64), "does not start at a multiple of 8 bytes");
     refuse(gguf(&[], &[("a", [1 << 40, 1 << 40], 0)], 64), "damaged GGUF file");
     refuse(gguf(&[], &[("a", [u64::MAX, 2], 0)], 64), "damaged GGUF file");
     refuse(gguf(&[], &[tensor("a", 0)], 32), "its header: the key `n_head` is missing");

@@ -19,6 +19,8 @@ use crate::tokenizer;
 
 /// Bytes in which the header must end: that of a GPT-2 has 2.5 MB, tokenizer included.
 const MAX_HEADER_BYTES: usize = 16 << 20;
+/// The format demands an alignment that is a multiple of this.
+const LEAST_ALIGNMENT: usize = 8;
 /// The key whose value candle divides by.
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 
@@ -64,6 +66,12 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
                 file.len()
             )));
         };
+        // candle reads blocks where they lie, which is only defined where they are aligned.
+        if !start.is_multiple_of(LEAST_ALIGNMENT) {
+            return Err(damaged(format!(
+                "tensor `{name}` does not start at a multiple of {LEAST_ALIGNMENT} bytes"
+            )));
+        }
         tensors.push(StoredTensor {
             name: name.clone(),
             shape,
