@@ -1,7 +1,7 @@
 //! Files that stand in the place of others: what a download or a clone leaves when it goes wrong.
 
 /// Bytes at the start of a file that are looked at to tell what it is.
-const SNIFFED_BYTES: usize = 512;
+pub(crate) const SNIFFED_BYTES: usize = 512;
 
 /// What the file is, where its first bytes show that it is not the `wanted` one.
 pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {

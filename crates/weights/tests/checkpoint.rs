@@ -46,6 +46,19 @@ fn any_prefix_is_recognised() {
     }
 }
 
+/// The length before the header is a number, whatever text its bytes would be.
+#[test]
+fn a_header_length_that_reads_like_json() {
+    let file = std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap();
+    let length = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
+    let (header, data) = file[8..].split_at(length);
+    let mut padded = b" {\0\0\0\0\0\0".to_vec();
+    padded.extend_from_slice(header);
+    padded.resize(8 + 0x7b20, b' ');
+    padded.extend_from_slice(data);
+    assert_same(&CheckpointFolder::tiny().with("model.safetensors", padded));
+}
+
 #[test]
 fn a_file_is_opened_like_its_folder() {
     let folder = CheckpointFolder::tiny();

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::mapped_file::MappedFile;
+use crate::mistaken_file::{self, SNIFFED_BYTES};
 use crate::source::{Format, Source};
-use crate::{WeightsError, mistaken_file, small_file};
+use crate::{WeightsError, small_file};
 
 mod gguf;
 mod llm_c;
@@ -16,8 +17,6 @@ mod pytorch;
 mod safetensors;
 mod tensorflow;
 
-/// Bytes at the start of a file that are looked at to tell what it is.
-const SNIFFED_BYTES: usize = 512;
 /// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
 const MAX_INDEX_BYTES: usize = 4 << 20;
 /// Most tensors of one file; GPT-2 XL has 580.
@@ -53,17 +52,30 @@ pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
 
 fn open_file(path: &Path) -> Result<Source, WeightsError> {
     let file = MappedFile::open(path)?;
-    let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
+    let kind = sniff(&file);
+    read(file, kind)
+}
+
+fn read(file: MappedFile, kind: Option<Kind>) -> Result<Source, WeightsError> {
+    let path = file.path().to_owned();
+    let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     if let Some(what) = mistaken_file::something_else(&file, "weights") {
         return Err(refuse(what));
     }
-    let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    if is_json && weight_map(&file).is_none() {
+    if kind.is_none() && is_json(&file) {
         let quoted: String =
             String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]).chars().take(80).collect();
         return Err(refuse(format!("JSON text in place of the weights: {quoted}; download the file again")));
     }
-    let source = read(file)?;
+    let source = match kind {
+        Some(Kind::ShardIndex) => open_shards(&file),
+        Some(Kind::Zip) => pytorch::read_zip(file),
+        Some(Kind::LegacyPickle) => pytorch::read_legacy(file),
+        Some(Kind::Gguf) => gguf::read(file),
+        Some(Kind::LlmC) => llm_c::read(file),
+        Some(Kind::TensorFlowIndex) => tensorflow::read(file),
+        Some(Kind::Safetensors) | None => safetensors::read(file),
+    }?;
     check(&source).map_err(refuse)?;
     Ok(source)
 }
@@ -100,18 +112,6 @@ fn check(source: &Source) -> Result<(), String> {
     Ok(())
 }
 
-fn read(file: MappedFile) -> Result<Source, WeightsError> {
-    match sniff(&file) {
-        Some(Kind::ShardIndex) => open_shards(&file),
-        Some(Kind::Zip) => pytorch::read_zip(file),
-        Some(Kind::LegacyPickle) => pytorch::read_legacy(file),
-        Some(Kind::Gguf) => gguf::read(file),
-        Some(Kind::LlmC) => llm_c::read(file),
-        Some(Kind::TensorFlowIndex) => tensorflow::read(file),
-        Some(Kind::Safetensors) | None => safetensors::read(file),
-    }
-}
-
 /// What a file's content shows it to be, best first where a folder holds several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -145,10 +145,13 @@ fn sniff(bytes: &[u8]) -> Option<Kind> {
     }
 }
 
+fn is_json(bytes: &[u8]) -> bool {
+    bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
+}
+
 /// The shard of each tensor, where the file is an index of shards.
 fn weight_map(bytes: &[u8]) -> Option<BTreeMap<String, String>> {
-    let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    if !is_json || bytes.len() > MAX_INDEX_BYTES {
+    if !is_json(bytes) || bytes.len() > MAX_INDEX_BYTES {
         return None;
     }
     let mut index: Value = serde_json::from_slice(bytes).ok()?;
@@ -178,10 +181,12 @@ fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
             return Err(refuse(format!("the shard {name} is missing; download it into the same folder")));
         }
         // An index among its own shards would be opened for ever.
-        if sniff(&MappedFile::open(&shard_path)?) == Some(Kind::ShardIndex) {
+        let file = MappedFile::open(&shard_path)?;
+        let kind = sniff(&file);
+        if kind == Some(Kind::ShardIndex) {
             return Err(refuse(format!("the shard {name} is an index itself")));
         }
-        let shard = open_file(&shard_path)?;
+        let shard = read(file, kind)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let misplaced =
             places.iter().find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));

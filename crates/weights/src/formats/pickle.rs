@@ -11,6 +11,8 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::MAX_RANK;
+
 /// Index of a value.
 pub(crate) type Id = usize;
 
@@ -73,8 +75,6 @@ pub(crate) enum Callable {
 const MAX_VALUES: usize = 1 << 20;
 /// Longest name of a storage or a callable: real ones are numbers and a few words.
 const MAX_KEY_BYTES: usize = 256;
-/// Most axes of a tensor.
-const MAX_RANK: usize = 8;
 /// Data of training programs that is skipped: numbers, types, paths and arguments, by module and name.
 const INERT: [(&str, &[&str]); 9] = [
     ("numpy", &["dtype", "ndarray"]),

@@ -1,7 +1,7 @@
 //! The safetensors format: a JSON header that places every tensor in the bytes behind it.
 //!
 //! The `safetensors` crate checks the header (size limit, ranges without holes or overlaps, sizes that fit shapes and
-//! types). Here stands what it cannot say: what a file is that is no safetensors file at all.
+//! types).
 
 use safetensors::tensor::{Dtype, Metadata};
 use safetensors::{SafeTensorError, SafeTensors};
