@@ -33,11 +33,12 @@ pub(crate) fn read(input: &InputArguments, model: &ModelArguments, checkpoint: &
     let tokenizer = load()?;
     let text = text(input)?;
     let ids = encode(&tokenizer, &text)?;
-    let vocab_size = checkpoint.config().vocab_size;
-    if let Some(id) = ids.iter().find(|id| usize::try_from(**id).is_ok_and(|id| id >= vocab_size)) {
+    let config = checkpoint.config();
+    if let Some(id) = ids.iter().find(|id| !config.has_token(**id)) {
         bail!(
             "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has \
-             {vocab_size} tokens"
+             {} tokens",
+            config.vocab_size
         );
     }
     Ok(Input { text: Some(text), ids, tokenizer: Some(tokenizer) })

@@ -121,7 +121,7 @@ impl Iterator for TokenGenerator<'_> {
 /// When it is empty or longer than the context, or an id is outside the vocabulary.
 pub fn check_prompt(prompt: &[u32], config: &Gpt2Config) -> Result<(), GenerationError> {
     let n_positions = config.n_positions;
-    check_ids(prompt, config.vocab_size)?;
+    check_ids(prompt, config)?;
     match prompt.len() {
         0 => Err(GenerationError::EmptyPrompt),
         tokens if tokens > n_positions => Err(GenerationError::PromptTooLong { tokens, n_positions }),
@@ -130,12 +130,13 @@ pub fn check_prompt(prompt: &[u32], config: &Gpt2Config) -> Result<(), Generatio
 }
 
 /// Checks that every id is in the vocabulary.
-pub(crate) fn check_ids(ids: &[u32], vocab_size: usize) -> Result<(), GenerationError> {
-    let beyond = ids.iter().position(|id| usize::try_from(*id).is_ok_and(|id| id >= vocab_size));
-    match beyond {
-        Some(index) => {
-            Err(GenerationError::IdBeyondVocabulary { id: ids[index], position: index + 1, vocab_size })
-        }
+pub(crate) fn check_ids(ids: &[u32], config: &Gpt2Config) -> Result<(), GenerationError> {
+    match ids.iter().position(|id| !config.has_token(*id)) {
+        Some(index) => Err(GenerationError::IdBeyondVocabulary {
+            id: ids[index],
+            position: index + 1,
+            vocab_size: config.vocab_size,
+        }),
         None => Ok(()),
     }
 }

@@ -79,7 +79,7 @@ pub fn check_text(ids: &[u32], stride: usize, config: &Gpt2Config) -> Result<(),
             found: stride.to_string(),
         });
     }
-    check_ids(ids, config.vocab_size)?;
+    check_ids(ids, config)?;
     if ids.len() < 2 {
         return Err(GenerationError::TooShortToScore { tokens: ids.len() });
     }

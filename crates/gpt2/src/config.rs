@@ -178,6 +178,12 @@ impl Gpt2Config {
         })
     }
 
+    /// Whether the vocabulary has a token with this id.
+    pub fn has_token(&self, id: u32) -> bool {
+        // An id that does not fit the machine's sizes is beyond any vocabulary.
+        usize::try_from(id).is_ok_and(|id| id < self.vocab_size)
+    }
+
     /// Inner width of the MLP: `n_inner`, or `4 n_embd`.
     pub fn inner_width(&self) -> usize {
         self.n_inner.unwrap_or(4 * self.n_embd)

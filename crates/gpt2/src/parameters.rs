@@ -1,5 +1,7 @@
 //! Every parameter of a GPT-2: its name, its shape, and what they add up to.
 
+use serde::Serialize;
+
 use crate::Gpt2Config;
 
 /// A parameter that a model needs.
@@ -46,7 +48,7 @@ pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
 }
 
 /// How many parameters a model has, by the definitions in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCounts {
     /// Distinct values: what transformers' `num_parameters()` gives. A tied head counts once.
     pub unique: usize,
@@ -87,14 +89,14 @@ impl ParameterCounts {
 }
 
 /// One way of counting a model's parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LedgerRow {
     /// Short name of the count.
     pub name: &'static str,
-    /// Who counts so, and what.
-    pub definition: &'static str,
     /// The count for this model.
     pub count: usize,
+    /// Who counts so, and what.
+    pub definition: &'static str,
 }
 
 /// The counts in circulation for one and the same model, from the smallest to the largest: each is right by its own
@@ -103,14 +105,12 @@ pub struct LedgerRow {
 pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     /// nanoGPT pads the vocabulary to a multiple of this.
     const PADDING: usize = 64;
-    let ParameterCounts { unique, with_untied_head, blocks, .. } = ParameterCounts::new(config);
+    let ParameterCounts { with_untied_head: untied, blocks, .. } = ParameterCounts::new(config);
     let width = config.n_embd;
-    let head = with_untied_head - unique;
-    let tied = if config.tie_word_embeddings { unique } else { unique - config.vocab_size * width };
-    let untied = tied + if config.tie_word_embeddings { head } else { config.vocab_size * width };
+    let tied = untied - config.vocab_size * width;
     let qkv_biases = config.n_layer * 3 * width;
     let padding_rows = config.vocab_size.next_multiple_of(PADDING) - config.vocab_size;
-    let row = |name, definition, count| LedgerRow { name, definition, count };
+    let row = |name, definition, count| LedgerRow { name, count, definition };
     vec![
         row(
             "blocks",

@@ -43,7 +43,8 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet.
+/// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
+/// of an output head that a tied configuration leaves no place for.
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Gpt2Config,
@@ -210,9 +211,6 @@ impl Checkpoint {
     pub fn verify(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Problem>, WeightsError> {
         let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
-            if !stored.dtype.holds_weights() {
-                continue;
-            }
             if let Some(Statistics { nan, infinite, .. }) = self.statistics(index)?
                 && nan + infinite > 0
             {
@@ -234,7 +232,7 @@ impl Checkpoint {
         else {
             return Ok(None);
         };
-        let values = stored.read(&self.source.files, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+        let values = stored.values(&self.source.files)?;
         Ok(Some(Statistics::of(&values)))
     }
 
@@ -363,9 +361,7 @@ fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch
     if is_same_data {
         return Ok(None);
     }
-    let values =
-        |tensor: &StoredTensor| tensor.read(&source.files, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>();
-    let (head_values, embedding_values) = (values(head)?, values(embedding)?);
+    let (head_values, embedding_values) = (head.values(&source.files)?, embedding.values(&source.files)?);
     // NaN differs from everything, itself included.
     let differs = |(head, embedding): (&f32, &f32)| head != embedding;
     let differing = head_values.iter().zip(&embedding_values).filter(|pair| differs(*pair)).count();

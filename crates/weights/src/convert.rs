@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use gpt2::{Activation, Gpt2Config, Parameter, expected_parameters};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
@@ -43,7 +43,8 @@ impl WrittenDType {
         ("q4_0", Self::Q4_0),
     ];
 
-    fn name(self) -> &'static str {
+    /// Its name, as in [`WrittenDType::NAMES`].
+    pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, dtype)| *dtype == self).map_or("", |(name, _)| name)
     }
 }
@@ -138,17 +139,10 @@ impl LazyTensor<'_> {
             tensor = tensor.t()?;
         }
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;
-        let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
-        if self.dtype == Dtype::F16
-            && let Some(value) = values.iter().find(leaves_range)
-        {
-            return Err(WeightsError::Unwritable {
-                path: self.checkpoint.weights_path().to_owned(),
-                what: format!(
-                    "`{}` holds {value}, beyond the range of f16; use bf16 or f32",
-                    self.parameter.name
-                ),
-            });
+        if self.dtype == Dtype::F16 {
+            let refuse =
+                |what| WeightsError::Unwritable { path: self.checkpoint.weights_path().to_owned(), what };
+            check_range(&self.parameter.name, &values).map_err(refuse)?;
         }
         Ok(match self.dtype {
             Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
@@ -220,8 +214,8 @@ pub fn write_gguf(
             )));
         }
         let values = parameter(checkpoint, &name, progress)?.contiguous()?;
-        if stored_dtype == GgmlDType::F16 && largest(&values)? > f16::MAX.to_f32() {
-            return Err(refuse(format!("`{name}` holds values beyond the range of f16; use bf16 or f32")));
+        if stored_dtype == GgmlDType::F16 {
+            check_range(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?;
         }
         tensors.push((gguf_name(&name), QTensor::quantize(&values, stored_dtype)?));
     }
@@ -235,8 +229,13 @@ pub fn write_gguf(
     partial.finish(file)
 }
 
-fn largest(values: &Tensor) -> Result<f32, WeightsError> {
-    Ok(values.abs()?.flatten_all()?.max(0)?.to_scalar()?)
+/// A finite value that f16 would make infinite is refused.
+fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
+    let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
+    match values.iter().find(leaves_range) {
+        Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
+        None => Ok(()),
+    }
 }
 
 fn parameter(
@@ -247,7 +246,7 @@ fn parameter(
     let tensor = checkpoint.parameter(name, &Device::Cpu, progress)?;
     let missing =
         || WeightsError::Candle(candle_core::Error::Msg(format!("the checkpoint has no parameter `{name}`")));
-    Ok(tensor.ok_or_else(missing)?.to_dtype(DType::F32)?)
+    tensor.ok_or_else(missing)
 }
 
 /// llama.cpp computes the GPT-2 that OpenAI published, whatever a header says: anything else would come out wrong there
@@ -269,17 +268,16 @@ fn metadata(
     tokenizer: &Tokenizer,
     dtype: WrittenDType,
 ) -> Result<Vec<(&'static str, Value)>, String> {
-    /// llama.cpp's numbers for files of mostly one type.
-    const FILE_TYPES: [(WrittenDType, u32); 5] = [
-        (WrittenDType::F32, 0),
-        (WrittenDType::F16, 1),
-        (WrittenDType::BF16, 32),
-        (WrittenDType::Q8_0, 7),
-        (WrittenDType::Q4_0, 2),
-    ];
     let size = |size: usize| u32::try_from(size).map(Value::U32).map_err(|error| error.to_string());
     let text = |text: &str| Value::String(text.to_owned());
-    let file_type = FILE_TYPES.iter().find(|(known, _)| *known == dtype).map_or(0, |(_, number)| *number);
+    // llama.cpp's numbers for files of mostly one type.
+    let file_type = match dtype {
+        WrittenDType::F32 => 0,
+        WrittenDType::F16 => 1,
+        WrittenDType::BF16 => 32,
+        WrittenDType::Q8_0 => 7,
+        WrittenDType::Q4_0 => 2,
+    };
     let lists = TokenLists::new(tokenizer, config.vocab_size)?;
     let texts = |texts: Vec<String>| Value::Array(texts.into_iter().map(Value::String).collect());
     #[expect(clippy::cast_possible_truncation, reason = "the format holds the epsilon in f32")]

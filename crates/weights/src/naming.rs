@@ -384,11 +384,11 @@ fn is_number(text: &str) -> bool {
 /// several prefixes.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
-        for (anchor, _) in scheme.outside {
+        // The head stands beside the model, so it says nothing about the others' prefix.
+        for (anchor, _) in scheme.outside.iter().filter(|(anchor, _)| *anchor != HEAD) {
             let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor));
             let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));
-            // The head stands beside the model, so it says nothing about the others' prefix.
-            if let Some(prefix) = whole.min_by_key(|prefix| prefix.len()).filter(|_| *anchor != HEAD) {
+            if let Some(prefix) = whole.min_by_key(|prefix| prefix.len()) {
                 return (scheme, prefix.to_owned());
             }
         }

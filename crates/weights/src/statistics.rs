@@ -2,11 +2,12 @@
 
 use candle_core::{Device, Tensor};
 use gpt2::expected_parameters;
+use serde::Serialize;
 
 use crate::{Checkpoint, WeightsError};
 
 /// The values of one tensor in numbers. Minimum, maximum, mean and deviation are those of the finite values.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Statistics {
     /// Smallest value.
     pub min: f64,

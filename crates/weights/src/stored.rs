@@ -113,6 +113,11 @@ impl StoredTensor {
         Ok(tensor)
     }
 
+    /// The values in f32, one after the other.
+    pub(crate) fn values(&self, files: &[MappedFile]) -> Result<Vec<f32>> {
+        self.read(files, &Device::Cpu)?.flatten_all()?.to_vec1()
+    }
+
     fn read_mapped(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let failed = |what: &str| candle_core::Error::Msg(format!("tensor `{}`: {what}", self.name));
         let bytes = files.get(self.file).and_then(|file| file.get(self.bytes.clone()));

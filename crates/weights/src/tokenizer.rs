@@ -4,6 +4,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -75,18 +77,26 @@ fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
     if let Some(what) = mistaken_file::something_else(&bytes, "tokenizer") {
         return Err(failed(what));
     }
-    let json: Value =
+    let outline: Outline =
         serde_json::from_slice(strip_mark(&bytes)).map_err(|error| failed(error.to_string()))?;
-    if json.get("model").is_none() {
+    if outline.model.is_none() {
         let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
         return Err(failed(hint.into()));
     }
-    if json.to_string().contains(r#""type":"Precompiled""#) {
+    if outline.normalizer.to_string().contains(r#""type":"Precompiled""#) {
         return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
     }
     without_panic(|| Tokenizer::from_bytes(strip_mark(&bytes)))
         .map_err(failed)?
         .map_err(|error| failed(error.to_string()))
+}
+
+/// What is looked at in a `tokenizer.json` before the library reads it.
+#[derive(Deserialize)]
+struct Outline {
+    model: Option<IgnoredAny>,
+    #[serde(default)]
+    normalizer: Value,
 }
 
 /// The bytes without a byte order mark.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
+use gpt2_weights::{WeightsError, write_gguf, write_hugging_face};
 use serde_json::json;
 
 use crate::arguments::ConvertArguments;
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &ConvertArguments, network: Network) -> Result<Exit
     bar.finish_and_clear();
     let weights = if is_gguf(output) { output.clone() } else { output.join("model.safetensors") };
     let bytes = usize::try_from(fs::metadata(weights)?.len())?;
-    let dtype = dtype_name(*dtype);
+    let dtype = dtype.name();
     if *json {
         output::write_json(&json!({ "output": output, "format": format, "dtype": dtype, "bytes": bytes }))?;
     } else {
@@ -49,8 +49,4 @@ pub(crate) fn run(arguments: &ConvertArguments, network: Network) -> Result<Exit
 
 fn is_gguf(output: &Path) -> bool {
     output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
-}
-
-fn dtype_name(dtype: WrittenDType) -> &'static str {
-    WrittenDType::NAMES.iter().find(|(_, known)| *known == dtype).map_or("", |(name, _)| name)
 }

@@ -93,6 +93,9 @@ fn generation_config(arguments: &GenerateArguments) -> GenerationConfig {
 }
 
 fn start_of_text_if_empty(ids: Vec<u32>, config: &Gpt2Config) -> Vec<u32> {
-    let in_vocabulary = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < config.vocab_size);
-    if ids.is_empty() { config.bos_token_id.into_iter().filter(in_vocabulary).collect() } else { ids }
+    if ids.is_empty() {
+        config.bos_token_id.into_iter().filter(|id| config.has_token(*id)).collect()
+    } else {
+        ids
+    }
 }

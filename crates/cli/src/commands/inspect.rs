@@ -33,8 +33,8 @@ struct Report {
     vocabulary: Vocabulary,
     rules: Vec<String>,
     config: Value,
-    parameters: Counts,
-    ledger: Vec<LedgerEntry>,
+    parameters: ParameterCounts,
+    ledger: Vec<LedgerRow>,
     /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
     stored_parameters: Option<usize>,
     memory_bytes: PerType,
@@ -59,24 +59,6 @@ struct Vocabulary {
 }
 
 #[derive(Serialize)]
-struct Counts {
-    unique: usize,
-    with_untied_head: usize,
-    embedding: usize,
-    blocks: usize,
-    per_block: usize,
-    attention_per_block: usize,
-    mlp_per_block: usize,
-}
-
-#[derive(Serialize)]
-struct LedgerEntry {
-    name: &'static str,
-    count: usize,
-    definition: &'static str,
-}
-
-#[derive(Serialize)]
 struct PerType {
     f32: usize,
     f16: usize,
@@ -97,25 +79,7 @@ struct TensorRow {
     /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
     role: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    statistics: Option<StatisticsRow>,
-}
-
-#[derive(Serialize)]
-struct StatisticsRow {
-    min: f64,
-    max: f64,
-    mean: f64,
-    standard_deviation: f64,
-    zeros: usize,
-    nan: usize,
-    infinite: usize,
-}
-
-impl From<Statistics> for StatisticsRow {
-    fn from(statistics: Statistics) -> Self {
-        let Statistics { min, max, mean, standard_deviation, zeros, nan, infinite } = statistics;
-        Self { min, max, mean, standard_deviation, zeros, nan, infinite }
-    }
+    statistics: Option<Statistics>,
 }
 
 pub(crate) fn run(arguments: &InspectArguments, network: Network) -> Result<ExitCode> {
@@ -173,7 +137,7 @@ fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Resul
             shape: tensor.shape.clone(),
             dtype: tensor.dtype.to_string(),
             role: role(&tensor.name),
-            statistics: statistics.map(StatisticsRow::from),
+            statistics,
         });
     }
     bar.finish_and_clear();
@@ -239,16 +203,7 @@ fn report_of_preset(config: &Gpt2Config) -> Report {
 
 /// What follows from the configuration alone.
 fn report_of_config(config: &Gpt2Config) -> Report {
-    let ParameterCounts {
-        unique,
-        with_untied_head,
-        embedding,
-        blocks,
-        per_block,
-        attention_per_block,
-        mlp_per_block,
-    } = ParameterCounts::new(config);
-    let entry = |LedgerRow { name, definition, count }| LedgerEntry { name, count, definition };
+    let parameters = ParameterCounts::new(config);
     Report {
         format: "preset",
         evidence: "no file: the published configuration".into(),
@@ -265,18 +220,10 @@ fn report_of_config(config: &Gpt2Config) -> Report {
             .into_iter()
             .collect(),
         config: config.to_json(),
-        parameters: Counts {
-            unique,
-            with_untied_head,
-            embedding,
-            blocks,
-            per_block,
-            attention_per_block,
-            mlp_per_block,
-        },
-        ledger: parameter_ledger(config).into_iter().map(entry).collect(),
+        parameters,
+        ledger: parameter_ledger(config),
         stored_parameters: None,
-        memory_bytes: PerType::new(|element_bytes| unique * element_bytes),
+        memory_bytes: PerType::new(|element_bytes| parameters.unique * element_bytes),
         kv_bytes_per_token: PerType::new(|element_bytes| config.kv_bytes_per_token(element_bytes)),
         dtypes: BTreeMap::new(),
         tensors: Vec::new(),
@@ -351,7 +298,7 @@ fn print(report: &Report) -> Result<()> {
     for tensor in &report.tensors {
         let role = if tensor.role == "parameter" { String::new() } else { format!("  ({})", tensor.role) };
         write_line(&format!("  {:<40}{:<6}{:?}{role}", tensor.name, tensor.dtype, tensor.shape))?;
-        if let Some(StatisticsRow { min, max, mean, standard_deviation, zeros, nan, infinite }) =
+        if let Some(Statistics { min, max, mean, standard_deviation, zeros, nan, infinite }) =
             &tensor.statistics
         {
             write_line(&format!(
@@ -376,7 +323,7 @@ fn heading(text: &str, entries: usize) -> Result<()> {
 }
 
 fn print_ledger(report: &Report) -> Result<()> {
-    for LedgerEntry { name, count, definition } in &report.ledger {
+    for LedgerRow { name, count, definition } in &report.ledger {
         write_line(&format!("{:>16}  {name:<18}  {definition}", grouped(*count)))?;
     }
     let own = report.stored_parameters.unwrap_or(report.parameters.unique);

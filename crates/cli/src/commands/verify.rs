@@ -124,17 +124,15 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
 
 /// Compares the tokenizer and the special tokens with the vocabulary.
 fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<String> {
-    let vocab_size = checkpoint.config().vocab_size;
-    let is_beyond = |id: &u32| usize::try_from(*id).is_ok_and(|id| id >= vocab_size);
+    let config = checkpoint.config();
+    let vocab_size = config.vocab_size;
     let mut beyond = Vec::new();
     let eos = checkpoint.eos_token_ids().unwrap_or_else(|error| {
         problems.push(error.to_string());
         Vec::new()
     });
-    for (name, ids) in
-        [("bos_token_id", checkpoint.config().bos_token_id.into_iter().collect()), ("eos_token_id", eos)]
-    {
-        for id in ids.iter().filter(|id| is_beyond(id)) {
+    for (name, ids) in [("bos_token_id", config.bos_token_id.into_iter().collect()), ("eos_token_id", eos)] {
+        for id in ids.iter().filter(|id| !config.has_token(**id)) {
             beyond.push(format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
         }
     }
@@ -151,7 +149,7 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
         Ok(tokenizer) => {
             problems.append(&mut beyond);
             let largest = tokenizer.get_vocab(true).into_values().max();
-            problems.extend(largest.filter(is_beyond).map(|id| {
+            problems.extend(largest.filter(|id| !config.has_token(*id)).map(|id| {
                 format!("the tokenizer has the token id {id}, the vocabulary {vocab_size} tokens: they do not belong together")
             }));
             let tokens = tokenizer.get_vocab_size(true);
