@@ -193,7 +193,11 @@ fn generation_ends_at_the_end_of_text() {
     }
     let broken = CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": \"x\"}");
     let run = run(&["generate", prompt, "--model", path(broken.path())]);
-    assert_refused(&run, FAILURE, "generation_config.json: `eos_token_id`: expected a token id");
+    assert_refused(
+        &run,
+        FAILURE,
+        "generation_config.json: `eos_token_id`: invalid type: string \"x\", expected u32",
+    );
 }
 
 #[test]

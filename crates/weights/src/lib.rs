@@ -34,5 +34,5 @@ pub use naming::{Orientation, checkpoint_shape};
 pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
-pub use tokenizer::{encode, load_tokenizer};
+pub use tokenizer::{encode, encode_piece, load_tokenizer, ordinary_token};
 pub use tokenizers::Tokenizer;
