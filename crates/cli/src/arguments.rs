@@ -212,21 +212,14 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "prompt_file", "json"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     /// Write the objects to this file, which appears when it is complete
-    #[arg(long, value_name = "FILE", requires = "prompts_file", help_heading = "Many prompts")]
+    #[arg(long, value_name = "FILE", help_heading = "Many prompts")]
     pub(crate) output: Option<PathBuf>,
     /// Go on with the --output of a run that was interrupted
     #[arg(long, requires = "output", help_heading = "Many prompts")]
     pub(crate) resume: bool,
-    /// Prompts that are continued at once
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 8,
-        allow_negative_numbers = true,
-        requires = "prompts_file",
-        help_heading = "Many prompts"
-    )]
-    pub(crate) batch_size: usize,
+    /// Prompts that are continued at once [default: 8]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
+    pub(crate) batch_size: Option<usize>,
 }
 
 /// Options that only a random draw knows, besides top_k, which contrastive search knows too.

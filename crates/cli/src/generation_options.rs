@@ -28,9 +28,17 @@ pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<GenerationConfig>
 
 /// Checks what can be checked of the arguments before a checkpoint is opened.
 pub(crate) fn check(arguments: &GenerateArguments) -> Result<()> {
-    if arguments.top_k == Some(0) {
-        let message = "top_k: expected at least 1 (the size of the vocabulary keeps every token), found 0";
-        return Err(UsageError(message.into()).into());
+    let a = arguments;
+    let refuse = |message: &str| Err(UsageError(message.into()).into());
+    if a.top_k == Some(0) {
+        return refuse("top_k: expected at least 1 (the size of the vocabulary keeps every token), found 0");
+    }
+    // The parser does not require an option that conflicts with a given one.
+    if a.prompts_file.is_none() && (a.output.is_some() || a.resume || a.batch_size.is_some()) {
+        return refuse("--output, --resume and --batch-size are for many prompts; give --prompts-file");
+    }
+    if a.keep_head.is_some() && a.keep_last.is_none() && !a.slide {
+        return refuse("--keep-head keeps tokens where others go; give --keep-last or --slide too");
     }
     // Tokens are looked at later, when there is a tokenizer.
     with_arguments(GenerationConfig { do_sample: true, ..GenerationConfig::default() }, arguments).check()?;
@@ -57,6 +65,17 @@ pub(crate) fn read(
     }
     for LogitBias { token, bias } in &arguments.logit_bias {
         config.sequence_bias.push((vec![*token], *bias));
+    }
+    let of_beams = [
+        ("--num-beam-groups", arguments.num_beam_groups.is_some()),
+        ("--diversity-penalty", arguments.diversity_penalty.is_some()),
+        ("--length-penalty", arguments.length_penalty.is_some()),
+        ("--early-stopping", arguments.early_stopping.is_some()),
+    ];
+    if let Some((option, _)) = of_beams.iter().find(|(_, is_given)| *is_given)
+        && config.search_mode() != SearchMode::Beams
+    {
+        return Err(UsageError(format!("{option} is of beam search; give --num-beams")).into());
     }
     config.suppress_tokens.extend(checkpoint.padding_token_ids(tokenizer));
     config.check()?;

@@ -41,6 +41,12 @@ pub enum GenerationError {
         "the prompt has no tokens, and the configuration names no bos_token_id of the vocabulary to start from; give a prompt"
     )]
     EmptyPrompt,
+    /// A continuation has no tokens.
+    #[error("continuation {number} is empty; there is nothing to score")]
+    EmptyContinuation {
+        /// Its place, counted from 1.
+        number: usize,
+    },
     /// A token id is outside the vocabulary.
     #[error("token id {id} (number {position} of the prompt) is beyond the vocabulary of {vocab_size} tokens; ids go from 0 to {}", .vocab_size - 1)]
     IdBeyondVocabulary {
@@ -106,6 +112,7 @@ impl GenerationError {
                 | Self::WindowTooLong { .. }
                 | Self::StopStringsWithoutTokenizer
                 | Self::EmptyPrompt
+                | Self::EmptyContinuation { .. }
                 | Self::IdBeyondVocabulary { .. }
                 | Self::PromptTooLong { .. }
                 | Self::TooShortToScore { .. }

@@ -111,10 +111,13 @@ pub fn score_continuations(
 ) -> Result<Vec<Continuation>, GenerationError> {
     let n_positions = model.config().n_positions;
     check_ids(prompt, model.config())?;
-    if prompt.is_empty() || continuations.iter().any(Vec::is_empty) {
+    if prompt.is_empty() {
         return Err(GenerationError::EmptyPrompt);
     }
-    for continuation in continuations {
+    for (index, continuation) in continuations.iter().enumerate() {
+        if continuation.is_empty() {
+            return Err(GenerationError::EmptyContinuation { number: index + 1 });
+        }
         check_ids(continuation, model.config())?;
         // The last token is scored and not read.
         let tokens = prompt.len() + continuation.len() - 1;

@@ -23,6 +23,10 @@ use crate::arguments::GenerateArguments;
 use crate::session::Session;
 use crate::{EXIT_FAILURE, UsageError, generation_options, input, model, output, progress};
 
+/// Prompts that are continued at once: enough to share the reading of the weights, and memory for their keys and values
+/// is there on every machine.
+const BATCH_SIZE: usize = 8;
+
 /// What is written for a line of the file.
 #[derive(Serialize)]
 struct Report<'a> {
@@ -67,7 +71,8 @@ pub(super) fn run(
     checkpoint: &Checkpoint,
     device: &Device,
 ) -> Result<ExitCode> {
-    if arguments.batch_size == 0 {
+    let batch_size = arguments.batch_size.unwrap_or(BATCH_SIZE);
+    if batch_size == 0 {
         return Err(UsageError("--batch-size: expected at least 1, found 0".into()).into());
     }
     let tokenizer = match checkpoint.tokenizer(arguments.model.tokenizer.as_deref()) {
@@ -106,15 +111,10 @@ pub(super) fn run(
         Ok(())
     };
     write_ready(&mut finished)?;
-    session.generate(
-        &prompts,
-        arguments.batch_size,
-        &mut |_| Ok(ControlFlow::Continue(())),
-        &mut |index, texts| {
-            finished.insert(numbers[index], texts);
-            write_ready(&mut finished)
-        },
-    )?;
+    session.generate(&prompts, batch_size, &mut |_| Ok(ControlFlow::Continue(())), &mut |index, texts| {
+        finished.insert(numbers[index], texts);
+        write_ready(&mut finished)
+    })?;
     bar.finish_and_clear();
     sink.finish()?;
 
