@@ -471,6 +471,41 @@ fn prompt_after_prompt() {
     assert!(found.stderr.contains("the prompt has"), "{}", found.stderr);
 }
 
+/// An interrupt while a text is made ends that text; the next prompt is continued as ever.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_text_and_not_the_program() {
+    use std::io::{Read, Write};
+    let folder = CheckpointFolder::tiny();
+    // A text that does not end by itself.
+    let flags = ["generate", "--model", path(folder.path()), "--interactive", "--greedy", "--slide"];
+    let mut child =
+        program(&[&flags[..], &["--max-new-tokens", "100000000", "--eos-token-id", "299"]].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut read = vec![0; 200];
+    for prompt in ["The dog\n", "The first\n"] {
+        input.write_all(prompt.as_bytes()).unwrap();
+        output.read_exact(&mut read).unwrap();
+        // Its output is read while it is interrupted, or it would wait for a full pipe to be emptied.
+        let interrupt = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(interrupt.unwrap().success());
+        while !read.ends_with(b"\n") || read.len() < 200 {
+            let mut byte = [0];
+            output.read_exact(&mut byte).unwrap();
+            read = [&read[..], &byte].concat();
+            assert!(read.len() < 100_000, "the text went on");
+        }
+        read = vec![0; 200];
+    }
+    drop(input);
+    assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
+}
+
 #[test]
 fn choices_are_scored_behind_the_prompt() {
     let folder = CheckpointFolder::tiny();

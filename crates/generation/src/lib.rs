@@ -23,3 +23,7 @@ pub use processors::{AllowedTokens, History, LogitsProcessor};
 pub use sampler::Sampler;
 pub use score::{Continuation, Score, TokenAlternatives, check_text, score, score_continuations};
 pub use text_stream::TextStream;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExamples;
