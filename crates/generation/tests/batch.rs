@@ -229,7 +229,7 @@ fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
     assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
 }
 
-/// FIELD §2 rows 18 to 20: generation runs with the cache; the reference's ids come from a run of its own.
+/// FIELD §2 rows 18 to 20: generation runs with the cache, and writes what the reference does.
 #[test]
 fn a_batch_of_the_reference_prompts_writes_the_reference_texts() {
     let model = tiny();
