@@ -8,6 +8,7 @@ mod input;
 mod model;
 mod output;
 mod progress;
+mod threads;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,7 @@ impl std::error::Error for UsageError {}
 
 fn main() -> ExitCode {
     let Arguments { command, offline } = Arguments::parse();
+    threads::set(command.threads());
     let network = Network::new(offline);
     // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
     let message = Arc::new(Mutex::new(String::new()));
@@ -68,6 +70,7 @@ fn run(command: &Command, network: Network) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => commands::inspect::run(arguments, network),
         Command::Convert(arguments) => commands::convert::run(arguments, network),
         Command::Verify(arguments) => commands::verify::run(arguments, network),
+        Command::Bench(arguments) => commands::bench::run(arguments, network),
     }
 }
 

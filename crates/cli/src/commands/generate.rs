@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
     config.eos_token_id = checkpoint.eos_token_ids()?;
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
     check_prompt(&prompt_ids, checkpoint.config())?;
-    let model = model::load(&checkpoint, &device)?;
+    let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
 
     let start = Instant::now();
     let mut tokens = TokenGenerator::new(&model, &prompt_ids, &config, &device)?;

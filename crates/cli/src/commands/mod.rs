@@ -1,5 +1,6 @@
 //! One file for each command.
 
+pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod generate;
 pub(crate) mod inspect;

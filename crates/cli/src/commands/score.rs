@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &ScoreArguments, network: Network) -> Result<ExitCo
     let half_context = checkpoint.config().n_positions.div_ceil(2);
     let stride = arguments.stride.unwrap_or(half_context);
     check_text(&input.ids, stride, checkpoint.config())?;
-    let model = model::load(&checkpoint, &device)?;
+    let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
     let bar = progress::tokens("scoring", input.ids.len() as u64);
     let score = score(&model, &input.ids, stride, &device, &|tokens| bar.inc(tokens))?;
     bar.finish_and_clear();
