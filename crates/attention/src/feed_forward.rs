@@ -40,7 +40,7 @@ impl FeedForward {
     /// # Errors
     /// When the width of `x` differs.
     pub fn forward(&self, x: &Tensor, inner_dropout: f64, pass: &mut Pass) -> Result<Tensor> {
-        let hidden = self.activation.forward(&self.expand.forward(x)?)?; // (B, T, inner)
+        let hidden = self.expand.forward_activated(x, self.activation)?; // (B, T, inner)
         let hidden = pass.show("mlp_activation", hidden)?;
         let hidden = pass.dropout(hidden, inner_dropout)?;
         self.contract.forward(&hidden)

@@ -37,6 +37,27 @@ pub(crate) struct RowKeys {
 }
 
 impl AttentionMask {
+    /// For each query of each row of the batch the number of keys that it sees, where these are the first ones and at least
+    /// one; `None` where they are others.
+    ///
+    /// `rows` is as in [`AttentionMask::additive`].
+    pub(crate) fn visible_prefixes(
+        &self,
+        batch: usize,
+        query_len: usize,
+        key_len: usize,
+        rows: &[RowKeys],
+    ) -> Option<Vec<usize>> {
+        let seen = |row: &RowKeys, query: usize| match self {
+            Self::Bidirectional => Some(row.key_count.min(key_len)),
+            Self::Causal => Some((row.first_query + query + 1).min(row.key_count).min(key_len)),
+            Self::Window { .. } | Self::Additive(_) => None,
+        };
+        let row_of = |index: usize| rows.get(index).or(rows.first());
+        let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
+        queries.map(|(row, query)| seen(row_of(row)?, query).filter(|keys| *keys > 0)).collect()
+    }
+
     /// The same rule as a tensor to add to scores of shape `(B, H, T, S)`; `None` where it hides nothing.
     ///
     /// `rows` has one entry for each row of the batch, or a single one that holds for all.

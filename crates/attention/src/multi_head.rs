@@ -290,9 +290,7 @@ impl MultiHeadAttention {
 
     fn split_heads(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
-        x.reshape((batch, tokens, self.num_heads, self.head_dim))?
-            .transpose(1, 2)? // (B, H, T, D)
-            .contiguous()
+        x.reshape((batch, tokens, self.num_heads, self.head_dim))?.transpose(1, 2) // (B, H, T, D)
     }
 }
 
@@ -303,7 +301,7 @@ fn merge_heads(x: &Tensor) -> Result<Tensor> {
 
 /// The part of a layer that computes the given outputs.
 fn output_rows(layer: &Linear, rows: Range<usize>) -> Result<Linear> {
-    let weight = layer.weight().narrow(0, rows.start, rows.len())?;
+    let weight = layer.weight().to_tensor()?.narrow(0, rows.start, rows.len())?;
     let bias = layer.bias().map(|bias| bias.narrow(0, rows.start, rows.len())).transpose()?;
     Linear::new(weight, bias)
 }

@@ -72,6 +72,11 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Whether dropout is drawn.
+    pub fn is_training(&self) -> bool {
+        self.generator.is_some()
+    }
+
     /// Whether an observer looks: an op may then not skip an intermediate.
     pub fn is_observed(&self) -> bool {
         self.observer.is_some()

@@ -1,14 +1,17 @@
 //! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
 //!
 //! A window mask without a cache goes block by block along the band, so its cost grows with `T · (before + after)`
-//! and not with `T · S`. Everything else takes the dense products below.
+//! and not with `T · S`. Causal and full attention take the CPU's kernel where nobody looks at the weights and no gradient
+//! is asked for. Everything else takes the dense products below, which are the reference of both.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::softmax;
+use gpt2_kernels::{prefix_attention, softmax};
 
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
 
+/// Axis of the batch in a `(B, H, T, D)` tensor.
+const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 /// Fewest queries in a block of the band: smaller products cost more in calls than they save in arithmetic.
@@ -68,15 +71,27 @@ impl ScaledDotProduct {
             && !pass.is_observed()
             && before.saturating_add(*after) < key_len
         {
-            return self.band(q, k, v, mask, (*before, *after), pass);
+            return self.band(&q.contiguous()?, &k.contiguous()?, v, mask, (*before, *after), pass);
         }
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
         if rows.is_empty() {
             rows.push(RowKeys { first_query: 0, key_count: key_len });
         }
+        if self.is_fused(q, k, v, pass)
+            && let Some(visible) = mask.visible_prefixes(q.dim(BATCH_DIM)?, query_len, key_len, &rows)
+        {
+            return prefix_attention(q, k, v, self.scale, &visible);
+        }
         let additive = mask.additive(query_len, key_len, &rows, q.device())?;
-        self.dense(q, k, v, additive.as_ref(), pass)
+        self.dense(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, additive.as_ref(), pass)
+    }
+
+    /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
+    fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor, pass: &Pass) -> bool {
+        let plain = |x: &Tensor| x.dtype() == DType::F32 && x.device().is_cpu() && !x.track_op();
+        let is_dropped = pass.is_training() && self.dropout > 0.0;
+        !is_dropped && !pass.is_observed() && [q, k, v].into_iter().all(plain)
     }
 
     /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.

@@ -148,7 +148,7 @@ impl SelfAttention {
     /// # Errors
     /// When candle cannot transpose them.
     pub fn matrices(&self) -> Result<[Tensor; 3]> {
-        let matrix = |layer: &Linear| layer.weight().t()?.contiguous();
+        let matrix = |layer: &Linear| layer.weight().to_tensor()?.t()?.contiguous();
         Ok([matrix(&self.query)?, matrix(&self.key)?, matrix(&self.value)?])
     }
 

@@ -1,9 +1,10 @@
 //! The arguments of every command, and nothing else.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use gpt2_weights::WrittenDType;
+use gpt2_weights::{WeightFormat, WrittenDType};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
 #[derive(Debug, Parser)]
@@ -36,6 +37,21 @@ pub(crate) enum Command {
     Convert(ConvertArguments),
     /// Check that a checkpoint holds every tensor with its shape and finite values
     Verify(VerifyArguments),
+    /// Measure how fast a model loads, reads prompts and generates on this machine
+    Bench(BenchArguments),
+}
+
+impl Command {
+    /// The number of threads that the command asks for.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        let model = match self {
+            Self::Generate(arguments) => &arguments.model,
+            Self::Score(arguments) => &arguments.model,
+            Self::Bench(arguments) => &arguments.model,
+            Self::Inspect(_) | Self::Convert(_) | Self::Verify(_) => return None,
+        };
+        model.threads.map(|threads| usize::from(threads.get()))
+    }
 }
 
 /// Where the model is and where it runs.
@@ -50,6 +66,12 @@ pub(crate) struct ModelArguments {
     /// Device to run on: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
+    /// Precision of the weights in memory: f32, f16, q8 (8-bit blocks) or q4 (4-bit blocks) [default: as stored]
+    #[arg(long, value_name = "TYPE", value_parser = parse_format)]
+    pub(crate) dtype: Option<WeightFormat>,
+    /// Number of threads [default: as many as this process may use]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZero<u16>>,
 }
 
 /// The tokens to work on.
@@ -372,6 +394,27 @@ pub(crate) struct ConvertArguments {
     /// Print one JSON object: output, format, dtype, bytes
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 bench --model DIR
+  gpt2 bench --model DIR --dtype q8 --threads 2 --json
+
+Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens behind 8, and 64 behind
+896, always the most probable one.")]
+pub(crate) struct BenchArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Print one JSON object: dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_format(name: &str) -> Result<WeightFormat, String> {
+    let names = WeightFormat::NAMES.map(|(name, _)| name).join(", ");
+    WeightFormat::from_name(name).ok_or_else(|| format!("expected one of {names}"))
 }
 
 fn parse_dtype(name: &str) -> Result<WrittenDType, String> {

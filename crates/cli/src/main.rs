@@ -11,6 +11,7 @@ mod model;
 mod output;
 mod progress;
 mod session;
+mod threads;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -40,6 +41,7 @@ impl std::error::Error for UsageError {}
 
 fn main() -> ExitCode {
     let Arguments { command, offline } = Arguments::parse();
+    threads::set(command.threads());
     let network = Network::new(offline);
     // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
     let message = Arc::new(Mutex::new(String::new()));
@@ -71,6 +73,7 @@ fn run(command: &Command, network: Network) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => commands::inspect::run(arguments, network),
         Command::Convert(arguments) => commands::convert::run(arguments, network),
         Command::Verify(arguments) => commands::verify::run(arguments, network),
+        Command::Bench(arguments) => commands::bench::run(arguments, network),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, WeightFormat};
 
 use crate::arguments::ModelArguments;
 use crate::hub::Network;
@@ -36,10 +36,24 @@ pub(crate) fn open(path: &Path, network: Network) -> Result<Checkpoint> {
     Ok(Checkpoint::open(&hub::local_path(path, network)?)?)
 }
 
-/// Loads the model, with a progress bar.
-pub(crate) fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Gpt2LMHead> {
+/// Loads the model in the precision that `--dtype` names, with a progress bar.
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    device: &Device,
+    dtype: Option<WeightFormat>,
+) -> Result<Gpt2LMHead> {
     let bar = progress::bytes("loading", checkpoint.parameter_bytes());
-    let model = checkpoint.load(device, &|bytes| bar.inc(bytes))?;
+    let progress = |bytes| bar.inc(bytes);
+    let model = match dtype {
+        None => checkpoint.load(device, &progress)?,
+        Some(format) if device.is_cpu() => checkpoint.load_as(format, &progress)?,
+        Some(WeightFormat::F32) => checkpoint.load_dense(device, &progress)?,
+        Some(format) => {
+            let message =
+                format!("--dtype {}: other devices than the CPU hold their weights in f32", format.name());
+            return Err(UsageError(message).into());
+        }
+    };
     bar.finish_and_clear();
     Ok(model)
 }

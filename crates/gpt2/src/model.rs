@@ -17,12 +17,11 @@
 //! `(B, T, C)` (behind them).
 
 use candle_core::{D, Result, Tensor};
-use candle_nn::VarBuilder;
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
     Site,
 };
-use gpt2_kernels::{LayerNorm, Linear};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource};
 
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
@@ -40,10 +39,10 @@ struct Block {
 }
 
 impl Block {
-    fn load(config: &Gpt2Config, layer: usize, vb: &VarBuilder) -> Result<Self> {
+    fn load(config: &Gpt2Config, layer: usize, vb: &impl ParameterSource) -> Result<Self> {
         let (width, inner) = (config.n_embd, config.inner_width());
-        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, &vb.pp(name));
-        let linear = |input, output, name: &str| Linear::load(input, output, true, &vb.pp(name));
+        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, &vb.below(name));
+        let linear = |input, output, name: &str| Linear::load(input, output, true, &vb.below(name));
         let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
         let precision = match config.reorder_and_upcast_attn {
             true => ScorePrecision::Float32,
@@ -96,7 +95,7 @@ impl Block {
 /// GPT-2 without its output head: token ids to hidden states.
 #[derive(Debug, Clone)]
 pub struct Gpt2Model {
-    wte: Tensor,
+    wte: Linear,
     wpe: Tensor,
     blocks: Vec<Block>,
     ln_f: LayerNorm,
@@ -108,13 +107,13 @@ impl Gpt2Model {
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &VarBuilder) -> Result<Self> {
-        let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, &vb.pp("h").pp(layer)));
+    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+        let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, &vb.below("h").below(layer)));
         Ok(Self {
-            wte: vb.get((config.vocab_size, config.n_embd), "wte.weight")?,
-            wpe: vb.get((config.n_positions, config.n_embd), "wpe.weight")?,
+            wte: Linear::load(config.n_embd, config.vocab_size, false, &vb.below("wte"))?,
+            wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight")?,
             blocks: blocks.collect::<Result<_>>()?,
-            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.pp("ln_f"))?,
+            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.below("ln_f"))?,
             config: config.clone(),
         })
     }
@@ -188,7 +187,7 @@ impl Gpt2Model {
     }
 
     fn parameter_count(&self) -> usize {
-        self.wte.elem_count()
+        self.wte.parameter_count()
             + self.wpe.elem_count()
             + self.blocks.iter().map(Block::parameter_count).sum::<usize>()
             + self.ln_f.parameter_count()
@@ -216,11 +215,11 @@ impl Gpt2LMHead {
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &VarBuilder) -> Result<Self> {
+    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
         let transformer = Gpt2Model::load(config, vb)?;
         let lm_head = match config.tie_word_embeddings {
-            true => Linear::new(transformer.wte.clone(), None)?,
-            false => Linear::load(config.n_embd, config.vocab_size, false, &vb.pp("lm_head"))?,
+            true => transformer.wte.clone(),
+            false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
         };
         Ok(Self { transformer, lm_head })
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with the input of an op. It travels inside candle's error type, from which `downcast_ref` takes it.
 
+use candle_core::DType;
 use thiserror::Error;
 
 /// An input that an op cannot work with.
@@ -21,6 +22,42 @@ pub enum KernelError {
         expected: usize,
         /// Shape of the input.
         found: Vec<usize>,
+    },
+    /// A matrix to pack has fewer bytes than its sizes demand.
+    #[error("packed matrix: {found} bytes are too few for {out_features} outputs of {in_features} inputs")]
+    MatrixBytes {
+        /// Width of the output.
+        out_features: usize,
+        /// Width of the input.
+        in_features: usize,
+        /// Number of bytes.
+        found: usize,
+    },
+    /// A fast kernel was given something else than f32 values on the CPU.
+    #[error("expected f32 values on the CPU, found {found:?}, or another device")]
+    NotCpuFloats {
+        /// Their type.
+        found: DType,
+    },
+    /// Queries, keys and values do not fit to each other.
+    #[error(
+        "attention: q {q:?}, k {k:?} and v {v:?} do not fit together, or a query sees no key or more than there are"
+    )]
+    AttentionShapes {
+        /// Shape of the queries.
+        q: Vec<usize>,
+        /// Shape of the keys.
+        k: Vec<usize>,
+        /// Shape of the values.
+        v: Vec<usize>,
+    },
+    /// An embedding was asked for rows that its table does not have.
+    #[error("embedding: row {row} of a table of {rows}")]
+    NoSuchRow {
+        /// The row asked for.
+        row: usize,
+        /// Number of rows.
+        rows: usize,
     },
     /// A dropout rate is no probability.
     #[error("dropout: expected a rate from 0 to 1, found {found}")]

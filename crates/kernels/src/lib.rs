@@ -15,16 +15,25 @@
 //! ```
 
 mod activation;
+mod attention;
 mod dropout;
 mod error;
 mod layer_norm;
 mod linear;
+mod packed;
+mod parallel;
+mod parameters;
 mod random;
+mod simd;
+mod vector_math;
 
 pub use activation::Activation;
+pub use attention::prefix_attention;
 pub use candle_nn::ops::softmax;
 pub use dropout::dropout;
 pub use error::KernelError;
 pub use layer_norm::LayerNorm;
-pub use linear::Linear;
+pub use linear::{Linear, Matrix};
+pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+pub use parameters::ParameterSource;
 pub use random::Generator;

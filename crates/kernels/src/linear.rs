@@ -2,17 +2,59 @@
 //!
 //! A GPT-2 checkpoint stores its matrices as `(in, out)` (`Conv1D`). The loader hands those in as a transposed
 //! view, which costs nothing and which the product below turns back into the stored layout.
+//!
+//! A dense weight is a tensor: any device, trainable, the reference. A packed weight is for inference on the CPU.
 
-use candle_core::{D, Result, Tensor};
-use candle_nn::VarBuilder;
+use std::sync::Arc;
 
-use crate::KernelError;
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor};
+
+use crate::packed::{Epilogue, PackedMatrix, product};
+use crate::simd::{InstructionSet, LANES};
+use crate::{Activation, KernelError, ParameterSource};
+
+/// The weight of a linear layer, `(out, in)`.
+#[derive(Debug, Clone)]
+pub enum Matrix {
+    /// A tensor: contiguous, or the transposed view of an `(in, out)` tensor.
+    Dense(Tensor),
+    /// Weights in the layout of the fast products. Clones share them.
+    Packed(Arc<PackedMatrix>),
+}
+
+impl Matrix {
+    /// Width of the output and of the input.
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Dense(weight) => {
+                (weight.dim(0).unwrap_or_default(), weight.dim(D::Minus1).unwrap_or_default())
+            }
+            Self::Packed(weight) => (weight.out_features(), weight.in_features()),
+        }
+    }
+
+    /// The weights as a tensor `(out, in)`: the dense weight itself, or packed weights expanded to f32.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match self {
+            Self::Dense(weight) => Ok(weight.clone()),
+            Self::Packed(weight) => {
+                let outputs: Vec<usize> = (0..weight.out_features()).collect();
+                Tensor::from_vec(weight.rows(&outputs), self.shape(), &Device::Cpu)
+            }
+        }
+    }
+}
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
 pub struct Linear {
-    weight: Tensor,
+    weight: Matrix,
     bias: Option<Tensor>,
+    /// The bias of a packed weight, filled up to whole panels.
+    panel_bias: Option<Arc<[f32]>>,
 }
 
 impl Linear {
@@ -24,23 +66,45 @@ impl Linear {
     /// # Errors
     /// When the shapes are not these.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
-        let (out_features, _) = weight.dims2()?;
+        weight.dims2()?;
+        Self::from_matrix(Matrix::Dense(weight), bias)
+    }
+
+    /// A layer from a weight in any form and a bias of shape `(out)`.
+    ///
+    /// # Errors
+    /// When the bias has another shape.
+    pub fn from_matrix(weight: Matrix, bias: Option<Tensor>) -> Result<Self> {
+        let (out_features, _) = weight.shape();
         if let Some(bias) = &bias
             && bias.dims() != [out_features]
         {
             return Err(KernelError::BiasShape { expected: out_features, found: bias.dims().to_vec() }.into());
         }
-        Ok(Self { weight, bias })
+        let panel_bias = match (&weight, &bias) {
+            (Matrix::Packed(_), Some(bias)) => {
+                let mut values = bias.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+                values.resize(out_features.next_multiple_of(LANES), 0.0);
+                Some(values.into())
+            }
+            _ => None,
+        };
+        Ok(Self { weight, bias, panel_bias })
     }
 
     /// A layer from the parameters `weight` and, where `has_bias`, `bias` below the path of `vb`.
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(in_features: usize, out_features: usize, has_bias: bool, vb: &VarBuilder) -> Result<Self> {
-        let weight = vb.get((out_features, in_features), "weight")?;
-        let bias = has_bias.then(|| vb.get(out_features, "bias")).transpose()?;
-        Self::new(weight, bias)
+    pub fn load(
+        in_features: usize,
+        out_features: usize,
+        has_bias: bool,
+        vb: &impl ParameterSource,
+    ) -> Result<Self> {
+        let weight = vb.matrix(out_features, in_features, "weight")?;
+        let bias = has_bias.then(|| vb.parameter(out_features, "bias")).transpose()?;
+        Self::from_matrix(weight, bias)
     }
 
     /// `x Wᵀ + b`.
@@ -49,17 +113,15 @@ impl Linear {
     /// `x` `(…, in)`; returns `(…, out)`.
     ///
     /// # Errors
-    /// When the last axis of `x` is not `in` wide.
+    /// When the last axis of `x` is not `in` wide, or the weight is packed and `x` is not f32 on the CPU.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut shape = x.dims().to_vec();
-        let Some(width) = shape.last_mut().filter(|width| **width == self.in_features()) else {
-            return Err(
-                KernelError::InputWidth { expected: self.in_features(), found: x.dims().to_vec() }.into()
-            );
+        let shape = self.output_shape(x)?;
+        let weight = match &self.weight {
+            Matrix::Dense(weight) => weight,
+            Matrix::Packed(weight) => return self.packed_product(weight, x, false),
         };
-        *width = self.out_features();
         // One two-axis product: candle would otherwise run one product for each row of the batch.
-        let rows = x.reshape(((), self.in_features()))?.matmul(&self.weight.t()?)?;
+        let rows = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?;
         let y = rows.reshape(shape)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
@@ -67,18 +129,54 @@ impl Linear {
         }
     }
 
+    /// `activation(x Wᵀ + b)`.
+    ///
+    /// # Shapes
+    /// As [`Linear::forward`].
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
+        self.output_shape(x)?;
+        match (&self.weight, activation) {
+            (Matrix::Packed(weight), Activation::GeluTanh) if !x.track_op() => {
+                self.packed_product(weight, x, true)
+            }
+            _ => activation.forward(&self.forward(x)?),
+        }
+    }
+
+    /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.
+    ///
+    /// # Shapes
+    /// `ids` `(T)` of u32; returns `(T, in)`.
+    ///
+    /// # Errors
+    /// When an id is not below `out`.
+    pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
+        let weight = match &self.weight {
+            Matrix::Dense(weight) => return weight.embedding(ids),
+            Matrix::Packed(weight) => weight,
+        };
+        let outputs: Vec<usize> = ids.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
+        if let Some(row) = outputs.iter().find(|id| **id >= self.out_features()) {
+            return Err(KernelError::NoSuchRow { row: *row, rows: self.out_features() }.into());
+        }
+        Tensor::from_vec(weight.rows(&outputs), (outputs.len(), self.in_features()), &Device::Cpu)
+    }
+
     /// Width of the input.
     pub fn in_features(&self) -> usize {
-        self.weight.dim(D::Minus1).unwrap_or_default()
+        self.weight.shape().1
     }
 
     /// Width of the output.
     pub fn out_features(&self) -> usize {
-        self.weight.dim(0).unwrap_or_default()
+        self.weight.shape().0
     }
 
     /// The weight, `(out, in)`.
-    pub fn weight(&self) -> &Tensor {
+    pub fn weight(&self) -> &Matrix {
         &self.weight
     }
 
@@ -89,6 +187,62 @@ impl Linear {
 
     /// Number of trainable values: weight and bias.
     pub fn parameter_count(&self) -> usize {
-        self.weight.elem_count() + self.bias.as_ref().map_or(0, Tensor::elem_count)
+        self.out_features() * self.in_features() + self.bias.as_ref().map_or(0, Tensor::elem_count)
+    }
+
+    /// The shape of the output for `x`.
+    fn output_shape(&self, x: &Tensor) -> Result<Vec<usize>> {
+        let mut shape = x.dims().to_vec();
+        let Some(width) = shape.last_mut().filter(|width| **width == self.in_features()) else {
+            return Err(
+                KernelError::InputWidth { expected: self.in_features(), found: x.dims().to_vec() }.into()
+            );
+        };
+        *width = self.out_features();
+        Ok(shape)
+    }
+
+    fn packed_product(&self, weight: &Arc<PackedMatrix>, x: &Tensor, gelu: bool) -> Result<Tensor> {
+        x.contiguous()?.apply_op1(PackedProduct {
+            weight: Arc::clone(weight),
+            bias: self.panel_bias.clone(),
+            gelu,
+        })
+    }
+}
+
+/// A product with packed weights, its bias and, where asked for, the tanh form of GELU.
+struct PackedProduct {
+    weight: Arc<PackedMatrix>,
+    bias: Option<Arc<[f32]>>,
+    gelu: bool,
+}
+
+impl CustomOp1 for PackedProduct {
+    fn name(&self) -> &'static str {
+        "packed-product"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = storage.as_slice::<f32>()?;
+        let (start, end) = layout.contiguous_offsets().unwrap_or_default();
+        let mut shape = layout.dims().to_vec();
+        let rows = shape.iter().rev().skip(1).product();
+        if let Some(width) = shape.last_mut() {
+            *width = self.weight.out_features();
+        }
+        let epilogue = Epilogue { bias: self.bias.as_deref(), gelu: self.gelu };
+        let y = product(&self.weight, &x[start..end], rows, epilogue, InstructionSet::detected());
+        Ok((CpuStorage::F32(y), shape.into()))
+    }
+
+    /// Only without GELU, see [`Linear::forward_activated`]; the weights themselves are not trained.
+    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        if self.gelu {
+            return Err(candle_core::Error::BackwardNotSupported { op: self.name() });
+        }
+        let weight = Matrix::Packed(Arc::clone(&self.weight)).to_tensor()?;
+        let rows = gradient.reshape(((), self.weight.out_features()))?;
+        Ok(Some(rows.matmul(&weight)?.reshape(x.shape())?))
     }
 }

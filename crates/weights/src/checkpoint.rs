@@ -6,11 +6,12 @@ use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
 use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
 use tokenizers::Tokenizer;
 
 use crate::naming::{Naming, Orientation, ParameterSource};
 use crate::source::{Format, Source};
-use crate::stored::StoredTensor;
+use crate::stored::{StoredDType, StoredTensor};
 use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
@@ -204,15 +205,54 @@ impl Checkpoint {
         Err(WeightsError::Mismatches { path, mismatches })
     }
 
-    /// Builds the model, in f32. `progress` is told how many bytes of the file were read since the last call.
+    /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
+    /// GGUF's Q8_0 and Q4_0 in our formats of the same numbers, everything else in f32; on other devices as f32 tensors.
+    /// `progress` is told how many bytes of the file were read since the last call.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.
     pub fn load(&self, device: &Device, progress: &(dyn Fn(u64) + Sync)) -> Result<Gpt2LMHead, WeightsError> {
+        if !device.is_cpu() {
+            return self.load_dense(device, progress);
+        }
+        self.load_on_cpu(None, progress)
+    }
+
+    /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`.
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model.
+    pub fn load_as(
+        &self,
+        format: WeightFormat,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gpt2LMHead, WeightsError> {
+        self.load_on_cpu(Some(format), progress)
+    }
+
+    /// Builds the model from plain f32 tensors: for other devices, and as the reference for the packed products.
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model, or the device has no room.
+    pub fn load_dense(
+        &self,
+        device: &Device,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gpt2LMHead, WeightsError> {
         self.check()?;
         let backend = ReadParameters { checkpoint: self, progress };
         let vb = VarBuilder::from_backend(Box::new(backend), DType::F32, device.clone());
         Ok(Gpt2LMHead::load(&self.config, &vb)?)
+    }
+
+    fn load_on_cpu(
+        &self,
+        format: Option<WeightFormat>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gpt2LMHead, WeightsError> {
+        self.check()?;
+        let reader = ReadParameters { checkpoint: self, progress };
+        Ok(Gpt2LMHead::load(&self.config, &PackParameters { reader: &reader, format, path: String::new() })?)
     }
 
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
@@ -346,6 +386,81 @@ impl SimpleBackend for ReadParameters<'_> {
             Some((ParameterSource::Zeros, _)) => true,
             None => false,
         }
+    }
+}
+
+/// Hands the parameters to the model with the matrices packed, straight from the mapped file where it holds them as
+/// plain values.
+struct PackParameters<'a> {
+    reader: &'a ReadParameters<'a>,
+    /// The format of all matrices; that of each one's stored type where there is none.
+    format: Option<WeightFormat>,
+    path: String,
+}
+
+impl PackParameters<'_> {
+    fn name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// The tensor of a matrix that is stored in one piece.
+    fn stored(&self, name: &str) -> Option<&StoredTensor> {
+        match self.reader.checkpoint.naming.parameters.get(name) {
+            Some((ParameterSource::Whole(index), _)) => self.reader.checkpoint.source.tensors.get(*index),
+            _ => None,
+        }
+    }
+
+    /// The bytes of a matrix that the packing can read as they are.
+    fn mapped(&self, name: &str, (out_features, in_features): (usize, usize)) -> Option<MatrixBytes<'_>> {
+        let stored = self.stored(name).filter(|stored| stored.strides.is_none())?;
+        let dtype = match stored.dtype {
+            StoredDType::F32 => StoredFloat::F32,
+            StoredDType::F16 => StoredFloat::F16,
+            StoredDType::BF16 => StoredFloat::BF16,
+            _ => return None,
+        };
+        let Checkpoint { naming, source, .. } = self.reader.checkpoint;
+        let order = match (naming.is_transposed(name), stored.shape.as_slice()) {
+            (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
+                StoredOrder::InputMajor
+            }
+            // More rows than outputs are padding behind the vocabulary.
+            (false, [rows, columns]) if *rows >= out_features && *columns == in_features => {
+                StoredOrder::OutputMajor
+            }
+            _ => return None,
+        };
+        let bytes = source.files.get(stored.file)?.get(stored.bytes.clone())?;
+        Some(MatrixBytes { bytes, dtype, order, out_features, in_features })
+    }
+}
+
+impl gpt2_kernels::ParameterSource for PackParameters<'_> {
+    fn below(&self, name: impl ToString) -> Self {
+        Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> candle_core::Result<Tensor> {
+        let name = self.name(name);
+        self.reader.get(shape.into(), &name, candle_nn::Init::Const(0.), DType::F32, &Device::Cpu)
+    }
+
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
+        let path = self.name(name);
+        let stored = self.stored(&path);
+        let format = self.format.or(stored.map(|stored| stored.dtype.weight_format()));
+        let format = format.unwrap_or(WeightFormat::F32);
+        let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
+            (Some(matrix), Some(stored)) => {
+                let packed = PackedMatrix::from_bytes(matrix, format)?;
+                stored.forget(&self.reader.checkpoint.source.files);
+                (self.reader.progress)(stored.bytes.len() as u64);
+                packed
+            }
+            _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
+        };
+        Ok(Matrix::Packed(packed.into()))
     }
 }
 

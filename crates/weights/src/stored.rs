@@ -6,6 +6,7 @@ use std::ops::Range;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::{DType, Device, Result, Tensor};
+use gpt2_kernels::WeightFormat;
 
 use crate::mapped_file::MappedFile;
 
@@ -31,6 +32,16 @@ impl StoredDType {
     /// Whether values of this type can be weights.
     pub fn holds_weights(self) -> bool {
         !matches!(self, Self::Other(_))
+    }
+
+    /// The format in which packed weights of this type lose nothing.
+    pub(crate) fn weight_format(self) -> WeightFormat {
+        match self {
+            Self::F16 => WeightFormat::F16,
+            Self::Quantized(GgmlDType::Q8_0) => WeightFormat::Q8,
+            Self::Quantized(GgmlDType::Q4_0) => WeightFormat::Q4,
+            _ => WeightFormat::F32,
+        }
     }
 
     /// Bytes of `elements` values, where the type holds weights and they fill whole blocks.
@@ -107,10 +118,15 @@ impl StoredTensor {
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let tensor = self.read_mapped(files, device)?;
+        self.forget(files);
+        Ok(tensor)
+    }
+
+    /// Lets go of the memory behind the tensor's bytes.
+    pub(crate) fn forget(&self, files: &[MappedFile]) {
         if let Some(file) = files.get(self.file) {
             file.forget(self.bytes.clone());
         }
-        Ok(tensor)
     }
 
     /// The values in f32, one after the other.

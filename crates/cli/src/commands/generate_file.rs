@@ -86,7 +86,7 @@ pub(super) fn run(
         Some(output) => Sink::file(output, arguments.resume, &settings(arguments, &config), &lines)?,
         None => Sink { written: 0, partial: None },
     };
-    let model = model::load(checkpoint, device)?;
+    let model = model::load(checkpoint, device, arguments.model.dtype)?;
     let session = Session { model: &model, tokenizer: tokenizer.as_ref(), config: &config, device };
     let bar = progress::items("generating", lines.len() as u64, "prompts");
     bar.inc(sink.written as u64);

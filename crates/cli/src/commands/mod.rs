@@ -1,5 +1,6 @@
 //! One file for each command; `generate` has one for each source of prompts.
 
+pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod generate;
 mod generate_file;

@@ -88,7 +88,7 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
     let (mut cache_difference, mut against_difference) = (None, None);
     // Numbers are compared only where there are numbers.
     if problems.is_empty() {
-        let model = model::load(&checkpoint, &Device::Cpu)?;
+        let model = model::load(&checkpoint, &Device::Cpu, None)?;
         let prompt = fixed_prompt(checkpoint.config());
         let logits = logits(&model, &prompt)?;
         let largest = largest_logit(&logits);
@@ -109,7 +109,7 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
                 );
             }
             let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
-            let theirs = self::logits(&model::load(&other, &Device::Cpu)?, prompt)?;
+            let theirs = self::logits(&model::load(&other, &Device::Cpu, None)?, prompt)?;
             let difference = largest_difference(&logits[..theirs.len()], &theirs);
             if difference.is_nan() || difference > arguments.tolerance {
                 problems.push(format!(

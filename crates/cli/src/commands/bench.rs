@@ -1,0 +1,150 @@
+//! `gpt2 bench`: how fast the model loads, reads a prompt and generates here.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use serde::Serialize;
+
+use crate::arguments::BenchArguments;
+use crate::hub::Network;
+use crate::{UsageError, model, output};
+
+/// Lengths of the prompts that are read.
+const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
+/// Each prompt is read this many times; the median counts.
+const PREFILL_RUNS: usize = 3;
+/// Prompt and new tokens of the two decoding runs: at the beginning of a text, and late in the context.
+const DECODE: (usize, usize) = (8, 128);
+const DECODE_AT_896: (usize, usize) = (896, 64);
+
+/// What `--json` prints. Speeds are tokens per second; they are absent where the context is too short for them.
+#[derive(Serialize)]
+struct Report {
+    dtype: &'static str,
+    threads: usize,
+    load_s: f64,
+    /// The most memory this process ever held; absent where the system does not say.
+    peak_rss_mib: Option<f64>,
+    prefill: BTreeMap<usize, f64>,
+    decode: Option<f64>,
+    decode_at_896: Option<f64>,
+}
+
+pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCode> {
+    let device = model::device(&arguments.model)?;
+    let checkpoint = model::open(&arguments.model.model, network)?;
+    let start = Instant::now();
+    let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
+    let load_s = start.elapsed().as_secs_f64();
+    let bench = Bench { model: &model, device: &device };
+
+    let n_positions = model.config().n_positions;
+    if n_positions < DECODE.0 + DECODE.1 {
+        let message = format!("a context of {n_positions} tokens is too short to measure");
+        return Err(UsageError(message).into());
+    }
+    let decode = bench.decode(DECODE)?;
+    let mut prefill = BTreeMap::new();
+    for tokens in PREFILL_TOKENS.into_iter().filter(|tokens| *tokens <= n_positions) {
+        prefill.insert(tokens, bench.prefill(tokens)?);
+    }
+    let decode_at_896 = bench.decode(DECODE_AT_896)?;
+    let report = Report {
+        dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
+        threads: std::env::var("CANDLE_NUM_THREADS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
+        load_s,
+        peak_rss_mib: peak_rss_mib(),
+        prefill,
+        decode,
+        decode_at_896,
+    };
+    if arguments.json {
+        output::write_json(&report)?;
+    } else {
+        print(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) -> Result<()> {
+    let line =
+        |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
+    output::write_line(&format!("weights {}, {} threads", report.dtype, report.threads))?;
+    line("load", report.load_s * 1e3, "ms")?;
+    if let Some(peak) = report.peak_rss_mib {
+        line("peak memory", peak, "MiB")?;
+    }
+    for (tokens, speed) in &report.prefill {
+        line(&format!("prefill {tokens}"), *speed, "tokens/s")?;
+    }
+    for (name, speed) in [("decode", report.decode), ("decode at 896", report.decode_at_896)] {
+        if let Some(speed) = speed {
+            line(name, speed, "tokens/s")?;
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    model: &'a Gpt2LMHead,
+    device: &'a Device,
+}
+
+impl Bench<'_> {
+    /// Prompt tokens per second, with the logits of the last position.
+    fn prefill(&self, tokens: usize) -> Result<f64> {
+        let mut elapsed_s = Vec::new();
+        for _ in 0..PREFILL_RUNS {
+            let mut cache = self.cache(tokens)?;
+            let start = Instant::now();
+            self.next_token(&self.prompt(tokens), &mut cache)?;
+            elapsed_s.push(start.elapsed().as_secs_f64());
+        }
+        elapsed_s.sort_by(f64::total_cmp);
+        Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
+    }
+
+    /// Greedy tokens per second behind a prompt, without the time for the prompt; `None` where they do not fit.
+    fn decode(&self, (prompt_tokens, new_tokens): (usize, usize)) -> Result<Option<f64>> {
+        if prompt_tokens + new_tokens > self.model.config().n_positions {
+            return Ok(None);
+        }
+        let mut cache = self.cache(prompt_tokens + new_tokens)?;
+        let mut token = self.next_token(&self.prompt(prompt_tokens), &mut cache)?;
+        let start = Instant::now();
+        for _ in 0..new_tokens {
+            token = self.next_token(&[token], &mut cache)?;
+        }
+        Ok(Some(new_tokens as f64 / start.elapsed().as_secs_f64()))
+    }
+
+    fn cache(&self, capacity: usize) -> Result<Gpt2Cache> {
+        Ok(Gpt2Cache::new(self.model.config(), 1, capacity, DType::F32, self.device)?)
+    }
+
+    /// The most probable token behind `ids`.
+    fn next_token(&self, ids: &[u32], cache: &mut Gpt2Cache) -> Result<u32> {
+        let ids = Tensor::from_slice(ids, (1, ids.len()), self.device)?;
+        let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+        let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        Ok(u32::try_from(largest.map_or(0, |(id, _)| id))?)
+    }
+
+    /// Ids spread over the vocabulary.
+    fn prompt(&self, tokens: usize) -> Vec<u32> {
+        let id = |index: usize| u32::try_from((index * 7919 + 3) % self.model.config().vocab_size);
+        (0..tokens).filter_map(|index| id(index).ok()).collect()
+    }
+}
+
+fn peak_rss_mib() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024.0)
+}

@@ -1,0 +1,206 @@
+//! Every format, instruction set and number of rows against a product in f64 with the weights that the format holds.
+
+use candle_core::{Device, Tensor};
+
+use super::*;
+use crate::simd::InstructionSet;
+
+/// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, its vocabulary, a single value.
+const SHAPES: [(usize, usize); 9] =
+    [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (129, 300), (50_257, 8)];
+/// One row, less than a tile, a tile of each instruction set, more, and more than a part.
+const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
+
+/// Values without a pattern, of about unit size.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    crate::random::noise(count, seed, 0.0, 2.0)
+}
+
+fn packed(out_features: usize, in_features: usize, format: WeightFormat) -> (Vec<f32>, PackedMatrix) {
+    let weights = noise(out_features * in_features, 1);
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    (weights, PackedMatrix::from_tensor(&tensor, format).unwrap())
+}
+
+/// The weights that the format holds.
+fn held(matrix: &PackedMatrix) -> Vec<f32> {
+    matrix.rows(&(0..matrix.out_features()).collect::<Vec<_>>())
+}
+
+fn reference(weights: &[f32], x: &[f32], in_features: usize, bias: Option<&[f32]>) -> Vec<f64> {
+    let mut y = Vec::new();
+    for inputs in x.chunks(in_features) {
+        for (output, weights) in weights.chunks(in_features).enumerate() {
+            let products = inputs.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            y.push(products.sum::<f64>() + bias.map_or(0.0, |bias| f64::from(bias[output])));
+        }
+    }
+    y
+}
+
+#[test]
+fn products_equal_the_reference() {
+    for (out_features, in_features) in SHAPES {
+        for (_, format) in WeightFormat::NAMES {
+            let (_, matrix) = packed(out_features, in_features, format);
+            let weights = held(&matrix);
+            let mut bias = noise(out_features, 3);
+            bias.resize(out_features.next_multiple_of(LANES), 0.0);
+            for rows in ROWS {
+                if rows > 13 && out_features > 1000 {
+                    continue;
+                }
+                let x = noise(rows * in_features, 2);
+                let expected = reference(&weights, &x, in_features, Some(&bias));
+                for instructions in InstructionSet::available() {
+                    let epilogue = Epilogue { bias: Some(&bias), gelu: false };
+                    let y = product(&matrix, &x, rows, epilogue, instructions);
+                    assert_eq!(y.len(), rows * out_features);
+                    // Each of the sums rounds once an addend, relative to sums of about sqrt(in).
+                    let tolerance = 1e-6 * (in_features as f64).sqrt() + 1e-6;
+                    for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
+                        let difference = (f64::from(*y) - expected).abs();
+                        assert!(
+                            difference <= tolerance,
+                            "{format:?} ({out_features}, {in_features}), {rows} rows, {instructions:?}, value {index}: \
+                             {y} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gelu_follows_the_bias() {
+    let (_, matrix) = packed(20, 30, WeightFormat::F32);
+    let mut bias = noise(20, 3);
+    bias.resize(32, 0.0);
+    for rows in [1, 5] {
+        let x = noise(rows * 30, 2);
+        for instructions in InstructionSet::available() {
+            let plain = product(&matrix, &x, rows, Epilogue { bias: Some(&bias), gelu: false }, instructions);
+            let activated =
+                product(&matrix, &x, rows, Epilogue { bias: Some(&bias), gelu: true }, instructions);
+            let plain = Tensor::from_vec(plain, rows * 20, &Device::Cpu).unwrap();
+            let expected = plain.gelu().unwrap().to_vec1::<f32>().unwrap();
+            for (activated, expected) in activated.iter().zip(expected) {
+                assert!((activated - expected).abs() < 1e-6, "{activated} for {expected}");
+            }
+        }
+    }
+}
+
+/// The bounds of [`WeightFormat`], on groups of very different size.
+#[test]
+fn the_error_of_each_format_is_bounded() {
+    let (out_features, in_features) = (40, 96);
+    let mut weights = noise(out_features * in_features, 5);
+    for (index, weight) in weights.iter_mut().enumerate() {
+        *weight *= [1.0, 1e-3, 100.0][index / GROUP % 3];
+    }
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    for (_, format) in WeightFormat::NAMES {
+        let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+        for (group, held) in weights.chunks(GROUP).zip(held(&matrix).chunks(GROUP)) {
+            let largest = group.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            let errors = group.iter().zip(held).map(|(weight, held)| (weight - held).abs());
+            let within = |bound: f32| errors.clone().all(|error| error <= bound * largest);
+            let squares: f32 = errors.clone().map(|error| error * error).sum();
+            match format {
+                WeightFormat::F32 => assert!(within(0.0)),
+                WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
+                WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
+                WeightFormat::Q4 => {
+                    let bound = largest * (1.0 / 8.0 + 0.5f32.powi(11));
+                    assert!(squares <= GROUP as f32 * bound * bound);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_reads_either_order_and_every_type() {
+    let (out_features, in_features) = (21, 70);
+    let weights = noise(out_features * in_features, 1);
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    let conv1d = tensor.t().unwrap().contiguous().unwrap();
+    let from_view = PackedMatrix::from_tensor(&conv1d.t().unwrap(), WeightFormat::F32).unwrap();
+    assert_eq!(held(&from_view), weights);
+    let transposed = conv1d.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    for (order, values) in [(StoredOrder::OutputMajor, &weights), (StoredOrder::InputMajor, &transposed)] {
+        let f32_bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let f16_bytes: Vec<u8> =
+            values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect();
+        let bf16_bytes: Vec<u8> =
+            values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
+        for (dtype, bytes, tolerance) in [
+            (StoredFloat::F32, f32_bytes, 0.0),
+            (StoredFloat::F16, f16_bytes, 0.5f32.powi(11)),
+            (StoredFloat::BF16, bf16_bytes, 0.5f32.powi(8)),
+        ] {
+            // One byte further on nothing is aligned.
+            let shifted = [&[0], bytes.as_slice()].concat();
+            let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
+            let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32).unwrap();
+            for (held, weight) in held(&matrix).iter().zip(&weights) {
+                assert!((held - weight).abs() <= tolerance, "{dtype:?} {order:?}: {held} for {weight}");
+            }
+            let short = MatrixBytes { bytes: &bytes[1..], ..view };
+            assert!(PackedMatrix::from_bytes(short, WeightFormat::F32).is_err());
+        }
+    }
+}
+
+/// A weight that is not finite, and an activation that is not, reach the outputs that the reference says, and no other.
+#[test]
+fn what_is_not_finite_stays_where_it_belongs() {
+    for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let (mut weights, _) = packed(20, 70, WeightFormat::F32);
+        weights[3 * 70 + 66] = special;
+        let tensor = Tensor::from_slice(&weights, (20, 70), &Device::Cpu).unwrap();
+        for (_, format) in WeightFormat::NAMES {
+            let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+            for (rows, instructions) in [1, 3].into_iter().flat_map(|rows| {
+                InstructionSet::available().into_iter().map(move |instructions| (rows, instructions))
+            }) {
+                let y = product(&matrix, &noise(rows * 70, 2), rows, Epilogue::default(), instructions);
+                for (index, y) in y.iter().enumerate() {
+                    assert_eq!(
+                        y.is_finite(),
+                        index % 20 != 3,
+                        "{format:?} {special} {instructions:?}: value {index} is {y}"
+                    );
+                }
+            }
+        }
+        let (_, matrix) = packed(20, 70, WeightFormat::Q8);
+        let mut x = noise(3 * 70, 2);
+        x[70 + 5] = special;
+        for instructions in InstructionSet::available() {
+            let y = product(&matrix, &x, 3, Epilogue::default(), instructions);
+            for (index, y) in y.iter().enumerate() {
+                assert_eq!(
+                    y.is_finite(),
+                    index / 20 != 1,
+                    "{special} {instructions:?}: value {index} is {y}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_per_weight() {
+    for (format, bits) in [
+        (WeightFormat::F32, 32.0),
+        (WeightFormat::F16, 16.0),
+        (WeightFormat::Q8, 8.5),
+        (WeightFormat::Q4, 4.5),
+    ] {
+        let (_, matrix) = packed(48, 768, format);
+        assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
+    }
+}

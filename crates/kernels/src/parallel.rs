@@ -1,0 +1,139 @@
+//! Work on parts of an output by all threads of candle's pool.
+//!
+//! There is one pool, candle's `barrier_pool`, which its own elementwise operations use too: a region starts within a
+//! microsecond, while its threads still spin. Parts are handed out one by one, so a thread that was held up delays
+//! nobody; every part is computed by one thread in one way, so results do not depend on the number of threads.
+//! The work given here must not call candle: the pool is not reentrant.
+
+#![expect(unsafe_code, reason = "threads write disjoint parts of one output")]
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::utils::barrier_pool;
+
+/// How an output of rows is cut into parts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    /// Elements of a row.
+    pub(crate) row_len: usize,
+    /// Rows of a part; the last part may have fewer.
+    pub(crate) rows: usize,
+    /// Columns of a part; the last part may have fewer.
+    pub(crate) columns: usize,
+}
+
+/// One part of an output: some columns of some rows.
+pub(crate) struct Part<'a, T> {
+    /// Index of its first row in the output.
+    pub(crate) first_row: usize,
+    /// Index of its first column in the output.
+    pub(crate) first_column: usize,
+    rows: usize,
+    columns: usize,
+    row_len: usize,
+    start: *mut T,
+    output: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Part<'_, T> {
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Row `row` of this part.
+    pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: `for_each_part` made this part of whole columns within rows that all lie inside the output, and no
+        // other part has any element of it; the output stays borrowed for 'a, and `&mut self` hands out one row at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_len), self.columns) }
+    }
+}
+
+/// Gives every part of `output` to `work`, on all threads of the pool.
+///
+/// `output` holds whole rows of `parts.row_len`, which is not zero; neither are the sizes of the parts.
+pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl Fn(Part<'_, T>) + Sync) {
+    let rows = output.len() / parts.row_len;
+    let (down, across) = (rows.div_ceil(parts.rows), parts.row_len.div_ceil(parts.columns));
+    let base = Base(output.as_mut_ptr());
+    let part = |index: usize| {
+        let (first_row, first_column) = (index / across * parts.rows, index % across * parts.columns);
+        let offset = first_row * parts.row_len + first_column;
+        Part {
+            first_row,
+            first_column,
+            rows: parts.rows.min(rows - first_row),
+            columns: parts.columns.min(parts.row_len - first_column),
+            row_len: parts.row_len,
+            // SAFETY: the index is below `down · across`, so the first element lies inside the output.
+            start: unsafe { base.pointer().add(offset) },
+            output: PhantomData,
+        }
+    };
+    for_each_index(down * across, |index| work(part(index)));
+}
+
+/// Calls `work` once with each index below `count`, on all threads of the pool.
+pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
+    if count < 2 {
+        (0..count).for_each(work);
+        return;
+    }
+    let next = AtomicUsize::new(0);
+    barrier_pool().execute(|_| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            work(index);
+        }
+    });
+}
+
+/// The start of an output, for all threads.
+struct Base<T>(*mut T);
+
+// SAFETY: the pointer is only used to make parts, which have no element in common, so each element is used by one thread;
+// elements may go to another thread as `T: Send`.
+unsafe impl<T: Send> Sync for Base<T> {}
+
+impl<T> Base<T> {
+    fn pointer(&self) -> *mut T {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_belongs_to_one_part() {
+        for (rows, row_len, part_rows, part_columns) in
+            [(1, 1, 1, 1), (7, 5, 2, 3), (3, 16, 5, 16), (4, 9, 1, 2)]
+        {
+            let mut output = vec![0; rows * row_len];
+            let parts = Parts { row_len, rows: part_rows, columns: part_columns };
+            for_each_part(&mut output, parts, |mut part| {
+                for row in 0..part.rows() {
+                    let (first_row, first_column) = (part.first_row, part.first_column);
+                    for (column, element) in part.row(row).iter_mut().enumerate() {
+                        *element += 1 + (first_row + row) * row_len + first_column + column;
+                    }
+                }
+            });
+            assert_eq!(output, (1..=rows * row_len).collect::<Vec<_>>());
+        }
+        for_each_part(&mut Vec::<f32>::new(), Parts { row_len: 3, rows: 1, columns: 1 }, |_| {
+            panic!("no part")
+        });
+    }
+}

@@ -1,0 +1,133 @@
+//! Vectors as arrays, for processors without a file of their own and as the oracle of the others.
+
+use half::f16;
+
+use super::{LANES, Simd};
+use crate::attention::{RowTile, multiply_rows};
+use crate::packed::{Tile, compute_tile};
+
+/// Plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+type Floats = [f32; LANES];
+
+#[inline(always)]
+fn zip(a: Floats, b: Floats, f: impl Fn(f32, f32) -> f32) -> Floats {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+impl Simd for Portable {
+    type Floats = Floats;
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Floats {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Floats {
+        *values
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        bits.map(|bits| f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn store(self, values: Floats, to: &mut [f32; LANES]) {
+        *to = values;
+    }
+
+    #[inline(always)]
+    fn add(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        // `f32::mul_add` is a library call on processors without the instruction.
+        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn round(self, a: Floats) -> Floats {
+        a.map(f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Floats) -> Floats {
+        #[expect(clippy::cast_possible_truncation, reason = "n is an integer of this range by contract")]
+        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[i8; 4 * LANES]) -> [Floats; 4] {
+        std::array::from_fn(|byte| std::array::from_fn(|lane| f32::from(bytes[4 * lane + byte])))
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [Floats; 8] {
+        std::array::from_fn(|index| {
+            let nibble = |lane: usize| (bytes[4 * lane + index % 4] >> (index / 4 * 4)) & 15;
+            std::array::from_fn(|lane| f32::from(nibble(lane)) - 8.0)
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, mut a: Floats) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                a[lane] += a[lane + half];
+            }
+        }
+        a[0]
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: Tile<'_, '_>) {
+        compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    }
+
+    #[inline(always)]
+    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
+        self,
+        tile: RowTile<'_, I>,
+        store: impl FnMut(usize, usize, Floats),
+    ) {
+        multiply_rows::<Self, I, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile, store);
+    }
+}
