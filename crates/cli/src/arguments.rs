@@ -129,10 +129,10 @@ pub(crate) struct GenerateArguments {
     /// Most tokens to generate; generation also ends at an end-of-text token, and where the context is full [default: 100]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) max_new_tokens: Option<usize>,
-    /// No end of the text before N new tokens
+    /// No end-of-text token before N new tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) min_new_tokens: Option<usize>,
-    /// Longest time, looked at after each token
+    /// Longest time of a text, looked at after each token
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) max_time: Option<f64>,
     /// Token that ends the text, in place of the checkpoint's; may be given several times
@@ -143,19 +143,13 @@ pub(crate) struct GenerateArguments {
     pub(crate) stop: Vec<String>,
 
     /// Always take the most probable token
-    #[arg(long, conflicts_with_all = DRAWING, help_heading = "Drawing at random")]
+    #[arg(long, help_heading = "Searching")]
     pub(crate) greedy: bool,
     /// Divide the logits by this: below 1 sharper, above 1 flatter, greater than 0 [default: 1]
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) temperature: Option<f64>,
     /// Draw from the K most probable tokens only, at least 1 [default: 50]
-    #[arg(
-        long,
-        value_name = "K",
-        allow_negative_numbers = true,
-        conflicts_with = "greedy",
-        help_heading = "Drawing at random"
-    )]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) top_k: Option<usize>,
     /// Draw from the smallest set of tokens whose probabilities add up to P, in (0, 1] [default: 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
@@ -202,7 +196,7 @@ pub(crate) struct GenerateArguments {
     pub(crate) forced_bos_token_id: Option<u32>,
 
     /// Search with N beams for the most probable text
-    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with_all = DRAWING, help_heading = "Searching")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Searching")]
     pub(crate) num_beams: Option<usize>,
     /// Divide the beams into N groups that avoid each other's tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Searching")]
@@ -217,7 +211,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, default_missing_value = "true", help_heading = "Searching")]
     pub(crate) early_stopping: Option<EarlyStoppingArgument>,
     /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far
-    #[arg(long, value_name = "X", allow_negative_numbers = true, conflicts_with_all = DRAWING, conflicts_with_all = ["greedy", "num_beams"], help_heading = "Searching")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Searching")]
     pub(crate) penalty_alpha: Option<f64>,
 
     /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
@@ -243,10 +237,6 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
     pub(crate) batch_size: Option<usize>,
 }
-
-/// Options that only a random draw knows, besides top_k, which contrastive search knows too.
-const DRAWING: [&str; 7] =
-    ["temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "seed"];
 
 /// When a beam search ends.
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -1,7 +1,7 @@
 //! From the arguments of `gpt2 generate` and the checkpoint's `generation_config.json` to a configuration.
 
-use anyhow::{Context, Result};
-use gpt2_generation::{EarlyStopping, GenerationConfig, LongPrompt, SearchMode, WhenFull};
+use anyhow::{Result, anyhow};
+use gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, LongPrompt, SearchMode, WhenFull};
 use gpt2_weights::{Checkpoint, Tokenizer, encode_piece, ordinary_token};
 
 use crate::UsageError;
@@ -21,9 +21,16 @@ pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<GenerationConfig>
     let Some((path, json)) = checkpoint.generation_config()? else {
         return Ok(GenerationConfig { do_sample: true, ..start });
     };
-    let read = |start: GenerationConfig| start.with_json(&json).with_context(|| path.display().to_string());
-    let do_sample = read(start.clone())?.search_mode() == SearchMode::TokenByToken;
-    read(GenerationConfig { do_sample, ..start })
+    // What is wrong with a file is not the caller's mistake.
+    let read = |start: GenerationConfig| -> Result<GenerationConfig, GenerationError> {
+        let config = start.with_json(&json)?;
+        config.check()?;
+        config.check_model(checkpoint.config())?;
+        Ok(config)
+    };
+    let in_file = |error: GenerationError| anyhow!("{}: {error}", path.display());
+    let searches = start.clone().with_json(&json).map_err(in_file)?.search_mode() != SearchMode::TokenByToken;
+    read(GenerationConfig { do_sample: !searches, ..start }).map_err(in_file)
 }
 
 /// Checks what can be checked of the arguments before a checkpoint is opened.
@@ -32,6 +39,25 @@ pub(crate) fn check(arguments: &GenerateArguments) -> Result<()> {
     let refuse = |message: &str| Err(UsageError(message.into()).into());
     if a.top_k == Some(0) {
         return refuse("top_k: expected at least 1 (the size of the vocabulary keeps every token), found 0");
+    }
+    let searches = asks_for_a_search(a);
+    if searches
+        && (a.greedy
+            || a.num_beams.is_some_and(|beams| beams > 1) && a.penalty_alpha.is_some_and(|x| x > 0.0))
+    {
+        return refuse(
+            "--greedy, --num-beams and --penalty-alpha cannot be used with each other; give one of them",
+        );
+    }
+    let draws = drawing_options(a);
+    if let Some(option) = draws.first().filter(|_| searches || a.greedy) {
+        let message = format!(
+            "{option} is for drawing at random and cannot be used with --greedy, --num-beams or --penalty-alpha"
+        );
+        return refuse(&message);
+    }
+    if a.bad_word.iter().any(String::is_empty) {
+        return refuse("--bad-word: expected a text, found an empty one");
     }
     // The parser does not require an option that conflicts with a given one.
     if a.prompts_file.is_none() && (a.output.is_some() || a.resume || a.batch_size.is_some()) {
@@ -63,6 +89,15 @@ pub(crate) fn read(
             config.bad_words_ids.push(ids_of("--bad-word", &format!(" {word}"))?);
         }
     }
+    if let Some(tokenizer) = tokenizer {
+        // A special token gives no text to find a stop string in; it ends the text as a token.
+        let special =
+            |text: &String| tokenizer.token_to_id(text).filter(|id| ordinary_token(tokenizer, *id).is_none());
+        config.eos_token_id.extend(config.stop_strings.iter().filter_map(special));
+        config.stop_strings.retain(|text| special(text).is_none());
+    } else if !config.stop_strings.is_empty() {
+        return Err(GenerationError::StopStringsWithoutTokenizer.into());
+    }
     for LogitBias { token, bias } in &arguments.logit_bias {
         config.sequence_bias.push((vec![*token], *bias));
     }
@@ -79,7 +114,7 @@ pub(crate) fn read(
     }
     config.suppress_tokens.extend(checkpoint.padding_token_ids(tokenizer));
     config.check()?;
-    config.check_tokens(checkpoint.config())?;
+    config.check_model(checkpoint.config())?;
     Ok(config)
 }
 
@@ -95,17 +130,14 @@ pub(crate) fn notes(config: &GenerationConfig, tokenizer: Option<&Tokenizer>) ->
 
 fn with_arguments(mut config: GenerationConfig, arguments: &GenerateArguments) -> GenerationConfig {
     let a = arguments;
-    let draws = [a.temperature, a.top_p, a.min_p, a.typical_p, a.epsilon_cutoff, a.eta_cutoff];
-    let is_contrastive = a.penalty_alpha.is_some();
-    if draws.iter().any(Option::is_some) || (a.top_k.is_some() && !is_contrastive) {
-        config.do_sample = true;
-    }
-    if a.greedy || is_contrastive || a.num_beams.is_some_and(|beams| beams > 1) {
-        config.do_sample = false;
+    // One of the ways to choose tokens takes the place of what the file asks for.
+    let draws = !drawing_options(a).is_empty();
+    if draws || a.greedy || asks_for_a_search(a) {
+        (config.num_beams, config.num_beam_groups, config.diversity_penalty) = (1, 1, 0.0);
+        (config.penalty_alpha, config.do_sample) = (0.0, draws);
     }
     if a.greedy {
-        (config.num_beams, config.num_beam_groups, config.diversity_penalty) = (1, 1, 0.0);
-        (config.penalty_alpha, config.num_return_sequences) = (0.0, 1);
+        config.num_return_sequences = 1;
     }
     if a.max_new_tokens.is_some() {
         config.max_length = None;
@@ -147,6 +179,27 @@ fn with_arguments(mut config: GenerationConfig, arguments: &GenerateArguments) -
         config.when_full = WhenFull::Slide { head };
     }
     config
+}
+
+/// Whether an argument asks for beams or contrastive search.
+fn asks_for_a_search(a: &GenerateArguments) -> bool {
+    a.num_beams.is_some_and(|beams| beams != 1) || a.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
+}
+
+/// The arguments that only a random draw knows. Contrastive search chooses among the top k too.
+fn drawing_options(a: &GenerateArguments) -> Vec<&'static str> {
+    let is_contrastive = a.penalty_alpha.is_some_and(|alpha| alpha != 0.0);
+    let options = [
+        ("--temperature", a.temperature.is_some()),
+        ("--top-k", a.top_k.is_some() && !is_contrastive),
+        ("--top-p", a.top_p.is_some()),
+        ("--min-p", a.min_p.is_some()),
+        ("--typical-p", a.typical_p.is_some()),
+        ("--epsilon-cutoff", a.epsilon_cutoff.is_some()),
+        ("--eta-cutoff", a.eta_cutoff.is_some()),
+        ("--seed", a.seed.is_some()),
+    ];
+    options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
 }
 
 fn set<T>(field: &mut T, value: Option<T>) {

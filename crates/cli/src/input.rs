@@ -56,23 +56,24 @@ fn text(input: &InputArguments) -> Result<String> {
         return Ok(text.clone());
     }
     if let Some(path) = &input.prompt_file {
-        return read_text_file(path);
+        return text_of(&path.display().to_string(), read_file(path)?);
     }
     if stdin().is_terminal() {
         let message =
             "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
         return Err(UsageError(message.into()).into());
     }
-    read_text("standard input", stdin())
+    let name = "standard input";
+    text_of(name, read_bytes(name, stdin())?)
 }
 
-/// The text of a file.
-pub(crate) fn read_text_file(path: &Path) -> Result<String> {
+/// The bytes of a file of text.
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let name = path.display().to_string();
-    read_text(&name, File::open(path).with_context(|| name.clone())?)
+    read_bytes(&name, File::open(path).with_context(|| name.clone())?)
 }
 
-fn read_text(name: &str, source: impl Read) -> Result<String> {
+fn read_bytes(name: &str, source: impl Read) -> Result<Vec<u8>> {
     /// Largest text that is read: far more than any context holds, and less than memory does.
     const MAX_TEXT_BYTES: u64 = 256 << 20;
     let mut bytes = Vec::new();
@@ -80,6 +81,10 @@ fn read_text(name: &str, source: impl Read) -> Result<String> {
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         bail!("{name}: more than {MAX_TEXT_BYTES} bytes of text; split it");
     }
+    Ok(bytes)
+}
+
+fn text_of(name: &str, bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: not valid UTF-8 at byte {valid}; convert the text to UTF-8")

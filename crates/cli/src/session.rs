@@ -13,7 +13,7 @@ use gpt2_generation::{
 use gpt2_weights::Tokenizer;
 use serde::Serialize;
 
-use crate::progress;
+use crate::{interrupt, progress};
 
 /// A text, as `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -66,13 +66,7 @@ impl Session<'_> {
         let (model, config) = (self.model, self.config);
         let mut tokens =
             BatchGenerator::new(model, prompts, batch_size, config, self.tokenizer, self.device)?;
-        let empty = Text {
-            ids: Vec::new(),
-            text: self.tokenizer.map(|_| String::new()),
-            stop_reason: StopReason::MaxNewTokens.name(),
-            score: None,
-        };
-        let mut texts = vec![vec![empty; config.num_return_sequences]; prompts.len()];
+        let mut texts = vec![self.empty_texts(); prompts.len()];
         let mut running = vec![config.num_return_sequences; prompts.len()];
         for token in tokens.by_ref() {
             let token = token?;
@@ -82,7 +76,8 @@ impl Session<'_> {
                 text.push_str(&token.text);
             }
             if on_token(&token)?.is_break() {
-                return Ok(tokens.time_to_first_token());
+                text.stop_reason = token.stop_reason.unwrap_or(StopReason::Interrupted).name();
+                break;
             }
             if let Some(reason) = token.stop_reason {
                 text.stop_reason = reason.name();
@@ -92,20 +87,30 @@ impl Session<'_> {
                 }
             }
         }
-        // Texts of no tokens have had no token to end with.
+        // Texts that were interrupted, and texts of no tokens, which have had none to end with.
         for (prompt, texts) in texts.into_iter().enumerate().filter(|(_, texts)| !texts.is_empty()) {
             on_texts(prompt, texts)?;
         }
         Ok(tokens.time_to_first_token())
     }
 
+    /// What a prompt gives before its first token.
+    fn empty_texts(&self) -> Vec<Text> {
+        let text = self.tokenizer.map(|_| String::new());
+        let stop_reason = StopReason::MaxNewTokens.name();
+        vec![Text { ids: Vec::new(), text, stop_reason, score: None }; self.config.num_return_sequences]
+    }
+
     fn search(&self, prompt: &[u32]) -> Result<Vec<Text>> {
         let processors = LogitsProcessor::of_config(self.config);
         let steps = self.config.max_new_tokens.min(self.model.config().n_positions);
         let bar = progress::items("searching", steps as u64, "tokens");
-        let count = || bar.inc(1);
+        let count = || {
+            bar.inc(1);
+            if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
         let (model, config, device) = (self.model, self.config, self.device);
-        let found = if config.search_mode() == SearchMode::Beams {
+        let found: Vec<_> = if config.search_mode() == SearchMode::Beams {
             let found = beam_search(model, prompt, config, &processors, device, &count)?;
             found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
         } else {
@@ -113,6 +118,9 @@ impl Session<'_> {
             vec![(ids, reason, None)]
         };
         bar.finish_and_clear();
+        if found.is_empty() {
+            return Ok(self.empty_texts());
+        }
         let text = |(ids, reason, score): (Vec<u32>, StopReason, Option<f64>)| {
             let text = self.tokenizer.map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
             let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?;

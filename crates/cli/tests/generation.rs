@@ -104,6 +104,18 @@ fn generation_config_json_sets_the_defaults() {
     assert_eq!(ids(&by_length, &["--max-new-tokens", "6"]).as_array().unwrap().len(), 6);
     let beams = with(json!({"num_beams": 3, "max_new_tokens": 6}));
     assert_eq!(ids(&beams, &[]), ids(&plain, &["--num-beams", "3", "--max-new-tokens", "6"]));
+    // An argument for another way to choose tokens takes the place of the file's.
+    let drawn = ids(&beams, &["--temperature", "0.7", "--seed", "3"]);
+    assert_eq!(drawn, ids(&plain, &["--temperature", "0.7", "--seed", "3", "--max-new-tokens", "6"]));
+    assert_eq!(ids(&greedy, &["--seed", "3"]), ids(&plain, &["--seed", "3", "--max-new-tokens", "6"]));
+    assert_eq!(ids(&beams, &["--greedy"]), ids(&greedy, &[]));
+    for (config, told) in [
+        (json!({"repetition_penalty": 0}), "generation_config.json: repetition_penalty: expected"),
+        (json!({"do_sample": true, "top_p": 2}), "generation_config.json: top_p: expected"),
+        (json!({"eos_token_id": 999}), "generation_config.json: eos_token_id: expected token ids below"),
+    ] {
+        assert_refused(&generate(&with(config), &["x"]), FAILURE, told);
+    }
     let unsupported = with(json!({"guidance_scale": 2.0}));
     assert_refused(
         &generate(&unsupported, &["x"]),
@@ -124,6 +136,9 @@ fn a_stop_string_ends_the_printed_text() {
     let report = generate(&folder, &[&flags[..], &["--stop", &middle, "--json"]].concat()).json();
     assert_eq!((&report["stop_reason"], &report["text"]), (&json!("stop_string"), &json!(whole[..found])));
     let bare = folder.without("tokenizer.json").without("vocab.json").without("merges.txt");
+    // A special token gives no text; it ends the text as a token.
+    let first = generate(&bare, &["--ids", "1,2", "--greedy", "--max-new-tokens", "1", "--json"]).json();
+    assert_eq!(first["text"], Value::Null);
     let ids = generate(&bare, &["--ids", "1,2", "--stop", "x"]);
     assert_refused(&ids, USAGE, "stop_strings");
 }
@@ -265,7 +280,7 @@ fn wrong_options_end_with_code_2() {
         ("--forced-bos-token-id", "999", "forced_bos_token_id: expected token ids below"),
         ("--logit-bias", "300=1", "sequence_bias: expected token ids below"),
         ("--logit-bias", "3", "expected a token id, = and a number"),
-        ("--logit-bias", "3=nan", "sequence_bias: expected finite numbers"),
+        ("--logit-bias", "3=nan", "sequence_bias: expected numbers that are finite in f32"),
         ("--stop", "", "stop_strings: expected texts that are not empty"),
         ("--keep-last", "0", "tokens kept of a long prompt"),
         ("--early-stopping", "soon", "--early-stopping"),
@@ -288,6 +303,21 @@ fn wrong_options_end_with_code_2() {
         (&["--num-beams", "2", "--stop", "x"], "stop_strings"),
         (&["--num-beams", "2", "--slide"], "slides"),
         (&["--greedy", "--num-return-sequences", "2"], "the same"),
+        (&["--greedy", "--num-beams", "4"], "cannot be used with each other"),
+        (&["--greedy", "--seed", "4"], "cannot be used with"),
+        (&["--num-beams", "4", "--top-k", "5"], "cannot be used with"),
+        (&["--penalty-alpha", "0.5", "--seed", "5"], "cannot be used with"),
+        (&["--num-beams", "18446744073709551615"], "num_beams: expected at least 1 and at most 4096"),
+        (
+            &["--num-return-sequences", "1000000000000"],
+            "num_return_sequences: expected at least 1 and at most 4096",
+        ),
+        (&["--penalty-alpha", "0.6", "--top-k", "100000000000"], "top_k: expected at most 4096"),
+        (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than max_new_tokens 5"),
+        (&["--slide", "--keep-head", "40"], "64 tokens are to be kept"),
+        (&["--logit-bias", "5=1e300"], "finite in f32"),
+        (&["--length-penalty", "-1e308", "--num-beams", "2"], "length_penalty: expected from -20 to 20"),
+        (&["--bad-word", ""], "--bad-word: expected a text"),
         (&["--interactive"], "cannot be used with"),
         (&["--prompts-file", "x"], "cannot be used with"),
     ] {
@@ -353,9 +383,18 @@ fn a_bad_line_has_its_number_and_the_rest_goes_on() {
     assert_refused(&generate(&folder, &flags), FAILURE, "it exists already");
     let missing = generate(&folder, &["--prompts-file", "/no/such/file"]);
     assert_refused(&missing, FAILURE, "/no/such/file");
-    let latin = folder.with("prompts.txt", b"caf\xe9\n");
-    let file = latin.file("prompts.txt");
-    assert_refused(&generate(&latin, &["--prompts-file", path(&file)]), FAILURE, "not valid UTF-8 at byte 3");
+    // Windows' mark and line breaks, an empty line, and a line that is not UTF-8.
+    let latin = folder.with(
+        "prompts.jsonl",
+        b"\xef\xbb\xbf{\"prompt\": \"a\"}\r\n\r\n{\"prompt\": \"\xe9\"}\n[\"a\", null]\n{\"ids\": [1]}\n\n",
+    );
+    let run = generate(&latin, &["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "2"]);
+    assert_eq!(run.code, FAILURE);
+    assert!(run.stderr.contains("line 3: not valid UTF-8 at byte 12 of the line"), "{}", run.stderr);
+    let lines: Vec<u64> = objects(&run.stdout).iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!(lines, [1, 3, 4, 5]);
+    let texts: Vec<bool> = objects(&run.stdout).iter().map(|line| line["ids"].is_array()).collect();
+    assert_eq!(texts, [true, false, false, true]);
 }
 
 /// FIELD asks for it, and users of long runs do: a kill at any moment loses no line and repeats none.
@@ -433,6 +472,7 @@ fn what_an_interrupted_run_left_is_checked() {
     fs::remove_file(&output).unwrap();
     for (content, told) in [
         ("my notes\n".to_owned(), "line 1: not one of ours"),
+        ("notes without an end".to_owned(), "line 1: not one of ours"),
         (format!("{settings}{}", expected.replace("The dog", "The cow")), "line 1 continues another prompt"),
         (
             format!("{settings}{expected}{}", expected.lines().next().unwrap().to_owned() + "\n"),
@@ -443,20 +483,97 @@ fn what_an_interrupted_run_left_is_checked() {
         assert_refused(&generate(&folder, &resume), FAILURE, told);
         assert_eq!(fs::read_to_string(&partial).unwrap(), content, "the file is left alone");
     }
+    // Ids have no text to tell them apart by.
+    let ids = CheckpointFolder::tiny().with("ids.jsonl", "{\"ids\": [1]}\n{\"ids\": [2]}\n");
+    let (file, output) = (ids.file("ids.jsonl"), ids.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "4", "--greedy"];
+    let settings = settings_line(&ids, &flags);
+    let all = [&flags[..], &["--output", path(&output)]].concat();
+    assert_eq!(generate(&ids, &all).code, SUCCESS);
+    let first = fs::read_to_string(&output).unwrap().lines().next().unwrap().to_owned();
+    fs::remove_file(&output).unwrap();
+    fs::write(ids.file("texts.partial"), format!("{settings}{first}\n")).unwrap();
+    fs::write(&file, "{\"ids\": [11]}\n{\"ids\": [2]}\n").unwrap();
+    let resumed = generate(&ids, &[&all[..], &["--resume"]].concat());
+    assert_refused(&resumed, FAILURE, "line 1 continues another prompt");
 }
 
-/// The first line of the file that a run with these options leaves when it is interrupted: that of one which has nothing
-/// to do and cannot end, since a folder stands where the lines are to be collected.
+/// A run that cannot begin leaves nothing behind, and two runs do not write one file.
+#[test]
+fn a_run_has_its_output_to_itself() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\nThe cat\n");
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--output", path(&output), "--max-new-tokens", "4"];
+    let partial = fs::File::create(folder.file("texts.partial")).unwrap();
+    partial.lock().unwrap();
+    let blocked = generate(&folder, &[&flags[..], &["--resume"]].concat());
+    assert_refused(&blocked, FAILURE, "texts.partial: another run is writing it");
+    drop(partial);
+    assert_eq!(generate(&folder, &[&flags[..], &["--resume"]].concat()).code, SUCCESS);
+    fs::remove_file(&output).unwrap();
+    fs::write(folder.file("texts.complete"), "mine").unwrap();
+    let nan = folder.with_tensors(|tensors| {
+        let nan = candle_core::Tensor::from_vec(vec![f32::NAN; 28], 28, &candle_core::Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), nan);
+    });
+    assert_refused(&generate(&nan, &flags), FAILURE, "not finite");
+    assert!(!nan.file("texts.partial").exists() && !output.exists());
+    assert_eq!(fs::read_to_string(nan.file("texts.complete")).unwrap(), "mine");
+}
+
+/// The time is that of each text, in a batch as alone.
+#[test]
+fn the_time_of_one_text_does_not_end_another() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\n".repeat(30));
+    let file = folder.file("prompts.txt");
+    let flags = ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "9", "--max-time", "30"];
+    let found = objects(&generate(&folder, &flags).stdout);
+    assert!(found.iter().all(|text| text["stop_reason"] == "max_new_tokens"), "{found:?}");
+    let short =
+        ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "9", "--max-time", "0.000001"];
+    let found = objects(&generate(&folder, &short).stdout);
+    let lengths: Vec<usize> = found.iter().map(|text| text["ids"].as_array().unwrap().len()).collect();
+    assert_eq!(lengths, [1; 30]);
+}
+
+/// The same numbers from one thread and from several.
+#[test]
+fn the_number_of_threads_changes_no_text() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
+    let file = folder.file("prompts.txt");
+    let flags =
+        ["--prompts-file", path(&file), "--max-new-tokens", "20", "--seed", "11", "--temperature", "1.2"];
+    let texts = |threads: &str| generate(&folder, &[&flags[..], &["--threads", threads]].concat()).stdout;
+    let one = texts("1");
+    assert_eq!(objects(&one).len(), 5);
+    assert_eq!([texts("2"), texts("3")], [one.clone(), one]);
+}
+
+/// The first line of the file that a run with these options leaves when it is interrupted. A run that cannot give the file
+/// its name leaves it whole: its folder takes no further file while the lines are being made.
 fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
     let output = folder.file("settings");
-    let blocker = folder.file("settings.complete");
-    fs::create_dir_all(blocker.join("full")).unwrap();
-    let run = generate(folder, &[flags, &["--output", path(&output)]].concat());
-    assert_eq!(run.code, FAILURE, "{}", run.stderr);
     let partial = folder.file("settings.partial");
-    let line = fs::read_to_string(&partial).unwrap().lines().next().unwrap().to_owned() + "\n";
-    fs::remove_file(partial).unwrap();
-    line
+    let model = path(folder.path());
+    let arguments = [&["generate", "--model", model][..], flags, &["--output", path(&output)]].concat();
+    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    loop {
+        let line = fs::read_to_string(&partial).ok().filter(|text| text.contains('\n'));
+        if let Some(line) = line.and_then(|text| text.lines().next().map(|line| format!("{line}\n"))) {
+            let _ = child.kill();
+            child.wait().unwrap();
+            let _ = fs::remove_file(&partial);
+            let _ = fs::remove_file(&output);
+            return line;
+        }
+        if child.try_wait().unwrap().is_some() {
+            // It was too fast to be seen: once more.
+            let _ = fs::remove_file(&output);
+            child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no line came");
+    }
 }
 
 #[test]

@@ -5,13 +5,14 @@
 //! `_group_beam_search` and `BeamSearchScorer` of 4.49, the last version that holds it. The two differ in
 //! [`Rules`] only.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 
 use crate::generate::{last_logits, rows_of};
-use crate::processors::kth_largest;
+use crate::processors::most_probable;
 use crate::sampler::process;
 use crate::{
     EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
@@ -28,22 +29,22 @@ pub struct Hypothesis {
     pub stop_reason: StopReason,
 }
 
-/// The best `num_return_sequences` texts, best first; none where no tokens are asked for. `progress` is called after each step, which adds a token to
-/// every beam.
+/// The best `num_return_sequences` texts, best first; none where no tokens are asked for, and fewer where the processors
+/// leave fewer. `progress` is called after each step, which adds a token to every beam, and may end the search.
 ///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
-/// the vocabulary, or the model's logits are not numbers.
+/// the vocabulary, the processors leave no text at all, or the model's logits are not numbers.
 pub fn beam_search(
     model: &Gpt2LMHead,
     prompt: &[u32],
     config: &GenerationConfig,
     processors: &[LogitsProcessor],
     device: &Device,
-    progress: &dyn Fn(),
+    progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<Vec<Hypothesis>, GenerationError> {
     config.check()?;
-    config.check_tokens(model.config())?;
+    config.check_model(model.config())?;
     if config.search_mode() != SearchMode::Beams {
         return Err(GenerationError::Conflict { what: "beam search needs num_beams of at least 2".into() });
     }
@@ -62,17 +63,21 @@ pub fn beam_search(
     let start = Group { beams: vec![Beam { row: 0, ids: prompt, score: 0.0 }], ..Group::default() };
     let mut groups = vec![start; config.num_beam_groups];
     let mut stop_reason = if wanted > max_steps { StopReason::Context } else { StopReason::MaxNewTokens };
+    let mut is_interrupted = false;
     for step in 1..=max_steps {
-        let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
-        if is_over {
+        if config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds) {
             stop_reason = StopReason::MaxTime;
         }
+        if is_interrupted {
+            stop_reason = StopReason::Interrupted;
+        }
+        let is_over = matches!(stop_reason, StopReason::MaxTime | StopReason::Interrupted);
         let is_last = is_over || step == max_steps;
         let mut chosen_by_others = Vec::new();
         for group in &mut groups {
             search.extend(group, &logits, step, is_last, &mut chosen_by_others)?;
         }
-        progress();
+        is_interrupted = progress().is_break();
         if is_last || groups.iter().all(|group| group.is_done) {
             for group in groups.iter_mut().filter(|group| !group.is_done) {
                 search.finish_open_beams(group, step, stop_reason);
@@ -92,6 +97,9 @@ pub fn beam_search(
         logits = rows_of(&model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?)?;
     }
     let mut found: Vec<Hypothesis> = groups.into_iter().flat_map(|group| group.finished).collect();
+    if found.is_empty() {
+        return Err(GenerationError::NoTokenLeft);
+    }
     found.sort_by(|a, b| b.score.total_cmp(&a.score));
     found.truncate(config.num_return_sequences);
     Ok(found)
@@ -160,8 +168,8 @@ impl Search<'_> {
     ) -> Result<(), GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         if group.is_done {
-            // The reference pads a group that is done with the end-of-text token, and the others avoid that too.
-            let padding = self.config.eos_token_id.first().copied();
+            // The reference pads a group that is done, and the others avoid the padding too.
+            let padding = self.config.pad_token_id.or(self.config.eos_token_id.first().copied());
             chosen_by_others.extend(padding.into_iter().cycle().take(group_size));
             return Ok(());
         }
@@ -209,9 +217,12 @@ impl Search<'_> {
             LogitsProcessor::Renormalize.process(self.history(beam), &mut scores)?;
             let avoided = LogitsProcessor::FrequencyPenalty(self.config.diversity_penalty);
             avoided.process(History { ids: chosen_by_others, prompt_len: 0 }, &mut scores)?;
-            process(self.processors, self.history(beam), &mut scores)?;
-            let threshold = kth_largest(&scores, count);
-            let best = (0..).zip(&scores).filter(|(_, score)| **score >= threshold && score.is_finite());
+            match process(self.processors, self.history(beam), &mut scores) {
+                // A beam that cannot go on leaves its place to the others.
+                Err(GenerationError::NoTokenLeft) => continue,
+                processed => processed?,
+            }
+            let best = most_probable(&scores, count).into_iter();
             continuations.extend(best.map(|(token, score)| Continuation {
                 beam: index,
                 token,

@@ -12,6 +12,11 @@ use crate::GenerationError;
 /// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
+/// Most beams, and most texts of one prompt: far more than anyone reads, and less than memory holds.
+pub const MAX_TEXTS: usize = 4096;
+/// Largest power of the length, either way: beyond it scores leave the range of f64.
+const MAX_LENGTH_PENALTY: f64 = 20.0;
+
 /// What to generate, how the next token is chosen, and when to stop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -20,9 +25,9 @@ pub struct GenerationConfig {
     pub max_new_tokens: usize,
     /// Most tokens of prompt and text together; the smaller of both limits counts.
     pub max_length: Option<usize>,
-    /// No end of the text before as many new tokens.
+    /// No end-of-text token before as many new tokens; at most `max_new_tokens`.
     pub min_new_tokens: usize,
-    /// Longest time in seconds, looked at after each token.
+    /// Longest time of a text in seconds, its prompt included, looked at after each token.
     pub max_time: Option<f64>,
     /// Tokens that end the text.
     #[serde(deserialize_with = "one_or_many")]
@@ -66,7 +71,8 @@ pub struct GenerationConfig {
     pub suppress_tokens: Vec<u32>,
     /// Tokens that are not generated first.
     pub begin_suppress_tokens: Vec<u32>,
-    /// The first token to generate.
+    /// The first token to generate. (transformers forces it behind a prompt of one token only, as encoder-decoder models
+    /// have it.)
     pub forced_bos_token_id: Option<u32>,
     /// Turns the processed logits back into log-probabilities; it changes the scores of beams only.
     pub renormalize_logits: bool,
@@ -77,6 +83,9 @@ pub struct GenerationConfig {
     pub num_beam_groups: usize,
     /// What a token of another group costs a beam; above 0 with more than one group.
     pub diversity_penalty: f64,
+    /// What the other groups take for the token of a group that has finished; without it the first end-of-text token.
+    /// Nothing else pads here.
+    pub pad_token_id: Option<u32>,
     /// Power of the length that divides the score of a beam: above 0 favours long texts, below 0 short ones.
     pub length_penalty: f64,
     /// When a beam search ends.
@@ -126,6 +135,7 @@ impl Default for GenerationConfig {
             num_beams: 1,
             num_beam_groups: 1,
             diversity_penalty: 0.0,
+            pad_token_id: None,
             length_penalty: 1.0,
             early_stopping: EarlyStopping::Heuristic,
             num_return_sequences: 1,
@@ -213,8 +223,10 @@ pub enum SearchMode {
 
 /// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
 /// and false, that changes nothing.
-const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
+const REFUSED_KEYS: [(&str, Option<f64>); 14] = [
     ("guidance_scale", Some(1.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
     ("min_length", Some(0.0)),
     ("top_h", None),
     ("exponential_decay_length_penalty", None),
@@ -230,7 +242,7 @@ const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
 
 impl GenerationConfig {
     /// The same configuration with what a `generation_config.json` sets. Keys that do not change the text are not
-    /// looked at, nor is `pad_token_id`: rows of different lengths need no padding here.
+    /// looked at.
     ///
     /// # Errors
     /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
@@ -238,6 +250,8 @@ impl GenerationConfig {
         let refuse = |what: String| GenerationError::Json { what };
         let mut keys: Map<String, Value> =
             serde_json::from_str(json).map_err(|error| refuse(format!("not a JSON object: {error}")))?;
+        // A key that is null is not set.
+        keys.retain(|_, value| !value.is_null());
         for (key, neutral) in REFUSED_KEYS {
             let value = keys.get(key).unwrap_or(&Value::Null);
             let changes_nothing = matches!(value, Value::Null | Value::Bool(false));
@@ -252,9 +266,7 @@ impl GenerationConfig {
             (false, false) => {}
         }
         let known = serde_json::to_value(&self).map_err(|error| refuse(error.to_string()))?;
-        for (key, value) in
-            keys.into_iter().filter(|(key, value)| !value.is_null() && known.get(key).is_some())
-        {
+        for (key, value) in keys.into_iter().filter(|(key, _)| known.get(key).is_some()) {
             self = self.with_value(&key, value).map_err(|error| refuse(format!("`{key}`: {error}")))?;
         }
         Ok(self)
@@ -263,9 +275,15 @@ impl GenerationConfig {
     /// The same configuration with one field set by its name.
     fn with_value(&self, key: &str, value: Value) -> serde_json::Result<Self> {
         let mut fields = serde_json::to_value(self)?;
+        // JSON has no infinity, which a bias may be.
+        fields["sequence_bias"] = Value::Array(Vec::new());
         fields[key] = value;
-        let changed: Self = serde_json::from_value(fields)?;
-        Ok(Self { long_prompt: self.long_prompt, when_full: self.when_full, ..changed })
+        let mut changed: Self = serde_json::from_value(fields)?;
+        (changed.long_prompt, changed.when_full) = (self.long_prompt, self.when_full);
+        if key != "sequence_bias" {
+            changed.sequence_bias.clone_from(&self.sequence_bias);
+        }
+        Ok(changed)
     }
 
     /// How the next token is searched for; as in transformers, the options decide.
@@ -286,12 +304,25 @@ impl GenerationConfig {
         self.check_combinations()
     }
 
-    /// Checks that every token that is named is one of the vocabulary.
+    /// Checks what depends on the model: that every token that is named is one of the vocabulary, and that the tokens to
+    /// be kept of long texts fit into the context.
     ///
     /// # Errors
-    /// When one is not.
-    pub fn check_tokens(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
-        let lists: [(&'static str, Vec<u32>); 6] = [
+    /// When one does not.
+    pub fn check_model(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
+        let n_positions = model.n_positions;
+        let fits = |kept: usize| match kept <= n_positions {
+            true => Ok(()),
+            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
+        };
+        if let WhenFull::Slide { head } = self.when_full {
+            fits(head.saturating_add(slid_tokens(n_positions)))?;
+        }
+        if let LongPrompt::Keep { head, last } = self.long_prompt {
+            fits(head.saturating_add(last))?;
+        }
+        let lists: [(&'static str, Vec<u32>); 7] = [
+            ("pad_token_id", self.pad_token_id.into_iter().collect()),
             ("eos_token_id", self.eos_token_id.clone()),
             ("bad_words_ids", self.bad_words_ids.concat()),
             ("sequence_bias", self.sequence_bias.iter().flat_map(|(ids, _)| ids.clone()).collect()),
@@ -309,71 +340,69 @@ impl GenerationConfig {
     }
 
     fn check_ranges(&self) -> Result<(), GenerationError> {
+        // Logits are f32: a number must be one there too.
+        let finite = |number: f64| to_f32(number).is_finite();
+        let positive = |number: f64| finite(number) && to_f32(number) > 0.0;
         let probability = |number: f64| number > 0.0 && number <= 1.0;
-        let at_least_1 = "at least 1";
-        let number = "a finite number";
-        let checks = [
+        let texts = |count: usize| (1..=MAX_TEXTS).contains(&count);
+        let (up_to_1, below_1) = ("a number greater than 0 and at most 1", "at least 0 and less than 1");
+        let (number, above_0) = ("a finite number in f32", "greater than 0, and finite in f32");
+        let up_to_max = format!("at least 1 and at most {MAX_TEXTS}");
+        let length_penalty = format!("from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}");
+        let max_time = self.max_time.unwrap_or(f64::MAX);
+        let min_p = self.min_p.unwrap_or(0.0);
+        let temperature_range = format!("at least {MIN_TEMPERATURE:.6} (0 is --greedy)");
+        // What only a random draw looks at may be anything without one, as in transformers.
+        let draws = |holds: bool| holds || !self.do_sample;
+        let (temperature, alpha) = (self.temperature, self.penalty_alpha);
+        let checks: [(bool, &'static str, &str, f64); 17] = [
+            (max_time > 0.0, "max_time", "seconds, more than 0", max_time),
             (
-                self.max_time.is_none_or(|s| s > 0.0),
-                "max_time",
-                "seconds, more than 0",
-                self.max_time.unwrap_or(0.0),
-            ),
-            (
-                self.temperature >= MIN_TEMPERATURE && self.temperature.is_finite(),
+                draws(temperature >= MIN_TEMPERATURE && finite(temperature)),
                 "temperature",
-                "at least 0.000001 (0 is --greedy)",
-                self.temperature,
+                &temperature_range,
+                temperature,
             ),
-            (probability(self.top_p), "top_p", "a number greater than 0 and at most 1", self.top_p),
+            (draws(probability(self.top_p)), "top_p", up_to_1, self.top_p),
+            (draws((0.0..=1.0).contains(&min_p)), "min_p", "from 0 to 1", min_p),
+            (draws(probability(self.typical_p)), "typical_p", up_to_1, self.typical_p),
             (
-                self.min_p.is_none_or(|share| (0.0..=1.0).contains(&share)),
-                "min_p",
-                "from 0 to 1",
-                self.min_p.unwrap_or(0.0),
-            ),
-            (
-                probability(self.typical_p),
-                "typical_p",
-                "a number greater than 0 and at most 1",
-                self.typical_p,
-            ),
-            (
-                (0.0..1.0).contains(&self.epsilon_cutoff),
+                draws((0.0..1.0).contains(&self.epsilon_cutoff)),
                 "epsilon_cutoff",
-                "at least 0 and less than 1",
+                below_1,
                 self.epsilon_cutoff,
             ),
+            (draws((0.0..1.0).contains(&self.eta_cutoff)), "eta_cutoff", below_1, self.eta_cutoff),
+            (positive(self.repetition_penalty), "repetition_penalty", above_0, self.repetition_penalty),
+            (finite(self.presence_penalty), "presence_penalty", number, self.presence_penalty),
+            (finite(self.frequency_penalty), "frequency_penalty", number, self.frequency_penalty),
+            (texts(self.num_beams), "num_beams", &up_to_max, self.num_beams as f64),
+            (texts(self.num_beam_groups), "num_beam_groups", &up_to_max, self.num_beam_groups as f64),
             (
-                (0.0..1.0).contains(&self.eta_cutoff),
-                "eta_cutoff",
-                "at least 0 and less than 1",
-                self.eta_cutoff,
-            ),
-            (
-                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
-                "repetition_penalty",
-                "greater than 0",
-                self.repetition_penalty,
-            ),
-            (self.presence_penalty.is_finite(), "presence_penalty", number, self.presence_penalty),
-            (self.frequency_penalty.is_finite(), "frequency_penalty", number, self.frequency_penalty),
-            (self.num_beams >= 1, "num_beams", at_least_1, self.num_beams as f64),
-            (self.num_beam_groups >= 1, "num_beam_groups", at_least_1, self.num_beam_groups as f64),
-            (
-                self.diversity_penalty >= 0.0 && self.diversity_penalty.is_finite(),
+                self.diversity_penalty >= 0.0 && finite(self.diversity_penalty),
                 "diversity_penalty",
-                "at least 0",
+                "at least 0, and finite in f32",
                 self.diversity_penalty,
             ),
-            (self.length_penalty.is_finite(), "length_penalty", number, self.length_penalty),
             (
-                self.num_return_sequences >= 1,
+                self.length_penalty.abs() <= MAX_LENGTH_PENALTY,
+                "length_penalty",
+                &length_penalty,
+                self.length_penalty,
+            ),
+            (
+                texts(self.num_return_sequences),
                 "num_return_sequences",
-                at_least_1,
+                &up_to_max,
                 self.num_return_sequences as f64,
             ),
-            ((0.0..=1.0).contains(&self.penalty_alpha), "penalty_alpha", "from 0 to 1", self.penalty_alpha),
+            ((0.0..=1.0).contains(&alpha), "penalty_alpha", "from 0 to 1", alpha),
+            (
+                alpha == 0.0 || self.top_k <= MAX_TEXTS,
+                "top_k",
+                "at most 4096 in contrastive search",
+                self.top_k as f64,
+            ),
         ];
         for (holds, option, expected, found) in checks {
             if !holds {
@@ -390,10 +419,9 @@ impl GenerationConfig {
                 "[]",
             ));
         }
-        if let Some((_, bias)) =
-            self.sequence_bias.iter().find(|(_, bias)| bias.is_nan() || *bias == f64::INFINITY)
-        {
-            return Err(out_of_range("sequence_bias", "finite numbers, or -inf", bias));
+        let is_bias = |bias: f64| finite(bias) || bias == f64::NEG_INFINITY;
+        if let Some((_, bias)) = self.sequence_bias.iter().find(|(_, bias)| !is_bias(*bias)) {
+            return Err(out_of_range("sequence_bias", "numbers that are finite in f32, or -inf", bias));
         }
         if matches!(self.long_prompt, LongPrompt::Keep { last: 0, .. }) {
             return Err(out_of_range("tokens kept of a long prompt", "at least 1 at its end", 0));
@@ -404,6 +432,10 @@ impl GenerationConfig {
     fn check_combinations(&self) -> Result<(), GenerationError> {
         let conflict = |what: &str| Err(GenerationError::Conflict { what: what.into() });
         let (beams, groups, texts) = (self.num_beams, self.num_beam_groups, self.num_return_sequences);
+        if self.min_new_tokens > self.max_new_tokens {
+            let (min, max) = (self.min_new_tokens, self.max_new_tokens);
+            return conflict(&format!("min_new_tokens {min} is more than max_new_tokens {max}"));
+        }
         match self.search_mode() {
             SearchMode::Beams if self.do_sample => {
                 conflict("beam search does not draw; set do_sample to false")
@@ -452,19 +484,12 @@ impl GenerationConfig {
     pub fn fit_prompt(&self, prompt: &[u32], model: &Gpt2Config) -> Result<Vec<u32>, GenerationError> {
         let n_positions = model.n_positions;
         check_ids(prompt, model)?;
-        let fits = |kept: usize| match kept <= n_positions {
-            true => Ok(()),
-            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
-        };
-        if let WhenFull::Slide { head } = self.when_full {
-            fits(head.saturating_add(slid_tokens(n_positions)))?;
-        }
+        self.check_model(model)?;
         match (prompt.len(), self.long_prompt) {
             (0, _) => Err(GenerationError::EmptyPrompt),
             (tokens, _) if tokens <= n_positions => Ok(prompt.to_vec()),
             (tokens, LongPrompt::Refuse) => Err(GenerationError::PromptTooLong { tokens, n_positions }),
             (tokens, LongPrompt::Keep { head, last }) => {
-                fits(head.saturating_add(last))?;
                 Ok([&prompt[..head], &prompt[tokens - last..]].concat())
             }
         }
@@ -475,6 +500,11 @@ impl GenerationConfig {
         let of_length = self.max_length.map(|length| length.saturating_sub(prompt_len));
         self.max_new_tokens.min(of_length.unwrap_or(usize::MAX))
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "logits are f32, as in the reference")]
+pub(crate) fn to_f32(number: f64) -> f32 {
+    number as f32
 }
 
 /// Tokens behind the head that stay when the window slides: half of the context.

@@ -4,20 +4,21 @@
 //! Source: "A Contrastive Framework for Neural Text Generation" (arXiv:2202.06417), as in `_contrastive_search` of
 //! transformers 4.49.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 
 use crate::generate::rows_of;
-use crate::processors::{Probabilities, kth_largest};
+use crate::processors::{log_sum_exp, most_probable};
 use crate::sampler::process;
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
 
 /// Axis of the tokens in a `(1, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// The new tokens and why they end. `progress` is called after each.
+/// The new tokens and why they end. `progress` is called after each, and may end the search.
 ///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
@@ -28,10 +29,10 @@ pub fn contrastive_search(
     config: &GenerationConfig,
     processors: &[LogitsProcessor],
     device: &Device,
-    progress: &dyn Fn(),
+    progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<(Vec<u32>, StopReason), GenerationError> {
     config.check()?;
-    config.check_tokens(model.config())?;
+    config.check_model(model.config())?;
     if config.search_mode() != SearchMode::Contrastive {
         let what = "contrastive search needs a penalty_alpha above 0 and no do_sample".into();
         return Err(GenerationError::Conflict { what });
@@ -51,7 +52,11 @@ pub fn contrastive_search(
     let mut context = unit_vectors(&hidden)?; // (1, T, C)
     for _ in 0..steps {
         process(processors, History { ids: &ids, prompt_len }, &mut logits)?;
-        let candidates = most_probable(&logits, config.top_k);
+        let normalizer = log_sum_exp(&logits);
+        let candidates: Vec<(u32, f64)> = most_probable(&logits, config.top_k)
+            .into_iter()
+            .map(|(token, logit)| (token, (f64::from(logit) - normalizer).exp()))
+            .collect();
         let rows = candidates.len();
         cache = cache.fork(&vec![0; rows])?;
         let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
@@ -75,12 +80,12 @@ pub fn contrastive_search(
         }
         let id = candidates[best].0;
         ids.push(id);
-        progress();
-        let reason = if config.eos_token_id.contains(&id) {
-            Some(StopReason::Eos)
-        } else {
-            let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
-            is_over.then_some(StopReason::MaxTime)
+        let is_interrupted = progress().is_break();
+        let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+        let reason = match config.eos_token_id.contains(&id) {
+            true => Some(StopReason::Eos),
+            false if is_interrupted => Some(StopReason::Interrupted),
+            false => is_over.then_some(StopReason::MaxTime),
         };
         if let Some(reason) = reason {
             return Ok((ids.split_off(prompt_len), reason));
@@ -98,17 +103,4 @@ pub fn contrastive_search(
 fn unit_vectors(hidden: &Tensor) -> Result<Tensor, GenerationError> {
     let hidden = hidden.to_dtype(DType::F32)?;
     Ok(hidden.broadcast_div(&hidden.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?)?)
-}
-
-/// The `count` most probable tokens with their probabilities, most probable first.
-fn most_probable(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
-    let threshold = kth_largest(logits, count);
-    let probabilities = Probabilities::of(logits);
-    let candidates = probabilities.iter().filter(|(token, _)| logits[*token] >= threshold);
-    let mut candidates: Vec<(u32, f64)> = candidates
-        .filter_map(|(token, probability)| Some((u32::try_from(token).ok()?, probability)))
-        .collect();
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
-    candidates.truncate(count);
-    candidates
 }

@@ -47,6 +47,16 @@ pub enum GenerationError {
         /// Its place, counted from 1.
         number: usize,
     },
+    /// A prompt and its continuation are longer than the context.
+    #[error("the prompt and continuation {number} have {tokens} tokens to read, the model's context {n_positions}; shorten them by {}", .tokens - .n_positions)]
+    ContinuationTooLong {
+        /// Place of the continuation, counted from 1.
+        number: usize,
+        /// Tokens of both, but for the last, which is not read.
+        tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
     /// A token id is outside the vocabulary.
     #[error("token id {id} (number {position} of the prompt) is beyond the vocabulary of {vocab_size} tokens; ids go from 0 to {}", .vocab_size - 1)]
     IdBeyondVocabulary {
@@ -58,7 +68,7 @@ pub enum GenerationError {
         vocab_size: usize,
     },
     /// The prompt is longer than the context.
-    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or say which of its tokens to keep", .tokens - .n_positions)]
+    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or keep a part of it (--keep-last)", .tokens - .n_positions)]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -113,6 +123,7 @@ impl GenerationError {
                 | Self::StopStringsWithoutTokenizer
                 | Self::EmptyPrompt
                 | Self::EmptyContinuation { .. }
+                | Self::ContinuationTooLong { .. }
                 | Self::IdBeyondVocabulary { .. }
                 | Self::PromptTooLong { .. }
                 | Self::TooShortToScore { .. }

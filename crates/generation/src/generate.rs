@@ -29,6 +29,8 @@ pub enum StopReason {
     Context,
     /// The time is over.
     MaxTime,
+    /// Whoever asked for the text ended it.
+    Interrupted,
 }
 
 impl StopReason {
@@ -40,6 +42,7 @@ impl StopReason {
             Self::MaxNewTokens => "max_new_tokens",
             Self::Context => "context",
             Self::MaxTime => "max_time",
+            Self::Interrupted => "interrupted",
         }
     }
 }
@@ -96,6 +99,7 @@ struct Row<'a> {
     ids: Vec<u32>,
     prompt_len: usize,
     max_new_tokens: usize,
+    started: Instant,
     sampler: Sampler,
     stream: Option<TextStream<'a>>,
 }
@@ -124,7 +128,7 @@ impl<'a> BatchGenerator<'a> {
         device: &Device,
     ) -> Result<Self, GenerationError> {
         config.check()?;
-        config.check_tokens(model.config())?;
+        config.check_model(model.config())?;
         if config.search_mode() != SearchMode::TokenByToken {
             let what =
                 "beam and contrastive search have functions of their own: beam_search, contrastive_search";
@@ -162,10 +166,10 @@ impl<'a> BatchGenerator<'a> {
         })
     }
 
-    /// The same generator with a processor in front of those of the configuration, such as
-    /// [`LogitsProcessor::AllowedTokens`].
+    /// The same generator with a processor besides those of the configuration, such as
+    /// [`LogitsProcessor::AllowedTokens`]; for its place see [`LogitsProcessor::add_to`].
     pub fn with_processor(mut self, processor: LogitsProcessor) -> Self {
-        self.processors.insert(0, processor);
+        processor.add_to(&mut self.processors);
         self
     }
 
@@ -193,6 +197,7 @@ impl<'a> BatchGenerator<'a> {
 
     fn admit(&mut self, row: usize, request: Request) -> Result<(), GenerationError> {
         let Request { prompt, sequence, ids } = request;
+        let started = Instant::now();
         let is_shared = self.waiting.front().is_some_and(|next| next.ids == ids);
         let mut logits = match self.shared_prompt.take().filter(|shared| shared.ids == ids) {
             Some(shared) => {
@@ -218,6 +223,7 @@ impl<'a> BatchGenerator<'a> {
             prompt_len: ids.len(),
             max_new_tokens: self.config.new_tokens(ids.len()),
             ids,
+            started,
             sampler,
             stream: self.tokenizer.map(stream),
         });
@@ -281,8 +287,7 @@ impl<'a> BatchGenerator<'a> {
         let id = row.sampler.sample(history, logits)?;
         row.ids.push(id);
         let mut text = row.stream.as_mut().map(|stream| stream.push(id)).transpose()?.unwrap_or_default();
-        let elapsed = self.started.elapsed();
-        self.time_to_first_token.get_or_insert(elapsed);
+        self.time_to_first_token.get_or_insert(self.started.elapsed());
         let reasons = [
             (self.config.eos_token_id.contains(&id), StopReason::Eos),
             (row.stream.as_ref().is_some_and(TextStream::is_stopped), StopReason::StopString),
@@ -293,7 +298,7 @@ impl<'a> BatchGenerator<'a> {
                 StopReason::Context,
             ),
             (
-                self.config.max_time.is_some_and(|seconds| elapsed.as_secs_f64() >= seconds),
+                self.config.max_time.is_some_and(|seconds| row.started.elapsed().as_secs_f64() >= seconds),
                 StopReason::MaxTime,
             ),
         ];
@@ -365,7 +370,7 @@ impl<'a> TokenGenerator<'a> {
         Ok(Self { batch, stop_reason })
     }
 
-    /// The same generator with a processor in front of those of the configuration.
+    /// As [`BatchGenerator::with_processor`].
     pub fn with_processor(self, processor: LogitsProcessor) -> Self {
         Self { batch: self.batch.with_processor(processor), ..self }
     }

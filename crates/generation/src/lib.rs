@@ -15,13 +15,17 @@ mod score;
 mod text_stream;
 
 pub use beam_search::{Hypothesis, beam_search};
-pub use config::{EarlyStopping, GenerationConfig, LongPrompt, MIN_TEMPERATURE, SearchMode, WhenFull};
+pub use config::{
+    EarlyStopping, GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull,
+};
 pub use contrastive_search::contrastive_search;
 pub use error::GenerationError;
 pub use generate::{BatchGenerator, GeneratedToken, StopReason, TextGenerator, TokenGenerator};
 pub use processors::{AllowedTokens, History, LogitsProcessor};
 pub use sampler::Sampler;
-pub use score::{Continuation, Score, TokenAlternatives, check_text, score, score_continuations};
+pub use score::{
+    Continuation, Score, TokenAlternatives, check_continuations, check_text, score, score_continuations,
+};
 pub use text_stream::TextStream;
 
 #[cfg(doctest)]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::config::to_f32;
 use crate::{GenerationConfig, GenerationError};
 
 /// The tokens so far.
@@ -154,6 +155,24 @@ impl LogitsProcessor {
         Ok(())
     }
 
+    /// Adds the processor to those of a configuration, where transformers has the function for allowed tokens: in front of
+    /// a forced token, suppressed tokens and what narrows a draw.
+    pub fn add_to(self, processors: &mut Vec<Self>) {
+        let comes_before = |processor: &Self| {
+            matches!(
+                processor,
+                Self::SequenceBias(_)
+                    | Self::RepetitionPenalty(_)
+                    | Self::PresencePenalty(_)
+                    | Self::FrequencyPenalty(_)
+                    | Self::NoRepeatNgram(_)
+                    | Self::MinNewTokens { .. }
+            )
+        };
+        let place = processors.iter().position(|processor| !comes_before(processor));
+        processors.insert(place.unwrap_or(processors.len()), self);
+    }
+
     /// The processors that `config` asks for, in the order of transformers; those that change nothing are left out.
     pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
         let mut processors = Vec::new();
@@ -162,7 +181,9 @@ impl LogitsProcessor {
                 processors.push(processor);
             }
         };
-        add(!config.sequence_bias.is_empty(), Self::SequenceBias(config.sequence_bias.clone()));
+        // Of biases on the same sequence the last holds.
+        let biases: BTreeMap<_, _> = config.sequence_bias.iter().cloned().collect();
+        add(!biases.is_empty(), Self::SequenceBias(biases.into_iter().collect()));
         add(config.repetition_penalty != 1.0, Self::RepetitionPenalty(config.repetition_penalty));
         add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
         add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));
@@ -248,7 +269,10 @@ fn keep_top_k(logits: &mut [f32], top_k: usize) {
 }
 
 /// The k-th largest number, in one pass: most chunks hold nothing above the best k so far, and are skipped.
-pub(crate) fn kth_largest(numbers: &[f32], k: usize) -> f32 {
+fn kth_largest(numbers: &[f32], k: usize) -> f32 {
+    if k > numbers.len() {
+        return f32::NEG_INFINITY;
+    }
     let mut best: Vec<f32> = Vec::with_capacity(2 * k);
     let mut threshold = f32::NEG_INFINITY;
     let reduce = |best: &mut Vec<f32>| {
@@ -270,7 +294,22 @@ pub(crate) fn kth_largest(numbers: &[f32], k: usize) -> f32 {
             }
         }
     }
-    if best.len() < k { f32::NEG_INFINITY } else { reduce(&mut best) }
+    reduce(&mut best)
+}
+
+/// The `count` most probable tokens with their logits, most probable first, of equals the smaller id; none that is
+/// removed.
+pub(crate) fn most_probable(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let threshold = kth_largest(logits, count);
+    let tokens = (0..).zip(logits.iter().copied());
+    let mut best: Vec<(u32, f32)> =
+        tokens.filter(|(_, logit)| *logit >= threshold && *logit > f32::NEG_INFINITY).collect();
+    best.sort_by(|a, b| b.1.total_cmp(&a.1));
+    best.truncate(count);
+    best
 }
 
 fn keep_top_p(logits: &mut [f32], top_p: f64) {
@@ -375,11 +414,6 @@ impl Probabilities {
         drawn.or_else(|| possible().next_back()).map(|candidate| candidate.token)
     }
 
-    /// Tokens and probabilities, in the order of the ids.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, f64)> {
-        self.candidates.iter().map(|candidate| (candidate.token, candidate.probability))
-    }
-
     fn largest(&self) -> f64 {
         self.candidates.iter().map(|candidate| candidate.probability).fold(0.0, f64::max)
     }
@@ -433,9 +467,4 @@ fn change(logits: &mut [f32], id: u32, changed: impl Fn(f32) -> f32) {
     if let Some(logit) = usize::try_from(id).ok().and_then(|index| logits.get_mut(index)) {
         *logit = changed(*logit);
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "logits are f32, as in the reference")]
-fn to_f32(number: f64) -> f32 {
-    number as f32
 }

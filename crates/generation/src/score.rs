@@ -13,7 +13,7 @@ use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use crate::GenerationError;
 use crate::config::check_ids;
 use crate::generate::last_logits;
-use crate::processors::{kth_largest, largest, log_sum_exp};
+use crate::processors::{largest, log_sum_exp, most_probable};
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.
 pub type TokenAlternatives = Vec<(u32, f64)>;
@@ -63,7 +63,9 @@ pub fn score(
             let row = logits.get(0)?.get(position - begin - 1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
             let normalizer = normalizer(&row)?;
             logprobs[position] = Some(log_probability(&row, normalizer, ids[position]));
-            alternatives[position] = most_probable(&row, normalizer, top_alternatives);
+            let best = most_probable(&row, top_alternatives).into_iter();
+            alternatives[position] =
+                best.map(|(token, logit)| (token, f64::from(logit) - normalizer)).collect();
         }
         progress((end - scored) as u64);
         scored = end;
@@ -109,22 +111,7 @@ pub fn score_continuations(
     device: &Device,
     progress: &dyn Fn(),
 ) -> Result<Vec<Continuation>, GenerationError> {
-    let n_positions = model.config().n_positions;
-    check_ids(prompt, model.config())?;
-    if prompt.is_empty() {
-        return Err(GenerationError::EmptyPrompt);
-    }
-    for (index, continuation) in continuations.iter().enumerate() {
-        if continuation.is_empty() {
-            return Err(GenerationError::EmptyContinuation { number: index + 1 });
-        }
-        check_ids(continuation, model.config())?;
-        // The last token is scored and not read.
-        let tokens = prompt.len() + continuation.len() - 1;
-        if tokens > n_positions {
-            return Err(GenerationError::PromptTooLong { tokens, n_positions });
-        }
-    }
+    check_continuations(prompt, continuations, model.config())?;
     let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
     let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + longest - 1, DType::F32, device)?;
     let first = last_logits(model, prompt, &mut cache, device)?;
@@ -150,6 +137,36 @@ pub fn score_continuations(
         progress();
     }
     Ok(scored)
+}
+
+/// Checks what can be checked of a prompt and its continuations before a model is loaded.
+///
+/// # Errors
+/// When the prompt or a continuation is empty, both together are longer than the context, or an id is outside the
+/// vocabulary.
+pub fn check_continuations(
+    prompt: &[u32],
+    continuations: &[Vec<u32>],
+    config: &Gpt2Config,
+) -> Result<(), GenerationError> {
+    let n_positions = config.n_positions;
+    check_ids(prompt, config)?;
+    if prompt.is_empty() {
+        return Err(GenerationError::EmptyPrompt);
+    }
+    for (index, continuation) in continuations.iter().enumerate() {
+        let number = index + 1;
+        if continuation.is_empty() {
+            return Err(GenerationError::EmptyContinuation { number });
+        }
+        check_ids(continuation, config)?;
+        // The last token is scored and not read.
+        let tokens = prompt.len() + continuation.len() - 1;
+        if tokens > n_positions {
+            return Err(GenerationError::ContinuationTooLong { number, tokens, n_positions });
+        }
+    }
+    Ok(())
 }
 
 /// Checks what can be checked of a text before a model is loaded.
@@ -191,17 +208,4 @@ fn log_probability(logits: &[f32], normalizer: f64, token: u32) -> f64 {
 fn logit(logits: &[f32], token: u32) -> f32 {
     let logit = usize::try_from(token).ok().and_then(|token| logits.get(token));
     logit.copied().unwrap_or(f32::NEG_INFINITY)
-}
-
-fn most_probable(logits: &[f32], normalizer: f64, count: usize) -> TokenAlternatives {
-    if count == 0 {
-        return Vec::new();
-    }
-    let threshold = kth_largest(logits, count);
-    let best = (0..).zip(logits).filter(|(_, logit)| **logit >= threshold);
-    let mut best: TokenAlternatives =
-        best.map(|(token, logit)| (token, f64::from(*logit) - normalizer)).collect();
-    best.sort_by(|a, b| b.1.total_cmp(&a.1));
-    best.truncate(count);
-    best
 }

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
@@ -180,7 +181,9 @@ fn distilgpt2_logits() {
 fn gpt2_beams() {
     let Some(gpt2) = published("gpt2") else { return };
     let config = GenerationConfig { num_beams: 5, num_return_sequences: 3, ..gpt2.up_to(20) };
-    let found = beam_search(&gpt2.model, &gpt2.ids("The dog"), &config, &[], &CPU, &|| ()).unwrap();
+    let found =
+        beam_search(&gpt2.model, &gpt2.ids("The dog"), &config, &[], &CPU, &|| ControlFlow::Continue(()))
+            .unwrap();
     let texts: Vec<String> = found.iter().map(|text| gpt2.decoded(&text.ids)).collect();
     let home = " was found in the backyard of a home in the";
     let expected = [
@@ -221,7 +224,10 @@ fn gpt2_diverse_beams() {
             ],
         ),
     ] {
-        let found = beam_search(&gpt2.model, &gpt2.ids(prompt), &config, &processors, &CPU, &|| ()).unwrap();
+        let found = beam_search(&gpt2.model, &gpt2.ids(prompt), &config, &processors, &CPU, &|| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
         // The source pads the shorter prompt, which takes a token from the texts of the longer.
         for (text, expected) in found.iter().zip(expected) {
             let text = gpt2.decoded(&text.ids);
@@ -298,7 +304,10 @@ fn gpt2_large_contrastive_search() {
     let prompt = "DeepMind Technologies is a British artificial intelligence subsidiary of Alphabet Inc. and research \
                   laboratory founded in 2010. DeepMind was acquired by Google in 2014. The company is based";
     let config = GenerationConfig { penalty_alpha: 0.6, top_k: 4, ..large.up_to(256) };
-    let (ids, _) = contrastive_search(&large.model, &large.ids(prompt), &config, &[], &CPU, &|| ()).unwrap();
+    let (ids, _) = contrastive_search(&large.model, &large.ids(prompt), &config, &[], &CPU, &|| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     let expected = " in London, United Kingdom\n\nGoogle has a lot of data on its users and uses it to improve its \
                     products, such as Google Now, which helps users find the information they're looking for on the \
                     web. But the company is not the only one to collect data on its users. Facebook, for example, has \

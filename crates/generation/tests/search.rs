@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::ops::ControlFlow;
+
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
 use gpt2_generation::{
@@ -35,8 +37,10 @@ fn assert_beams_equal(cases: &Value, at_least: usize) {
     for case in cases {
         let config = config(&case["options"]);
         let processors = LogitsProcessor::of_config(&config);
-        let found =
-            beam_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| ()).unwrap();
+        let found = beam_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
         let expected: Vec<Vec<u32>> = serde_json::from_value(case["ids"].clone()).unwrap();
         let found_ids: Vec<Vec<u32>> = found.iter().map(|text| shown_ids(&text.ids, &config)).collect();
         assert_eq!(found_ids, expected, "{} {}", case["prompt"], case["options"]);
@@ -84,8 +88,10 @@ fn contrastive_search_equals_that_of_transformers() {
         let config = config(&case["options"]);
         let processors = LogitsProcessor::of_config(&config);
         let (found, _) =
-            contrastive_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| ())
-                .unwrap();
+            contrastive_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| {
+                ControlFlow::Continue(())
+            })
+            .unwrap();
         let expected: Vec<Vec<u32>> = serde_json::from_value(case["ids"].clone()).unwrap();
         assert_eq!(vec![found], expected, "{} {}", case["prompt"], case["options"]);
     }
@@ -99,8 +105,10 @@ fn beams_for_every_text_find_the_most_probable() {
     let only = LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| allowed.to_vec()));
     let config = config(&json!({"num_beams": 9, "max_new_tokens": 3, "renormalize_logits": true}));
     let mut processors = LogitsProcessor::of_config(&config);
-    processors.insert(0, only);
-    let found = beam_search(&model, &[1, 2], &config, &processors, &Device::Cpu, &|| ()).unwrap();
+    only.add_to(&mut processors);
+    let found =
+        beam_search(&model, &[1, 2], &config, &processors, &Device::Cpu, &|| ControlFlow::Continue(()))
+            .unwrap();
     let mut best = (f64::NEG_INFINITY, Vec::new());
     for first in allowed {
         for second in allowed {
@@ -137,12 +145,14 @@ fn searches_end_with_the_context() {
     let model = tiny();
     let prompt = [7u32; 46];
     let beams = config(&json!({"num_beams": 2, "max_new_tokens": 9}));
-    let found = beam_search(&model, &prompt, &beams, &[], &Device::Cpu, &|| ()).unwrap();
+    let found =
+        beam_search(&model, &prompt, &beams, &[], &Device::Cpu, &|| ControlFlow::Continue(())).unwrap();
     // 48 positions: 46 of the prompt, two of tokens that are read again, one more that is not.
     assert_eq!((found[0].ids.len(), found[0].stop_reason), (3, StopReason::Context));
     let contrastive = config(&json!({"penalty_alpha": 0.5, "top_k": 3, "max_new_tokens": 9}));
     let (found, reason) =
-        contrastive_search(&model, &prompt, &contrastive, &[], &Device::Cpu, &|| ()).unwrap();
+        contrastive_search(&model, &prompt, &contrastive, &[], &Device::Cpu, &|| ControlFlow::Continue(()))
+            .unwrap();
     assert_eq!((found.len(), reason), (2, StopReason::Context));
 }
 
@@ -152,16 +162,64 @@ fn each_search_refuses_the_options_of_another() {
     let (beams, contrastive) = (json!({"num_beams": 2}), json!({"penalty_alpha": 0.5}));
     let is_conflict = |error: GenerationError| matches!(error, GenerationError::Conflict { .. });
     for options in [&json!({}), &contrastive] {
-        let error = beam_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| ()).unwrap_err();
+        let error =
+            beam_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| ControlFlow::Continue(()))
+                .unwrap_err();
         assert!(is_conflict(error));
     }
     for options in [&json!({}), &beams] {
-        let error =
-            contrastive_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| ()).unwrap_err();
+        let error = contrastive_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| {
+            ControlFlow::Continue(())
+        })
+        .unwrap_err();
         assert!(is_conflict(error));
     }
     for options in [&beams, &contrastive] {
         let error = TokenGenerator::new(&model, &[1], &config(options), &Device::Cpu).err().unwrap();
         assert!(is_conflict(error));
     }
+}
+
+/// What an interrupt leaves is the best so far.
+#[test]
+fn searches_can_be_interrupted() {
+    let model = tiny();
+    let steps = std::cell::Cell::new(0);
+    let third = || {
+        steps.set(steps.get() + 1);
+        if steps.get() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let beams = config(&json!({"num_beams": 3, "max_new_tokens": 20}));
+    let found = beam_search(&model, &[1, 2], &beams, &[], &Device::Cpu, &third).unwrap();
+    assert_eq!(found[0].stop_reason, StopReason::Interrupted);
+    assert!((3..=4).contains(&found[0].ids.len()), "{found:?}");
+    steps.set(0);
+    let contrastive = config(&json!({"penalty_alpha": 0.5, "max_new_tokens": 20}));
+    let (ids, reason) = contrastive_search(&model, &[1, 2], &contrastive, &[], &Device::Cpu, &third).unwrap();
+    assert_eq!((ids.len(), reason), (3, StopReason::Interrupted));
+}
+
+/// A beam without a token to go on with leaves its place; only when none is left there is no text.
+#[test]
+fn a_beam_that_cannot_go_on_does_not_end_the_search() {
+    let model = tiny();
+    // Behind 10 nothing may follow, behind 20 and 30 each other may.
+    let allowed = AllowedTokens::new(|history| match history.generated().last() {
+        None => vec![10, 20, 30],
+        Some(20) => vec![30],
+        Some(30) => vec![20],
+        _ => vec![7],
+    });
+    let beams = config(&json!({"num_beams": 3, "max_new_tokens": 4, "num_return_sequences": 3}));
+    let never = LogitsProcessor::SuppressTokens(vec![7]);
+    let processors = [LogitsProcessor::AllowedTokens(allowed), never];
+    let found =
+        beam_search(&model, &[1], &beams, &processors, &Device::Cpu, &|| ControlFlow::Continue(())).unwrap();
+    let mut ids: Vec<Vec<u32>> = found.into_iter().map(|text| text.ids).collect();
+    ids.sort();
+    assert_eq!(ids, [[20, 30, 20, 30], [30, 20, 30, 20]]);
+    let nothing = [LogitsProcessor::SuppressTokens((0..300).collect())];
+    let error =
+        beam_search(&model, &[1], &beams, &nothing, &Device::Cpu, &|| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, GenerationError::NoTokenLeft), "{error}");
 }

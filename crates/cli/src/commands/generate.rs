@@ -14,6 +14,10 @@ use crate::hub::Network;
 use crate::session::{Session, Text};
 use crate::{generation_options, input, interrupt, model, output};
 
+/// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
+/// on every machine.
+pub(super) const BATCH_SIZE: usize = 8;
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Report {
@@ -60,7 +64,7 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
     let config = generation_options::read(arguments, &checkpoint, tokenizer)?;
     generation_options::notes(&config, tokenizer).iter().for_each(|note| output::print_note(note));
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
-    config.fit_prompt(&prompt_ids, checkpoint.config())?;
+    let prompt_ids = config.fit_prompt(&prompt_ids, checkpoint.config())?;
     let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
     let session = Session { model: &model, tokenizer, config: &config, device: &device };
     if !arguments.json
@@ -90,7 +94,7 @@ pub(super) fn continue_prompt(
     let mut texts = Vec::new();
     let time_to_first_token = session.generate(
         &[prompt.to_vec()],
-        session.config.num_return_sequences,
+        BATCH_SIZE,
         &mut |token| {
             count += 1;
             if is_streamed {

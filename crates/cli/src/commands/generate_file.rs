@@ -2,30 +2,28 @@
 //!
 //! With `--output FILE` the lines are collected in `FILE.partial`, whose first line holds the options, and `FILE`
 //! appears when all are there. A line counts once its line break is written, so that `--resume` loses and repeats none.
+//! The file is locked while a run writes it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use candle_core::Device;
 use gpt2_generation::GenerationConfig;
 use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use tempfile::NamedTempFile;
 
-use super::generate::{Texts, start_of_text_if_empty};
+use super::generate::{BATCH_SIZE, Texts, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
 use crate::session::Session;
 use crate::{EXIT_FAILURE, UsageError, generation_options, input, model, output, progress};
-
-/// Prompts that are continued at once: enough to share the reading of the weights, and memory for their keys and values
-/// is there on every machine.
-const BATCH_SIZE: usize = 8;
 
 /// What is written for a line of the file.
 #[derive(Serialize)]
@@ -51,18 +49,13 @@ enum Outcome<'a> {
     },
 }
 
-/// A line of the file.
+/// A line of the file that is not empty.
 struct Line {
+    /// From 1.
+    number: usize,
     prompt: Option<String>,
     /// Its tokens, or why it cannot be continued.
     ids: Result<Vec<u32>, String>,
-}
-
-/// A line of a JSONL file; other keys are not looked at.
-#[derive(Deserialize)]
-struct JsonPrompt {
-    prompt: Option<String>,
-    ids: Option<Vec<u32>>,
 }
 
 pub(super) fn run(
@@ -92,9 +85,8 @@ pub(super) fn run(
     bar.inc(sink.written as u64);
 
     let rest = sink.written..lines.len();
-    let numbers: Vec<usize> = rest.filter(|number| lines[*number].ids.is_ok()).collect();
-    let prompts: Vec<Vec<u32>> =
-        numbers.iter().filter_map(|number| lines[*number].ids.clone().ok()).collect();
+    let indices: Vec<usize> = rest.filter(|index| lines[*index].ids.is_ok()).collect();
+    let prompts: Vec<Vec<u32>> = indices.iter().filter_map(|index| lines[*index].ids.clone().ok()).collect();
     let mut finished = BTreeMap::new();
     let mut write_ready = |finished: &mut BTreeMap<usize, Vec<_>>| -> Result<()> {
         while let Some(line) = lines.get(sink.written) {
@@ -105,27 +97,36 @@ pub(super) fn run(
                     None => break,
                 },
             };
-            sink.write(&Report { line: sink.written + 1, prompt: line.prompt.as_deref(), outcome })?;
+            sink.write(&Report { line: line.number, prompt: line.prompt.as_deref(), outcome })?;
             bar.inc(1);
         }
         Ok(())
     };
     write_ready(&mut finished)?;
-    session.generate(&prompts, batch_size, &mut |_| Ok(ControlFlow::Continue(())), &mut |index, texts| {
-        finished.insert(numbers[index], texts);
-        write_ready(&mut finished)
-    })?;
+    let made = session.generate(
+        &prompts,
+        batch_size,
+        &mut |_| Ok(ControlFlow::Continue(())),
+        &mut |index, texts| {
+            finished.insert(indices[index], texts);
+            write_ready(&mut finished)
+        },
+    );
     bar.finish_and_clear();
+    if let Err(error) = made {
+        sink.drop_if_empty();
+        return Err(error);
+    }
     sink.finish()?;
 
-    let failed: Vec<usize> =
-        (1..).zip(&lines).filter(|(_, line)| line.ids.is_err()).map(|(n, _)| n).collect();
-    for number in &failed {
-        if let Err(error) = &lines[number - 1].ids {
-            output::print_error(&anyhow::anyhow!("{}: line {number}: {error}", path.display()));
+    let mut code = ExitCode::SUCCESS;
+    for Line { number, ids, .. } in &lines {
+        if let Err(error) = ids {
+            output::print_error(&anyhow!("{}: line {number}: {error}", path.display()));
+            code = ExitCode::from(EXIT_FAILURE);
         }
     }
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
+    Ok(code)
 }
 
 /// The prompts of the file: one a line, or a JSON object a line where its name ends in `.jsonl`.
@@ -147,27 +148,59 @@ fn read_lines(
         if !is_json {
             return (Some(text.to_owned()), ids_of(text));
         }
-        match serde_json::from_str::<JsonPrompt>(text) {
-            Err(error) => {
-                (None, Err(anyhow::anyhow!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}")))
-            }
-            Ok(JsonPrompt { prompt: Some(prompt), ids: None }) => {
+        match json_prompt(text) {
+            Err(error) => (None, Err(error)),
+            Ok(JsonPrompt::Ids(ids)) => (None, Ok(ids)),
+            Ok(JsonPrompt::Text(prompt)) => {
                 let ids = ids_of(&prompt);
                 (Some(prompt), ids)
             }
-            Ok(JsonPrompt { prompt: None, ids: Some(ids) }) => (None, Ok(ids)),
-            Ok(_) => (None, Err(anyhow::anyhow!("expected one of the keys `prompt` and `ids`"))),
         }
     };
-    let line = |text: &str| {
-        let (prompt, ids) = tokens(text);
+    let line = |(number, bytes): (usize, &[u8])| {
+        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+        let (prompt, ids) = match std::str::from_utf8(bytes) {
+            Ok(text) => tokens(text),
+            Err(error) => {
+                let valid = error.valid_up_to();
+                (None, Err(anyhow!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8")))
+            }
+        };
         let ids = ids.and_then(|ids| {
             let ids = start_of_text_if_empty(ids, checkpoint.config());
             Ok(config.fit_prompt(&ids, checkpoint.config())?)
         });
-        Line { prompt, ids: ids.map_err(|error| format!("{error:#}")) }
+        Line { number, prompt, ids: ids.map_err(|error| format!("{error:#}")) }
     };
-    Ok(input::read_text_file(path)?.lines().map(line).collect())
+    let bytes = input::read_file(path)?;
+    // The mark that some editors put in front of UTF-8.
+    let bytes = bytes.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(&bytes);
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let mut lines: Vec<(usize, &[u8])> = (1..).zip(bytes.split(|byte| *byte == b'\n')).collect();
+    // An empty line is an empty prompt, and in JSONL nothing.
+    lines.retain(|(_, line)| !(bytes.is_empty() || is_json && line.trim_ascii().is_empty()));
+    Ok(lines.into_iter().map(line).collect())
+}
+
+/// What a line of a JSONL file asks to continue.
+enum JsonPrompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// Reads a line of a JSONL file; other keys are not looked at.
+fn json_prompt(text: &str) -> Result<JsonPrompt> {
+    let mut keys: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| anyhow!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}"))?;
+    match (keys.remove("prompt"), keys.remove("ids")) {
+        (Some(Value::String(prompt)), None) => Ok(JsonPrompt::Text(prompt)),
+        (None, Some(ids)) => {
+            let ids = serde_json::from_value(ids);
+            Ok(JsonPrompt::Ids(ids.map_err(|error| anyhow!("`ids`: expected a list of token ids: {error}"))?))
+        }
+        (Some(_), None) => bail!("`prompt`: expected a text"),
+        _ => bail!("expected one of the keys `prompt` and `ids`"),
+    }
 }
 
 /// What must be the same when a run goes on.
@@ -202,18 +235,22 @@ impl Sink {
         name.push(".partial");
         let path = PathBuf::from(name);
         let shown = path.display();
-        if output.exists() {
-            bail!("{}: it exists already; remove it, or choose another name", output.display());
-        }
         if path.exists() && !resume {
             bail!("{shown}: it holds the lines of an interrupted run; go on with --resume, or remove it");
         }
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        let mut partial = Partial {
-            file: file.with_context(|| shown.to_string())?,
-            path: path.clone(),
-            output: output.to_owned(),
-        };
+        let file = file.with_context(|| shown.to_string())?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => bail!("{shown}: another run is writing it"),
+            // A file system without locks has none to wait for.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        let mut partial = Partial { file, path: path.clone(), output: output.to_owned() };
+        // Looked at under the lock: another run may just have finished.
+        if output.exists() {
+            partial.drop_if_empty();
+            bail!("{}: it exists already; remove it, or choose another name", output.display());
+        }
         let written = partial.complete_lines(settings, lines).with_context(|| shown.to_string())?;
         Ok(Self { written, partial: Some(partial) })
     }
@@ -225,6 +262,13 @@ impl Sink {
         }
         self.written += 1;
         Ok(())
+    }
+
+    /// Removes the file of a run that failed before its first line.
+    fn drop_if_empty(&self) {
+        if let Some(partial) = self.partial.as_ref().filter(|_| self.written == 0) {
+            let _ = fs::remove_file(&partial.path);
+        }
     }
 
     fn finish(self) -> Result<()> {
@@ -244,17 +288,17 @@ impl Partial {
                 .with_context(|| format!("line {}: not one of ours; remove the file", count + 1))?;
             if count == 0 {
                 check_settings(&value, settings)?;
-            } else {
-                let expected = lines.get(count - 1).map(|line| line.prompt.as_deref());
-                if expected != Some(value["prompt"].as_str()) || value["line"] != count {
-                    bail!(
-                        "line {count} continues another prompt; remove the file, or give the prompts it began with"
-                    );
-                }
+            } else if !lines.get(count - 1).is_some_and(|line| is_of(&value, line)) {
+                bail!(
+                    "line {count} continues another prompt; remove the file, or give the prompts it began with"
+                );
             }
             complete_bytes += line.len() as u64;
             count += 1;
             line.clear();
+        }
+        if count == 0 && !serde_json::to_vec(settings)?.starts_with(&line) {
+            bail!("line 1: not one of ours; remove the file");
         }
         self.file.set_len(complete_bytes)?;
         if count == 0 {
@@ -269,27 +313,40 @@ impl Partial {
         self.file.write_all(&line).with_context(|| self.path.display().to_string())
     }
 
+    /// Removes the file where it was made for nothing.
+    fn drop_if_empty(&self) {
+        if self.file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
     /// Gives the lines without the settings their name.
     fn finish(mut self) -> Result<()> {
-        let mut name = OsString::from(self.output.as_os_str());
-        name.push(".complete");
-        let complete = PathBuf::from(name);
         let mut copy = || -> Result<()> {
             self.file.seek(SeekFrom::Start(0))?;
             let mut reader = BufReader::new(&self.file);
             reader.skip_until(b'\n')?;
-            let mut writer = BufWriter::new(File::create(&complete)?);
-            std::io::copy(&mut reader, &mut writer)?;
-            writer.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-            fs::rename(&complete, &self.output)?;
+            let folder = self.output.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let mut complete = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+            io::copy(&mut reader, &mut complete)?;
+            complete.as_file().sync_all()?;
+            // A temporary file is its owner's alone; the result is as any other file.
+            complete.as_file().set_permissions(self.file.metadata()?.permissions())?;
+            complete.persist_noclobber(&self.output)?;
             Ok(())
         };
-        if let Err(error) = copy() {
-            let _ = fs::remove_file(&complete);
-            return Err(error.context(self.output.display().to_string()));
-        }
+        copy().with_context(|| self.output.display().to_string())?;
         fs::remove_file(&self.path).with_context(|| self.path.display().to_string())
     }
+}
+
+/// Whether a written line is of this line of the prompts.
+fn is_of(written: &Value, line: &Line) -> bool {
+    let same_outcome = match &line.ids {
+        Ok(ids) => written["prompt_ids"] == json!(ids),
+        Err(error) => written["error"] == json!(error),
+    };
+    same_outcome && written["line"] == line.number && written["prompt"].as_str() == line.prompt.as_deref()
 }
 
 /// Names the first option that is another than in the interrupted run.

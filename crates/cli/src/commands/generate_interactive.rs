@@ -1,8 +1,9 @@
 //! `gpt2 generate --interactive`: prompt after prompt, each continued by itself.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use candle_core::Device;
 use gpt2_weights::{Checkpoint, encode};
 use rustyline::DefaultEditor;
@@ -31,6 +32,10 @@ pub(super) fn run(
             // Ctrl-C at the prompt drops the line, Ctrl-D ends.
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                output::print_error(&anyhow!("the line is not valid UTF-8"));
+                continue;
+            }
             Err(error) => return Err(error).context("the prompt cannot be read"),
         };
         if line.is_empty() {
@@ -42,7 +47,7 @@ pub(super) fn run(
             let ids = encode(&tokenizer, &line)?;
             input::check_tokenizer(&ids, checkpoint.config())?;
             let ids = start_of_text_if_empty(ids, checkpoint.config());
-            config.fit_prompt(&ids, checkpoint.config())?;
+            let ids = config.fit_prompt(&ids, checkpoint.config())?;
             interrupt::while_generating(|| continue_prompt(&session, &ids, true))?;
             Ok(())
         };

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use candle_core::Device;
-use gpt2_generation::{Continuation, TokenAlternatives, check_text, score, score_continuations};
+use gpt2_generation::{
+    Continuation, TokenAlternatives, check_continuations, check_text, score, score_continuations,
+};
 use gpt2_weights::{Checkpoint, Tokenizer, encode};
 use serde::Serialize;
 
@@ -142,6 +144,7 @@ fn score_choices(
     for ids in &wholes {
         input::check_tokenizer(ids, checkpoint.config())?;
     }
+    check_continuations(&prompt_ids, &wholes, checkpoint.config())?;
     let model = model::load(checkpoint, device, arguments.model.dtype)?;
     let bar = progress::items("scoring", wholes.len() as u64, "choices");
     let scored = score_continuations(&model, &prompt_ids, &wholes, device, &|| bar.inc(1))?;
