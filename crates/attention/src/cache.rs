@@ -58,7 +58,7 @@ impl KvCache {
         self.shape
     }
 
-    /// Adds the keys and values of new tokens behind those of each row.
+    /// Adds the keys and values of new tokens behind those of each row, rounded to the type of the cache.
     ///
     /// # Shapes
     /// `keys` and `values` `(B, H, T, D)`; returns views `(B, H, S, D)` with `S` the longest row. Where rows have
@@ -78,6 +78,7 @@ impl KvCache {
             return Err(AttentionError::CacheFull { past, added, capacity }.into());
         }
         for (memory, new) in [(&self.keys, keys), (&self.values, values)] {
+            let new = new.to_dtype(memory.dtype())?;
             if self.lengths.iter().all(|length| *length == past) {
                 memory.slice_set(&new.contiguous()?, TOKEN_DIM, past)?;
                 continue;

@@ -89,9 +89,11 @@ impl ScaledDotProduct {
 
     /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
     fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor, pass: &Pass) -> bool {
-        let plain = |x: &Tensor| x.dtype() == DType::F32 && x.device().is_cpu() && !x.track_op();
+        let plain = |(x, dtype): (&Tensor, DType)| x.dtype() == dtype && x.device().is_cpu() && !x.track_op();
+        // A cache may hold keys and values in f16.
+        let held = if k.dtype() == DType::F16 { DType::F16 } else { DType::F32 };
         let is_dropped = pass.is_training() && self.dropout > 0.0;
-        !is_dropped && !pass.is_observed() && [q, k, v].into_iter().all(plain)
+        !is_dropped && !pass.is_observed() && [(q, DType::F32), (k, held), (v, held)].into_iter().all(plain)
     }
 
     /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.
@@ -104,8 +106,9 @@ impl ScaledDotProduct {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let dtype = q.dtype();
+        let v = &v.to_dtype(dtype)?;
         let (q, k) = match self.precision {
-            ScorePrecision::AsInput => (q.clone(), k.clone()),
+            ScorePrecision::AsInput => (q.clone(), k.to_dtype(dtype)?),
             ScorePrecision::Float32 => (q.to_dtype(DType::F32)?, k.to_dtype(DType::F32)?),
         };
         let mut scores = (q.matmul(&k.t()?)? * self.scale)?; // (B, H, T, S)

@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use candle_core::DType;
 use gpt2_weights::{WeightFormat, WrittenDType};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
@@ -397,7 +398,10 @@ Prefill reads a prompt and computes the logits of its last position; decode gene
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896
+    /// Type of the cached keys and values: f32 or f16
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_kv_dtype)]
+    pub(crate) kv_dtype: DType,
+    /// Print one JSON object: dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -405,6 +409,14 @@ pub(crate) struct BenchArguments {
 fn parse_format(name: &str) -> Result<WeightFormat, String> {
     let names = WeightFormat::NAMES.map(|(name, _)| name).join(", ");
     WeightFormat::from_name(name).ok_or_else(|| format!("expected one of {names}"))
+}
+
+fn parse_kv_dtype(name: &str) -> Result<DType, String> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "f16" => Ok(DType::F16),
+        _ => Err("expected f32 or f16".to_owned()),
+    }
 }
 
 fn parse_dtype(name: &str) -> Result<WrittenDType, String> {

@@ -8,6 +8,9 @@
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::KernelError;
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
@@ -25,11 +28,12 @@ const MAX_TILE_PANELS: usize = 2;
 /// Attention in f32 on the CPU, for inference: no gradient goes through it.
 ///
 /// # Shapes
-/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`, with any strides; `visible` has, for each of the `B · T`
+/// `q` `(B, H, T, D)` in f32; `k` `(B, H, S, D)` and `v` `(B, H, S, Dv)`, both in f32 or both in f16, as a cache may hold
+/// them; with any strides. `visible` has, for each of the `B · T`
 /// queries, the number of keys that it sees, from 1 to `S`. Returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
 ///
 /// # Errors
-/// When the shapes are not these, or the tensors are not f32 on the CPU.
+/// When the shapes or types are not these, or the tensors are not on the CPU.
 pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
     let (batch, heads, query_len, head_dim) = q.dims4()?;
     let (_, _, key_len, value_dim) = v.dims4()?;
@@ -45,7 +49,9 @@ pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible:
         }
         .into());
     }
-    if let Some(other) = [q, k, v].into_iter().find(|x| x.dtype() != DType::F32 || !x.device().is_cpu()) {
+    let held = if k.dtype() == DType::F16 { DType::F16 } else { DType::F32 };
+    let is_other = |(x, dtype): &(&Tensor, DType)| x.dtype() != *dtype || !x.device().is_cpu();
+    if let Some((other, _)) = [(q, DType::F32), (k, held), (v, held)].into_iter().find(is_other) {
         return Err(KernelError::NotCpuFloats { found: other.dtype() }.into());
     }
     let rows = |x: &Tensor| if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() };
@@ -74,16 +80,58 @@ impl CustomOp3 for PrefixAttention {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
-        let shape = (q.batch, q.tokens, q.heads, v.head_dim).into();
-        let output = attention(&q, &k, &v, self.scale, &self.visible, InstructionSet::detected());
-        Ok((CpuStorage::F32(output), shape))
+        let q = Heads::new(q.as_slice::<f32>()?, q_layout)?;
+        let (scale, visible, instructions) = (self.scale, &self.visible, InstructionSet::detected());
+        let (_, _, _, value_dim) = v_layout.shape().dims4()?;
+        let output = match (k, v) {
+            (CpuStorage::F16(k), CpuStorage::F16(v)) => {
+                let k = Heads::new(k.as_slice().reinterpret_cast(), k_layout)?;
+                let v = Heads::new(v.as_slice().reinterpret_cast(), v_layout)?;
+                attention(&q, &k, &v, scale, visible, instructions)
+            }
+            _ => {
+                let k = Heads::new(k.as_slice::<f32>()?, k_layout)?;
+                let v = Heads::new(v.as_slice::<f32>()?, v_layout)?;
+                attention(&q, &k, &v, scale, visible, instructions)
+            }
+        };
+        Ok((CpuStorage::F32(output), (q.batch, q.tokens, q.heads, value_dim).into()))
+    }
+}
+
+/// What keys and values are held in: f32, or the bits of f16.
+trait Element: Copy + Sync {
+    fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Floats;
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Floats {
+        simd.load(values)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for u16 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Floats {
+        simd.load_f16(values)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::from_bits(self).to_f32()
     }
 }
 
 /// A tensor `(B, H, T, D)` whose rows of `D` are in one piece.
-struct Heads<'a> {
-    values: &'a [f32],
+struct Heads<'a, E = f32> {
+    values: &'a [E],
     batch: usize,
     heads: usize,
     tokens: usize,
@@ -92,12 +140,12 @@ struct Heads<'a> {
     strides: [usize; 3],
 }
 
-impl<'a> Heads<'a> {
-    fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+impl<'a, E> Heads<'a, E> {
+    fn new(values: &'a [E], layout: &Layout) -> Result<Self> {
         let (batch, heads, tokens, head_dim) = layout.shape().dims4()?;
         let strides = layout.stride();
         Ok(Self {
-            values: &storage.as_slice::<f32>()?[layout.start_offset()..],
+            values: &values[layout.start_offset()..],
             batch,
             heads,
             tokens,
@@ -107,7 +155,7 @@ impl<'a> Heads<'a> {
     }
 
     #[inline(always)]
-    fn row(&self, batch: usize, head: usize, token: usize) -> &'a [f32] {
+    fn row(&self, batch: usize, head: usize, token: usize) -> &'a [E] {
         let [batch_stride, head_stride, token_stride] = self.strides;
         let start = batch * batch_stride + head * head_stride + token * token_stride;
         &self.values[start..start + self.head_dim]
@@ -115,10 +163,10 @@ impl<'a> Heads<'a> {
 }
 
 /// Returns `(B, T, H, Dv)`.
-fn attention(
+fn attention<E: Element>(
     q: &Heads<'_>,
-    k: &Heads<'_>,
-    v: &Heads<'_>,
+    k: &Heads<'_, E>,
+    v: &Heads<'_, E>,
     scale: f32,
     visible: &[usize],
     instructions: InstructionSet,
@@ -155,10 +203,10 @@ fn attention(
 }
 
 /// Attention of one query in one head.
-struct OneQuery<'a> {
+struct OneQuery<'a, E> {
     q: &'a Heads<'a>,
-    k: &'a Heads<'a>,
-    v: &'a Heads<'a>,
+    k: &'a Heads<'a, E>,
+    v: &'a Heads<'a, E>,
     batch: usize,
     head: usize,
     scale: f32,
@@ -166,7 +214,7 @@ struct OneQuery<'a> {
     context: &'a mut [f32],
 }
 
-impl Job for OneQuery<'_> {
+impl<E: Element> Job for OneQuery<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -187,7 +235,7 @@ impl Job for OneQuery<'_> {
                         let weight = simd.splat(*weight);
                         let (values, _) = row[column..].as_chunks::<LANES>();
                         for (sum, values) in sums.iter_mut().zip(values) {
-                            *sum = simd.mul_add(weight, simd.load(values), *sum);
+                            *sum = simd.mul_add(weight, E::load(simd, values), *sum);
                         }
                     }
                     for (sum, vector) in sums.into_iter().zip(vectors) {
@@ -197,7 +245,7 @@ impl Job for OneQuery<'_> {
                 _ => {
                     for (weight, row) in weights.iter().zip(rows()) {
                         for (sum, value) in context.iter_mut().zip(&row[column..]) {
-                            *sum += weight * inverse_sum * value;
+                            *sum += weight * inverse_sum * value.to_f32();
                         }
                     }
                 }
@@ -208,13 +256,13 @@ impl Job for OneQuery<'_> {
 }
 
 #[inline(always)]
-fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+fn dot<S: Simd, E: Element>(simd: S, a: &[f32], b: &[E]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut sum = simd.splat(0.0);
     for (a, b) in a.iter().zip(b) {
-        sum = simd.mul_add(simd.load(a), simd.load(b), sum);
+        sum = simd.mul_add(simd.load(a), E::load(simd, b), sum);
     }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b.to_f32()).sum();
     simd.sum(sum) + rest
 }
 
@@ -247,7 +295,7 @@ fn exponentials<S: Simd>(simd: S, scores: &mut [f32]) -> f32 {
 }
 
 /// For each batch row and head the keys in panels of 16: input by input the 16 keys.
-fn pack_keys(k: &Heads<'_>) -> Vec<Line<[f32; LANES]>> {
+fn pack_keys<E: Element>(k: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
     let panels = k.tokens.div_ceil(LANES);
     let row_len = panels * k.head_dim;
     let mut packed = vec![Line([0.0; LANES]); k.batch * k.heads * row_len];
@@ -260,7 +308,7 @@ fn pack_keys(k: &Heads<'_>) -> Vec<Line<[f32; LANES]>> {
                 let first_key = (first_panel + index) * LANES;
                 for key in first_key..k.tokens.min(first_key + LANES) {
                     for (value, line) in k.row(batch, head, key).iter().zip(panel.iter_mut()) {
-                        line.0[key - first_key] = *value;
+                        line.0[key - first_key] = value.to_f32();
                     }
                 }
             }
@@ -270,7 +318,7 @@ fn pack_keys(k: &Heads<'_>) -> Vec<Line<[f32; LANES]>> {
 }
 
 /// For each batch row and head the values in panels of 16 columns: key by key.
-fn pack_values(v: &Heads<'_>) -> Vec<Line<[f32; LANES]>> {
+fn pack_values<E: Element>(v: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
     let row_len = v.head_dim.div_ceil(LANES) * v.tokens;
     let mut packed = vec![Line([0.0; LANES]); v.batch * v.heads * row_len];
     if row_len > 0 {
@@ -281,7 +329,7 @@ fn pack_values(v: &Heads<'_>) -> Vec<Line<[f32; LANES]>> {
             for (key, line) in part.row(0).iter_mut().enumerate() {
                 let values = &v.row(batch, head, key)[column..];
                 for (value, lane) in values.iter().zip(&mut line.0) {
-                    *lane = *value;
+                    *lane = value.to_f32();
                 }
             }
         });
@@ -488,11 +536,10 @@ mod tests {
                     let view = |x: &Tensor| {
                         let (storage, layout) = x.storage_and_layout();
                         let candle_core::Storage::Cpu(storage) = &*storage else { panic!("on the CPU") };
-                        (storage.clone(), layout.clone())
+                        (storage.as_slice::<f32>().unwrap().to_vec(), layout.clone())
                     };
-                    let ((q, ql), (k, kl), (v, vl)) = (view(&q), view(&k), view(&v));
-                    let heads_of = |s, l| Heads::new(s, l).unwrap();
-                    let (q, k, v) = (heads_of(&q, &ql), heads_of(&k, &kl), heads_of(&v, &vl));
+                    let (q, k, v) = (view(&q), view(&k), view(&v));
+                    let [q, k, v] = [&q, &k, &v].map(|(values, layout)| Heads::new(values, layout).unwrap());
                     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
                     let y = attention(&q, &k, &v, scale as f32, &visible, instructions);
                     let y = Tensor::from_vec(y, (batch, query_len, heads, value_dim), &Device::Cpu).unwrap();
@@ -507,6 +554,23 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Keys and values in f16 give what the same values in f32 give.
+    #[test]
+    fn a_cache_in_f16_is_read_as_it_is() {
+        for (query_len, key_len, head_dim) in [(1, 37, 64), (20, 37, 64), (1, 9, 7), (5, 9, 33)] {
+            let q = noise((2, 2, query_len, head_dim), 1);
+            let half = |seed| noise((2, 2, key_len, head_dim), seed).to_dtype(DType::F16).unwrap();
+            let (k, v) = (half(2), half(3));
+            let visible: Vec<usize> =
+                (0..2).flat_map(|_| (0..query_len).map(|query| key_len - query_len + query + 1)).collect();
+            let wide = |x: &Tensor| x.to_dtype(DType::F32).unwrap();
+            let expected = prefix_attention(&q, &wide(&k), &wide(&v), 0.3, &visible).unwrap();
+            let y = prefix_attention(&q, &k, &v, 0.3, &visible).unwrap();
+            let difference = (y - expected).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
+            assert_eq!(difference.to_scalar::<f32>().unwrap(), 0.0, "{query_len} {key_len} {head_dim}");
         }
     }
 

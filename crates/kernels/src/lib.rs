@@ -19,6 +19,7 @@ mod attention;
 mod dropout;
 mod error;
 mod layer_norm;
+pub mod limits;
 mod linear;
 mod packed;
 mod parallel;

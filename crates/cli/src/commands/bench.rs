@@ -25,6 +25,7 @@ const DECODE_AT_896: (usize, usize) = (896, 64);
 #[derive(Serialize)]
 struct Report {
     dtype: &'static str,
+    kv_dtype: &'static str,
     threads: usize,
     load_s: f64,
     /// The most memory this process ever held; absent where the system does not say.
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     let start = Instant::now();
     let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
     let load_s = start.elapsed().as_secs_f64();
-    let bench = Bench { model: &model, device: &device };
+    let bench = Bench { model: &model, device: &device, kv_dtype: arguments.kv_dtype };
 
     let n_positions = model.config().n_positions;
     if n_positions < DECODE.0 + DECODE.1 {
@@ -55,6 +56,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     let decode_at_896 = bench.decode(DECODE_AT_896)?;
     let report = Report {
         dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
+        kv_dtype: arguments.kv_dtype.as_str(),
         threads: std::env::var("CANDLE_NUM_THREADS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
         load_s,
         peak_rss_mib: peak_rss_mib(),
@@ -92,6 +94,7 @@ fn print(report: &Report) -> Result<()> {
 struct Bench<'a> {
     model: &'a Gpt2LMHead,
     device: &'a Device,
+    kv_dtype: DType,
 }
 
 impl Bench<'_> {
@@ -123,7 +126,7 @@ impl Bench<'_> {
     }
 
     fn cache(&self, capacity: usize) -> Result<Gpt2Cache> {
-        Ok(Gpt2Cache::new(self.model.config(), 1, capacity, DType::F32, self.device)?)
+        Ok(Gpt2Cache::new(self.model.config(), 1, capacity, self.kv_dtype, self.device)?)
     }
 
     /// The most probable token behind `ids`.

@@ -18,7 +18,7 @@ const NIBBLE_INPUTS: usize = 8;
 /// A block of one precision.
 pub(crate) trait Block: Sized + Send + Sync {
     /// The nearest block of this precision.
-    fn encode(weights: &Expanded) -> Self;
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self;
 
     /// The weight of one input and output, both counted within the block.
     fn value(&self, input: usize, output: usize) -> f32;
@@ -43,21 +43,44 @@ pub(crate) trait Block: Sized + Send + Sync {
     fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]);
 }
 
-/// The weight of the largest magnitude; NaN where there is one, since it must reach the result.
-fn largest(weights: impl Iterator<Item = f32>) -> f32 {
-    weights.fold(
-        0.0,
-        |largest: f32, weight| {
-            if largest.is_nan() || weight.abs() <= largest.abs() { largest } else { weight }
-        },
-    )
+/// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.
+#[inline(always)]
+fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
+    let mut highest = simd.splat(0.0);
+    let mut lowest = highest;
+    // What is not finite makes this NaN; everything else leaves it zero.
+    let mut poison = highest;
+    for line in group {
+        let weights = simd.load(&line.0);
+        highest = simd.max(highest, weights);
+        lowest = simd.min(lowest, weights);
+        poison = simd.mul_add(weights, simd.splat(0.0), poison);
+    }
+    let (mut high, mut low, mut nan) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    simd.store(highest, &mut high);
+    simd.store(lowest, &mut low);
+    simd.store(poison, &mut nan);
+    std::array::from_fn(|lane| nan[lane] + if high[lane] >= -low[lane] { high[lane] } else { low[lane] })
+}
+
+/// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
+#[inline(always)]
+fn rounded_scales<S: Simd>(simd: S, scales: S::Floats) -> ([u16; LANES], S::Floats, S::Floats) {
+    let mut bits = [0; LANES];
+    simd.store_f16(scales, &mut bits);
+    let rounded = simd.load_f16(&bits);
+    let mut inverses = [0.0; LANES];
+    simd.store(rounded, &mut inverses);
+    let inverses = inverses.map(|scale| if scale == 0.0 { 0.0 } else { scale.recip() });
+    (bits, rounded, simd.load(&inverses))
 }
 
 /// Weights as they are.
 pub(crate) type F32Block = Expanded;
 
 impl Block for F32Block {
-    fn encode(weights: &Expanded) -> Self {
+    #[inline(always)]
+    fn encode<S: Simd>(_: S, weights: &Expanded) -> Self {
         *weights
     }
 
@@ -91,8 +114,13 @@ impl Block for F32Block {
 pub(crate) struct F16Block([[u16; LANES]; DEPTH]);
 
 impl Block for F16Block {
-    fn encode(weights: &Expanded) -> Self {
-        Self(std::array::from_fn(|input| weights[input].0.map(|weight| f16::from_f32(weight).to_bits())))
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
+        let mut block = Self([[0; LANES]; DEPTH]);
+        for (line, bits) in weights.iter().zip(&mut block.0) {
+            simd.store_f16(simd.load(&line.0), bits);
+        }
+        block
     }
 
     fn value(&self, input: usize, output: usize) -> f32 {
@@ -129,22 +157,22 @@ impl Q8Block {
 }
 
 impl Block for Q8Block {
-    fn encode(weights: &Expanded) -> Self {
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
         let mut block =
             Self { quants: [[0; BYTE_INPUTS * LANES]; DEPTH / BYTE_INPUTS], scales: [[0; LANES]; GROUPS] };
-        for group in 0..GROUPS {
-            for output in 0..LANES {
-                let weight = |input: usize| weights[group * GROUP + input].0[output];
-                let scale = f16::from_f32(largest((0..GROUP).map(weight)).abs() / 127.0);
-                let inverse = if scale.to_f32() == 0.0 { 0.0 } else { scale.to_f32().recip() };
-                block.scales[group][output] = scale.to_bits();
-                for input in 0..GROUP {
-                    let line = &mut block.quants[group * Self::LINES + input / BYTE_INPUTS];
-                    let quant = (weight(input) * inverse).round_ties_even().clamp(-127.0, 127.0);
-                    #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of i8")]
-                    let quant = quant as i8;
-                    line[output * BYTE_INPUTS + input % BYTE_INPUTS] = quant;
-                }
+        let groups = block.quants.as_chunks_mut::<{ Self::LINES }>().0.iter_mut().zip(&mut block.scales);
+        for ((lines, scales), weights) in groups.zip(weights.as_chunks::<GROUP>().0) {
+            let largest = largest(simd, weights).map(f32::abs);
+            let (bits, _, inverses) =
+                rounded_scales(simd, simd.mul(simd.load(&largest), simd.splat(1.0 / 127.0)));
+            *scales = bits;
+            for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
+                let quants = std::array::from_fn(|index| {
+                    let quant = simd.round(simd.mul(simd.load(&weights[index].0), inverses));
+                    simd.min(simd.max(quant, simd.splat(-127.0)), simd.splat(127.0))
+                });
+                simd.store_bytes(quants, line);
             }
         }
         block
@@ -200,47 +228,52 @@ impl Q4Block {
     /// Candidate scales: the magnitude that becomes -8, in shares of the largest.
     const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
 
-    /// The scale with the smallest squared error.
-    fn scale(weights: &[f32; GROUP]) -> f16 {
-        let largest = largest(weights.iter().copied());
-        let mut best = (f32::INFINITY, f16::from_f32(largest / -8.0));
-        for candidate in Self::CANDIDATES {
-            let scale = f16::from_f32(largest * candidate / -8.0);
-            let error = weights.iter().map(|weight| {
-                let difference = weight - f32::from(Self::quant(*weight, scale)) * scale.to_f32();
-                difference * difference
-            });
-            let error = error.sum();
-            if error < best.0 {
-                best = (error, scale);
-            }
-        }
-        best.1
+    #[inline(always)]
+    fn quants<S: Simd>(simd: S, weights: &[f32; LANES], inverse_scales: S::Floats) -> S::Floats {
+        let quant = simd.round(simd.mul(simd.load(weights), inverse_scales));
+        simd.min(simd.max(quant, simd.splat(-8.0)), simd.splat(7.0))
     }
 
-    fn quant(weight: f32, scale: f16) -> i8 {
-        let inverse = if scale.to_f32() == 0.0 { 0.0 } else { scale.to_f32().recip() };
-        #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of the format")]
-        let quant = (weight * inverse).round_ties_even().clamp(-8.0, 7.0) as i8;
-        quant
+    /// For each lane the scale with the smallest squared error, and its reciprocal.
+    #[inline(always)]
+    fn scales<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> ([u16; LANES], S::Floats) {
+        let largest = simd.load(&largest(simd, group));
+        let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
+        for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
+            let (bits, scales, inverses) =
+                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / -8.0)));
+            let mut sum = simd.splat(0.0);
+            for line in group {
+                let quants = Self::quants(simd, &line.0, inverses);
+                let error = simd.sub(simd.load(&line.0), simd.mul(quants, scales));
+                sum = simd.mul_add(error, error, sum);
+            }
+            let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
+            simd.store(sum, &mut errors);
+            simd.store(inverses, &mut inverse_scales);
+            for lane in 0..LANES {
+                if index == 0 || errors[lane] < best.0[lane] {
+                    (best.0[lane], best.1[lane], best.2[lane]) =
+                        (errors[lane], bits[lane], inverse_scales[lane]);
+                }
+            }
+        }
+        (best.1, simd.load(&best.2))
     }
 }
 
 impl Block for Q4Block {
-    fn encode(weights: &Expanded) -> Self {
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
         let mut block =
             Self { quants: [[0; BYTE_INPUTS * LANES]; DEPTH / NIBBLE_INPUTS], scales: [[0; LANES]; GROUPS] };
-        for group in 0..GROUPS {
-            for output in 0..LANES {
-                let weights = std::array::from_fn(|input| weights[group * GROUP + input].0[output]);
-                let scale = Self::scale(&weights);
-                block.scales[group][output] = scale.to_bits();
-                for (input, weight) in weights.into_iter().enumerate() {
-                    let line = &mut block.quants[group * Self::LINES + input / NIBBLE_INPUTS];
-                    let nibble = (Self::quant(weight, scale) + 8).cast_unsigned();
-                    let shift = if input % NIBBLE_INPUTS < BYTE_INPUTS { 0 } else { 4 };
-                    line[output * BYTE_INPUTS + input % BYTE_INPUTS] |= nibble << shift;
-                }
+        let groups = block.quants.as_chunks_mut::<{ Self::LINES }>().0.iter_mut().zip(&mut block.scales);
+        for ((lines, scales), weights) in groups.zip(weights.as_chunks::<GROUP>().0) {
+            let (bits, inverses) = Self::scales(simd, weights);
+            *scales = bits;
+            for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<NIBBLE_INPUTS>().0) {
+                let quants = std::array::from_fn(|index| Self::quants(simd, &weights[index].0, inverses));
+                simd.store_nibbles(quants, line);
             }
         }
         block

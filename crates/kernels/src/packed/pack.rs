@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "packed weights are written once, by all threads, into fresh memory")]
 
+use std::marker::PhantomData;
+
 use candle_core::{CpuStorage, Result, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -9,7 +11,7 @@ use super::block::{Block, Expanded};
 use super::{DEPTH, PackedMatrix, Panels, WeightFormat};
 use crate::KernelError;
 use crate::parallel::{Parts, for_each_part};
-use crate::simd::{LANES, Line};
+use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 
 /// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
@@ -143,6 +145,7 @@ fn blocks<B: Block, T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
     if panel_blocks == 0 {
         return Box::default();
     }
+    let instructions = InstructionSet::detected();
     let mut blocks = Box::new_uninit_slice(out_features.div_ceil(LANES) * panel_blocks);
     let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
     for_each_part(&mut blocks, parts, |mut part| {
@@ -156,12 +159,24 @@ fn blocks<B: Block, T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
                     weights = [Line([0.0; LANES]); DEPTH];
                 }
                 values.read((first_output, outputs), (first_input, inputs), &mut weights);
-                part.row(row)[block].write(B::encode(&weights));
+                part.row(row)[block].write(instructions.run(Encode(&weights, PhantomData)));
             }
         }
     });
     // SAFETY: the parts hold every element, and each part's rows were written from their first block to their last.
     unsafe { blocks.assume_init() }
+}
+
+/// Encodes one block.
+struct Encode<'a, B>(&'a Expanded, PhantomData<B>);
+
+impl<B: Block> Job for Encode<'_, B> {
+    type Output = B;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> B {
+        B::encode(simd, self.0)
+    }
 }
 
 impl<T: Copy, F: Fn(T) -> f32> Values<'_, T, F> {

@@ -78,6 +78,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        let start = to.as_mut_ptr().cast::<__m128i>();
+        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the store needs no alignment.
+        unsafe {
+            _mm_storeu_si128(start, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[0]));
+            _mm_storeu_si128(start.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[1]));
+        }
+    }
+
+    #[inline(always)]
     fn add(self, a: Floats, b: Floats) -> Floats {
         lanewise!(_mm256_add_ps, a, b)
     }
@@ -163,6 +173,41 @@ impl Simd for Avx2 {
                 halves.map(|eight| float(_mm256_slli_epi32::<8>(eight))),
                 halves.map(float),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, values: [Floats; 4], to: &mut [i8; 4 * LANES]) {
+        let start = to.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
+        unsafe {
+            let byte = _mm256_set1_epi32(0xff);
+            for (half, to) in [start, start.add(1)].into_iter().enumerate() {
+                let bits = |index: usize| _mm256_and_si256(_mm256_cvtps_epi32(values[index][half]), byte);
+                let low = _mm256_or_si256(bits(0), _mm256_slli_epi32::<8>(bits(1)));
+                let high =
+                    _mm256_or_si256(_mm256_slli_epi32::<16>(bits(2)), _mm256_slli_epi32::<24>(bits(3)));
+                _mm256_storeu_si256(to, _mm256_or_si256(low, high));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
+        let start = to.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
+        unsafe {
+            for (half, to) in [start, start.add(1)].into_iter().enumerate() {
+                let bits = |index: usize| {
+                    _mm256_add_epi32(_mm256_cvtps_epi32(values[index][half]), _mm256_set1_epi32(8))
+                };
+                let byte =
+                    |index: usize| _mm256_or_si256(bits(index), _mm256_slli_epi32::<4>(bits(index + 4)));
+                let low = _mm256_or_si256(byte(0), _mm256_slli_epi32::<8>(byte(1)));
+                let high =
+                    _mm256_or_si256(_mm256_slli_epi32::<16>(byte(2)), _mm256_slli_epi32::<24>(byte(3)));
+                _mm256_storeu_si256(to, _mm256_or_si256(low, high));
+            }
         }
     }
 

@@ -65,6 +65,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn store_f16(self, values: __m512, to: &mut [u16; LANES]) {
+        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the store needs no alignment.
+        unsafe {
+            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
+        }
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_add_ps(a, b) }
@@ -157,6 +166,31 @@ impl Simd for Avx512 {
                 float(_mm512_srli_epi32::<20>(eight)),
                 float(_mm512_srli_epi32::<28>(eight)),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, values: [__m512; 4], to: &mut [i8; 4 * LANES]) {
+        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
+        unsafe {
+            let byte = _mm512_set1_epi32(0xff);
+            let bits = |index: usize| _mm512_and_si512(_mm512_cvtps_epi32(values[index]), byte);
+            let low = _mm512_or_si512(bits(0), _mm512_slli_epi32::<8>(bits(1)));
+            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(bits(2)), _mm512_slli_epi32::<24>(bits(3)));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+        }
+    }
+
+    #[inline(always)]
+    fn store_nibbles(self, values: [__m512; 8], to: &mut [u8; 4 * LANES]) {
+        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
+        unsafe {
+            let bits =
+                |index: usize| _mm512_add_epi32(_mm512_cvtps_epi32(values[index]), _mm512_set1_epi32(8));
+            let byte = |index: usize| _mm512_or_si512(bits(index), _mm512_slli_epi32::<4>(bits(index + 4)));
+            let low = _mm512_or_si512(byte(0), _mm512_slli_epi32::<8>(byte(1)));
+            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(byte(2)), _mm512_slli_epi32::<24>(byte(3)));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
         }
     }
 

@@ -36,6 +36,8 @@ pub(crate) trait Simd: Copy {
     fn load(self, values: &[f32; LANES]) -> Self::Floats;
     fn load_f16(self, bits: &[u16; LANES]) -> Self::Floats;
     fn store(self, values: Self::Floats, to: &mut [f32; LANES]);
+    /// To the nearest f16, ties to even.
+    fn store_f16(self, values: Self::Floats, to: &mut [u16; LANES]);
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
@@ -53,6 +55,10 @@ pub(crate) trait Simd: Copy {
     /// Signed halves of bytes, stored with 8 added: vector `j` holds the low half of byte `j` of every group of four, vector
     /// `4 + j` the high half.
     fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [Self::Floats; 8];
+    /// The inverse of [`Simd::load_bytes`] for integers from -128 to 127; anything for other values.
+    fn store_bytes(self, values: [Self::Floats; 4], to: &mut [i8; 4 * LANES]);
+    /// The inverse of [`Simd::load_nibbles`] for integers from -8 to 7; anything for other values.
+    fn store_nibbles(self, values: [Self::Floats; 8], to: &mut [u8; 4 * LANES]);
     /// Sum of the lanes, added in halves.
     fn sum(self, a: Self::Floats) -> f32;
     /// Largest lane.

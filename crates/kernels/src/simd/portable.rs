@@ -43,6 +43,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        *to = values.map(|value| f16::from_f32(value).to_bits());
+    }
+
+    #[inline(always)]
     fn add(self, a: Floats, b: Floats) -> Floats {
         zip(a, b, |a, b| a + b)
     }
@@ -100,6 +105,21 @@ impl Simd for Portable {
             let nibble = |lane: usize| (bytes[4 * lane + index % 4] >> (index / 4 * 4)) & 15;
             std::array::from_fn(|lane| f32::from(nibble(lane)) - 8.0)
         })
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the values are integers of this range by contract")]
+    fn store_bytes(self, values: [Floats; 4], to: &mut [i8; 4 * LANES]) {
+        *to = std::array::from_fn(|index| values[index % 4][index / 4] as i8);
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the values are integers of this range by contract")]
+    #[expect(clippy::cast_sign_loss, reason = "8 is added to them")]
+    fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
+        let nibble = |index: usize, lane: usize| (values[index][lane] + 8.0) as u8;
+        *to =
+            std::array::from_fn(|index| nibble(index % 4, index / 4) | nibble(4 + index % 4, index / 4) << 4);
     }
 
     #[inline(always)]

@@ -1,0 +1,137 @@
+//! Every kernel beside what the machine can do at most, both measured in this run: GB/s of weights for one row, GFLOP/s for
+//! many, and candle's own product.
+//!
+//! Run: `cargo bench -p gpt2-kernels` (`CANDLE_NUM_THREADS=1 RAYON_NUM_THREADS=1` for one core). The fastest of many short
+//! runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
+//! no criterion bench.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench prints, and ends where something is wrong"
+)]
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::{
+    Activation, LayerNorm, Linear, Matrix, PackedMatrix, WeightFormat, limits, prefix_attention,
+};
+
+/// Runs of each measurement.
+const RUNS: usize = 40;
+/// The products of GPT-2 124M, `(out, in)`, and copies enough that one row's weights do not stay in the cache.
+const SHAPES: [(&str, usize, usize, usize); 5] = [
+    ("c_attn", 2304, 768, 8),
+    ("c_proj", 768, 768, 16),
+    ("c_fc", 3072, 768, 8),
+    ("mlp c_proj", 768, 3072, 8),
+    ("head", 50257, 768, 1),
+];
+/// Rows of the products with many rows.
+const ROWS: usize = 512;
+const HEADS: usize = 12;
+const HEAD_DIM: usize = 64;
+
+fn main() {
+    let values = vec![1.0f32; 64 << 20];
+    let bytes = size_of_val(values.as_slice()) as f64;
+    let bandwidth = bytes / 1e9 / fastest(RUNS / 4, || assert!(limits::read(&values) > 0.0));
+    let mut flops = 0;
+    let elapsed_s = fastest(RUNS, || flops = limits::multiply_adds(400_000_000));
+    let arithmetic = flops as f64 / 1e9 / elapsed_s;
+    println!("limits: reading {bandwidth:.1} GB/s, multiply-adds {arithmetic:.0} GFLOP/s\n");
+    drop(values);
+
+    for (name, out_features, in_features, copies) in SHAPES {
+        let weight = pattern((out_features, in_features));
+        let (one, many) = (pattern((1, in_features)), pattern((ROWS, in_features)));
+        let many_flops = 2.0 * (ROWS * out_features * in_features) as f64 / 1e9;
+        let dense = Linear::new(weight.clone(), None).unwrap();
+        let bytes = (4 * out_features * in_features) as f64 / 1e9;
+        let one_s = fastest(RUNS, || drop(dense.forward(&one).unwrap()));
+        let many_s = fastest(RUNS / 8, || drop(dense.forward(&many).unwrap()));
+        report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
+        for (format_name, format) in WeightFormat::NAMES {
+            let packed = || Matrix::Packed(PackedMatrix::from_tensor(&weight, format).unwrap().into());
+            let layers: Vec<Linear> =
+                (0..copies).map(|_| Linear::from_matrix(packed(), None).unwrap()).collect();
+            let bytes = PackedMatrix::from_tensor(&weight, format).unwrap().bytes() as f64 / 1e9;
+            let one_s = fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
+            let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));
+            let read = bytes * copies as f64 / one_s;
+            report(name, format_name, read, bandwidth, many_flops / many_s, arithmetic);
+        }
+    }
+
+    let x = pattern((ROWS, 3072));
+    let million = x.elem_count() as f64 / 1e6;
+    let zeros = Linear::from_matrix(
+        Matrix::Packed(PackedMatrix::from_tensor(&pattern((3072, 64)), WeightFormat::F32).unwrap().into()),
+        None,
+    )
+    .unwrap();
+    let narrow = pattern((ROWS, 64));
+    let plain_s = fastest(RUNS, || drop(zeros.forward(&narrow).unwrap()));
+    let gelu_s = fastest(RUNS, || drop(zeros.forward_activated(&narrow, Activation::GeluTanh).unwrap()));
+    let candle_s = fastest(RUNS, || drop(x.gelu().unwrap()));
+    println!(
+        "\nGELU of 512 x 3072 behind a product: {:.0} million/s more; candle's {:.0} million/s",
+        million / (gelu_s - plain_s),
+        million / candle_s
+    );
+
+    let x = pattern((ROWS, 768));
+    let one = Tensor::ones(768, DType::F32, &Device::Cpu).unwrap();
+    let norm = LayerNorm::new(one.clone(), Some(one.clone()), 1e-5);
+    let bytes = 8.0 * x.elem_count() as f64 / 1e9;
+    let norm_s = fastest(RUNS, || drop(norm.forward(&x).unwrap()));
+    println!("layer norm of 512 x 768: {:.1} GB/s read and written", bytes / norm_s);
+
+    for keys in [128, 512, 1024] {
+        let q = pattern((keys, HEADS * HEAD_DIM)).reshape((1, keys, HEADS, HEAD_DIM)).unwrap();
+        let q = q.transpose(1, 2).unwrap();
+        let causal: Vec<usize> = (1..=keys).collect();
+        let prefill_s = fastest(RUNS / 2, || drop(prefix_attention(&q, &q, &q, 0.125, &causal).unwrap()));
+        // A query sees half of the keys on average.
+        let flops = 2.0 * (HEADS * HEAD_DIM * keys * (keys + 1)) as f64 / 1e9;
+        let last = q.narrow(2, keys - 1, 1).unwrap();
+        let cache = q.contiguous().unwrap();
+        let decode_s =
+            fastest(RUNS, || drop(prefix_attention(&last, &cache, &cache, 0.125, &[keys]).unwrap()));
+        let bytes = 8.0 * (HEADS * HEAD_DIM * keys) as f64 / 1e9;
+        println!(
+            "attention over {keys:>4} keys: one query {:6.1} GB/s ({:3.0}%), all queries {:6.0} GFLOP/s ({:3.0}%)",
+            bytes / decode_s,
+            100.0 * bytes / decode_s / bandwidth,
+            flops / prefill_s,
+            100.0 * flops / prefill_s / arithmetic
+        );
+    }
+}
+
+fn report(name: &str, format: &str, read: f64, bandwidth: f64, speed: f64, arithmetic: f64) {
+    println!(
+        "{name:<11}{format:<7} one row {read:6.1} GB/s ({:3.0}%)   512 rows {speed:6.0} GFLOP/s ({:3.0}%)",
+        100.0 * read / bandwidth,
+        100.0 * speed / arithmetic
+    );
+}
+
+/// Seconds of the fastest run.
+fn fastest(runs: usize, mut work: impl FnMut()) -> f64 {
+    let mut best = f64::INFINITY;
+    for _ in 0..runs.max(2) {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Values of about unit size.
+fn pattern(shape: (usize, usize)) -> Tensor {
+    let values: Vec<f32> =
+        (0..shape.0 * shape.1).map(|index| (index * 7919 % 2003) as f32 / 1001.5 - 1.0).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+}

@@ -1,0 +1,90 @@
+//! What this machine can do at most, to hold the kernels against: arithmetic from registers, and reading memory.
+//!
+//! Both run on the threads and with the instructions of the kernels themselves. The caller takes the time.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::parallel::for_each_index;
+use crate::simd::{InstructionSet, Job, LANES, Simd};
+
+/// Pieces of the work, to be shared by the threads.
+const PIECES: usize = 64;
+
+/// Does about `flops` floating-point operations as multiply-adds in registers, and returns how many exactly.
+pub fn multiply_adds(flops: u64) -> u64 {
+    let instructions = InstructionSet::detected();
+    let chains = if instructions.tile_rows() == WIDE_CHAINS { WIDE_CHAINS } else { NARROW_CHAINS };
+    let per_round = (2 * LANES * chains * PIECES) as u64;
+    let rounds = flops.div_ceil(per_round);
+    let kept = AtomicU32::new(0);
+    for_each_index(PIECES, |_| {
+        let sum = instructions.run(Chains { rounds, chains });
+        kept.fetch_xor(sum.to_bits(), Ordering::Relaxed);
+    });
+    std::hint::black_box(kept);
+    rounds * per_round
+}
+
+/// Reads all of `values` and returns their sum.
+pub fn read(values: &[f32]) -> f32 {
+    let instructions = InstructionSet::detected();
+    let piece = values.len().div_ceil(PIECES).next_multiple_of(LANES);
+    let sums = std::sync::Mutex::new(0.0);
+    for_each_index(values.len().div_ceil(piece.max(1)), |index| {
+        let sum = instructions.run(Sum(&values[index * piece..values.len().min((index + 1) * piece)]));
+        if let Ok(mut sums) = sums.lock() {
+            *sums += sum;
+        }
+    });
+    sums.into_inner().unwrap_or_default()
+}
+
+/// Independent chains that hide the latency of a multiply-add: twelve registers of either width.
+const WIDE_CHAINS: usize = 12;
+const NARROW_CHAINS: usize = 6;
+
+struct Chains {
+    rounds: u64,
+    chains: usize,
+}
+
+impl Job for Chains {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        match self.chains {
+            WIDE_CHAINS => chains::<S, WIDE_CHAINS>(simd, self.rounds),
+            _ => chains::<S, NARROW_CHAINS>(simd, self.rounds),
+        }
+    }
+}
+
+#[inline(always)]
+fn chains<S: Simd, const CHAINS: usize>(simd: S, rounds: u64) -> f32 {
+    let mut sums = [simd.splat(1.0); CHAINS];
+    let (factor, addend) = (simd.splat(0.999), simd.splat(std::hint::black_box(0.001)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = simd.mul_add(*sum, factor, addend);
+        }
+    }
+    sums.into_iter().map(|sum| simd.sum(sum)).sum()
+}
+
+struct Sum<'a>(&'a [f32]);
+
+impl Job for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let mut sums = [simd.splat(0.0); 4];
+        for values in self.0.as_chunks::<{ 4 * LANES }>().0 {
+            for (sum, values) in sums.iter_mut().zip(values.as_chunks::<LANES>().0) {
+                *sum = simd.add(*sum, simd.load(values));
+            }
+        }
+        sums.into_iter().map(|sum| simd.sum(sum)).sum()
+    }
+}
