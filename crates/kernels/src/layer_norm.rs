@@ -6,6 +6,8 @@
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::VarBuilder;
 
+use crate::training::{is_trained_on_cpu, layer_norm};
+
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
@@ -36,6 +38,9 @@ impl LayerNorm {
     /// # Errors
     /// When the last axis of `x` has another width than the norm.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if let (true, Some(bias)) = (is_trained_on_cpu(x), &self.bias) {
+            return layer_norm(x, &self.weight, bias, self.epsilon);
+        }
         let dtype = x.dtype();
         let x = match dtype {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,

@@ -20,6 +20,7 @@ mod error;
 mod layer_norm;
 mod linear;
 mod random;
+mod training;
 
 pub use activation::Activation;
 pub use candle_nn::ops::softmax;
@@ -28,3 +29,7 @@ pub use error::KernelError;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use random::Generator;
+pub use training::{
+    AdamWStep, AttentionDropout, adamw_step, causal_attention_reference, causal_self_attention, head_loss,
+    head_loss_reference, is_trained_on_cpu, squared_norm,
+};

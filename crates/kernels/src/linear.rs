@@ -7,6 +7,7 @@ use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::KernelError;
+use crate::training::{add_bias, is_trained_on_cpu};
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
@@ -62,6 +63,7 @@ impl Linear {
         let rows = x.reshape(((), self.in_features()))?.matmul(&self.weight.t()?)?;
         let y = rows.reshape(shape)?;
         match &self.bias {
+            Some(bias) if is_trained_on_cpu(&y) => add_bias(&y, bias),
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }

@@ -4,4 +4,5 @@ pub(crate) mod convert;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod score;
+pub(crate) mod train;
 pub(crate) mod verify;
