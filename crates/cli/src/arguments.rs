@@ -147,6 +147,7 @@ pub(crate) struct ScoreArguments {
 Examples:
   gpt2 train --data book.txt --config config.json --out my-model --steps 2000 --batch-size 8
   gpt2 train --data book.txt --init gpt2 --out fine-tuned --steps 200 --batch-size 2 --context 256
+  gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
   gpt2 train … --resume                                      (the same call again, after it was stopped)
 
 --out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
@@ -178,7 +179,22 @@ pub(crate) struct TrainArguments {
     /// Tokens in a window [default: the model's context]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
-    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init]
+    /// Train low-rank adapters of this rank and leave the weights as they are; they are written merged, and by themselves to the folder adapter in PEFT's format
+    #[arg(long, value_name = "R", requires = "init", allow_negative_numbers = true)]
+    pub(crate) lora_rank: Option<usize>,
+    /// An adapter counts ALPHA / R times [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", requires = "lora_rank", allow_negative_numbers = true)]
+    pub(crate) lora_alpha: Option<f64>,
+    /// Linear layers with adapters: some of c_attn, c_proj, c_fc
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "c_attn",
+        requires = "lora_rank"
+    )]
+    pub(crate) lora_targets: Vec<String>,
+    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
     #[arg(long, value_name = "LR", allow_negative_numbers = true)]
     pub(crate) lr: Option<f64>,
     /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant

@@ -181,6 +181,43 @@ fn a_checkpoint_of_transformers_is_fine_tuned() {
 }
 
 #[test]
+fn adapters_are_trained_killed_and_resumed_like_whole_models() {
+    let bench = Bench::new();
+    let tiny = CheckpointFolder::tiny();
+    let train = |out: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+        command.args(["train", "--data", &bench.path("text.txt"), "--init", tiny.path().to_str().unwrap()]);
+        command.args([
+            "--out",
+            &bench.path(out),
+            "--steps",
+            "12",
+            "--lora-rank",
+            "2",
+            "--lora-targets",
+            "c_attn,c_fc",
+        ]);
+        command.args(["--batch-size", "2", "--save-every", "3", "--eval-every", "4", "--json"]).args(more);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    assert_success(&train("whole", &[]).wait_with_output().unwrap());
+    let mut killed = train("killed", &[]);
+    while !Path::new(&bench.path("killed")).join("training-state.safetensors").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_success(&train("killed", &["--resume"]).wait_with_output().unwrap());
+    for name in ["model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"] {
+        assert_eq!(read(&bench.path("whole"), name), read(&bench.path("killed"), name), "{name}");
+    }
+    let other = train("killed", &["--resume", "--lora-alpha", "9"]).wait_with_output().unwrap();
+    assert_refused(&other, FAILURE, "a model with another configuration");
+    let wrong = train("new", &["--lora-alpha", "-1"]).wait_with_output().unwrap();
+    assert_refused(&wrong, USAGE, "lora_alpha: expected a number greater than 0");
+}
+
+#[test]
 fn jsonl_is_read_line_by_line() {
     let bench = Bench::new();
     let lines: String = (0..60)

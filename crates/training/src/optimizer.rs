@@ -31,9 +31,9 @@ impl AdamW {
         Ok(Self { means: means.collect::<Result<_>>()?, steps_done: 0 })
     }
 
-    /// The state after `steps_done` steps.
-    pub(crate) fn restore(means: Vec<(Var, Var)>, steps_done: u64) -> Self {
-        Self { means, steps_done }
+    /// Says how many steps the running means are from.
+    pub(crate) fn set_steps_done(&mut self, steps_done: u64) {
+        self.steps_done = steps_done;
     }
 
     /// Steps taken so far.

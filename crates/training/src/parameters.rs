@@ -87,6 +87,11 @@ impl Parameters {
         Ok(Self { named })
     }
 
+    /// Parameters under these names, in this order.
+    pub(crate) fn from_named(named: Vec<(String, Var)>) -> Self {
+        Self { named }
+    }
+
     /// Every parameter with its name, always in the same order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.named.iter().map(|(name, variable)| (name.as_str(), variable))
@@ -100,6 +105,11 @@ impl Parameters {
     /// Number of trainable values.
     pub fn count(&self) -> usize {
         self.named.iter().map(|(_, variable)| variable.elem_count()).sum()
+    }
+
+    /// The device they are on.
+    pub(crate) fn device(&self) -> Device {
+        self.named.first().map_or(Device::Cpu, |(_, variable)| variable.device().clone())
     }
 
     /// What a model loads itself from, with gradients leading to these variables.

@@ -1,19 +1,16 @@
 //! A whole training: steps, evaluations, checkpoints, the log and the loss curve, in one folder.
 //!
 //! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest, where nothing is
-//! held out), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole.
+//! held out; adapters are merged there, and stand by themselves in `adapter`), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_core::Device;
-use gpt2::Gpt2Config;
 use gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 
 use crate::state::{self, Best, Progress};
 use crate::{
-    Entry, HeldOut, HeldOutLoss, Hyperparameters, Journal, Parameters, Trainer, TrainingError, Windows,
-    loss_curve,
+    Entry, HeldOut, HeldOutLoss, Hyperparameters, Journal, Trainer, TrainingError, Windows, loss_curve,
 };
 
 /// When to evaluate, save and stop, and where.
@@ -60,14 +57,12 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A run that starts with `parameters` or, where the folder holds the state of the same run, goes on from there.
+    /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one.
     ///
     /// # Errors
     /// When a number is out of its range, the folder holds the state of another run, or it cannot be written.
     pub fn open(
-        config: &Gpt2Config,
-        numbers: Hyperparameters,
-        parameters: Parameters,
+        mut trainer: Trainer,
         data: (Windows<'a>, Option<HeldOut<'a>>),
         tokenizer: &'a Tokenizer,
         options: RunOptions,
@@ -80,15 +75,11 @@ impl<'a> Run<'a> {
         }
         let folder = &options.folder;
         fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
-        let (trainer, best, evaluations_since) = match state::load(folder, config, &Device::Cpu)? {
-            Some(saved) => {
-                let progress = saved.progress;
-                check_same(&progress, &numbers, &options)?;
-                let trainer = Trainer::resume(config, saved.parameters, saved.optimizer, numbers)?;
-                (trainer, progress.best, progress.evaluations_since)
-            }
-            None => (Trainer::new(config, parameters, numbers)?, None, 0),
-        };
+        let (mut best, mut evaluations_since) = (None, 0);
+        if let Some(progress) = state::load(folder, &mut trainer)? {
+            check_same(&progress, trainer.numbers(), &options)?;
+            (best, evaluations_since) = (progress.best, progress.evaluations_since);
+        }
         let journal = Journal::open(&folder.join("log.jsonl"), trainer.steps_done())?;
         let (windows, held_out) = data;
         Ok(Self { trainer, windows, held_out, tokenizer, options, journal, best, evaluations_since })
@@ -185,7 +176,7 @@ impl<'a> Run<'a> {
             self.write_checkpoint()?;
         }
         let progress = Progress {
-            config: self.trainer.config().to_json(),
+            model: state::model_of(&self.trainer),
             numbers: self.trainer.numbers().clone(),
             data_fingerprint: self.options.data_fingerprint,
             steps_done: self.trainer.steps_done(),
@@ -196,13 +187,13 @@ impl<'a> Run<'a> {
     }
 
     fn write_checkpoint(&self) -> Result<(), TrainingError> {
-        let parameters = self.trainer.parameters();
-        let read = |name: &str| {
-            let missing = || candle_core::Error::Msg(format!("there is no parameter `{name}`"));
-            Ok(parameters.get(name).ok_or_else(missing)?.as_tensor().detach())
-        };
+        let read = |name: &str| Ok(self.trainer.parameter(name)?.detach());
         let RunOptions { folder, dtype, .. } = &self.options;
-        Ok(replace_hugging_face(folder, self.trainer.config(), &read, self.tokenizer, *dtype)?)
+        replace_hugging_face(folder, self.trainer.config(), &read, self.tokenizer, *dtype)?;
+        match self.trainer.lora() {
+            Some(lora) => lora.save(self.trainer.parameters(), &folder.join("adapter")),
+            None => Ok(()),
+        }
     }
 
     /// The same error with the place of the last saved state, where there is one.

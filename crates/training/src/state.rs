@@ -3,17 +3,15 @@
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
 //! state: they follow from the seed and the number of the step.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor, Var};
-use gpt2::{Gpt2Config, expected_parameters};
+use candle_core::Tensor;
 use gpt2_weights::{MappedFile, WeightsError, replace_file};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{AdamW, HeldOutLoss, Hyperparameters, Parameters, Trainer, TrainingError};
+use crate::{HeldOutLoss, Hyperparameters, Lora, Trainer, TrainingError};
 
 /// Name of the file in the folder of the run.
 const FILE_NAME: &str = "training-state.safetensors";
@@ -23,7 +21,8 @@ const KEY: &str = "gpt2-training";
 /// What a saved state says besides its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    pub(crate) config: Value,
+    /// See [`model_of`].
+    pub(crate) model: Value,
     pub(crate) numbers: Hyperparameters,
     /// Tells the data and its tokenizer from others.
     pub(crate) data_fingerprint: u64,
@@ -74,19 +73,8 @@ pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Res
     })
 }
 
-/// A saved state.
-pub(crate) struct Saved {
-    pub(crate) progress: Progress,
-    pub(crate) parameters: Parameters,
-    pub(crate) optimizer: AdamW,
-}
-
-/// Loads the state of the run in `folder`; `None` where there is none.
-pub(crate) fn load(
-    folder: &Path,
-    config: &Gpt2Config,
-    device: &Device,
-) -> Result<Option<Saved>, TrainingError> {
+/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none.
+pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progress>, TrainingError> {
     let path = path(folder);
     if !path.exists() {
         return Ok(None);
@@ -100,30 +88,27 @@ pub(crate) fn load(
     let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
     let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
     let progress: Progress = serde_json::from_str(text).map_err(|error| damaged(&error))?;
-    if progress.config != config.to_json() {
+    if progress.model != model_of(trainer) {
         return Err(refuse(
             "it is of a model with another configuration; give the same one, or another --out".into(),
         ));
     }
-    let tensors = candle_core::safetensors::load_buffer(&file, device).map_err(|error| damaged(&error))?;
-    let below = |prefix: &str| -> HashMap<String, Tensor> {
-        let named = tensors
-            .iter()
-            .filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone())));
-        named.collect()
-    };
-    let parameters =
-        Parameters::from_tensors(config, &below("parameter.")).map_err(|error| damaged(&error))?;
-    let (means, squares) = (below("mean."), below("square."));
-    let mut pairs = Vec::new();
-    for parameter in expected_parameters(config) {
-        let variable = |tensors: &HashMap<String, Tensor>| {
-            let tensor = tensors.get(&parameter.name).filter(|tensor| tensor.dims() == parameter.shape);
-            let missing = || damaged(&format!("the running means of `{}` are missing", parameter.name));
-            Ok::<_, TrainingError>(Var::from_tensor(tensor.ok_or_else(missing)?)?)
+    let device = trainer.parameters().device();
+    let tensors = candle_core::safetensors::load_buffer(&file, &device).map_err(|error| damaged(&error))?;
+    let mut saved = Vec::new();
+    for (name, parameter) in trainer.parameters().iter() {
+        let tensor = |kind: &str| {
+            let tensor = tensors.get(&format!("{kind}.{name}"));
+            let fitting = tensor.filter(|tensor| tensor.dims() == parameter.dims());
+            fitting.cloned().ok_or_else(|| damaged(&format!("the {kind} of `{name}` is missing")))
         };
-        pairs.push((variable(&means)?, variable(&squares)?));
+        saved.push((tensor("parameter")?, tensor("mean")?, tensor("square")?));
     }
-    let optimizer = AdamW::restore(pairs, progress.steps_done);
-    Ok(Some(Saved { progress, parameters, optimizer }))
+    trainer.restore(&saved, progress.steps_done)?;
+    Ok(Some(progress))
+}
+
+/// What tells a model from others: its configuration, and that of its adapters.
+pub(crate) fn model_of(trainer: &Trainer) -> Value {
+    json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) })
 }

@@ -1,13 +1,14 @@
 //! One step of training: gradients of a few batches, clipping, AdamW under the schedule.
 
 use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2Model, Pass};
 use gpt2_kernels::{AdamWStep, head_loss};
 use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
 use crate::windows::Batch;
-use crate::{AdamW, Parameters, Schedule, TrainingError, Windows};
+use crate::{AdamW, Lora, Parameters, Schedule, TrainingError, Windows};
 
 /// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -137,13 +138,21 @@ pub struct Trainer {
     config: Gpt2Config,
     numbers: Hyperparameters,
     parameters: Parameters,
-    model: Gpt2Model,
+    weights: Weights,
     optimizer: AdamW,
     device: Device,
 }
 
+/// What the model computes with.
+enum Weights {
+    /// The trained parameters themselves.
+    Trained(Gpt2Model),
+    /// Fixed weights and the adapters that are trained; the model is made anew for every pass.
+    Adapted(Lora),
+}
+
 impl Trainer {
-    /// A training that starts from `parameters`.
+    /// A training of `parameters`.
     ///
     /// # Errors
     /// When a number is out of its range, or the device has no room.
@@ -152,24 +161,48 @@ impl Trainer {
         parameters: Parameters,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
-        let optimizer = AdamW::new(&parameters)?;
-        Self::resume(config, parameters, optimizer, numbers)
+        let model = Gpt2Model::load(config, &parameters.tracked(&parameters.device()))?;
+        Self::with_weights(config, parameters, Weights::Trained(model), numbers)
     }
 
-    /// A training that goes on from a saved state.
+    /// A training of the adapters of `lora`.
     ///
     /// # Errors
     /// As [`Trainer::new`].
-    pub fn resume(
+    pub fn with_adapters(
+        config: &Gpt2Config,
+        lora: Lora,
+        adapters: Parameters,
+        numbers: Hyperparameters,
+    ) -> Result<Self, TrainingError> {
+        Self::with_weights(config, adapters, Weights::Adapted(lora), numbers)
+    }
+
+    fn with_weights(
         config: &Gpt2Config,
         parameters: Parameters,
-        optimizer: AdamW,
+        weights: Weights,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
         numbers.check(config)?;
-        let device = parameters.iter().next().map_or(Device::Cpu, |(_, variable)| variable.device().clone());
-        let model = Gpt2Model::load(config, &parameters.tracked(&device))?;
-        Ok(Self { config: config.clone(), numbers, parameters, model, optimizer, device })
+        let (optimizer, device) = (AdamW::new(&parameters)?, parameters.device());
+        Ok(Self { config: config.clone(), numbers, parameters, weights, optimizer, device })
+    }
+
+    /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
+    pub(crate) fn restore(
+        &mut self,
+        saved: &[(Tensor, Tensor, Tensor)],
+        steps_done: u64,
+    ) -> Result<(), TrainingError> {
+        let variables = self.parameters.iter().zip(self.optimizer.means());
+        for (((_, parameter), (mean, square)), saved) in variables.zip(saved) {
+            parameter.set(&saved.0)?;
+            mean.set(&saved.1)?;
+            square.set(&saved.2)?;
+        }
+        self.optimizer.set_steps_done(steps_done);
+        Ok(())
     }
 
     /// Takes the next step on the next windows.
@@ -245,29 +278,53 @@ impl Trainer {
     /// # Errors
     /// When the device has no room.
     pub fn evaluate(&self, batch: &Batch) -> Result<f64, TrainingError> {
-        let hidden = self.hidden_states(batch, &mut Pass::inference())?.detach();
-        let loss = head_loss(&hidden, &self.head()?.detach(), &batch.targets)?;
+        let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
+        let loss = head_loss(&hidden.detach(), &head.detach(), &batch.targets)?;
         Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
     fn loss(&self, batch: &Batch, pass: &mut Pass) -> Result<Tensor, TrainingError> {
-        let hidden = self.hidden_states(batch, pass)?;
-        Ok(head_loss(&hidden, self.head()?, &batch.targets)?)
+        let (hidden, head) = self.hidden_states(batch, pass)?;
+        Ok(head_loss(&hidden, &head, &batch.targets)?)
     }
 
-    /// `(B · T, C)`.
-    fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> Result<Tensor, TrainingError> {
+    /// The hidden states behind the final norm, `(B · T, C)`, and the output head, `(V, C)`.
+    fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> Result<(Tensor, Tensor), TrainingError> {
         let context = batch.inputs.len() / batch.rows.max(1);
         let ids = Tensor::from_slice(&batch.inputs, (batch.rows, context), &self.device)?;
-        let hidden = self.model.forward(&ids, None, pass)?;
-        Ok(hidden.reshape(((), self.config.n_embd))?)
+        let head = self.parameter(match self.config.tie_word_embeddings {
+            true => "wte.weight",
+            false => "lm_head.weight",
+        })?;
+        let hidden = match &self.weights {
+            Weights::Trained(model) => model.forward(&ids, None, pass)?,
+            Weights::Adapted(lora) => {
+                let merged = lora.merged(&self.parameters)?;
+                let vb = VarBuilder::from_tensors(merged, DType::F32, &self.device);
+                Gpt2Model::load(&self.config, &vb)?.forward(&ids, None, pass)?
+            }
+        };
+        Ok((hidden.reshape(((), self.config.n_embd))?, head))
     }
 
-    /// The output head, `(V, C)`: its own parameter, or the token embedding where it is tied.
-    fn head(&self) -> Result<&Tensor, TrainingError> {
-        let name = if self.config.tie_word_embeddings { "wte.weight" } else { "lm_head.weight" };
-        let head = self.parameters.get(name).map(|variable| variable.as_tensor());
-        head.ok_or_else(|| TrainingError::NoGradient { name: name.to_owned() })
+    /// A parameter of the model as it is now, adapters added, by its name in the model.
+    ///
+    /// # Errors
+    /// When the model has none of this name.
+    pub fn parameter(&self, name: &str) -> candle_core::Result<Tensor> {
+        let found = match &self.weights {
+            Weights::Trained(_) => self.parameters.get(name).map(|variable| variable.as_tensor().clone()),
+            Weights::Adapted(lora) => lora.merged_parameter(name, &self.parameters)?,
+        };
+        found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
+    }
+
+    /// The adapters' configuration and fixed weights, where adapters are trained.
+    pub fn lora(&self) -> Option<&Lora> {
+        match &self.weights {
+            Weights::Trained(_) => None,
+            Weights::Adapted(lora) => Some(lora),
+        }
     }
 
     /// The configuration of the model.
@@ -280,7 +337,7 @@ impl Trainer {
         &self.numbers
     }
 
-    /// The parameters, as they are now.
+    /// What is trained, as it is now: the parameters of the model, or the adapters.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use candle_core::Device;
 use gpt2::{Gpt2Config, ParameterCounts};
 use gpt2_training::{
-    Corpus, Entry, HeldOut, Hyperparameters, Outcome, Parameters, Run, RunOptions, Schedule, Split,
-    TokenFile, Tokens, Windows, estimated_bytes, has_state,
+    Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
+    Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
 };
 use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, load_tokenizer, train_tokenizer};
 use serde::Serialize;
@@ -53,6 +53,9 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     let start = start(arguments, &corpus, network)?;
     let numbers = hyperparameters(arguments, &start.config);
     numbers.check(&start.config)?;
+    if let Some(lora) = lora(arguments) {
+        lora.check(&start.config)?;
+    }
     check_memory(&start.config, &numbers)?;
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
@@ -79,8 +82,15 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
         data_fingerprint: training.fingerprint(),
     };
     let data = (windows, held_out_tokens);
-    let steps = numbers.steps;
-    let mut run = Run::open(&start.config, numbers, parameters, data, &start.tokenizer, options)?;
+    let (steps, seed) = (numbers.steps, numbers.seed);
+    let trainer = match lora(arguments) {
+        Some(config) => {
+            let (lora, adapters) = Lora::new(&start.config, config, &parameters, seed)?;
+            Trainer::with_adapters(&start.config, lora, adapters, numbers)?
+        }
+        None => Trainer::new(&start.config, parameters, numbers)?,
+    };
+    let mut run = Run::open(trainer, data, &start.tokenizer, options)?;
 
     let clock = Instant::now();
     let elapsed_s = || clock.elapsed().as_secs_f64();
@@ -171,8 +181,21 @@ fn with_dropout(config: Gpt2Config, rate: Option<f64>) -> Gpt2Config {
     }
 }
 
+/// The adapters, where `--lora-rank` asks for them.
+fn lora(arguments: &TrainArguments) -> Option<LoraConfig> {
+    arguments.lora_rank.map(|rank| LoraConfig {
+        rank,
+        alpha: arguments.lora_alpha.unwrap_or(2.0 * rank as f64),
+        targets: arguments.lora_targets.clone(),
+    })
+}
+
 fn hyperparameters(arguments: &TrainArguments, config: &Gpt2Config) -> Hyperparameters {
-    let usual_rate = if arguments.start.init.is_some() { 5e-5 } else { 1e-3 };
+    let usual_rate = match (&arguments.start.init, arguments.lora_rank) {
+        (None, _) => 1e-3,
+        (Some(_), None) => 5e-5,
+        (Some(_), Some(_)) => 3e-4,
+    };
     let (shortest, longest) = USUAL_WARMUP_STEPS;
     let usual_warmup = (arguments.steps / 20).clamp(shortest, longest).min(arguments.steps);
     Hyperparameters {

@@ -44,6 +44,8 @@ pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Te
         loss += op.loss.into_inner().unwrap_or(f64::NAN);
         if wants_gradients {
             hidden_gradients.push(logits.matmul(&head)?);
+        }
+        if weight.track_op() {
             let gradient = logits.t()?.matmul(&hidden)?;
             weight_gradient = Some(match weight_gradient {
                 Some(sum) => (sum + gradient)?,
@@ -52,13 +54,11 @@ pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Te
         }
     }
     let loss = loss / rows as f64;
-    match weight_gradient {
-        Some(weight_gradient) => {
-            let hidden_gradient = Tensor::cat(&hidden_gradients, 0)?;
-            hidden.apply_op2(weight, HeadLoss { loss, hidden_gradient, weight_gradient })
-        }
-        None => Tensor::new(loss, hidden.device())?.to_dtype(hidden.dtype()),
+    if !wants_gradients {
+        return Tensor::new(loss, hidden.device())?.to_dtype(hidden.dtype());
     }
+    let hidden_gradient = Tensor::cat(&hidden_gradients, 0)?;
+    hidden.apply_op2(weight, HeadLoss { loss, hidden_gradient, weight_gradient })
 }
 
 /// The same as a composition of candle operations, over all rows at once.
@@ -165,7 +165,8 @@ impl<T: Real> Vectorized for RowGradient<'_, T> {
 struct HeadLoss {
     loss: f64,
     hidden_gradient: Tensor,
-    weight_gradient: Tensor,
+    /// `None` where the head is fixed.
+    weight_gradient: Option<Tensor>,
 }
 
 impl CustomOp2 for HeadLoss {
@@ -194,6 +195,7 @@ impl CustomOp2 for HeadLoss {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let factor = gradient.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_scalar::<f64>()?;
-        Ok((Some((&self.hidden_gradient * factor)?), Some((&self.weight_gradient * factor)?)))
+        let weight_gradient = self.weight_gradient.as_ref().map(|gradient| gradient * factor).transpose()?;
+        Ok((Some((&self.hidden_gradient * factor)?), weight_gradient))
     }
 }
