@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::Linear;
+use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu};
 
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, ScorePrecision, Site};
 
@@ -258,6 +258,16 @@ impl MultiHeadAttention {
     ) -> Result<Tensor> {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
+        }
+        if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
+            (&self.projection, memory, cache.as_deref(), mask)
+            && is_trained_on_cpu(x)
+            && !pass.is_observed()
+        {
+            let ScaledDotProduct { scale, dropout, .. } = self.attention;
+            let dropout = pass.attention_dropout(dropout)?;
+            let context = causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout)?;
+            return self.out_proj.forward(&context); // (B, T, d_out)
         }
         let (q, k, v) = self.projection.forward(x, memory)?;
         let (q, k, v) = (self.split_heads(&q)?, self.split_heads(&k)?, self.split_heads(&v)?); // (B, H, T, D)

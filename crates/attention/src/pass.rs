@@ -1,7 +1,7 @@
 //! What a forward pass carries besides its input: dropout in training, and a view of the intermediates.
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{Generator, dropout};
+use gpt2_kernels::{AttentionDropout, Generator, KernelError, dropout};
 
 /// A place in a model where an intermediate can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,6 +75,18 @@ impl<'a> Pass<'a> {
     /// Whether dropout is drawn.
     pub fn is_training(&self) -> bool {
         self.generator.is_some()
+    }
+
+    /// Dropout for an attention that draws its masks itself; `None` in inference and at a rate of zero.
+    ///
+    /// # Errors
+    /// When `rate` is outside `[0, 1]`.
+    pub fn attention_dropout(&mut self, rate: f64) -> Result<Option<AttentionDropout>> {
+        if !(0.0..=1.0).contains(&rate) {
+            return Err(KernelError::DropoutRate { found: rate }.into());
+        }
+        let generator = self.generator.as_deref_mut().filter(|_| rate > 0.0);
+        Ok(generator.map(|generator| AttentionDropout { rate, seed: generator.seed() }))
     }
 
     /// Whether an observer looks: an op may then not skip an intermediate.

@@ -3,9 +3,12 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
 use candle_core::DType;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpt2_training::Schedule;
 use gpt2_weights::{WeightFormat, WrittenDType};
+
+use crate::commands::train::{parse_dtype as parse_trained_dtype, parse_schedule};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
 #[derive(Debug, Parser)]
@@ -32,6 +35,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
+    /// Train a model from scratch, or go on with a checkpoint
+    Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),
     /// Write a checkpoint in another format: a Hugging Face folder, or a GGUF file for llama.cpp
@@ -49,7 +54,7 @@ impl Command {
             Self::Generate(arguments) => &arguments.model,
             Self::Score(arguments) => &arguments.model,
             Self::Bench(arguments) => &arguments.model,
-            Self::Inspect(_) | Self::Convert(_) | Self::Verify(_) => return None,
+            Self::Train(_) | Self::Inspect(_) | Self::Convert(_) | Self::Verify(_) => return None,
         };
         model.threads.map(|threads| usize::from(threads.get()))
     }
@@ -298,6 +303,116 @@ pub(crate) struct ScoreArguments {
     /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, mean and per_character
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 train --data book.txt --config config.json --out my-model --steps 2000 --batch-size 8
+  gpt2 train --data book.txt --init gpt2 --out fine-tuned --steps 200 --batch-size 2 --context 256
+  gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
+  gpt2 train … --resume                                      (the same call again, after it was stopped)
+
+--out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
+and the state that --resume goes on from. The same call gives the same weights, interrupted or not.")]
+pub(crate) struct TrainArguments {
+    /// Texts: plain UTF-8 files, or .jsonl files with a \"text\" in each line
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) start: TrainStart,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the checkpoint's; with --config one is trained from the data]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Folder to write; it must be new or empty, but with --resume
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Go on with the training in --out, where it was stopped; the other options must be the same
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Steps of the optimizer
+    #[arg(long, value_name = "N", default_value_t = 1000, allow_negative_numbers = true)]
+    pub(crate) steps: u64,
+    /// Windows of text in one batch
+    #[arg(long, value_name = "B", default_value_t = 8, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Batches whose gradients are averaged into one step
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    pub(crate) accumulate: usize,
+    /// Tokens in a window [default: the model's context]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) context: Option<usize>,
+    /// Train low-rank adapters of this rank and leave the weights as they are; they are written merged, and by themselves to the folder adapter in PEFT's format
+    #[arg(long, value_name = "R", requires = "init", allow_negative_numbers = true)]
+    pub(crate) lora_rank: Option<usize>,
+    /// An adapter counts ALPHA / R times [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", requires = "lora_rank", allow_negative_numbers = true)]
+    pub(crate) lora_alpha: Option<f64>,
+    /// Linear layers with adapters: some of c_attn, c_proj, c_fc
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "c_attn",
+        requires = "lora_rank"
+    )]
+    pub(crate) lora_targets: Vec<String>,
+    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
+    #[arg(long, value_name = "LR", allow_negative_numbers = true)]
+    pub(crate) lr: Option<f64>,
+    /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant
+    #[arg(long, value_name = "NAME", default_value = "cosine", value_parser = parse_schedule)]
+    pub(crate) schedule: Schedule,
+    /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) warmup_steps: Option<u64>,
+    /// Weight decay of matrices; biases and norms do not decay
+    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub(crate) weight_decay: f64,
+    /// Largest norm of the gradient; 0 does not clip
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) grad_clip: f64,
+    /// Dropout rate, in place of the configuration's three
+    #[arg(long, value_name = "P", value_parser = parse_rate, allow_negative_numbers = true)]
+    pub(crate) dropout: Option<f64>,
+    /// Share of the data, at the end of each file, that is not trained on and tells when to stop; 0 for none
+    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub(crate) held_out: f64,
+    /// Steps between evaluations on the held-out text
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    pub(crate) eval_every: u64,
+    /// Steps between saved states
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    pub(crate) save_every: u64,
+    /// End after this many evaluations without a lower held-out loss [default: never]
+    #[arg(long, value_name = "N")]
+    pub(crate) patience: Option<u64>,
+    /// Seed of the initial weights, the order of the data, and dropout
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) seed: u64,
+    /// Type of the written weights: f32, f16 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_trained_dtype)]
+    pub(crate) dtype: WrittenDType,
+    /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss, held_out_loss_per_character, …
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a training starts from: one of both.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TrainStart {
+    /// Checkpoint to go on with: folder, weights file of any format that is read, or a model of the hub
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(crate) init: Option<PathBuf>,
+    /// A config.json whose model is made anew
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..1.0).contains(rate));
+    rate.ok_or_else(|| "expected a rate from 0 to below 1".to_owned())
 }
 
 #[derive(Debug, Args)]

@@ -20,6 +20,7 @@ use std::{io, panic};
 use arguments::{Arguments, Command};
 use clap::Parser;
 use gpt2_generation::GenerationError;
+use gpt2_training::TrainingError;
 use hub::Network;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
@@ -70,6 +71,7 @@ fn run(command: &Command, network: Network) -> anyhow::Result<ExitCode> {
     match command {
         Command::Generate(arguments) => commands::generate::run(arguments, network),
         Command::Score(arguments) => commands::score::run(arguments, network),
+        Command::Train(arguments) => commands::train::run(arguments, network),
         Command::Inspect(arguments) => commands::inspect::run(arguments, network),
         Command::Convert(arguments) => commands::convert::run(arguments, network),
         Command::Verify(arguments) => commands::verify::run(arguments, network),
@@ -84,5 +86,8 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 fn is_usage(error: &anyhow::Error) -> bool {
     let generation = error.downcast_ref::<GenerationError>();
-    error.is::<UsageError>() || generation.is_some_and(GenerationError::is_usage)
+    let training = error.downcast_ref::<TrainingError>();
+    error.is::<UsageError>()
+        || generation.is_some_and(GenerationError::is_usage)
+        || training.is_some_and(TrainingError::is_usage)
 }

@@ -18,6 +18,14 @@ pub(crate) fn items(what: &'static str, total: u64, name: &str) -> ProgressBar {
     bar(what, total, &format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {name} {{eta}}"))
 }
 
+/// A bar that counts the steps of a training, of which some may be done.
+pub(crate) fn steps(total: u64, done: u64) -> ProgressBar {
+    let bar = bar("training", total, "{pos}/{len} {wide_bar} {msg} {eta}");
+    bar.set_position(done);
+    bar.reset_eta();
+    bar
+}
+
 /// No bar: the job is done at once.
 pub(crate) fn none() -> ProgressBar {
     ProgressBar::hidden()

@@ -5,6 +5,8 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::training::{gelu_tanh, is_trained_on_cpu};
+
 /// An elementwise activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
@@ -49,6 +51,7 @@ impl Activation {
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
+            Self::GeluTanh if is_trained_on_cpu(x) => gelu_tanh(x),
             Self::GeluTanh => x.gelu(),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),

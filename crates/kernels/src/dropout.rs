@@ -2,6 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::training::apply_dropout;
 use crate::{Generator, KernelError};
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
@@ -21,9 +22,7 @@ pub fn dropout(x: &Tensor, rate: f64, generator: &mut Generator) -> Result<Tenso
     if rate == 1.0 {
         return x.zeros_like();
     }
-    #[expect(clippy::cast_possible_truncation, reason = "the scale is stored in f32, as the mask is")]
-    let kept = (1.0 / (1.0 - rate)) as f32;
-    let mask: Vec<f32> =
-        (0..x.elem_count()).map(|_| if generator.uniform() < rate { 0.0 } else { kept }).collect();
-    x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
+    let mut kept = vec![false; x.elem_count()];
+    generator.fill_kept(rate, &mut kept);
+    apply_dropout(x, kept, 1.0 / (1.0 - rate))
 }

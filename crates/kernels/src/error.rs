@@ -59,6 +59,30 @@ pub enum KernelError {
         /// Number of rows.
         rows: usize,
     },
+    /// A fused projection cannot be divided into queries, keys and values of all heads.
+    #[error("fused attention: a width of {found} is no multiple of 3 times {heads} heads")]
+    FusedWidth {
+        /// Number of heads.
+        heads: usize,
+        /// Width of the projection.
+        found: usize,
+    },
+    /// There is not one target for each row.
+    #[error("loss: expected one target for each of {rows} rows, and at least one row, found {found} targets")]
+    TargetCount {
+        /// Rows of hidden states.
+        rows: usize,
+        /// Number of targets.
+        found: usize,
+    },
+    /// A target is no token.
+    #[error("loss: the target {found} is outside the vocabulary of {vocabulary} tokens")]
+    TargetRange {
+        /// Tokens of the vocabulary.
+        vocabulary: usize,
+        /// The target.
+        found: u32,
+    },
     /// A dropout rate is no probability.
     #[error("dropout: expected a rate from 0 to 1, found {found}")]
     DropoutRate {

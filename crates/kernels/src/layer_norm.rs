@@ -13,6 +13,8 @@ use crate::simd::{InstructionSet, Job, LANES, Simd};
 /// Rows of a part of the output.
 const PART_ROWS: usize = 16;
 
+use crate::training::{self, is_trained_on_cpu};
+
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
@@ -44,6 +46,7 @@ impl LayerNorm {
     /// When the last axis of `x` has another width than the norm.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
+            Some(bias) if is_trained_on_cpu(x) => training::layer_norm(x, &self.weight, bias, self.epsilon),
             Some(bias) if self.is_fused(x, bias) => {
                 let op = FusedLayerNorm { epsilon: self.epsilon };
                 x.contiguous()?.apply_op3_no_bwd(&self.weight, bias, &op)

@@ -26,6 +26,7 @@ mod parallel;
 mod parameters;
 mod random;
 mod simd;
+mod training;
 mod vector_math;
 
 pub use activation::Activation;
@@ -38,3 +39,7 @@ pub use linear::{Linear, Matrix};
 pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
 pub use parameters::ParameterSource;
 pub use random::Generator;
+pub use training::{
+    AdamWStep, AttentionDropout, adamw_step, causal_attention_reference, causal_self_attention, head_loss,
+    head_loss_reference, is_trained_on_cpu, squared_norm,
+};

@@ -11,6 +11,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 
 use crate::packed::{Epilogue, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
+use crate::training::{add_bias, is_trained_on_cpu};
 use crate::{Activation, KernelError, ParameterSource};
 
 /// The weight of a linear layer, `(out, in)`.
@@ -124,6 +125,7 @@ impl Linear {
         let rows = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?;
         let y = rows.reshape(shape)?;
         match &self.bias {
+            Some(bias) if is_trained_on_cpu(&y) => add_bias(&y, bias),
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }

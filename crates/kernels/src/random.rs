@@ -29,6 +29,26 @@ impl Generator {
         (self.0.next_u64() >> 11) as f64 * UNIT
     }
 
+    /// Draws for each element whether it is kept: with probability `1 - rate`, in steps of `2^-32`.
+    pub fn fill_kept(&mut self, rate: f64, kept: &mut [bool]) {
+        let dropped_below = rate * (1u64 << 32) as f64;
+        for kept in kept {
+            *kept = f64::from(self.0.next_u32()) >= dropped_below;
+        }
+    }
+
+    /// 64 random bits: the seed of further generators.
+    pub fn seed(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    /// A draw from the whole numbers below `bound`, which is at least 1.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        // The high half of a 128-bit product; the bias is bound / 2^64.
+        let product = u128::from(self.0.next_u64()) * u128::from(bound);
+        u64::try_from(product >> 64).unwrap_or_default()
+    }
+
     /// A draw from the standard normal distribution (Box-Muller).
     pub fn normal(&mut self) -> f64 {
         // 1 - u lies in (0, 1], so the logarithm is finite.

@@ -9,10 +9,11 @@ use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
 use tokenizers::Tokenizer;
 
+use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Orientation, ParameterSource};
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
-use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer};
+use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +45,17 @@ impl std::fmt::Display for Problem {
     }
 }
 
+/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddedFiles {
+    /// The `config.json`.
+    pub config: &'static str,
+    /// The `tokenizer.json`.
+    pub tokenizer: &'static str,
+    /// The `model.safetensors`.
+    pub weights: &'static [u8],
+}
+
 /// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
 /// of an output head that a tied configuration leaves no place for.
 #[derive(Debug)]
@@ -67,12 +79,31 @@ impl Checkpoint {
             Some(config) => (config, "the configuration is the one inside the file".to_owned()),
             None => config_file::read(parent_folder(&source.path), &source.tensors)?,
         };
+        Self::new(source, config, config_rule)
+    }
+
+    fn new(mut source: Source, config: Gpt2Config, config_rule: String) -> Result<Self, WeightsError> {
         let mut naming = Naming::new(&config, &source);
         naming.mismatches.extend(tie_contradiction(&source, &naming)?);
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(config_rule);
         rules.extend(rules_of(&config, &source, &naming));
         Ok(Self { config, source, naming, rules })
+    }
+
+    /// Opens a checkpoint that is part of the program: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
+    /// a `model.safetensors`. `name` stands in for its path in messages.
+    ///
+    /// # Errors
+    /// When they are not what they ought to be.
+    pub fn from_embedded(name: &str, files: EmbeddedFiles) -> Result<Self, WeightsError> {
+        let mut source = formats::read_embedded(MappedFile::embedded(name, files.weights))?;
+        let config = Gpt2Config::from_json(files.config)
+            .map_err(|error| WeightsError::Config { path: name.into(), error })?;
+        source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
+        source.is_embedded = true;
+        let rule = "the checkpoint is part of the program".to_owned();
+        Self::new(source, config, rule)
     }
 
     /// The configuration.
@@ -112,6 +143,9 @@ impl Checkpoint {
     /// # Errors
     /// When it is there and cannot be read.
     pub fn generation_config(&self) -> Result<Option<(PathBuf, String)>, WeightsError> {
+        if self.source.is_embedded {
+            return Ok(None);
+        }
         config_file::generation_config(self.folder())
     }
 

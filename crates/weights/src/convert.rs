@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 
 use crate::naming::{Orientation, checkpoint_shape, gguf_name, is_linear_weight};
-use crate::{Checkpoint, Tokenizer, WeightsError};
+use crate::{Checkpoint, Tokenizer, WeightsError, replace_file};
 
 /// The element type that a checkpoint is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,85 +63,116 @@ pub fn write_hugging_face(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), WeightsError> {
     checkpoint.check()?;
-    let safetensors_dtype = match dtype {
-        WrittenDType::F32 => Dtype::F32,
-        WrittenDType::F16 => Dtype::F16,
-        WrittenDType::BF16 => Dtype::BF16,
-        WrittenDType::Q8_0 | WrittenDType::Q4_0 => {
-            return Err(WeightsError::Unwritable {
-                path: folder.to_owned(),
-                what: format!(
-                    "safetensors holds no {}; use f32, f16 or bf16, or write a .gguf file",
-                    dtype.name()
-                ),
-            });
-        }
-    };
+    let safetensors_dtype = safetensors_dtype(dtype, folder)?;
     let partial = Partial::new(folder)?;
-    let failed = |error: std::io::Error| unwritable(folder, &error);
-    fs::create_dir(&partial.path).map_err(failed)?;
-    let failure = RefCell::new(None);
-    let tensors = expected_parameters(checkpoint.config()).into_iter().map(|parameter| {
-        let prefix = if parameter.name.starts_with("lm_head") { "" } else { "transformer." };
-        let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
-        let name = format!("{prefix}{}", parameter.name);
-        (
-            name,
-            LazyTensor {
-                checkpoint,
-                parameter,
-                shape,
-                dtype: safetensors_dtype,
-                progress,
-                failure: &failure,
-            },
-        )
-    });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(tensors, Some(metadata), &partial.path.join("model.safetensors"))
-        .map_err(|error| unwritable(folder, &error))?;
-    if let Some(error) = failure.into_inner() {
-        return Err(error);
-    }
-    let mut config = checkpoint.config().to_json();
-    config["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
-    config["dtype"] = match dtype {
-        WrittenDType::F16 => "float16".into(),
-        WrittenDType::BF16 => "bfloat16".into(),
-        _ => "float32".into(),
-    };
-    let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(folder, &error))?;
-    fs::write(partial.path.join("config.json"), text + "\n").map_err(failed)?;
+    fs::create_dir(&partial.path).map_err(|error| unwritable(folder, &error))?;
+    let read = |name: &str| parameter(checkpoint, name, progress);
+    write_safetensors(
+        &partial.path.join("model.safetensors"),
+        checkpoint.config(),
+        &read,
+        safetensors_dtype,
+    )?;
+    write_config(&partial.path.join("config.json"), checkpoint.config(), safetensors_dtype)?;
     if let Some(tokenizer) = tokenizer {
-        tokenizer
-            .save(partial.path.join("tokenizer.json"), true)
-            .map_err(|error| unwritable(folder, &error))?;
+        write_tokenizer(&partial.path.join("tokenizer.json"), tokenizer)?;
     }
     partial.finish(folder)
 }
 
+/// Writes the files of a Hugging Face folder that exists, each in place of the one that is there: first the tokenizer and
+/// the configuration, then the weights. `read` gives a parameter by its name, matrices `(out, in)`.
+///
+/// # Errors
+/// Those of `read`, when the type is not one of safetensors, or a file cannot be written.
+pub fn replace_hugging_face(
+    folder: &Path,
+    config: &Gpt2Config,
+    read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
+    tokenizer: &Tokenizer,
+    dtype: WrittenDType,
+) -> Result<(), WeightsError> {
+    let dtype = safetensors_dtype(dtype, folder)?;
+    replace_file(&folder.join("tokenizer.json"), |path| write_tokenizer(path, tokenizer))?;
+    replace_file(&folder.join("config.json"), |path| write_config(path, config, dtype))?;
+    replace_file(&folder.join("model.safetensors"), |path| write_safetensors(path, config, read, dtype))
+}
+
+fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
+    match dtype {
+        WrittenDType::F32 => Ok(Dtype::F32),
+        WrittenDType::F16 => Ok(Dtype::F16),
+        WrittenDType::BF16 => Ok(Dtype::BF16),
+        WrittenDType::Q8_0 | WrittenDType::Q4_0 => Err(WeightsError::Unwritable {
+            path: target.to_owned(),
+            what: format!(
+                "safetensors holds no {}; use f32, f16 or bf16, or write a .gguf file",
+                dtype.name()
+            ),
+        }),
+    }
+}
+
+fn write_safetensors(
+    path: &Path,
+    config: &Gpt2Config,
+    read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
+    dtype: Dtype,
+) -> Result<(), WeightsError> {
+    let failure = RefCell::new(None);
+    let tensors = expected_parameters(config).into_iter().map(|parameter| {
+        let prefix = if parameter.name.starts_with("lm_head") { "" } else { "transformer." };
+        let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
+        let name = format!("{prefix}{}", parameter.name);
+        (name, LazyTensor { read, path, parameter, shape, dtype, failure: &failure })
+    });
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    safetensors::serialize_to_file(tensors, Some(metadata), path)
+        .map_err(|error| unwritable(path, &error))?;
+    match failure.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn write_config(path: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), WeightsError> {
+    let mut config = config.to_json();
+    config["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
+    config["dtype"] = match dtype {
+        Dtype::F16 => "float16".into(),
+        Dtype::BF16 => "bfloat16".into(),
+        _ => "float32".into(),
+    };
+    let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(path, &error))?;
+    fs::write(path, text + "\n").map_err(|error| unwritable(path, &error))
+}
+
+fn write_tokenizer(path: &Path, tokenizer: &Tokenizer) -> Result<(), WeightsError> {
+    tokenizer.save(path, true).map_err(|error| unwritable(path, &error))
+}
+
 /// A parameter that is read when its turn comes to be written.
 struct LazyTensor<'a> {
-    checkpoint: &'a Checkpoint,
+    read: &'a dyn Fn(&str) -> Result<Tensor, WeightsError>,
+    /// The file that is written.
+    path: &'a Path,
     parameter: Parameter,
     shape: Vec<usize>,
     dtype: Dtype,
-    progress: &'a (dyn Fn(u64) + Sync),
     /// The first error, since `View` has no way to return one.
     failure: &'a RefCell<Option<WeightsError>>,
 }
 
 impl LazyTensor<'_> {
     fn bytes(&self) -> Result<Vec<u8>, WeightsError> {
-        let mut tensor = parameter(self.checkpoint, &self.parameter.name, self.progress)?;
+        let mut tensor = (self.read)(&self.parameter.name)?;
         // The shape would not tell: `attn.c_proj` is square.
         if is_linear_weight(&self.parameter.name) {
             tensor = tensor.t()?;
         }
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;
         if self.dtype == Dtype::F16 {
-            let refuse =
-                |what| WeightsError::Unwritable { path: self.checkpoint.weights_path().to_owned(), what };
+            let refuse = |what| WeightsError::Unwritable { path: self.path.to_owned(), what };
             check_range(&self.parameter.name, &values).map_err(refuse)?;
         }
         Ok(match self.dtype {

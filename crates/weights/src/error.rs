@@ -82,6 +82,12 @@ pub enum WeightsError {
         /// What is wrong with it.
         error: String,
     },
+    /// No tokenizer can be trained from the data.
+    #[error("the tokenizer cannot be trained: {error}")]
+    TrainTokenizer {
+        /// Why, and what to do.
+        error: String,
+    },
     /// A checkpoint cannot be written.
     #[error("{path}: {what}")]
     Unwritable {

@@ -1,4 +1,5 @@
-//! A file mapped into memory, so that loading reads each byte once and keeps no copy.
+//! A file mapped into memory, so that loading reads each byte once and keeps no copy; or a file that is part of the
+//! program.
 
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -8,16 +9,27 @@ use memmap2::Mmap;
 
 use crate::WeightsError;
 
-/// A read-only mapping of a whole file.
+/// A whole file, to be read as bytes.
 #[derive(Debug)]
-pub(crate) struct MappedFile {
+pub struct MappedFile {
     path: PathBuf,
-    map: Mmap,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// A read-only mapping.
+    Mapped(Mmap),
+    /// Bytes inside the program.
+    Embedded(&'static [u8]),
 }
 
 impl MappedFile {
     /// Maps the regular file at `path`.
-    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
+    ///
+    /// # Errors
+    /// When it is not a regular file, or cannot be mapped.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let failed = |error| WeightsError::Read { path: path.to_owned(), error };
         // Asked before opening: to open a pipe would wait for its writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
@@ -30,19 +42,24 @@ impl MappedFile {
         // valid. Another process that truncates the file meanwhile could still end this one with a bus error; like
         // every program that maps its input, we take that over reading gigabytes twice.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(Self { path: path.to_owned(), map })
+        Ok(Self { path: path.to_owned(), content: Content::Mapped(map) })
+    }
+
+    /// A file that is part of the program; `name` stands in for its path.
+    pub(crate) fn embedded(name: &str, bytes: &'static [u8]) -> Self {
+        Self { path: name.into(), content: Content::Embedded(bytes) }
     }
 
     /// Lets go of the memory behind bytes that were read; they come from the file again if they are read again. Without
     /// this a loading program would hold the file and the weights at once.
     pub(crate) fn forget(&self, bytes: Range<usize>) {
         #[cfg(unix)]
-        {
+        if let Content::Mapped(map) = &self.content {
             #[expect(unsafe_code, reason = "the advice is part of the memory map")]
             // SAFETY: the mapping is of a file and never written, so dropping its pages loses nothing: the next read
             // takes the same bytes from the file.
             let advised = unsafe {
-                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len())
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len())
             };
             // Advice may be declined; the memory is then freed later.
             let _ = advised;
@@ -52,7 +69,7 @@ impl MappedFile {
     }
 
     /// The file's path.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -61,6 +78,9 @@ impl Deref for MappedFile {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.map
+        match &self.content {
+            Content::Mapped(map) => map,
+            Content::Embedded(bytes) => bytes,
+        }
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Source {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,
+    /// Whether it is part of the program: no other file then belongs to it.
+    pub(crate) is_embedded: bool,
     /// What the reader decided, in words, for whoever inspects the checkpoint.
     pub(crate) rules: Vec<String>,
 }
@@ -72,6 +74,7 @@ impl Source {
             config: None,
             tokenizer: None,
             is_bias_free: false,
+            is_embedded: false,
             rules: Vec::new(),
         }
     }

@@ -1,13 +1,15 @@
 //! The tokenizer of a checkpoint: `tokenizer.json`, or GPT-2's original pair of a vocabulary and merges, under Hugging
 //! Face's names (`vocab.json`, `merges.txt`) or OpenAI's (`encoder.json`, `vocab.bpe`).
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
-use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
@@ -15,7 +17,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use crate::{WeightsError, mistaken_file, small_file};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special.
-const END_OF_TEXT: &str = "<|endoftext|>";
+pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -77,6 +79,34 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
+/// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
+/// the 256 bytes, then merges. It has fewer tokens where the texts hold no more pairs that occur twice.
+///
+/// # Errors
+/// When `vocab_size` has no room for the bytes and the special token, or training fails.
+pub fn train_tokenizer<'a>(
+    texts: impl Iterator<Item = Cow<'a, str>> + Send,
+    vocab_size: usize,
+) -> Result<Tokenizer, WeightsError> {
+    const SMALLEST: usize = 257;
+    let failed = |error| WeightsError::TrainTokenizer { error };
+    if vocab_size < SMALLEST {
+        return Err(failed(format!(
+            "a vocabulary of {vocab_size} tokens has no room for the 256 bytes and {END_OF_TEXT}; make it at least {SMALLEST}"
+        )));
+    }
+    let trainer = BpeTrainer::builder()
+        .vocab_size(vocab_size)
+        .min_frequency(2)
+        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .show_progress(false)
+        .build();
+    let mut tokenizer = byte_level(BPE::default(), false);
+    tokenizer.train(&mut TrainerWrapper::from(trainer), texts).map_err(|error| failed(error.to_string()))?;
+    Ok(tokenizer)
+}
+
 /// Runs a call of the tokenizers library, which panics on some files that it should refuse.
 fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work))
@@ -84,13 +114,18 @@ fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 }
 
 fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
-    let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
-    if let Some(what) = mistaken_file::something_else(&bytes, "tokenizer") {
-        return Err(failed(what));
+    if let Some(error) = mistaken_file::something_else(&bytes, "tokenizer") {
+        return Err(WeightsError::Tokenizer { path: path.to_owned(), error });
     }
+    from_bytes(path, &bytes)
+}
+
+/// The tokenizer of the bytes of a `tokenizer.json`; `path` names it in messages.
+pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tokenizer, WeightsError> {
+    let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let outline: Outline =
-        serde_json::from_slice(strip_mark(&bytes)).map_err(|error| failed(error.to_string()))?;
+        serde_json::from_slice(strip_mark(bytes)).map_err(|error| failed(error.to_string()))?;
     if outline.model.is_none() {
         let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
         return Err(failed(hint.into()));
@@ -98,7 +133,7 @@ fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
     if outline.normalizer.to_string().contains(r#""type":"Precompiled""#) {
         return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
     }
-    without_panic(|| Tokenizer::from_bytes(strip_mark(&bytes)))
+    without_panic(|| Tokenizer::from_bytes(strip_mark(bytes)))
         .map_err(failed)?
         .map_err(|error| failed(error.to_string()))
 }

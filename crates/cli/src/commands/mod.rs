@@ -7,4 +7,5 @@ mod generate_file;
 mod generate_interactive;
 pub(crate) mod inspect;
 pub(crate) mod score;
+pub(crate) mod train;
 pub(crate) mod verify;

@@ -56,6 +56,11 @@ fn open_file(path: &Path) -> Result<Source, WeightsError> {
     read(file, kind)
 }
 
+/// Reads a safetensors file that is part of the program.
+pub(crate) fn read_embedded(file: MappedFile) -> Result<Source, WeightsError> {
+    read(file, Some(Kind::Safetensors))
+}
+
 fn read(file: MappedFile, kind: Option<Kind>) -> Result<Source, WeightsError> {
     let path = file.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };

@@ -1,0 +1,68 @@
+//! The loss curve as an SVG picture: training loss of every step, held-out loss of every evaluation.
+
+use std::path::Path;
+
+use gpt2_weights::replace_file;
+use plotters::prelude::*;
+
+use crate::{Entry, TrainingError};
+
+/// Width and height of the picture, in pixels.
+const SIZE: (u32, u32) = (800, 450);
+const TRAINING_COLOUR: RGBColor = RGBColor(70, 130, 180);
+const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
+
+/// Draws the losses of a log into the file `path`, in place of what is there.
+///
+/// # Errors
+/// When there is no loss to draw, or the file cannot be written.
+pub fn loss_curve(entries: &[Entry], path: &Path) -> Result<(), TrainingError> {
+    let failed = |what: String| TrainingError::Curve { path: path.to_owned(), what };
+    let losses = |loss: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
+        let points = entries.iter().filter_map(|entry| Some((entry.step as f64, loss(entry)?)));
+        points.filter(|(_, loss)| loss.is_finite()).collect()
+    };
+    let (training, held_out) = (losses(|entry| entry.loss), losses(|entry| entry.held_out_loss));
+    let all = || training.iter().chain(&held_out);
+    let last_step = all().map(|(step, _)| *step).fold(1.0, f64::max);
+    let lowest = all().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
+    let highest = all().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
+    if lowest > highest {
+        return Err(failed("the log has no loss".into()));
+    }
+    let margin = ((highest - lowest) * 0.05).max(0.05);
+    let draw = |target: &Path| -> Result<(), Box<dyn std::error::Error>> {
+        let root = SVGBackend::new(target, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&root)
+            .margin(15)
+            .x_label_area_size(40)
+            .y_label_area_size(50)
+            .build_cartesian_2d(0.0..last_step, lowest - margin..highest + margin)?;
+        chart
+            .configure_mesh()
+            .x_desc("step")
+            .y_desc("loss, nats per token")
+            .light_line_style(WHITE)
+            .draw()?;
+        for (points, colour, name) in
+            [(training, TRAINING_COLOUR, "training"), (held_out, HELD_OUT_COLOUR, "held out")]
+        {
+            if points.is_empty() {
+                continue;
+            }
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
+        }
+        chart
+            .configure_series_labels()
+            .background_style(WHITE)
+            .border_style(BLACK)
+            .position(SeriesLabelPosition::UpperRight)
+            .draw()?;
+        Ok(root.present()?)
+    };
+    replace_file(path, |partial| draw(partial).map_err(|error| failed(error.to_string())))
+}

@@ -1,0 +1,87 @@
+//! The log of a training: one JSON object a line, for every step and every evaluation.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use gpt2_weights::replace_file;
+use serde::{Deserialize, Serialize};
+
+use crate::TrainingError;
+
+/// A line of the log.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Entry {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Mean loss of the step's tokens, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Learning rate of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Norm of the gradient before clipping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f64>,
+    /// Tokens per second of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
+    /// Loss on the held-out text, in nats for each token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_loss: Option<f64>,
+    /// The same for each character.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_loss_per_character: Option<f64>,
+    /// Seconds since this process began to train.
+    pub elapsed_s: f64,
+}
+
+/// The log file, and what stands in it.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    entries: Vec<Entry>,
+}
+
+impl Journal {
+    /// Opens the log at `path`, and forgets what it says about steps behind `steps_done`, which are taken again.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn open(path: &Path, steps_done: u64) -> Result<Self, TrainingError> {
+        let failed = |error| TrainingError::File { path: path.to_owned(), error };
+        let text = if path.exists() { fs::read_to_string(path).map_err(failed)? } else { String::new() };
+        // A process that was killed may leave half a line.
+        let known = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
+        let entries: Vec<Entry> = known.filter(|entry| entry.step <= steps_done).collect();
+        let kept: String = entries.iter().map(line).collect();
+        replace_file(path, |path| {
+            fs::write(path, &kept).map_err(|error| TrainingError::File { path: path.to_owned(), error })
+        })?;
+        let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, entries })
+    }
+
+    /// Writes an entry.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&mut self, entry: Entry) -> Result<(), TrainingError> {
+        let failed = |error| TrainingError::File { path: self.path.clone(), error };
+        self.file.write_all(line(&entry).as_bytes()).map_err(failed)?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Every entry so far.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+fn line(entry: &Entry) -> String {
+    // Numbers that are not finite become null; no entry fails to be written.
+    serde_json::to_string(entry).map_or(String::new(), |line| line + "\n")
+}

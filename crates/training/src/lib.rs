@@ -1,0 +1,53 @@
+//! Training GPT-2 from scratch or from a checkpoint: data, loss, gradients, AdamW, schedule, and checkpoints to resume from.
+//!
+//! The model is the one of `gpt2`, run with a training [`Pass`](gpt2::Pass); the parameters are [`Parameters`] in place of a
+//! file. Everything random (initialisation, order of the windows, dropout) is drawn from one seed and from the number of
+//! the step, so a run that is resumed goes on with the very numbers of one that was not interrupted.
+//!
+//! ```
+//! use candle_core::Device;
+//! use gpt2::Gpt2Config;
+//! use gpt2_training::{Hyperparameters, Parameters, Schedule, Trainer, Windows};
+//!
+//! let config = Gpt2Config::from_json(
+//!     r#"{"vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
+//! )?;
+//! let parameters = Parameters::initialize(&config, 1, &Device::Cpu)?;
+//! let tokens: Vec<u32> = (0..200).map(|index| index % 11).collect();
+//! let numbers = Hyperparameters { steps: 3, batch_size: 2, context: 8, seed: 1, ..Hyperparameters::default() };
+//! let mut trainer = Trainer::new(&config, parameters, numbers)?;
+//! let windows = Windows::new(&tokens, 8, 1)?;
+//! let first = trainer.step(&windows)?;
+//! assert!((first.loss - 11f64.ln()).abs() < 0.1, "an untrained model guesses");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod corpus;
+mod curve;
+mod error;
+mod held_out;
+mod journal;
+mod lora;
+mod memory;
+mod optimizer;
+mod parameters;
+mod run;
+mod schedule;
+mod state;
+mod streams;
+mod trainer;
+mod windows;
+
+pub use corpus::{Corpus, Split};
+pub use curve::loss_curve;
+pub use error::TrainingError;
+pub use held_out::{HeldOut, HeldOutLoss};
+pub use journal::{Entry, Journal};
+pub use lora::{LORA_TARGETS, Lora, LoraConfig};
+pub use memory::estimated_bytes;
+pub use optimizer::{AdamW, decays};
+pub use parameters::Parameters;
+pub use run::{Outcome, Run, RunOptions, has_state};
+pub use schedule::Schedule;
+pub use trainer::{Hyperparameters, StepReport, Trainer};
+pub use windows::{Batch, TokenFile, Tokens, Windows};

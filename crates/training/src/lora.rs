@@ -1,0 +1,169 @@
+//! Low-rank adapters: a linear layer's weight becomes `W + (alpha / rank) B A`, and only `A` and `B` are trained.
+//!
+//! Source: "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685, section 4.1), in the form of PEFT: `A`
+//! `(rank, in)` is drawn from `U(-1/sqrt(in), 1/sqrt(in))`, `B` `(out, rank)` is zero, and the files are PEFT's
+//! `adapter_config.json` and `adapter_model.safetensors`. The model is the same as ever; what it is loaded from differs.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use candle_core::{Result, Tensor, Var};
+use gpt2::Gpt2Config;
+use gpt2_weights::{WeightsError, replace_file};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::streams::Stream;
+use crate::{Parameters, TrainingError};
+
+/// The linear layers that an adapter may go with; `c_proj` is that of attention and that of the MLP, as in PEFT.
+pub const LORA_TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
+
+/// Size and place of the adapters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    /// Rows of `A`, columns of `B`.
+    pub rank: usize,
+    /// The product counts `alpha / rank` times.
+    pub alpha: f64,
+    /// Names of linear layers, of [`LORA_TARGETS`].
+    pub targets: Vec<String>,
+}
+
+impl LoraConfig {
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// When one is out of its range.
+    pub fn check(&self, config: &Gpt2Config) -> std::result::Result<(), TrainingError> {
+        let refuse = |option, expected: String, found: &dyn std::fmt::Display| {
+            Err(TrainingError::OptionOutOfRange { option, expected, found: found.to_string() })
+        };
+        if self.rank == 0 || self.rank > config.n_embd {
+            return refuse(
+                "lora_rank",
+                format!("from 1 to the model's width of {}", config.n_embd),
+                &self.rank,
+            );
+        }
+        if !(self.alpha > 0.0 && self.alpha.is_finite()) {
+            return refuse("lora_alpha", "a number greater than 0".into(), &self.alpha);
+        }
+        let unknown = self.targets.iter().find(|target| !LORA_TARGETS.contains(&target.as_str()));
+        let known = || format!("some of {}", LORA_TARGETS.join(", "));
+        match unknown {
+            Some(target) => refuse("lora_targets", known(), target),
+            None if self.targets.is_empty() => refuse("lora_targets", known(), &"none"),
+            None => Ok(()),
+        }
+    }
+
+    /// The layer's name where this is the weight of a layer with an adapter: `h.0.attn.c_attn`.
+    fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
+        let layer = parameter.strip_suffix(".weight")?;
+        let (_, name) = layer.rsplit_once('.')?;
+        self.targets.iter().any(|target| target == name).then_some(layer)
+    }
+}
+
+/// Fixed weights with adapters beside some of them.
+#[derive(Debug)]
+pub struct Lora {
+    config: LoraConfig,
+    base: HashMap<String, Tensor>,
+}
+
+/// The name of `A` and that of `B` among the trained parameters.
+fn adapter_names(layer: &str) -> (String, String) {
+    (format!("{layer}.lora_A.weight"), format!("{layer}.lora_B.weight"))
+}
+
+impl Lora {
+    /// Adapters for the weights of `base`, which stay as they are, and their fresh parameters.
+    ///
+    /// # Errors
+    /// When an option is out of its range, or the device has no room.
+    pub fn new(
+        model: &Gpt2Config,
+        config: LoraConfig,
+        base: &Parameters,
+        seed: u64,
+    ) -> std::result::Result<(Self, Parameters), TrainingError> {
+        config.check(model)?;
+        let mut generator = Stream::Initialization.generator(seed);
+        let mut named = Vec::new();
+        for (name, weight) in base.iter() {
+            let Some(layer) = config.adapted(name) else { continue };
+            let (output, input) = weight.dims2()?;
+            let bound = 1.0 / (input as f64).sqrt();
+            #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+            let draw = |_| ((2.0 * generator.uniform() - 1.0) * bound) as f32;
+            let a: Vec<f32> = (0..config.rank * input).map(draw).collect();
+            let a = Tensor::from_vec(a, (config.rank, input), weight.device())?;
+            let b = Tensor::zeros((output, config.rank), a.dtype(), weight.device())?;
+            let (name_a, name_b) = adapter_names(layer);
+            named.push((name_a, Var::from_tensor(&a)?));
+            named.push((name_b, Var::from_tensor(&b)?));
+        }
+        let base = base.iter().map(|(name, weight)| (name.to_owned(), weight.as_tensor().detach())).collect();
+        Ok((Self { config, base }, Parameters::from_named(named)))
+    }
+
+    /// Size and place of the adapters.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// The weights with the adapters added; gradients lead to the adapters.
+    pub(crate) fn merged(&self, adapters: &Parameters) -> Result<HashMap<String, Tensor>> {
+        let merge =
+            |(name, weight): (&String, &Tensor)| Ok((name.clone(), self.merge(name, weight, adapters)?));
+        self.base.iter().map(merge).collect()
+    }
+
+    /// One of the weights with its adapter added.
+    pub(crate) fn merged_parameter(&self, name: &str, adapters: &Parameters) -> Result<Option<Tensor>> {
+        self.base.get(name).map(|weight| self.merge(name, weight, adapters)).transpose()
+    }
+
+    fn merge(&self, name: &str, weight: &Tensor, adapters: &Parameters) -> Result<Tensor> {
+        let Some((name_a, name_b)) = self.config.adapted(name).map(adapter_names) else {
+            return Ok(weight.clone());
+        };
+        let (Some(a), Some(b)) = (adapters.get(&name_a), adapters.get(&name_b)) else {
+            candle_core::bail!("the adapter of `{name}` is missing");
+        };
+        let scale = self.config.alpha / self.config.rank as f64;
+        weight + (b.matmul(a.as_tensor())? * scale)?
+    }
+
+    /// Writes the adapters as PEFT has them into `folder`, which is made where it is missing.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn save(&self, adapters: &Parameters, folder: &Path) -> std::result::Result<(), TrainingError> {
+        let failed = |path: &Path, error: &dyn std::fmt::Display| {
+            let what = format!("cannot be written: {error}");
+            TrainingError::from(WeightsError::Unwritable { path: path.to_owned(), what })
+        };
+        fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+        // PEFT's `fan_in_fan_out` says that the layers of GPT-2 store their weights as (in, out).
+        let config = json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.config.rank,
+            "lora_alpha": self.config.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": true,
+            "target_modules": self.config.targets, "base_model_name_or_path": null, "inference_mode": true,
+        });
+        replace_file(&folder.join("adapter_config.json"), |path| {
+            fs::write(path, format!("{config:#}\n")).map_err(|error| failed(path, &error))
+        })?;
+        replace_file(&folder.join("adapter_model.safetensors"), |path| {
+            let tensors = adapters.iter().map(|(name, variable)| {
+                (format!("base_model.model.transformer.{name}"), variable.as_tensor().detach())
+            });
+            let metadata = [("format".to_owned(), "pt".to_owned())].into();
+            safetensors::serialize_to_file(tensors, Some(metadata), path)
+                .map_err(|error| failed(path, &error))
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! The learning rate of every step: a linear warm-up, then a decay.
+//!
+//! The cosine is that of "SGDR" (arXiv:1608.03983, equation 5) without restarts, as GPT training scripts use it.
+
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate decays behind the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Not at all.
+    Constant,
+    /// In a straight line.
+    Linear,
+    /// Along half a cosine.
+    Cosine,
+}
+
+impl Schedule {
+    /// Every schedule by its name.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("constant", Self::Constant), ("linear", Self::Linear), ("cosine", Self::Cosine)];
+
+    /// The share of the peak learning rate at `step`, counted from 1: `step / warmup_steps` during the warm-up, then from 1
+    /// down to `final_share`, which the step `steps` has.
+    pub fn share(self, step: u64, warmup_steps: u64, steps: u64, final_share: f64) -> f64 {
+        if step < warmup_steps {
+            return step as f64 / warmup_steps as f64;
+        }
+        let decay_steps = steps.saturating_sub(warmup_steps).max(1);
+        let progress = (step.saturating_sub(warmup_steps) as f64 / decay_steps as f64).min(1.0);
+        let left = match self {
+            Self::Constant => return 1.0,
+            Self::Linear => 1.0 - progress,
+            Self::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+        };
+        final_share + (1.0 - final_share) * left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warm_up_rises_and_a_decay_falls_to_its_end() {
+        let shares = |schedule: Schedule| [1, 2, 4, 6, 8, 9].map(|step| schedule.share(step, 4, 8, 0.1));
+        assert_eq!(shares(Schedule::Constant), [0.25, 0.5, 1.0, 1.0, 1.0, 1.0]);
+        let linear = shares(Schedule::Linear);
+        let cosine = shares(Schedule::Cosine);
+        for (found, expected) in
+            linear.iter().chain(&cosine).zip([0.25, 0.5, 1.0, 0.55, 0.1, 0.1].iter().cycle())
+        {
+            assert!((found - expected).abs() < 1e-12, "{linear:?} {cosine:?}");
+        }
+        assert!(Schedule::Cosine.share(5, 4, 8, 0.0) > Schedule::Linear.share(5, 4, 8, 0.0));
+        assert_eq!(Schedule::Cosine.share(1, 0, 1, 0.1), 0.1, "one step without a warm-up");
+    }
+}

@@ -1,0 +1,114 @@
+//! Everything a training needs to go on: weights, both running means and the numbers, in one safetensors file.
+//!
+//! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
+//! state: they follow from the seed and the number of the step.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use gpt2_weights::{MappedFile, WeightsError, replace_file};
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{HeldOutLoss, Hyperparameters, Lora, Trainer, TrainingError};
+
+/// Name of the file in the folder of the run.
+const FILE_NAME: &str = "training-state.safetensors";
+/// Key of the numbers in the file's metadata.
+const KEY: &str = "gpt2-training";
+
+/// What a saved state says besides its tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    /// See [`model_of`].
+    pub(crate) model: Value,
+    pub(crate) numbers: Hyperparameters,
+    /// Tells the data and its tokenizer from others.
+    pub(crate) data_fingerprint: u64,
+    pub(crate) steps_done: u64,
+    pub(crate) best: Option<Best>,
+    /// Evaluations since the best one.
+    pub(crate) evaluations_since: u64,
+}
+
+/// The best evaluation so far.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Best {
+    pub(crate) step: u64,
+    pub(crate) per_token: f64,
+    pub(crate) per_character: f64,
+}
+
+impl Best {
+    pub(crate) fn new(step: u64, loss: HeldOutLoss) -> Self {
+        Self { step, per_token: loss.per_token, per_character: loss.per_character }
+    }
+}
+
+/// Where the state of the run in `folder` is.
+pub(crate) fn path(folder: &Path) -> PathBuf {
+    folder.join(FILE_NAME)
+}
+
+/// Saves the state of a training.
+pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
+    let unwritable = |path: &Path, error: &dyn std::fmt::Display| WeightsError::Unwritable {
+        path: path.to_owned(),
+        what: format!("cannot be written: {error}; the state before it is still there"),
+    };
+    replace_file(&path(folder), |path| {
+        let text = serde_json::to_string(progress).map_err(|error| unwritable(path, &error))?;
+        let mut tensors: Vec<(String, Tensor)> = Vec::new();
+        for ((name, parameter), (mean, square)) in
+            trainer.parameters().iter().zip(trainer.optimizer().means())
+        {
+            for (kind, variable) in [("parameter", parameter), ("mean", mean), ("square", square)] {
+                tensors.push((format!("{kind}.{name}"), variable.as_tensor().detach()));
+            }
+        }
+        let metadata = [(KEY.to_owned(), text)].into();
+        safetensors::serialize_to_file(tensors, Some(metadata), path)
+            .map_err(|error| unwritable(path, &error).into())
+    })
+}
+
+/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none.
+pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progress>, TrainingError> {
+    let path = path(folder);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let refuse = |what: String| TrainingError::State { path: path.clone(), what };
+    let damaged = |error: &dyn std::fmt::Display| {
+        refuse(format!("not a state of a training: {error}; remove it to start again"))
+    };
+    let file = MappedFile::open(&path)?;
+    let (_, header) = SafeTensors::read_metadata(&file).map_err(|error| damaged(&error))?;
+    let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+    let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
+    let progress: Progress = serde_json::from_str(text).map_err(|error| damaged(&error))?;
+    if progress.model != model_of(trainer) {
+        return Err(refuse(
+            "it is of a model with another configuration; give the same one, or another --out".into(),
+        ));
+    }
+    let device = trainer.parameters().device();
+    let tensors = candle_core::safetensors::load_buffer(&file, &device).map_err(|error| damaged(&error))?;
+    let mut saved = Vec::new();
+    for (name, parameter) in trainer.parameters().iter() {
+        let tensor = |kind: &str| {
+            let tensor = tensors.get(&format!("{kind}.{name}"));
+            let fitting = tensor.filter(|tensor| tensor.dims() == parameter.dims());
+            fitting.cloned().ok_or_else(|| damaged(&format!("the {kind} of `{name}` is missing")))
+        };
+        saved.push((tensor("parameter")?, tensor("mean")?, tensor("square")?));
+    }
+    trainer.restore(&saved, progress.steps_done)?;
+    Ok(Some(progress))
+}
+
+/// What tells a model from others: its configuration, and that of its adapters.
+pub(crate) fn model_of(trainer: &Trainer) -> Value {
+    json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) })
+}

@@ -1,0 +1,196 @@
+//! Windows of tokens in an order that the seed decides: what a training step is made of.
+
+use std::path::Path;
+
+use gpt2_weights::MappedFile;
+
+use crate::TrainingError;
+use crate::streams::Stream;
+
+/// Bytes of a token in a token file.
+const TOKEN_BYTES: usize = 4;
+
+/// Tokens that can be read at any place: a slice, or a file of them.
+pub trait Tokens {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the tokens `start..start + count` to `tokens`.
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>);
+}
+
+impl Tokens for Vec<u32> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+        tokens.extend_from_slice(&self[start..start + count]);
+    }
+}
+
+/// A file of tokens, mapped into memory: 32-bit little-endian numbers and nothing else.
+#[derive(Debug)]
+pub struct TokenFile(MappedFile);
+
+impl TokenFile {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn open(path: &Path) -> Result<Self, TrainingError> {
+        Ok(Self(MappedFile::open(path)?))
+    }
+
+    /// A number that tells this sequence of tokens from others (FNV-1a, 64 bits).
+    pub fn fingerprint(&self) -> u64 {
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+    }
+}
+
+impl Tokens for TokenFile {
+    fn len(&self) -> usize {
+        self.0.len() / TOKEN_BYTES
+    }
+
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+        let bytes = &self.0[start * TOKEN_BYTES..(start + count) * TOKEN_BYTES];
+        let (chunks, _) = bytes.as_chunks::<TOKEN_BYTES>();
+        tokens.extend(chunks.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+    }
+}
+
+/// Windows of `context` tokens, each with the tokens that follow. An epoch starts somewhere in the first window, which the
+/// seed decides, cuts what follows into windows side by side, and takes them in an order that the seed decides too.
+#[derive(Clone, Copy)]
+pub struct Windows<'a> {
+    tokens: &'a dyn Tokens,
+    context: usize,
+    seed: u64,
+    per_epoch: usize,
+}
+
+/// Inputs of a step and the token that follows each, row by row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// `rows · context` tokens.
+    pub inputs: Vec<u32>,
+    /// As many.
+    pub targets: Vec<u32>,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl<'a> Windows<'a> {
+    /// The windows of `tokens` under `seed`.
+    ///
+    /// # Errors
+    /// When there are too few tokens for one window.
+    pub fn new(tokens: &'a dyn Tokens, context: usize, seed: u64) -> Result<Self, TrainingError> {
+        let needed = context + 1;
+        if tokens.len() < needed || context == 0 {
+            return Err(TrainingError::TooFewTokens { part: "training", found: tokens.len(), needed });
+        }
+        // Room for every start in the first window, where there is more than one.
+        let per_epoch = ((tokens.len() - 1 - (context - 1)) / context).max(1);
+        Ok(Self { tokens, context, seed, per_epoch })
+    }
+
+    /// Windows in an epoch.
+    pub fn per_epoch(&self) -> usize {
+        self.per_epoch
+    }
+
+    /// Tokens of a window.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The windows `first..first + rows` of all epochs, counted from the first of the first epoch.
+    pub fn batch(&self, first: u64, rows: usize) -> Batch {
+        let per_epoch = self.per_epoch as u64;
+        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows };
+        let mut order = Order::default();
+        for index in first..first + rows as u64 {
+            let (epoch, place) = (index / per_epoch, index % per_epoch);
+            if order.epoch != Some(epoch) {
+                order = self.order(epoch);
+            }
+            let start = usize::try_from(place).ok().and_then(|place| order.starts.get(place));
+            let start = start.copied().unwrap_or_default();
+            self.tokens.read(start, self.context, &mut batch.inputs);
+            self.tokens.read(start + 1, self.context, &mut batch.targets);
+        }
+        batch
+    }
+
+    /// Where the windows of an epoch start, in the order in which they are taken.
+    fn order(&self, epoch: u64) -> Order {
+        let mut generator = Stream::Epoch(epoch).generator(self.seed);
+        let slack = self.tokens.len() - 1 - self.per_epoch * self.context;
+        let mut below = |bound: usize| usize::try_from(generator.below(bound as u64)).unwrap_or_default();
+        let offset = below(slack.min(self.context - 1) + 1);
+        let mut starts: Vec<usize> =
+            (0..self.per_epoch).map(|window| offset + window * self.context).collect();
+        // Fisher and Yates.
+        for last in (1..starts.len()).rev() {
+            starts.swap(last, below(last + 1));
+        }
+        Order { epoch: Some(epoch), starts }
+    }
+}
+
+#[derive(Default)]
+struct Order {
+    epoch: Option<u64>,
+    starts: Vec<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_takes_every_window_once_and_the_next_in_another_order() {
+        let tokens: Vec<u32> = (0..100).collect();
+        let windows = Windows::new(&tokens, 7, 5).unwrap();
+        assert_eq!(windows.per_epoch(), 13);
+        let starts = |epoch: u64| -> Vec<u32> {
+            (0..13).map(|place| windows.batch(epoch * 13 + place, 1).inputs[0]).collect()
+        };
+        let (first, second) = (starts(0), starts(1));
+        assert_ne!(first, second);
+        for starts in [first, second] {
+            let mut sorted = starts.clone();
+            sorted.sort_unstable();
+            assert!(sorted[0] < 7 && sorted[12] + 7 < 100, "{sorted:?}");
+            assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] == 7), "{sorted:?}");
+            assert_ne!(starts, sorted, "shuffled");
+        }
+    }
+
+    #[test]
+    fn a_batch_holds_windows_and_what_follows_and_repeats() {
+        let tokens: Vec<u32> = (0..50).collect();
+        let windows = Windows::new(&tokens, 6, 1).unwrap();
+        let batch = windows.batch(6, 3);
+        assert_eq!(batch.inputs.len(), 18);
+        assert!(batch.inputs.iter().zip(&batch.targets).all(|(input, target)| input + 1 == *target));
+        assert_eq!(batch, windows.batch(6, 3));
+        assert_eq!(windows.batch(7, 1).inputs, batch.inputs[6..12], "one by one is the same");
+        assert_ne!(batch, Windows::new(&tokens, 6, 2).unwrap().batch(6, 3), "another seed");
+    }
+
+    #[test]
+    fn a_text_of_one_window_is_enough() {
+        let tokens: Vec<u32> = (0..7).collect();
+        assert_eq!(Windows::new(&tokens, 6, 1).unwrap().batch(4, 1).targets, [1, 2, 3, 4, 5, 6]);
+        assert!(Windows::new(&tokens, 7, 1).is_err());
+    }
+}

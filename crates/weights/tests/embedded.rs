@@ -1,0 +1,44 @@
+//! A checkpoint inside the program is the checkpoint on disk.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_testing::{fixture_path, values};
+use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError, encode};
+
+const FILES: EmbeddedFiles = EmbeddedFiles {
+    config: include_str!("../../testing/fixtures/tiny-checkpoint/config.json"),
+    tokenizer: include_str!("../../testing/fixtures/tiny-checkpoint/tokenizer.json"),
+    weights: include_bytes!("../../testing/fixtures/tiny-checkpoint/model.safetensors"),
+};
+
+#[test]
+fn an_embedded_checkpoint_equals_the_same_files_on_disk() {
+    let on_disk = Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap();
+    let embedded = Checkpoint::from_embedded("built-in", FILES).unwrap();
+    assert_eq!(embedded.config(), on_disk.config());
+    let text = "The first citizen, naïve café";
+    let ids = encode(&embedded.tokenizer(None).unwrap(), text).unwrap();
+    assert_eq!(ids, encode(&on_disk.tokenizer(None).unwrap(), text).unwrap());
+    assert!(embedded.verify(&|_| ()).unwrap().is_empty());
+    let ids = Tensor::from_slice(&ids, (1, ids.len()), &Device::Cpu).unwrap();
+    let logits = |checkpoint: &Checkpoint| {
+        let model: Gpt2LMHead = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+        values(&model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
+    };
+    assert_eq!(logits(&embedded), logits(&on_disk));
+}
+
+#[test]
+fn damaged_embedded_files_are_refused_by_name() {
+    for (files, expected) in [
+        (EmbeddedFiles { config: "{}", ..FILES }, "n_head"),
+        (EmbeddedFiles { tokenizer: "{}", ..FILES }, "tokenizer"),
+        (EmbeddedFiles { weights: b"no weights", ..FILES }, "safetensors"),
+    ] {
+        let error: WeightsError = Checkpoint::from_embedded("built-in", files).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("built-in") && message.contains(expected), "{message}");
+    }
+}

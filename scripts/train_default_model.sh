@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Trains the model that the program carries, models/shakespeare, from the text of tiny-shakespeare.
+# usage: scripts/train_default_model.sh TINYSHAKESPEARE.TXT OUT [--resume]
+# The same text and the same number of threads give the same weights.
+set -euo pipefail
+text=$(realpath "$1")
+out=$(realpath --canonicalize-missing "$2")
+cd "$(dirname "$0")/.."
+
+config=$(mktemp)
+trap 'rm -f "$config"' EXIT
+cat > "$config" <<'JSON'
+{"vocab_size": 1024, "n_positions": 256, "n_embd": 256, "n_layer": 3, "n_head": 8,
+ "embd_pdrop": 0.15, "attn_pdrop": 0.15, "resid_pdrop": 0.15}
+JSON
+
+cargo run --release --locked -- train --data "$text" --config "$config" --out "$out" \
+  --steps 1300 --batch-size 8 --lr 2e-3 --warmup-steps 100 --weight-decay 0.1 \
+  --eval-every 100 --save-every 100 --patience 4 --seed 1337 --dtype f16 "${@:3}"
