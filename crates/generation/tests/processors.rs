@@ -340,7 +340,7 @@ fn a_generation_config_is_read_key_by_key() {
         r#"{"_from_model_config": true, "transformers_version": "5.23.0", "pad_token_id": 0, "use_cache": true,
             "top_p": null, "guidance_scale": 1.0, "token_healing": false}"#,
     );
-    assert_eq!(same.unwrap(), start);
+    assert_eq!(same.unwrap(), GenerationConfig { pad_token_id: Some(0), ..start.clone() });
     let read = start.with_json(
         r#"{"eos_token_id": 5, "do_sample": true, "temperature": 0.9, "top_k": 0, "max_length": 30,
             "early_stopping": "never", "stop_strings": "x", "bad_words_ids": [[1], [2, 3]], "num_beams": 1}"#,
