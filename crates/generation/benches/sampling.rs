@@ -1,32 +1,46 @@
 //! What picking a token costs beside computing its logits: top-k 50 with top-p 0.95 over GPT-2's 50,257 logits, and a
-//! decode step of the 124M model.
+//! decode step of the 124M model with its weights in 8-bit blocks.
 //!
 //! Run: `cargo bench -p gpt2-generation --bench sampling`. The logits are those of a model with random weights, copied
 //! anew for each draw, which is counted too.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
-use std::collections::HashMap;
-
-use candle_core::{DType, Device, Tensor};
-use candle_nn::VarBuilder;
+use candle_core::{DType, Device, Result, Shape, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass, expected_parameters};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
+use gpt2_kernels::{Matrix, PackedMatrix, ParameterSource, WeightFormat};
 use gpt2_testing::pattern;
 
 /// Spread of the weights, near that of a trained model.
 const WEIGHT_SCALE: f64 = 0.1;
 const DEVICE: Device = Device::Cpu;
 
+/// Weights from a pattern, each parameter from its own place of it, in 8-bit blocks.
+struct Patterns {
+    offset: u64,
+}
+
+impl ParameterSource for Patterns {
+    fn below(&self, name: impl ToString) -> Self {
+        let step = name.to_string().bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte));
+        Self { offset: self.offset.wrapping_mul(17).wrapping_add(step) }
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        Ok(pattern(shape.into().dims(), WEIGHT_SCALE, self.below(name).offset % (1 << 32)))
+    }
+
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
+        let weight = self.parameter((out_features, in_features), name)?;
+        Ok(Matrix::Packed(PackedMatrix::from_tensor(&weight, WeightFormat::Q8)?.into()))
+    }
+}
+
 fn model() -> Gpt2LMHead {
     let config = Gpt2Config::preset("gpt2").expect("a published model");
-    let tensor = |(offset, parameter): (usize, gpt2::Parameter)| {
-        (parameter.name, pattern(&parameter.shape, WEIGHT_SCALE, offset as u64 * 1000))
-    };
-    let tensors: HashMap<String, Tensor> =
-        expected_parameters(&config).into_iter().enumerate().map(tensor).collect();
-    Gpt2LMHead::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &DEVICE)).expect("a model")
+    Gpt2LMHead::load(&config, &Patterns { offset: 0 }).expect("a model")
 }
 
 fn sampling_against_a_decode_step(criterion: &mut Criterion) {
@@ -41,7 +55,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
         model.forward(&id, LogitsFor::LastToken, Some(&mut cache), pass).expect("logits")
     };
     let logits: Vec<f32> = step().flatten_all().and_then(|logits| logits.to_vec1()).expect("logits");
-    group.bench_function("decode step, 124M, f32", |bencher| bencher.iter(&mut step));
+    group.bench_function("decode step, 124M, q8", |bencher| bencher.iter(&mut step));
 
     let history: Vec<u32> = (0..200).collect();
     let history = History { ids: &history, prompt_len: 100 };
