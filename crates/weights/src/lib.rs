@@ -30,7 +30,7 @@ mod tokenizer;
 pub use checkpoint::{Checkpoint, Problem};
 pub use convert::{WrittenDType, write_gguf, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
-pub use gpt2_kernels::WeightFormat;
+pub use gpt2_kernels::{WeightFormat, set_thread_count, thread_count};
 pub use naming::{Orientation, checkpoint_shape};
 pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
