@@ -53,10 +53,11 @@ fn main() {
         let weight = pattern((out_features, in_features));
         let (one, many) = (pattern((1, in_features)), pattern((ROWS, in_features)));
         let many_flops = 2.0 * (ROWS * out_features * in_features) as f64 / 1e9;
-        let dense = Linear::new(weight.clone(), None).unwrap();
-        let bytes = (4 * out_features * in_features) as f64 / 1e9;
-        let one_s = fastest(RUNS, || drop(dense.forward(&one).unwrap()));
-        let many_s = fastest(RUNS / 8, || drop(dense.forward(&many).unwrap()));
+        let dense: Vec<Linear> =
+            (0..copies).map(|_| Linear::new(weight.force_contiguous().unwrap(), None).unwrap()).collect();
+        let bytes = (4 * out_features * in_features * copies) as f64 / 1e9;
+        let one_s = fastest(RUNS, || dense.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
+        let many_s = fastest(RUNS / 4, || drop(dense[0].forward(&many).unwrap()));
         report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
         for (format_name, format) in WeightFormat::NAMES {
             let packed = || Matrix::Packed(PackedMatrix::from_tensor(&weight, format).unwrap().into());
