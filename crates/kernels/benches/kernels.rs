@@ -1,7 +1,7 @@
 //! Every kernel beside what the machine can do at most, both measured in this run: GB/s of weights for one row, GFLOP/s for
 //! many, and candle's own product.
 //!
-//! Run: `cargo bench -p gpt2-kernels` (`CANDLE_NUM_THREADS=1 RAYON_NUM_THREADS=1` for one core). The fastest of many short
+//! Run: `cargo bench -p gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too). The fastest of many short
 //! runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
 //! no criterion bench.
 
@@ -16,6 +16,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::{
     Activation, LayerNorm, Linear, Matrix, PackedMatrix, WeightFormat, limits, prefix_attention,
+    set_thread_count, thread_count,
 };
 
 /// Runs of each measurement.
@@ -34,12 +35,17 @@ const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;
 
 fn main() {
+    // Cargo adds arguments of its own.
+    if let Some(threads) = std::env::args().find_map(|argument| argument.parse().ok()) {
+        set_thread_count(threads);
+    }
     let values = vec![1.0f32; 64 << 20];
     let bytes = size_of_val(values.as_slice()) as f64;
     let bandwidth = bytes / 1e9 / fastest(RUNS / 4, || assert!(limits::read(&values) > 0.0));
     let mut flops = 0;
     let elapsed_s = fastest(RUNS, || flops = limits::multiply_adds(400_000_000));
     let arithmetic = flops as f64 / 1e9 / elapsed_s;
+    println!("{} threads", thread_count());
     println!("limits: reading {bandwidth:.1} GB/s, multiply-adds {arithmetic:.0} GFLOP/s\n");
     drop(values);
 
@@ -47,10 +53,11 @@ fn main() {
         let weight = pattern((out_features, in_features));
         let (one, many) = (pattern((1, in_features)), pattern((ROWS, in_features)));
         let many_flops = 2.0 * (ROWS * out_features * in_features) as f64 / 1e9;
-        let dense = Linear::new(weight.clone(), None).unwrap();
-        let bytes = (4 * out_features * in_features) as f64 / 1e9;
-        let one_s = fastest(RUNS, || drop(dense.forward(&one).unwrap()));
-        let many_s = fastest(RUNS / 8, || drop(dense.forward(&many).unwrap()));
+        let dense: Vec<Linear> =
+            (0..copies).map(|_| Linear::new(weight.force_contiguous().unwrap(), None).unwrap()).collect();
+        let bytes = (4 * out_features * in_features * copies) as f64 / 1e9;
+        let one_s = fastest(RUNS, || dense.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
+        let many_s = fastest(RUNS / 4, || drop(dense[0].forward(&many).unwrap()));
         report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
         for (format_name, format) in WeightFormat::NAMES {
             let packed = || Matrix::Packed(PackedMatrix::from_tensor(&weight, format).unwrap().into());

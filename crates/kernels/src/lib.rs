@@ -1,6 +1,8 @@
 //! The arithmetic of a transformer as functions and small layers over candle tensors.
 //!
-//! Everything here runs on every device candle has, keeps gradients, and is tested against PyTorch.
+//! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. Where no gradient is wanted
+//! on the CPU, layer norm, attention and products with packed weights take kernels of their own, which are tested against
+//! those compositions: `simd` says what differs between processors, `pool` how threads share the work.
 //! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
 //!
 //! ```
@@ -24,6 +26,7 @@ mod linear;
 mod packed;
 mod parallel;
 mod parameters;
+mod pool;
 mod random;
 mod simd;
 mod training;
@@ -38,6 +41,7 @@ pub use layer_norm::LayerNorm;
 pub use linear::{Linear, Matrix};
 pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
 pub use parameters::ParameterSource;
+pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;
 pub use training::{
     AdamWStep, AttentionDropout, adamw_step, causal_attention_reference, causal_self_attention, head_loss,

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::parallel::for_each_index;
+use crate::pool::for_each_index;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
 /// Pieces of the work, to be shared by the threads.

@@ -1,16 +1,12 @@
-//! Work on parts of an output by all threads of candle's pool.
+//! Work on parts of an output by all threads of the [`pool`](crate::pool).
 //!
-//! There is one pool, candle's `barrier_pool`, which its own elementwise operations use too: a region starts within a
-//! microsecond, while its threads still spin. Parts are handed out one by one, so a thread that was held up delays
-//! nobody; every part is computed by one thread in one way, so results do not depend on the number of threads.
-//! The work given here must not call candle: the pool is not reentrant.
+//! Every part is computed by one thread in one way, so results do not depend on the number of threads.
 
 #![expect(unsafe_code, reason = "threads write disjoint parts of one output")]
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::utils::barrier_pool;
+use crate::pool::for_each_index;
 
 /// How an output of rows is cut into parts.
 #[derive(Debug, Clone, Copy)]
@@ -78,24 +74,6 @@ pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl 
         }
     };
     for_each_index(down * across, |index| work(part(index)));
-}
-
-/// Calls `work` once with each index below `count`, on all threads of the pool.
-pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
-    if count < 2 {
-        (0..count).for_each(work);
-        return;
-    }
-    let next = AtomicUsize::new(0);
-    barrier_pool().execute(|_| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            work(index);
-        }
-    });
 }
 
 /// The start of an output, for all threads.

@@ -65,7 +65,7 @@ fn run(command: &str, path: &Path) -> (f64, f64) {
 
 fn load(folder: &Path) {
     let start = Instant::now();
-    let model = Checkpoint::open(folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap();
+    let model = Checkpoint::open(folder).unwrap().load_dense(&Device::Cpu, &|_| ()).unwrap();
     let elapsed_s = start.elapsed().as_secs_f64();
     assert_eq!(model.parameter_count(), 124_439_808);
     println!("{elapsed_s} {}", peak_bytes());

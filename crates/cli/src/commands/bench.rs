@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_weights::thread_count;
 use serde::Serialize;
 
 use crate::arguments::BenchArguments;
@@ -57,7 +58,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     let report = Report {
         dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
         kv_dtype: arguments.kv_dtype.as_str(),
-        threads: std::env::var("CANDLE_NUM_THREADS").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
+        threads: thread_count(),
         load_s,
         peak_rss_mib: peak_rss_mib(),
         prefill,

@@ -1,0 +1,242 @@
+//! The threads that compute: started once, woken for each region of parallel work.
+//!
+//! Indices are handed out one by one to whoever asks. The caller works too, and at the end waits only for threads that took
+//! part: one that the system has not let run yet is told that it comes too late. So a region on a busy machine costs no more
+//! than the caller's own time, where a barrier (candle's pool) waits for every thread each time, a thousand times a second.
+//! A second region at the same time, or one inside another, runs on its caller alone; nothing can deadlock.
+
+#![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{Builder, available_parallelism, yield_now};
+
+/// How often an idle thread looks for work before it sleeps: a tenth of a millisecond, the time between two regions.
+const SPINS_BEFORE_SLEEP: usize = 4_000;
+/// How often the caller looks whether the others are done before it gives its processor away.
+const SPINS_BEFORE_YIELD: usize = 200;
+
+static THREADS: OnceLock<usize> = OnceLock::new();
+
+/// Sets how many threads compute, the calling one among them. Without it they are as many as the process may use, the limits
+/// of its container included.
+///
+/// Returns whether the number could be set: it is fixed when the first computation starts.
+pub fn set_thread_count(threads: usize) -> bool {
+    THREADS.set(threads.max(1)).is_ok()
+}
+
+/// How many threads compute.
+pub fn thread_count() -> usize {
+    *THREADS.get_or_init(|| available_parallelism().map_or(1, usize::from))
+}
+
+/// Calls `work` once with each index below `count`, on all threads.
+pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
+    static POOL: OnceLock<&'static Pool> = OnceLock::new();
+    if count < 2 || thread_count() == 1 {
+        (0..count).for_each(work);
+        return;
+    }
+    POOL.get_or_init(|| Pool::start(thread_count() - 1)).run(count, &work);
+}
+
+#[derive(Default)]
+struct Pool {
+    slot: Mutex<Slot>,
+    /// Signalled when a task is published.
+    published: Condvar,
+    /// Number of tasks published so far.
+    generation: AtomicUsize,
+    /// Threads that take part in the task and may still use it.
+    active: AtomicUsize,
+    has_panicked: AtomicBool,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// The task that threads may join.
+    task: Option<Task>,
+    /// Threads that wait for `published`.
+    sleeping: usize,
+}
+
+/// The work of a region and the next index, both borrowed from its caller.
+#[derive(Clone, Copy)]
+struct Task {
+    work: *const (dyn Fn(usize) + Sync),
+    next: *const AtomicUsize,
+    count: usize,
+}
+
+// SAFETY: both pointers are to values that may be shared between threads, and only shared references are made of them.
+unsafe impl Send for Task {}
+
+impl Task {
+    /// Works until no index is left.
+    ///
+    /// # Safety
+    /// The region that made the task has not returned.
+    unsafe fn run(self) {
+        // SAFETY: the caller's region has not returned, so what it borrowed is still there.
+        let (work, next) = unsafe { (&*self.work, &*self.next) };
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.count {
+                break;
+            }
+            work(index);
+        }
+    }
+}
+
+impl Pool {
+    /// A pool that lives as long as the program, with as many threads besides the caller's.
+    fn start(threads: usize) -> &'static Self {
+        let pool: &'static Self = Box::leak(Box::default());
+        for index in 0..threads {
+            // Where the system has no more threads to give, the others do the work.
+            let _ = Builder::new().name(format!("gpt2-{index}")).spawn(|| pool.serve());
+        }
+        pool
+    }
+
+    fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        let next = AtomicUsize::new(0);
+        // SAFETY: only the lifetime changes. Threads get the task from the slot alone, which `Region` empties, and it waits for
+        // those that got it, before this function returns or unwinds.
+        let work = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
+        };
+        let task = Task { work, next: &raw const next, count };
+        let mut slot = self.lock();
+        if slot.task.is_some() {
+            drop(slot);
+            // SAFETY: this function has not returned.
+            unsafe { task.run() };
+            return;
+        }
+        slot.task = Some(task);
+        self.has_panicked.store(false, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Release);
+        if slot.sleeping > 0 {
+            self.published.notify_all();
+        }
+        drop(slot);
+        let region = Region(self);
+        // SAFETY: this function has not returned.
+        unsafe { task.run() };
+        drop(region);
+        assert!(!self.has_panicked.load(Ordering::Relaxed), "a computing thread panicked");
+    }
+
+    /// What a thread does all its life.
+    fn serve(&self) {
+        let mut seen = 0;
+        loop {
+            self.wait_for_task_behind(seen);
+            seen = self.generation.load(Ordering::Acquire);
+            let slot = self.lock();
+            let Some(task) = slot.task else { continue };
+            // Counted under the lock, so the caller cannot miss it when it has emptied the slot.
+            self.active.fetch_add(1, Ordering::Relaxed);
+            drop(slot);
+            // SAFETY: the caller waits until this thread is no longer counted as active.
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { task.run() }));
+            if result.is_err() {
+                self.has_panicked.store(true, Ordering::Relaxed);
+            }
+            self.active.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    fn wait_for_task_behind(&self, seen: usize) {
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            if self.generation.load(Ordering::Acquire) != seen {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut slot = self.lock();
+        slot.sleeping += 1;
+        while self.generation.load(Ordering::Acquire) == seen {
+            slot = self.published.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        }
+        slot.sleeping -= 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A published task; dropping it, in a panic too, closes it to further threads and waits for those that joined.
+struct Region<'a>(&'a Pool);
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        self.0.lock().task = None;
+        let mut spins = 0;
+        while self.0.active.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { yield_now() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls of each index in one region.
+    fn calls(pool: &Pool, count: usize) -> Vec<usize> {
+        let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(count, &|index| {
+            calls[index].fetch_add(1, Ordering::Relaxed);
+        });
+        calls.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    #[test]
+    fn each_index_comes_once_in_region_after_region() {
+        for threads in [0, 1, 5] {
+            let pool = Pool::start(threads);
+            for region in 0..200 {
+                assert_eq!(calls(pool, region % 37), vec![1; region % 37]);
+            }
+        }
+    }
+
+    #[test]
+    fn regions_may_meet_and_nest() {
+        let pool = Pool::start(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| assert_eq!(calls(pool, 20), vec![1; 20])));
+            }
+        });
+        pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
+    }
+
+    #[test]
+    fn sleeping_threads_wake_up() {
+        let pool = Pool::start(2);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(calls(pool, 100), vec![1; 100]);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::start(2);
+        for _ in 0..10 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(50, &|index| assert_ne!(index, 25, "told to panic"));
+            }));
+            assert!(result.is_err());
+            assert_eq!(calls(pool, 30), vec![1; 30]);
+        }
+    }
+}
