@@ -125,6 +125,36 @@ impl KvCache {
         Ok(Self { keys: copy(&self.keys)?, values: copy(&self.values)?, lengths, shape })
     }
 
+    /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
+    ///
+    /// # Errors
+    /// When a row does not exist, the heads are others, or the tokens do not fit; the cache is then unchanged.
+    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
+        let length = |cache: &Self, row: usize| {
+            let missing = || AttentionError::NoSuchRow { rows: vec![row], held: cache.lengths.len() };
+            cache.lengths.get(row).copied().ok_or_else(missing)
+        };
+        length(self, row)?;
+        let added = length(source, source_row)?;
+        let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
+        let found = (self.shape.batch, source.shape.num_heads, source.shape.head_dim);
+        if found != expected {
+            return Err(AttentionError::CacheShape { expected, found }.into());
+        }
+        let capacity = self.shape.capacity;
+        if added > capacity {
+            return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
+        }
+        if added > 0 {
+            for (memory, new) in [(&self.keys, &source.keys), (&self.values, &source.values)] {
+                let new = new.narrow(BATCH_DIM, source_row, 1)?.narrow(TOKEN_DIM, 0, added)?;
+                memory.narrow(BATCH_DIM, row, 1)?.slice_set(&new.contiguous()?, TOKEN_DIM, 0)?;
+            }
+        }
+        self.lengths[row] = added;
+        Ok(())
+    }
+
     fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
     }

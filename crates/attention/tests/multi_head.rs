@@ -285,7 +285,28 @@ fn dropout_acts_on_the_attention_weights() -> Result<()> {
     Ok(())
 }
 
-/// Scores beyond 65,504 leave the range of f16: in f32 they are what they are.
+/// FIELD §2 row 16: the mask of f16 is no number beyond its range; what is hidden has no weight, and nothing is NaN.
+#[test]
+fn a_mask_in_half_precision_hides_without_overflow() -> Result<()> {
+    let heads = |offset| pattern(&[2, 3, 7, 4], 2.0, offset).to_dtype(DType::F16);
+    let (q, k, v) = (heads(0)?, heads(500)?, heads(900)?);
+    for precision in [ScorePrecision::AsInput, ScorePrecision::Float32] {
+        let attention = ScaledDotProduct { precision, ..ScaledDotProduct::new(4) };
+        let attend = |k: &Tensor, v: &Tensor| {
+            attention.forward(&q, k, v, &AttentionMask::Causal, &[], &mut Pass::inference())
+        };
+        let output = attend(&k, &v)?;
+        assert!(values(&output).iter().all(|value| value.is_finite()));
+        // Other keys and values behind the third change nothing up to it.
+        let other = |x: &Tensor| Tensor::cat(&[&x.narrow(2, 0, 3)?, &(x.narrow(2, 3, 4)? * 50.0)?], 2);
+        let changed = attend(&other(&k)?, &other(&v)?)?;
+        assert_eq!(values(&output.narrow(2, 0, 3)?), values(&changed.narrow(2, 0, 3)?));
+        assert_ne!(values(&output), values(&changed));
+    }
+    Ok(())
+}
+
+/// FIELD §2 row 17: scores beyond 65,504 leave the range of f16; in f32 they are what they are.
 #[test]
 fn scores_in_f32_survive_half_precision() -> Result<()> {
     let heads = |offset| pattern(&[1, 1, 3, 4], 1000.0, offset).to_dtype(DType::F16);

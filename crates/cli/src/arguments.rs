@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpt2_training::Schedule;
 use gpt2_weights::WrittenDType;
 
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Continue a prompt
-    Generate(GenerateArguments),
+    Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
     /// Train a model from scratch, or go on with a checkpoint
@@ -86,39 +86,175 @@ fn parse_ids(text: &str) -> Result<Ids, String> {
 #[command(after_help = "\
 Examples:
   gpt2 generate \"The dog\" --model gpt2 --greedy            (downloaded once, then from the cache)
-  gpt2 generate \"The dog\" --model DIR --greedy
   gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
   gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
+  gpt2 generate \"The dog\" --model DIR --num-beams 5 --num-return-sequences 3
+  gpt2 generate \"Q: Why?\\nA:\" --model DIR --stop \"Q:\" --repetition-penalty 1.2
+  gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
+  gpt2 generate --model DIR --interactive
 
-Without --greedy the next token is drawn at random: at temperature 1 from the 50 most probable tokens, as
-transformers does by default. The same --seed gives the same text on every machine.
+What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
+either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
+the same text on every machine, alone and in any batch.
 An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Most tokens to generate; generation also ends at an end-of-text token, and where the context is full
-    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
-    pub(crate) max_new_tokens: usize,
-    /// Always take the most probable token
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
-    pub(crate) greedy: bool,
-    /// Divide the logits by this: below 1 sharper, above 1 flatter, greater than 0
-    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
-    pub(crate) temperature: f64,
-    /// Draw from the K most probable tokens only, at least 1
-    #[arg(long, value_name = "K", default_value_t = 50, allow_negative_numbers = true)]
-    pub(crate) top_k: usize,
-    /// Draw from the smallest set of tokens whose probabilities add up to P, in (0, 1]
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
-    pub(crate) top_p: f64,
-    /// Seed of the random draws
-    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
-    pub(crate) seed: u64,
-    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; with several texts `sequences` of ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
+    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends
+    #[arg(long, conflicts_with_all = ["json", "text", "ids", "prompt_file", "prompts_file"])]
+    pub(crate) interactive: bool,
+
+    /// Most tokens to generate; generation also ends at an end-of-text token, and where the context is full [default: 100]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// No end of the text before N new tokens
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
+    pub(crate) min_new_tokens: Option<usize>,
+    /// Longest time, looked at after each token
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "When to stop")]
+    pub(crate) max_time: Option<f64>,
+    /// Token that ends the text, in place of the checkpoint's; may be given several times
+    #[arg(long, value_name = "ID", allow_negative_numbers = true, help_heading = "When to stop")]
+    pub(crate) eos_token_id: Vec<u32>,
+    /// End the text in front of TEXT, which is not printed; may be given several times
+    #[arg(long, value_name = "TEXT", help_heading = "When to stop")]
+    pub(crate) stop: Vec<String>,
+
+    /// Always take the most probable token
+    #[arg(long, conflicts_with_all = DRAWING, help_heading = "Drawing at random")]
+    pub(crate) greedy: bool,
+    /// Divide the logits by this: below 1 sharper, above 1 flatter, greater than 0 [default: 1]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) temperature: Option<f64>,
+    /// Draw from the K most probable tokens only, at least 1 [default: 50]
+    #[arg(
+        long,
+        value_name = "K",
+        allow_negative_numbers = true,
+        conflicts_with = "greedy",
+        help_heading = "Drawing at random"
+    )]
+    pub(crate) top_k: Option<usize>,
+    /// Draw from the smallest set of tokens whose probabilities add up to P, in (0, 1] [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) top_p: Option<f64>,
+    /// Draw from tokens with at least the share P of the largest probability, from 0 to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) min_p: Option<f64>,
+    /// Draw from the tokens closest to the expected information that add up to P, in (0, 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) typical_p: Option<f64>,
+    /// Draw from tokens with at least probability P, in [0, 1)
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) epsilon_cutoff: Option<f64>,
+    /// The same, lower where the distribution is flat, in [0, 1)
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) eta_cutoff: Option<f64>,
+    /// Seed of the random draws [default: 0]
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) seed: Option<u64>,
+    /// Texts for each prompt [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    pub(crate) num_return_sequences: Option<usize>,
+
+    /// Divide positive and multiply negative logits of all tokens so far by X, greater than 0
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Changing the logits")]
+    pub(crate) repetition_penalty: Option<f64>,
+    /// Subtract X from the logits of tokens generated so far
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Changing the logits")]
+    pub(crate) presence_penalty: Option<f64>,
+    /// Subtract X from a token's logit for each time it was generated
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Changing the logits")]
+    pub(crate) frequency_penalty: Option<f64>,
+    /// No sequence of N tokens twice, the prompt included
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Changing the logits")]
+    pub(crate) no_repeat_ngram_size: Option<usize>,
+    /// Never write TEXT, at the beginning of a text or behind a space; may be given several times
+    #[arg(long, value_name = "TEXT", help_heading = "Changing the logits")]
+    pub(crate) bad_word: Vec<String>,
+    /// Add X to the logit of token ID (-inf removes it); may be given several times
+    #[arg(long, value_name = "ID=X", value_parser = parse_logit_bias, help_heading = "Changing the logits")]
+    pub(crate) logit_bias: Vec<LogitBias>,
+    /// Begin the text with token ID
+    #[arg(long, value_name = "ID", allow_negative_numbers = true, help_heading = "Changing the logits")]
+    pub(crate) forced_bos_token_id: Option<u32>,
+
+    /// Search with N beams for the most probable text
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with_all = DRAWING, help_heading = "Searching")]
+    pub(crate) num_beams: Option<usize>,
+    /// Divide the beams into N groups that avoid each other's tokens
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Searching")]
+    pub(crate) num_beam_groups: Option<usize>,
+    /// What a token of another group costs a beam
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Searching")]
+    pub(crate) diversity_penalty: Option<f64>,
+    /// Divide a beam's score by its length to the power X: above 0 favours long texts [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Searching")]
+    pub(crate) length_penalty: Option<f64>,
+    /// End with as many texts as beams (true), when no beam promises more (false), or when none ever can (never)
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, default_missing_value = "true", help_heading = "Searching")]
+    pub(crate) early_stopping: Option<EarlyStoppingArgument>,
+    /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far
+    #[arg(long, value_name = "X", allow_negative_numbers = true, conflicts_with_all = DRAWING, conflicts_with_all = ["greedy", "num_beams"], help_heading = "Searching")]
+    pub(crate) penalty_alpha: Option<f64>,
+
+    /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]
+    pub(crate) keep_last: Option<usize>,
+    /// Also keep the first N tokens: of a long prompt, and when the window slides
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]
+    pub(crate) keep_head: Option<usize>,
+    /// Where the context is full, go on with the last half of it
+    #[arg(long, help_heading = "Long texts")]
+    pub(crate) slide: bool,
+
+    /// Continue every prompt of a file: one a line, or JSONL of {"prompt": TEXT} or {"ids": [ID, …]} where it ends in .jsonl; prints a JSON object for each, in their order
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "prompt_file", "json"], help_heading = "Many prompts")]
+    pub(crate) prompts_file: Option<PathBuf>,
+    /// Write the objects to this file, which appears when it is complete
+    #[arg(long, value_name = "FILE", help_heading = "Many prompts")]
+    pub(crate) output: Option<PathBuf>,
+    /// Go on with the --output of a run that was interrupted
+    #[arg(long, requires = "output", help_heading = "Many prompts")]
+    pub(crate) resume: bool,
+    /// Prompts that are continued at once [default: 8]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
+    pub(crate) batch_size: Option<usize>,
+}
+
+/// Options that only a random draw knows, besides top_k, which contrastive search knows too.
+const DRAWING: [&str; 7] =
+    ["temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "seed"];
+
+/// When a beam search ends.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EarlyStoppingArgument {
+    /// With as many texts as beams
+    True,
+    /// When no running beam beats the worst of them at its present length
+    False,
+    /// When no running beam can ever beat it
+    Never,
+}
+
+/// A token and what is added to its logit.
+#[derive(Debug, Clone)]
+pub(crate) struct LogitBias {
+    pub(crate) token: u32,
+    pub(crate) bias: f64,
+}
+
+fn parse_logit_bias(text: &str) -> Result<LogitBias, String> {
+    let (token, bias) =
+        text.split_once('=').ok_or("expected a token id, = and a number, such as 464=-2.5")?;
+    let token = token.trim().parse().map_err(|error| format!("`{token}` is no token id: {error}"))?;
+    let bias = bias.trim().parse().map_err(|error| format!("`{bias}` is no number: {error}"))?;
+    Ok(LogitBias { token, bias })
 }
 
 #[derive(Debug, Args)]
@@ -126,6 +262,8 @@ pub(crate) struct GenerateArguments {
 Examples:
   gpt2 score \"The dog was found in a field.\" --model DIR
   gpt2 score --model DIR --prompt-file book.txt --stride 512 --json
+  gpt2 score \"The dog was found in a\" --model DIR --top 5
+  gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
 
 Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
 token counts once, in the first window that reaches it.")]
@@ -137,7 +275,19 @@ pub(crate) struct ScoreArguments {
     /// Distance between windows, in tokens [default: half of the context]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) stride: Option<usize>,
-    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity
+    /// Also the N most probable tokens at each place
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "choice"
+    )]
+    pub(crate) top: usize,
+    /// Score TEXT as a continuation of the prompt instead; give it for every choice
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids"])]
+    pub(crate) choice: Vec<String>,
+    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, mean and per_character
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -221,6 +371,9 @@ pub(crate) struct TrainArguments {
     /// Steps between saved states
     #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
     pub(crate) save_every: u64,
+    /// Continue this text at every evaluation, and show it on standard error
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) sample: Option<String>,
     /// End after this many evaluations without a lower held-out loss [default: never]
     #[arg(long, value_name = "N")]
     pub(crate) patience: Option<u64>,

@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use gpt2::Gpt2Config;
 use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
 
 use crate::UsageError;
@@ -33,36 +35,48 @@ pub(crate) fn read(input: &InputArguments, model: &ModelArguments, checkpoint: &
     let tokenizer = load()?;
     let text = text(input)?;
     let ids = encode(&tokenizer, &text)?;
-    let config = checkpoint.config();
-    if let Some(id) = ids.iter().find(|id| !config.has_token(**id)) {
-        bail!(
-            "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has \
-             {} tokens",
-            config.vocab_size
-        );
-    }
+    check_tokenizer(&ids, checkpoint.config())?;
     Ok(Input { text: Some(text), ids, tokenizer: Some(tokenizer) })
 }
 
+/// Checks that the ids a tokenizer gave are tokens of the model.
+pub(crate) fn check_tokenizer(ids: &[u32], config: &Gpt2Config) -> Result<()> {
+    match ids.iter().find(|id| !config.has_token(**id)) {
+        Some(id) => bail!(
+            "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has \
+             {} tokens",
+            config.vocab_size
+        ),
+        None => Ok(()),
+    }
+}
+
 fn text(input: &InputArguments) -> Result<String> {
-    /// Largest text that is read: far more than any context holds, and less than memory does.
-    const MAX_TEXT_BYTES: u64 = 256 << 20;
     if let Some(text) = &input.text {
         return Ok(text.clone());
     }
-    let (name, source): (String, Box<dyn Read>) = if let Some(path) = &input.prompt_file {
-        let name = path.display().to_string();
-        let file = File::open(path).with_context(|| name.clone())?;
-        (name, Box::new(file))
-    } else if stdin().is_terminal() {
+    if let Some(path) = &input.prompt_file {
+        return read_text_file(path);
+    }
+    if stdin().is_terminal() {
         let message =
             "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
         return Err(UsageError(message.into()).into());
-    } else {
-        ("standard input".to_owned(), Box::new(stdin()))
-    };
+    }
+    read_text("standard input", stdin())
+}
+
+/// The text of a file.
+pub(crate) fn read_text_file(path: &Path) -> Result<String> {
+    let name = path.display().to_string();
+    read_text(&name, File::open(path).with_context(|| name.clone())?)
+}
+
+fn read_text(name: &str, source: impl Read) -> Result<String> {
+    /// Largest text that is read: far more than any context holds, and less than memory does.
+    const MAX_TEXT_BYTES: u64 = 256 << 20;
     let mut bytes = Vec::new();
-    source.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.clone())?;
+    source.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.to_owned())?;
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         bail!("{name}: more than {MAX_TEXT_BYTES} bytes of text; split it");
     }

@@ -3,11 +3,14 @@
 
 mod arguments;
 mod commands;
+mod generation_options;
 mod hub;
 mod input;
+mod interrupt;
 mod model;
 mod output;
 mod progress;
+mod session;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};

@@ -38,8 +38,15 @@ pub(crate) fn echo_prompt(prompt: &str) -> Result<()> {
     write(&format!("{style}{}{style:#}", printable(prompt)))
 }
 
+/// Says how a job went, dimmed, to a reader at a terminal.
+pub(crate) fn print_status(status: &str) {
+    if stderr().is_terminal() {
+        let style = if colour_is_wanted() { Style::new().dimmed() } else { Style::new() };
+        let _ = writeln!(stderr(), "{style}{}{style:#}", printable(status));
+    }
+}
+
 /// Prints something worth knowing that is no error.
-#[cfg(feature = "hub")]
 pub(crate) fn print_note(note: &str) {
     let _ = writeln!(stderr(), "note: {}", printable(note));
 }

@@ -13,9 +13,9 @@ pub(crate) fn bytes(what: &'static str, total: u64) -> ProgressBar {
     bar(what, total, "{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
 }
 
-/// A bar that counts tokens.
-pub(crate) fn tokens(what: &'static str, total: u64) -> ProgressBar {
-    bar(what, total, "{msg} {wide_bar} {pos}/{len} tokens {eta}")
+/// A bar that counts things of this name, such as `tokens`.
+pub(crate) fn items(what: &'static str, total: u64, name: &str) -> ProgressBar {
+    bar(what, total, &format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {name} {{eta}}"))
 }
 
 /// A bar that counts the steps of a training, of which some may be done.

@@ -2,69 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use std::io::{Read, Write};
+mod common;
+
+use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
 use candle_core::{DType, Device, Tensor};
+use common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
 use gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
-
-const SUCCESS: i32 = 0;
-const FAILURE: i32 = 1;
-const USAGE: i32 = 2;
-
-struct Run {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Run {
-    fn of(output: &Output) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
-        let code = output.status.code().expect("an exit code, not a signal");
-        Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
-    }
-
-    fn json(&self) -> Value {
-        assert_eq!(self.code, SUCCESS, "{}", self.stderr);
-        serde_json::from_str(&self.stdout).expect("one JSON object")
-    }
-}
-
-fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
-    command.args(arguments).env_remove("RUST_BACKTRACE");
-    command
-}
-
-fn run(arguments: &[&str]) -> Run {
-    Run::of(&program(arguments).stdin(Stdio::null()).output().expect("the program runs"))
-}
-
-fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
-    let mut child = program(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program runs");
-    child.stdin.take().expect("a pipe").write_all(input).expect("input to write");
-    Run::of(&child.wait_with_output().expect("an end"))
-}
-
-#[track_caller]
-fn assert_refused(run: &Run, code: i32, expected: &str) {
-    assert_eq!(run.code, code, "stdout: {} stderr: {}", run.stdout, run.stderr);
-    assert!(run.stderr.contains(expected), "`{expected}` is not in: {}", run.stderr);
-    assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
-    assert_eq!(run.stdout, "", "nothing on standard output");
-}
-
-fn path(folder: &Path) -> &str {
-    folder.to_str().expect("a path in UTF-8")
-}
 
 fn greedy_case() -> Value {
     json_fixture("tiny_checkpoint_expected")["greedy"][0].clone()
@@ -193,7 +140,11 @@ fn generation_ends_at_the_end_of_text() {
     }
     let broken = CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": \"x\"}");
     let run = run(&["generate", prompt, "--model", path(broken.path())]);
-    assert_refused(&run, FAILURE, "generation_config.json: `eos_token_id`: expected a token id");
+    assert_refused(
+        &run,
+        FAILURE,
+        "generation_config.json: `eos_token_id`: invalid type: string \"x\", expected u32",
+    );
 }
 
 #[test]

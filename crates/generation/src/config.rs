@@ -1,65 +1,508 @@
-//! How to generate. Fields are named as in transformers' `generation_config.json`.
+//! How to generate: fields named as in transformers' `generation_config.json`, with the defaults of transformers.
+//!
+//! Source: `src/transformers/generation/configuration_utils.py` and the range checks of `logits_process.py`. Presence
+//! and frequency penalty are those of OpenAI's API, which transformers does not have.
+
+use gpt2::Gpt2Config;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use crate::GenerationError;
 
 /// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// How the next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Sampling {
-    /// The most probable token; the smallest id where several are.
-    Greedy,
-    /// A draw from the distribution, narrowed by the options in this order.
-    Random {
-        /// Divides the logits: below 1 the distribution becomes sharper, above 1 flatter. At least
-        /// [`MIN_TEMPERATURE`].
-        temperature: f64,
-        /// Keeps the most probable tokens, this many and those equal to the last; `None` keeps all. At least 1.
-        top_k: Option<usize>,
-        /// Keeps the smallest set of most probable tokens whose probabilities add up to this; in (0, 1].
-        top_p: f64,
-        /// Seed of the generator (ChaCha8): the same seed gives the same tokens on every machine.
-        seed: u64,
-    },
-}
-
-/// What to generate and when to stop.
-#[derive(Debug, Clone, PartialEq)]
+/// What to generate, how the next token is chosen, and when to stop.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GenerationConfig {
     /// Most tokens to generate.
     pub max_new_tokens: usize,
-    /// How the next token is chosen.
-    pub sampling: Sampling,
+    /// Most tokens of prompt and text together; the smaller of both limits counts.
+    pub max_length: Option<usize>,
+    /// No end of the text before as many new tokens.
+    pub min_new_tokens: usize,
+    /// Longest time in seconds, looked at after each token.
+    pub max_time: Option<f64>,
     /// Tokens that end the text.
+    #[serde(deserialize_with = "one_or_many")]
     pub eos_token_id: Vec<u32>,
+    /// Texts that end the text in front of them, also where they begin and end within tokens.
+    #[serde(deserialize_with = "one_or_many")]
+    pub stop_strings: Vec<String>,
+
+    /// Draw the next token at random; without it the most probable token is taken.
+    pub do_sample: bool,
+    /// Divides the logits: below 1 the distribution becomes sharper, above 1 flatter. At least [`MIN_TEMPERATURE`].
+    pub temperature: f64,
+    /// Keeps the most probable tokens, this many and those equal to the last; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the smallest set of most probable tokens whose probabilities add up to this; in (0, 1].
+    pub top_p: f64,
+    /// Removes tokens whose probability is below this share of the largest; in [0, 1].
+    pub min_p: Option<f64>,
+    /// Keeps the tokens whose information is closest to the entropy, until they add up to this; in (0, 1].
+    pub typical_p: f64,
+    /// Removes tokens below this probability; in [0, 1), 0 removes none.
+    pub epsilon_cutoff: f64,
+    /// Removes tokens below the smaller of this and of its root times `exp(-entropy)`; in [0, 1), 0 removes none.
+    pub eta_cutoff: f64,
+    /// Seed of the draws (ChaCha8): the same seed gives the same tokens on every machine.
+    pub seed: u64,
+
+    /// Divides positive and multiplies negative logits of every token so far; above 0, 1 changes nothing.
+    pub repetition_penalty: f64,
+    /// Subtracted from the logit of every token generated so far.
+    pub presence_penalty: f64,
+    /// Subtracted from the logit of a token for each time it was generated so far.
+    pub frequency_penalty: f64,
+    /// Sequences of this many tokens occur only once, the prompt included; 0 allows all.
+    pub no_repeat_ngram_size: usize,
+    /// Sequences that are never generated.
+    pub bad_words_ids: Vec<Vec<u32>>,
+    /// Added to the logit of a sequence's last token where the others stand before it (logit bias).
+    pub sequence_bias: Vec<(Vec<u32>, f64)>,
+    /// Tokens that are never generated, such as padding rows of the vocabulary.
+    pub suppress_tokens: Vec<u32>,
+    /// Tokens that are not generated first.
+    pub begin_suppress_tokens: Vec<u32>,
+    /// The first token to generate.
+    pub forced_bos_token_id: Option<u32>,
+    /// Turns the processed logits back into log-probabilities; it changes the scores of beams only.
+    pub renormalize_logits: bool,
+
+    /// Beams of the beam search; 1 is no beam search.
+    pub num_beams: usize,
+    /// Groups of beams that avoid each other's tokens; divides the number of beams.
+    pub num_beam_groups: usize,
+    /// What a token of another group costs a beam; above 0 with more than one group.
+    pub diversity_penalty: f64,
+    /// Power of the length that divides the score of a beam: above 0 favours long texts, below 0 short ones.
+    pub length_penalty: f64,
+    /// When a beam search ends.
+    pub early_stopping: EarlyStopping,
+    /// Texts for each prompt.
+    pub num_return_sequences: usize,
+    /// Weight of the degeneration penalty in contrastive search among the `top_k` tokens; in [0, 1], 0 is no
+    /// contrastive search.
+    pub penalty_alpha: f64,
+
+    /// What becomes of a prompt longer than the context.
+    #[serde(skip)]
+    pub long_prompt: LongPrompt,
+    /// What happens when the text fills the context.
+    #[serde(skip)]
+    pub when_full: WhenFull,
 }
 
+impl Default for GenerationConfig {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 20,
+            max_length: None,
+            min_new_tokens: 0,
+            max_time: None,
+            eos_token_id: Vec::new(),
+            stop_strings: Vec::new(),
+            do_sample: false,
+            temperature: 1.0,
+            top_k: 50,
+            top_p: 1.0,
+            min_p: None,
+            typical_p: 1.0,
+            epsilon_cutoff: 0.0,
+            eta_cutoff: 0.0,
+            seed: 0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            no_repeat_ngram_size: 0,
+            bad_words_ids: Vec::new(),
+            sequence_bias: Vec::new(),
+            suppress_tokens: Vec::new(),
+            begin_suppress_tokens: Vec::new(),
+            forced_bos_token_id: None,
+            renormalize_logits: false,
+            num_beams: 1,
+            num_beam_groups: 1,
+            diversity_penalty: 0.0,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::Heuristic,
+            num_return_sequences: 1,
+            penalty_alpha: 0.0,
+            long_prompt: LongPrompt::Refuse,
+            when_full: WhenFull::Stop,
+        }
+    }
+}
+
+/// When a beam search ends, once there are as many finished texts as beams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EarlyStopping {
+    /// At once: `true`.
+    Full,
+    /// When no running beam, at its present length, beats the worst finished text: `false`.
+    #[default]
+    Heuristic,
+    /// When no running beam can ever beat it: `"never"`.
+    Never,
+}
+
+impl Serialize for EarlyStopping {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Full => serializer.serialize_bool(true),
+            Self::Heuristic => serializer.serialize_bool(false),
+            Self::Never => serializer.serialize_str("never"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for EarlyStopping {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Bool(true) => Ok(Self::Full),
+            Value::Bool(false) => Ok(Self::Heuristic),
+            Value::String(name) if name == "never" => Ok(Self::Never),
+            other => {
+                Err(serde::de::Error::custom(format!("expected true, false or \"never\", found {other}")))
+            }
+        }
+    }
+}
+
+/// What becomes of a prompt longer than the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LongPrompt {
+    /// It is refused, with the numbers.
+    #[default]
+    Refuse,
+    /// Its first `head` and its last `last` tokens are kept.
+    Keep {
+        /// Tokens kept at the beginning.
+        head: usize,
+        /// Tokens kept at the end; at least 1.
+        last: usize,
+    },
+}
+
+/// What happens when prompt and text fill the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// Generation ends.
+    #[default]
+    Stop,
+    /// The window slides: its first `head` tokens and the last half of the context are computed again at new
+    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation goes on.
+    Slide {
+        /// Tokens kept at the beginning.
+        head: usize,
+    },
+}
+
+/// How the next token is searched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SearchMode {
+    /// One token after the other, greedily or at random.
+    TokenByToken,
+    /// Beam search, with or without groups.
+    Beams,
+    /// Contrastive search.
+    Contrastive,
+}
+
+/// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
+/// and false, that changes nothing.
+const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
+    ("guidance_scale", Some(1.0)),
+    ("min_length", Some(0.0)),
+    ("top_h", None),
+    ("exponential_decay_length_penalty", None),
+    ("forced_eos_token_id", None),
+    ("force_words_ids", None),
+    ("constraints", None),
+    ("watermarking_config", None),
+    ("token_healing", None),
+    ("dola_layers", None),
+    ("assistant_early_exit", None),
+    ("custom_generate", None),
+];
+
 impl GenerationConfig {
-    /// Checks every option.
+    /// The same configuration with what a `generation_config.json` sets. Keys that do not change the text are not
+    /// looked at, nor is `pad_token_id`: rows of different lengths need no padding here.
     ///
     /// # Errors
-    /// When one is out of its range.
+    /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
+    pub fn with_json(mut self, json: &str) -> Result<Self, GenerationError> {
+        let refuse = |what: String| GenerationError::Json { what };
+        let mut keys: Map<String, Value> =
+            serde_json::from_str(json).map_err(|error| refuse(format!("not a JSON object: {error}")))?;
+        for (key, neutral) in REFUSED_KEYS {
+            let value = keys.get(key).unwrap_or(&Value::Null);
+            let changes_nothing = matches!(value, Value::Null | Value::Bool(false));
+            if !changes_nothing && (neutral.is_none() || value.as_f64() != neutral) {
+                return Err(refuse(format!("`{key}` is {value}, which is not supported; remove the key")));
+            }
+        }
+        // A number of new tokens goes before a number of all tokens, and a number of all before our own default.
+        match (keys.contains_key("max_new_tokens"), keys.get("max_length").is_some_and(Value::is_u64)) {
+            (true, _) => _ = keys.remove("max_length"),
+            (false, true) => self.max_new_tokens = usize::MAX,
+            (false, false) => {}
+        }
+        let known = serde_json::to_value(&self).map_err(|error| refuse(error.to_string()))?;
+        for (key, value) in
+            keys.into_iter().filter(|(key, value)| !value.is_null() && known.get(key).is_some())
+        {
+            self = self.with_value(&key, value).map_err(|error| refuse(format!("`{key}`: {error}")))?;
+        }
+        Ok(self)
+    }
+
+    /// The same configuration with one field set by its name.
+    fn with_value(&self, key: &str, value: Value) -> serde_json::Result<Self> {
+        let mut fields = serde_json::to_value(self)?;
+        fields[key] = value;
+        let changed: Self = serde_json::from_value(fields)?;
+        Ok(Self { long_prompt: self.long_prompt, when_full: self.when_full, ..changed })
+    }
+
+    /// How the next token is searched for; as in transformers, the options decide.
+    pub fn search_mode(&self) -> SearchMode {
+        match self {
+            Self { num_beams: 2.., .. } => SearchMode::Beams,
+            Self { do_sample: false, penalty_alpha, .. } if *penalty_alpha > 0.0 => SearchMode::Contrastive,
+            _ => SearchMode::TokenByToken,
+        }
+    }
+
+    /// Checks every option, alone and with the others.
+    ///
+    /// # Errors
+    /// When one is out of its range, or two contradict each other.
     pub fn check(&self) -> Result<(), GenerationError> {
-        let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
-            return Ok(());
-        };
-        let refuse = |option, expected: &str, found: String| {
-            Err(GenerationError::OptionOutOfRange { option, expected: expected.into(), found })
-        };
-        if !(temperature >= MIN_TEMPERATURE && temperature.is_finite()) {
-            return refuse(
-                "temperature",
-                &format!("at least {MIN_TEMPERATURE} (0 is --greedy)"),
-                temperature.to_string(),
-            );
-        }
-        if top_k == Some(0) {
-            return refuse("top_k", "at least 1 (the size of the vocabulary keeps every token)", "0".into());
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return refuse("top_p", "a number greater than 0 and at most 1", top_p.to_string());
+        self.check_ranges()?;
+        self.check_combinations()
+    }
+
+    /// Checks that every token that is named is one of the vocabulary.
+    ///
+    /// # Errors
+    /// When one is not.
+    pub fn check_tokens(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
+        let lists: [(&'static str, Vec<u32>); 6] = [
+            ("eos_token_id", self.eos_token_id.clone()),
+            ("bad_words_ids", self.bad_words_ids.concat()),
+            ("sequence_bias", self.sequence_bias.iter().flat_map(|(ids, _)| ids.clone()).collect()),
+            ("suppress_tokens", self.suppress_tokens.clone()),
+            ("begin_suppress_tokens", self.begin_suppress_tokens.clone()),
+            ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
+        ];
+        for (option, ids) in lists {
+            if let Some(id) = ids.into_iter().find(|id| !model.has_token(*id)) {
+                let expected = format!("token ids below the vocabulary's size of {}", model.vocab_size);
+                return Err(out_of_range(option, &expected, id));
+            }
         }
         Ok(())
     }
+
+    fn check_ranges(&self) -> Result<(), GenerationError> {
+        let probability = |number: f64| number > 0.0 && number <= 1.0;
+        let at_least_1 = "at least 1";
+        let number = "a finite number";
+        let checks = [
+            (
+                self.max_time.is_none_or(|s| s > 0.0),
+                "max_time",
+                "seconds, more than 0",
+                self.max_time.unwrap_or(0.0),
+            ),
+            (
+                self.temperature >= MIN_TEMPERATURE && self.temperature.is_finite(),
+                "temperature",
+                "at least 0.000001 (0 is --greedy)",
+                self.temperature,
+            ),
+            (probability(self.top_p), "top_p", "a number greater than 0 and at most 1", self.top_p),
+            (
+                self.min_p.is_none_or(|share| (0.0..=1.0).contains(&share)),
+                "min_p",
+                "from 0 to 1",
+                self.min_p.unwrap_or(0.0),
+            ),
+            (
+                probability(self.typical_p),
+                "typical_p",
+                "a number greater than 0 and at most 1",
+                self.typical_p,
+            ),
+            (
+                (0.0..1.0).contains(&self.epsilon_cutoff),
+                "epsilon_cutoff",
+                "at least 0 and less than 1",
+                self.epsilon_cutoff,
+            ),
+            (
+                (0.0..1.0).contains(&self.eta_cutoff),
+                "eta_cutoff",
+                "at least 0 and less than 1",
+                self.eta_cutoff,
+            ),
+            (
+                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
+                "repetition_penalty",
+                "greater than 0",
+                self.repetition_penalty,
+            ),
+            (self.presence_penalty.is_finite(), "presence_penalty", number, self.presence_penalty),
+            (self.frequency_penalty.is_finite(), "frequency_penalty", number, self.frequency_penalty),
+            (self.num_beams >= 1, "num_beams", at_least_1, self.num_beams as f64),
+            (self.num_beam_groups >= 1, "num_beam_groups", at_least_1, self.num_beam_groups as f64),
+            (
+                self.diversity_penalty >= 0.0 && self.diversity_penalty.is_finite(),
+                "diversity_penalty",
+                "at least 0",
+                self.diversity_penalty,
+            ),
+            (self.length_penalty.is_finite(), "length_penalty", number, self.length_penalty),
+            (
+                self.num_return_sequences >= 1,
+                "num_return_sequences",
+                at_least_1,
+                self.num_return_sequences as f64,
+            ),
+            ((0.0..=1.0).contains(&self.penalty_alpha), "penalty_alpha", "from 0 to 1", self.penalty_alpha),
+        ];
+        for (holds, option, expected, found) in checks {
+            if !holds {
+                return Err(out_of_range(option, expected, found));
+            }
+        }
+        if self.stop_strings.iter().any(String::is_empty) {
+            return Err(out_of_range("stop_strings", "texts that are not empty", "\"\""));
+        }
+        if self.bad_words_ids.iter().chain(self.sequence_bias.iter().map(|(ids, _)| ids)).any(Vec::is_empty) {
+            return Err(out_of_range(
+                "bad_words_ids, sequence_bias",
+                "sequences of at least one token",
+                "[]",
+            ));
+        }
+        if let Some((_, bias)) =
+            self.sequence_bias.iter().find(|(_, bias)| bias.is_nan() || *bias == f64::INFINITY)
+        {
+            return Err(out_of_range("sequence_bias", "finite numbers, or -inf", bias));
+        }
+        if matches!(self.long_prompt, LongPrompt::Keep { last: 0, .. }) {
+            return Err(out_of_range("tokens kept of a long prompt", "at least 1 at its end", 0));
+        }
+        Ok(())
+    }
+
+    fn check_combinations(&self) -> Result<(), GenerationError> {
+        let conflict = |what: &str| Err(GenerationError::Conflict { what: what.into() });
+        let (beams, groups, texts) = (self.num_beams, self.num_beam_groups, self.num_return_sequences);
+        match self.search_mode() {
+            SearchMode::Beams if self.do_sample => {
+                conflict("beam search does not draw; set do_sample to false")
+            }
+            SearchMode::Beams if self.penalty_alpha > 0.0 => {
+                conflict("penalty_alpha is of contrastive search, num_beams of beam search; set one of both")
+            }
+            SearchMode::Beams if !beams.is_multiple_of(groups) => {
+                conflict(&format!("num_beam_groups {groups} does not divide num_beams {beams}"))
+            }
+            SearchMode::Beams if groups > 1 && self.diversity_penalty <= 0.0 => conflict(
+                "num_beam_groups needs a diversity_penalty above 0, or all groups find the same texts",
+            ),
+            SearchMode::Beams if texts > beams => {
+                conflict(&format!("num_return_sequences {texts} is more than num_beams {beams}"))
+            }
+            SearchMode::Contrastive if self.top_k < 2 => {
+                conflict("contrastive search chooses among top_k tokens; set top_k to at least 2")
+            }
+            SearchMode::TokenByToken if self.penalty_alpha > 0.0 => {
+                conflict("contrastive search does not draw; set do_sample to false")
+            }
+            SearchMode::Contrastive | SearchMode::TokenByToken
+                if groups > 1 || self.diversity_penalty > 0.0 =>
+            {
+                conflict("num_beam_groups and diversity_penalty are of beam search; set num_beams")
+            }
+            SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
+                "without do_sample and num_beams all texts would be the same; set num_return_sequences to 1",
+            ),
+            SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(
+                "stop_strings end a text token by token; beam and contrastive search do not know them",
+            ),
+            SearchMode::Beams | SearchMode::Contrastive if self.when_full != WhenFull::Stop => {
+                conflict("the window slides token by token; beam and contrastive search end with the context")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The prompt as the model gets it, after the policy for long prompts; everything that can be refused is refused
+    /// here, before any work.
+    ///
+    /// # Errors
+    /// When it is empty, an id is outside the vocabulary, or it is too long for the policy.
+    pub fn fit_prompt(&self, prompt: &[u32], model: &Gpt2Config) -> Result<Vec<u32>, GenerationError> {
+        let n_positions = model.n_positions;
+        check_ids(prompt, model)?;
+        let fits = |kept: usize| match kept <= n_positions {
+            true => Ok(()),
+            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
+        };
+        if let WhenFull::Slide { head } = self.when_full {
+            fits(head.saturating_add(slid_tokens(n_positions)))?;
+        }
+        match (prompt.len(), self.long_prompt) {
+            (0, _) => Err(GenerationError::EmptyPrompt),
+            (tokens, _) if tokens <= n_positions => Ok(prompt.to_vec()),
+            (tokens, LongPrompt::Refuse) => Err(GenerationError::PromptTooLong { tokens, n_positions }),
+            (tokens, LongPrompt::Keep { head, last }) => {
+                fits(head.saturating_add(last))?;
+                Ok([&prompt[..head], &prompt[tokens - last..]].concat())
+            }
+        }
+    }
+
+    /// Most tokens that are generated for a prompt of this length, whatever the context holds.
+    pub(crate) fn new_tokens(&self, prompt_len: usize) -> usize {
+        let of_length = self.max_length.map(|length| length.saturating_sub(prompt_len));
+        self.max_new_tokens.min(of_length.unwrap_or(usize::MAX))
+    }
+}
+
+/// Tokens behind the head that stay when the window slides: half of the context.
+pub(crate) fn slid_tokens(n_positions: usize) -> usize {
+    (n_positions / 2).max(1)
+}
+
+fn out_of_range(option: &'static str, expected: &str, found: impl std::fmt::Display) -> GenerationError {
+    GenerationError::OptionOutOfRange { option, expected: expected.to_owned(), found: found.to_string() }
+}
+
+/// Checks that every id is in the vocabulary.
+pub(crate) fn check_ids(ids: &[u32], model: &Gpt2Config) -> Result<(), GenerationError> {
+    match ids.iter().position(|id| !model.has_token(*id)) {
+        Some(index) => Err(GenerationError::IdBeyondVocabulary {
+            id: ids[index],
+            position: index + 1,
+            vocab_size: model.vocab_size,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A list, or one value in place of a list of one.
+fn one_or_many<'de, D: Deserializer<'de>, T: serde::de::DeserializeOwned>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let list = if value.is_array() { value } else { Value::Array(vec![value]) };
+    serde_json::from_value(list).map_err(serde::de::Error::custom)
 }

@@ -16,11 +16,37 @@ pub enum GenerationError {
         /// The value.
         found: String,
     },
+    /// Two options contradict each other.
+    #[error("{what}")]
+    Conflict {
+        /// The contradiction and the way out.
+        what: String,
+    },
+    /// A `generation_config.json` cannot be used.
+    #[error("{what}")]
+    Json {
+        /// What is wrong.
+        what: String,
+    },
+    /// The callback for allowed tokens allows none, or one outside the vocabulary.
+    #[error("allowed_tokens: expected at least one token id below {vocab_size}, found {found:?}")]
+    AllowedTokens {
+        /// Rows of the token embedding.
+        vocab_size: usize,
+        /// The ids.
+        found: Vec<u32>,
+    },
     /// The prompt has no tokens.
     #[error(
         "the prompt has no tokens, and the configuration names no bos_token_id of the vocabulary to start from; give a prompt"
     )]
     EmptyPrompt,
+    /// A continuation has no tokens.
+    #[error("continuation {number} is empty; there is nothing to score")]
+    EmptyContinuation {
+        /// Its place, counted from 1.
+        number: usize,
+    },
     /// A token id is outside the vocabulary.
     #[error("token id {id} (number {position} of the prompt) is beyond the vocabulary of {vocab_size} tokens; ids go from 0 to {}", .vocab_size - 1)]
     IdBeyondVocabulary {
@@ -32,13 +58,24 @@ pub enum GenerationError {
         vocab_size: usize,
     },
     /// The prompt is longer than the context.
-    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}", .tokens - .n_positions)]
+    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or say which of its tokens to keep", .tokens - .n_positions)]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Positions of the model.
         n_positions: usize,
     },
+    /// More tokens are to be kept than the context holds.
+    #[error("{kept} tokens are to be kept, the model's context has {n_positions}; keep fewer")]
+    WindowTooLong {
+        /// Tokens to be kept.
+        kept: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// Stop strings are searched in text.
+    #[error("stop_strings are searched in the text, and there is no tokenizer to make it")]
+    StopStringsWithoutTokenizer,
     /// A context of one token leaves nothing to predict from.
     #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
     ContextTooShortToScore {
@@ -54,6 +91,9 @@ pub enum GenerationError {
     /// The model's logits are not numbers.
     #[error("the model's logits are not finite; check its weights with `gpt2 verify`")]
     NotFinite,
+    /// The options remove every token.
+    #[error("no token is left to choose from: the options and processors remove all of them")]
+    NoTokenLeft,
     /// The tokenizer cannot turn these ids into text.
     #[error("the tokenizer cannot decode: {0}")]
     Decode(String),
@@ -68,7 +108,11 @@ impl GenerationError {
         matches!(
             self,
             Self::OptionOutOfRange { .. }
+                | Self::Conflict { .. }
+                | Self::WindowTooLong { .. }
+                | Self::StopStringsWithoutTokenizer
                 | Self::EmptyPrompt
+                | Self::EmptyContinuation { .. }
                 | Self::IdBeyondVocabulary { .. }
                 | Self::PromptTooLong { .. }
                 | Self::TooShortToScore { .. }

@@ -1,18 +1,29 @@
-//! Tokens in, tokens out: logits processors, the sampler, the generation loop, text streaming, scoring.
+//! Tokens in, tokens out: logits processors, the sampler, generation of one text or many, searches, scoring.
 //!
-//! [`TokenGenerator`] is an iterator of token ids; [`TextStream`] turns ids into text as they come; [`score`] gives the
-//! log-probability of every token of a text. Printing, stopping at a time and reading files are the caller's.
+//! [`TokenGenerator`] and [`TextGenerator`] are iterators of one text's ids or pieces, [`BatchGenerator`] of many texts;
+//! [`beam_search`] and [`contrastive_search`] return whole texts; [`score`] gives the log-probability of every token of
+//! a text, [`score_continuations`] that of continuations. Printing and reading files are the caller's.
 
+mod beam_search;
 mod config;
+mod contrastive_search;
 mod error;
 mod generate;
-mod sampling;
+mod processors;
+mod sampler;
 mod score;
 mod text_stream;
 
-pub use config::{GenerationConfig, MIN_TEMPERATURE, Sampling};
+pub use beam_search::{Hypothesis, beam_search};
+pub use config::{EarlyStopping, GenerationConfig, LongPrompt, MIN_TEMPERATURE, SearchMode, WhenFull};
+pub use contrastive_search::contrastive_search;
 pub use error::GenerationError;
-pub use generate::{StopReason, TokenGenerator, check_prompt};
-pub use sampling::{LogitsProcessor, Sampler};
-pub use score::{Score, check_text, score};
+pub use generate::{BatchGenerator, GeneratedToken, StopReason, TextGenerator, TokenGenerator};
+pub use processors::{AllowedTokens, History, LogitsProcessor};
+pub use sampler::Sampler;
+pub use score::{Continuation, Score, TokenAlternatives, check_text, score, score_continuations};
 pub use text_stream::TextStream;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExamples;

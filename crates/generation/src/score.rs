@@ -8,16 +8,23 @@
 //! scored, as there.
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 
 use crate::GenerationError;
-use crate::generate::check_ids;
+use crate::config::check_ids;
+use crate::generate::last_logits;
+use crate::processors::{kth_largest, largest, log_sum_exp};
+
+/// The most probable tokens of a position with their log-probabilities, most probable first.
+pub type TokenAlternatives = Vec<(u32, f64)>;
 
 /// The log-probabilities of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     /// Natural logarithm of each token's probability; `None` for a token with nothing before it.
     pub logprobs: Vec<Option<f64>>,
+    /// What else the model expected at each token's place; empty where nothing is before it.
+    pub alternatives: Vec<TokenAlternatives>,
     /// Mean negative log-probability of the scored tokens, in nats.
     pub loss: f64,
 }
@@ -29,7 +36,8 @@ impl Score {
     }
 }
 
-/// Scores a text; `progress` is told how many tokens were scored since the last call.
+/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is told how many tokens
+/// were scored since the last call.
 ///
 /// # Errors
 /// Those of [`check_text`], and when the model's logits are not numbers.
@@ -37,12 +45,14 @@ pub fn score(
     model: &Gpt2LMHead,
     ids: &[u32],
     stride: usize,
+    top_alternatives: usize,
     device: &Device,
     progress: &dyn Fn(u64),
 ) -> Result<Score, GenerationError> {
     check_text(ids, stride, model.config())?;
     let context = model.config().n_positions;
     let mut logprobs = vec![None; ids.len()];
+    let mut alternatives = vec![Vec::new(); ids.len()];
     let mut scored = 0;
     for begin in (0..ids.len()).step_by(stride) {
         let end = ids.len().min(begin + context);
@@ -51,7 +61,9 @@ pub fn score(
         // Row r of the logits predicts token begin + r + 1.
         for position in scored.max(begin + 1)..end {
             let row = logits.get(0)?.get(position - begin - 1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            logprobs[position] = Some(log_probability(&row, ids[position])?);
+            let normalizer = normalizer(&row)?;
+            logprobs[position] = Some(log_probability(&row, normalizer, ids[position]));
+            alternatives[position] = most_probable(&row, normalizer, top_alternatives);
         }
         progress((end - scored) as u64);
         scored = end;
@@ -61,7 +73,83 @@ pub fn score(
     }
     let known: Vec<f64> = logprobs.iter().flatten().copied().collect();
     let loss = -known.iter().sum::<f64>() / known.len() as f64;
-    Ok(Score { logprobs, loss })
+    Ok(Score { logprobs, alternatives, loss })
+}
+
+/// How probable a continuation of a prompt is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Continuation {
+    /// Natural logarithm of each token's probability.
+    pub logprobs: Vec<f64>,
+    /// Whether every token is the most probable one at its place: what greedy search would write.
+    pub is_greedy: bool,
+}
+
+impl Continuation {
+    /// Logarithm of the continuation's probability.
+    pub fn sum(&self) -> f64 {
+        self.logprobs.iter().sum()
+    }
+
+    /// Mean log-probability of its tokens.
+    pub fn mean(&self) -> f64 {
+        self.sum() / self.logprobs.len() as f64
+    }
+}
+
+/// Scores continuations of one prompt, whose keys and values are computed once; `progress` is called after each.
+///
+/// # Errors
+/// When the prompt or a continuation is empty, both together are longer than the context, an id is outside the
+/// vocabulary, or the model's logits are not numbers.
+pub fn score_continuations(
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    continuations: &[Vec<u32>],
+    device: &Device,
+    progress: &dyn Fn(),
+) -> Result<Vec<Continuation>, GenerationError> {
+    let n_positions = model.config().n_positions;
+    check_ids(prompt, model.config())?;
+    if prompt.is_empty() {
+        return Err(GenerationError::EmptyPrompt);
+    }
+    for (index, continuation) in continuations.iter().enumerate() {
+        if continuation.is_empty() {
+            return Err(GenerationError::EmptyContinuation { number: index + 1 });
+        }
+        check_ids(continuation, model.config())?;
+        // The last token is scored and not read.
+        let tokens = prompt.len() + continuation.len() - 1;
+        if tokens > n_positions {
+            return Err(GenerationError::PromptTooLong { tokens, n_positions });
+        }
+    }
+    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + longest - 1, DType::F32, device)?;
+    let first = last_logits(model, prompt, &mut cache, device)?;
+    let mut scored = Vec::with_capacity(continuations.len());
+    for continuation in continuations {
+        cache.truncate(0, prompt.len())?;
+        let mut rows = vec![first.clone()];
+        let read = &continuation[..continuation.len() - 1];
+        if !read.is_empty() {
+            let read = Tensor::from_slice(read, (1, read.len()), device)?;
+            let pass = &mut Pass::inference();
+            let logits = model.forward(&read, LogitsFor::EveryToken, Some(&mut cache), pass)?;
+            rows.extend(logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?);
+        }
+        let mut logprobs = Vec::with_capacity(rows.len());
+        let mut is_greedy = true;
+        for (row, id) in rows.iter().zip(continuation) {
+            let logprob = log_probability(row, normalizer(row)?, *id);
+            is_greedy &= logit(row, *id) == largest(row);
+            logprobs.push(logprob);
+        }
+        scored.push(Continuation { logprobs, is_greedy });
+        progress();
+    }
+    Ok(scored)
 }
 
 /// Checks what can be checked of a text before a model is loaded.
@@ -89,12 +177,31 @@ pub fn check_text(ids: &[u32], stride: usize, config: &Gpt2Config) -> Result<(),
     Ok(())
 }
 
-/// Logarithm of the softmax at `token`, computed in f64.
-fn log_probability(logits: &[f32], token: u32) -> Result<f64, GenerationError> {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-    let logit = usize::try_from(token).ok().and_then(|token| logits.get(token)).copied().unwrap_or(f32::NAN);
-    let log_probability = f64::from(logit) - largest - sum.ln();
-    // A probability of zero has the logarithm -inf, which is a number to report; NaN is not.
-    if log_probability.is_nan() { Err(GenerationError::NotFinite) } else { Ok(log_probability) }
+/// What is subtracted from a logit to make it a log-probability.
+fn normalizer(logits: &[f32]) -> Result<f64, GenerationError> {
+    let normalizer = log_sum_exp(logits);
+    if normalizer.is_finite() { Ok(normalizer) } else { Err(GenerationError::NotFinite) }
+}
+
+/// Logarithm of the softmax at `token`, computed in f64; `-inf` for a probability of zero.
+fn log_probability(logits: &[f32], normalizer: f64, token: u32) -> f64 {
+    f64::from(logit(logits, token)) - normalizer
+}
+
+fn logit(logits: &[f32], token: u32) -> f32 {
+    let logit = usize::try_from(token).ok().and_then(|token| logits.get(token));
+    logit.copied().unwrap_or(f32::NEG_INFINITY)
+}
+
+fn most_probable(logits: &[f32], normalizer: f64, count: usize) -> TokenAlternatives {
+    if count == 0 {
+        return Vec::new();
+    }
+    let threshold = kth_largest(logits, count);
+    let best = (0..).zip(logits).filter(|(_, logit)| **logit >= threshold);
+    let mut best: TokenAlternatives =
+        best.map(|(token, logit)| (token, f64::from(*logit) - normalizer)).collect();
+    best.sort_by(|a, b| b.1.total_cmp(&a.1));
+    best.truncate(count);
+    best
 }

@@ -6,9 +6,7 @@ use std::path::Path;
 
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
-use gpt2_generation::{
-    GenerationConfig, GenerationError, Sampling, StopReason, TextStream, TokenGenerator, score,
-};
+use gpt2_generation::{GenerationConfig, GenerationError, StopReason, TextGenerator, TokenGenerator, score};
 use gpt2_testing::{checkpoints, fixture_path, json_fixture};
 use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::Value;
@@ -25,11 +23,8 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn greedy(model: &Gpt2LMHead, max_new_tokens: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens,
-        sampling: Sampling::Greedy,
-        eos_token_id: model.config().eos_token_id.clone(),
-    }
+    let eos_token_id = model.config().eos_token_id.clone();
+    GenerationConfig { max_new_tokens, eos_token_id, ..GenerationConfig::default() }
 }
 
 fn generate(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
@@ -46,16 +41,16 @@ fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_ne
     assert_eq!(prompt_ids, ids(&case["prompt_ids"]), "{prompt:?}");
     let (new, _) = generate(model, &prompt_ids, &greedy(model, max_new_tokens));
     assert_eq!(new, ids(&case["ids"]), "{prompt:?}");
-    let mut stream = TextStream::new(tokenizer);
-    let mut text: String = new.iter().map(|id| stream.push(*id).unwrap()).collect();
-    text.push_str(&stream.finish().unwrap());
+    let config = greedy(model, max_new_tokens);
+    let pieces = TextGenerator::new(model, &prompt_ids, &config, tokenizer, &Device::Cpu).unwrap();
+    let text: String = pieces.collect::<Result<_, _>>().unwrap();
     assert_eq!(text, case["text"].as_str().unwrap(), "{prompt:?}");
 }
 
 #[track_caller]
 fn assert_score(model: &Gpt2LMHead, case: &Value) {
     let stride = usize::try_from(case["stride"].as_u64().unwrap()).unwrap();
-    let found = score(model, &ids(&case["ids"]), stride, &Device::Cpu, &|_| ()).unwrap();
+    let found = score(model, &ids(&case["ids"]), stride, 0, &Device::Cpu, &|_| ()).unwrap();
     let expected: Vec<Option<f64>> = serde_json::from_value(case["logprobs"].clone()).unwrap();
     assert_eq!(found.logprobs.len(), expected.len());
     for (position, (found, expected)) in found.logprobs.iter().zip(&expected).enumerate() {
@@ -143,31 +138,21 @@ fn generation_stops_for_each_reason() {
 fn requests_that_cannot_be_served_are_refused_before_any_work() {
     let (model, _) = tiny();
     let refuse = |prompt: &[u32], config: &GenerationConfig| {
-        TokenGenerator::new(&model, prompt, config, &Device::Cpu).unwrap_err()
+        TokenGenerator::new(&model, prompt, config, &Device::Cpu).err().unwrap()
     };
     let config = greedy(&model, 4);
     assert!(matches!(refuse(&[], &config), GenerationError::EmptyPrompt));
     let too_long = refuse(&[0; 49], &config).to_string();
-    assert_eq!(too_long, "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1");
+    assert_eq!(
+        too_long,
+        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1, or say which of its tokens to keep"
+    );
     let beyond = refuse(&[0, 300], &config).to_string();
     assert!(
         beyond.contains("token id 300 (number 2 of the prompt) is beyond the vocabulary of 300"),
         "{beyond}"
     );
-    for (temperature, top_k, top_p) in [
-        (0.0, None, 1.0),
-        (-1.0, None, 1.0),
-        (f64::NAN, None, 1.0),
-        (1.0, Some(0), 1.0),
-        (1.0, None, 0.0),
-        (1.0, None, 1.1),
-        (1.0, None, f64::NAN),
-    ] {
-        let sampling = Sampling::Random { temperature, top_k, top_p, seed: 0 };
-        let error = refuse(&[1], &GenerationConfig { sampling, ..config.clone() });
-        assert!(matches!(error, GenerationError::OptionOutOfRange { .. }) && error.is_usage(), "{error}");
-    }
-    let score = |ids: &[u32], stride| score(&model, ids, stride, &Device::Cpu, &|_| ()).unwrap_err();
+    let score = |ids: &[u32], stride| score(&model, ids, stride, 0, &Device::Cpu, &|_| ()).unwrap_err();
     assert!(matches!(score(&[1], 8), GenerationError::TooShortToScore { tokens: 1 }));
     assert!(matches!(score(&[1, 300], 8), GenerationError::IdBeyondVocabulary { .. }));
     assert!(matches!(score(&[1, 2], 0), GenerationError::OptionOutOfRange { .. }));
@@ -190,47 +175,14 @@ fn generation_ends_after_an_error() {
 fn the_same_seed_gives_the_same_tokens() {
     let (model, _) = tiny();
     let sample = |seed| {
-        let sampling = Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: 0.95, seed };
-        generate(&model, &[289, 221], &GenerationConfig { sampling, ..greedy(&model, 30) }).0
+        let config = GenerationConfig { do_sample: true, top_p: 0.95, seed, ..greedy(&model, 30) };
+        generate(&model, &[289, 221], &config).0
     };
     assert_eq!(sample(1), sample(1));
     assert_ne!(sample(1), sample(2));
     // Almost no temperature leaves the most probable token alone.
-    let sampling = Sampling::Random { temperature: 1e-4, top_k: None, top_p: 1.0, seed: 3 };
-    let cold = generate(&model, &[289, 221], &GenerationConfig { sampling, ..greedy(&model, 30) });
+    let cold =
+        GenerationConfig { do_sample: true, temperature: 1e-4, top_k: 0, seed: 3, ..greedy(&model, 30) };
+    let cold = generate(&model, &[289, 221], &cold);
     assert_eq!(cold, generate(&model, &[289, 221], &greedy(&model, 30)));
-}
-
-/// Characters of two, three and four bytes, split over tokens of one byte each.
-#[test]
-fn streamed_text_never_shows_a_part_of_a_character() {
-    let (_, tokenizer) = tiny();
-    let text =
-        "naïve 日本語 🤗🤗 — £5 and a tail that is long enough to move the window several times over 🤗 é";
-    let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
-    assert!(ids.len() > 60, "the text passes the window");
-    let mut stream = TextStream::new(&tokenizer);
-    let mut streamed = String::new();
-    for id in ids {
-        let piece = stream.push(id).unwrap();
-        assert!(!piece.contains('\u{FFFD}'), "{piece:?}");
-        streamed.push_str(&piece);
-        assert!(text.starts_with(&streamed));
-    }
-    assert_eq!(stream.finish().unwrap(), "");
-    assert_eq!(streamed, text);
-}
-
-/// Bytes that are no character decode as transformers decodes them, wherever the window stands.
-#[test]
-fn streamed_text_equals_the_decoded_whole_for_any_ids() {
-    let (_, tokenizer) = tiny();
-    for seed in 0..40u32 {
-        let ids: Vec<u32> =
-            (0..120).map(|index| (index * 7919 + seed * 104_729 + index * index * 31) % 300).collect();
-        let mut stream = TextStream::new(&tokenizer);
-        let mut streamed: String = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
-        streamed.push_str(&stream.finish().unwrap());
-        assert_eq!(streamed, tokenizer.decode(&ids, true).unwrap(), "seed {seed}");
-    }
 }

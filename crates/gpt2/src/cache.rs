@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result};
 use gpt2_attention::{KvCache, KvCacheShape};
 
-use crate::Gpt2Config;
+use crate::{Gpt2Config, ModelError};
 
 /// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
 #[derive(Debug)]
@@ -49,6 +49,19 @@ impl Gpt2Cache {
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<_>>()?;
         Ok(Self { layers })
+    }
+
+    /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
+    ///
+    /// # Errors
+    /// When a row does not exist, the caches are for different models, or the tokens do not fit.
+    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
+        if self.layers.len() != source.layers.len() {
+            let (expected, found) = (self.layers.len(), source.layers.len());
+            return Err(ModelError::CacheLayers { expected, found }.into());
+        }
+        let layers = self.layers.iter_mut().zip(&source.layers);
+        layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row))
     }
 
     /// Number of blocks the cache is for.

@@ -241,9 +241,20 @@ impl Gpt2LMHead {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
-        let last = hidden_states.dim(D::Minus2)? - 1;
+        self.logits(&hidden_states, logits_for)
+    }
+
+    /// The output head alone, on hidden states of [`Gpt2Model::forward`].
+    ///
+    /// # Shapes
+    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHead::forward`] does.
+    ///
+    /// # Errors
+    /// When the width is another.
+    pub fn logits(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+        let last = hidden_states.dim(D::Minus2)?.saturating_sub(1);
         match logits_for {
-            LogitsFor::EveryToken => self.lm_head.forward(&hidden_states), // (B, T, V)
+            LogitsFor::EveryToken => self.lm_head.forward(hidden_states), // (B, T, V)
             LogitsFor::LastToken => self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, last, 1)?), // (B, 1, V)
         }
     }

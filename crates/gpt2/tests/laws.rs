@@ -46,6 +46,7 @@ fn future_tokens_do_not_change_past_logits() -> Result<()> {
     Ok(())
 }
 
+/// FIELD §2 rows 18 and 19: logits with a cache are those without, however a prompt is cut.
 #[test]
 fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     let model = model()?;
@@ -75,7 +76,7 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Rows of different lengths need no padding: positions come from each row's own length.
+/// FIELD §2 row 12: rows of different lengths need no padding, positions come from each row's own length.
 #[test]
 fn ragged_rows_equal_the_rows_alone() -> Result<()> {
     let model = model()?;
@@ -106,6 +107,37 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
+/// A prompt computed alone goes on in any row of a batch, in the place of whatever the row held.
+#[test]
+fn a_copied_row_goes_on_like_the_original() -> Result<()> {
+    let model = model()?;
+    let mut batch = cache(&model, 3)?;
+    step(&model, &ids(&[&[7, 7, 7, 7], &[5, 9, 70, 3], &[6, 6, 6, 6]]), &mut batch)?;
+    for (row, prompt) in [(0, &[1u32, 2][..]), (2, &[40, 41, 42, 43, 44])] {
+        let mut alone = Gpt2Cache::new(model.config(), 1, prompt.len(), DType::F32, &Device::Cpu)?;
+        step(&model, &ids(&[prompt]), &mut alone)?;
+        batch.copy_row(row, &alone, 0)?;
+    }
+    assert_eq!(batch.lengths(), [2, 4, 5]);
+    let together = step(&model, &ids(&[&[30], &[31], &[32]]), &mut batch)?;
+    for (row, whole) in [(0, &[1u32, 2, 30][..]), (1, &[5, 9, 70, 3, 31]), (2, &[40, 41, 42, 43, 44, 32])] {
+        let alone = all_logits(&model, &ids(&[whole]))?.narrow(1, whole.len() - 1, 1)?;
+        assert_close_absolute(&together.narrow(0, row, 1)?, &alone, SAME, &format!("row {row}"));
+    }
+    let mut small = Gpt2Cache::new(model.config(), 1, 4, DType::F32, &Device::Cpu)?;
+    for (row, source_row) in [(0, 0), (1, 0), (0, 3)] {
+        let refused = small.copy_row(row, &batch, source_row);
+        assert_eq!(refused.is_ok(), (row, source_row) == (0, 0), "{row} from {source_row}");
+    }
+    assert!(small.copy_row(0, &batch, 1).is_err(), "five tokens into room for four");
+    assert_eq!(small.lengths(), [3], "unchanged");
+    let shallow = Gpt2Config { n_layer: 2, ..model.config().clone() };
+    let shallow = Gpt2Cache::new(&shallow, 1, 4, DType::F32, &Device::Cpu)?;
+    assert!(small.copy_row(0, &shallow, 0).is_err(), "a cache of another model");
+    Ok(())
+}
+
+/// FIELD §2 row 15: checked before anything is computed, with the numbers.
 #[test]
 fn tokens_that_do_not_fit_are_refused() -> Result<()> {
     let model = model()?;

@@ -1,6 +1,6 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::VarBuilder;
@@ -137,17 +137,29 @@ impl Checkpoint {
         }
     }
 
-    /// The tokens that end a text: those of `generation_config.json` where it names any, as in transformers, else those
-    /// of the configuration.
+    /// The `generation_config.json` beside the weights, where there is one: its path and its text.
     ///
     /// # Errors
-    /// When `generation_config.json` is there and cannot be used.
-    pub fn eos_token_ids(&self) -> Result<Vec<u32>, WeightsError> {
+    /// When it is there and cannot be read.
+    pub fn generation_config(&self) -> Result<Option<(PathBuf, String)>, WeightsError> {
         if self.source.is_embedded {
-            return Ok(self.config.eos_token_id.clone());
+            return Ok(None);
         }
-        let named = config_file::generation_eos(self.folder())?;
-        Ok(named.unwrap_or_else(|| self.config.eos_token_id.clone()))
+        config_file::generation_config(self.folder())
+    }
+
+    /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
+    /// behind GPT-2's own tokens where the vocabulary has the size that nanoGPT pads to.
+    pub fn padding_token_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+        /// GPT-2's 50,257 tokens, padded to a multiple of 64.
+        const PADDED_VOCABULARY: usize = 50_304;
+        const GPT2_TOKENS: u32 = 50_257;
+        let rows = 0..u32::try_from(self.config.vocab_size).unwrap_or(u32::MAX);
+        match tokenizer {
+            Some(tokenizer) => rows.filter(|id| tokenizer.id_to_token(*id).is_none()).collect(),
+            None if self.config.vocab_size == PADDED_VOCABULARY => (GPT2_TOKENS..rows.end).collect(),
+            None => Vec::new(),
+        }
     }
 
     /// The format of the weights.

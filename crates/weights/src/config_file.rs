@@ -1,6 +1,6 @@
 //! The configuration beside the weights: Hugging Face's `config.json`, OpenAI's `hparams.json`, or none at all.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpt2::Gpt2Config;
 use serde_json::{Value, json};
@@ -33,28 +33,14 @@ pub(crate) fn read(folder: &Path, tensors: &[StoredTensor]) -> Result<(Gpt2Confi
     Err(WeightsError::NoConfig { folder: folder.to_owned() })
 }
 
-/// The `eos_token_id` of `generation_config.json`, where there is such a file and it names one or several.
-pub(crate) fn generation_eos(folder: &Path) -> Result<Option<Vec<u32>>, WeightsError> {
+/// The text of `generation_config.json`, where there is such a file, and its path.
+pub(crate) fn generation_config(folder: &Path) -> Result<Option<(PathBuf, String)>, WeightsError> {
     let path = folder.join("generation_config.json");
     if !path.exists() {
         return Ok(None);
     }
-    let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
-    let value: Value = serde_json::from_slice(&small_file::read(&path, MAX_CONFIG_BYTES)?)
-        .map_err(|error| refuse(format!("not valid JSON: {error}")))?;
-    let ids = match &value["eos_token_id"] {
-        Value::Null => return Ok(None),
-        Value::Array(ids) => ids.clone(),
-        id => vec![id.clone()],
-    };
-    let ids: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
-    let expected = || {
-        refuse(format!(
-            "`eos_token_id`: expected a token id, or a list of them, found {}",
-            value["eos_token_id"]
-        ))
-    };
-    ids.map(Some).ok_or_else(expected)
+    let bytes = small_file::read(&path, MAX_CONFIG_BYTES)?;
+    Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())))
 }
 
 fn parse(path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {

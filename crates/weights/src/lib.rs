@@ -37,5 +37,5 @@ pub use replace::replace_file;
 pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
-pub use tokenizer::{END_OF_TEXT, encode, load_tokenizer, train_tokenizer};
+pub use tokenizer::{END_OF_TEXT, encode, encode_piece, load_tokenizer, ordinary_token, train_tokenizer};
 pub use tokenizers::Tokenizer;

@@ -62,8 +62,20 @@ pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
 /// # Errors
 /// When the tokenizer cannot encode it.
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
+    encode_with(tokenizer, text, true)
+}
+
+/// The token ids of a piece of a text, with nothing around it.
+///
+/// # Errors
+/// When the tokenizer cannot encode it.
+pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
+    encode_with(tokenizer, text, false)
+}
+
+fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
     let failed = |error| WeightsError::Encode { error };
-    let encoding = without_panic(|| tokenizer.encode(text, true)).map_err(failed)?;
+    let encoding = without_panic(|| tokenizer.encode(text, special_tokens)).map_err(failed)?;
     Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
@@ -197,6 +209,17 @@ fn from_vocabulary_and_merges(vocabulary: &Path, merges: &Path) -> Result<Tokeni
         tokenizer.with_post_processor(Some(template.map_err(failed)?));
     }
     Ok(tokenizer)
+}
+
+/// The text of token `id` where it is an ordinary one, no special token: a configuration that ends texts with it is
+/// usually wrong.
+pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
+    let token = tokenizer.id_to_token(id)?;
+    let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
+    // Written `<|endoftext|>` or `</s>`, whether or not the files call it special.
+    let looks_special = token.len() > 2 && token.starts_with('<') && token.ends_with('>');
+    let text = || tokenizer.decode(&[id], false).unwrap_or_else(|_| token.clone());
+    (!is_marked && !looks_special).then(text)
 }
 
 fn file_name(path: &Path) -> String {

@@ -1,98 +1,142 @@
-//! `gpt2 generate`: continue a prompt.
+//! `gpt2 generate`: continue a prompt, prompt after prompt, or every prompt of a file.
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
 use gpt2::Gpt2Config;
-use gpt2_generation::{GenerationConfig, Sampling, StopReason, TextStream, TokenGenerator, check_prompt};
 use serde::Serialize;
 
+use super::{generate_file, generate_interactive};
 use crate::arguments::GenerateArguments;
 use crate::hub::Network;
-use crate::{input, model, output};
+use crate::session::{Session, Text};
+use crate::{generation_options, input, interrupt, model, output};
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Report {
     prompt_ids: Vec<u32>,
-    ids: Vec<u32>,
-    text: Option<String>,
-    stop_reason: &'static str,
+    #[serde(flatten)]
+    texts: Texts,
     tokens_per_s: f64,
     time_to_first_token_s: Option<f64>,
 }
 
+/// One text, or several of one prompt.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Texts {
+    One(Text),
+    Several { sequences: Vec<Text> },
+}
+
+impl From<Vec<Text>> for Texts {
+    fn from(mut texts: Vec<Text>) -> Self {
+        match (texts.len(), texts.pop()) {
+            (1, Some(text)) => Self::One(text),
+            (_, last) => {
+                texts.extend(last);
+                Self::Several { sequences: texts }
+            }
+        }
+    }
+}
+
 pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<ExitCode> {
     let device = model::device(&arguments.model)?;
-    let mut config = generation_config(arguments);
-    config.check()?;
+    generation_options::check(arguments)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     checkpoint.check()?;
+    if let Some(path) = &arguments.prompts_file {
+        return generate_file::run(arguments, path, &checkpoint, &device);
+    }
+    if arguments.interactive {
+        return generate_interactive::run(arguments, &checkpoint, &device);
+    }
     let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
-    config.eos_token_id = checkpoint.eos_token_ids()?;
+    let tokenizer = input.tokenizer.as_ref();
+    let config = generation_options::read(arguments, &checkpoint, tokenizer)?;
+    generation_options::notes(&config, tokenizer).iter().for_each(|note| output::print_note(note));
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
-    check_prompt(&prompt_ids, checkpoint.config())?;
+    config.fit_prompt(&prompt_ids, checkpoint.config())?;
     let model = model::load(&checkpoint, &device)?;
-
-    let start = Instant::now();
-    let mut tokens = TokenGenerator::new(&model, &prompt_ids, &config, &device)?;
-    let mut stream = input.tokenizer.as_ref().map(TextStream::new);
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    let mut time_to_first_token_s = None;
+    let session = Session { model: &model, tokenizer, config: &config, device: &device };
     if !arguments.json
         && let Some(prompt) = &input.text
     {
         output::echo_prompt(prompt)?;
     }
-    for id in tokens.by_ref() {
-        let id = id?;
-        time_to_first_token_s.get_or_insert_with(|| start.elapsed().as_secs_f64());
-        let piece = match &mut stream {
-            Some(stream) => stream.push(id)?,
-            // Without a tokenizer the ids are the output.
-            None => format!("{}{id}", if ids.is_empty() { "" } else { "," }),
-        };
-        ids.push(id);
-        if !arguments.json {
-            output::write_text(&piece)?;
-        }
-        text.push_str(&piece);
+    let (texts, tokens_per_s, time_to_first_token_s) =
+        continue_prompt(&session, &prompt_ids, !arguments.json)?;
+    if arguments.json {
+        let texts = texts.into();
+        output::write_json(&Report { prompt_ids, texts, tokens_per_s, time_to_first_token_s })?;
     }
-    let elapsed_s = start.elapsed().as_secs_f64();
-    let has_text = stream.is_some();
-    let rest = stream.map(TextStream::finish).transpose()?.unwrap_or_default();
-    if !arguments.json {
-        output::write_text(&format!("{rest}\n"))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    text.push_str(&rest);
-    output::write_json(&Report {
-        prompt_ids,
-        tokens_per_s: ids.len() as f64 / elapsed_s,
-        ids,
-        text: has_text.then_some(text),
-        stop_reason: tokens.stop_reason().map_or("", StopReason::name),
-        time_to_first_token_s,
-    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn generation_config(arguments: &GenerateArguments) -> GenerationConfig {
-    let sampling = if arguments.greedy {
-        Sampling::Greedy
-    } else {
-        Sampling::Random {
-            temperature: arguments.temperature,
-            top_k: Some(arguments.top_k),
-            top_p: arguments.top_p,
-            seed: arguments.seed,
+/// Continues one prompt; prints the text as it comes where it is one and is to be printed, several one below the other.
+/// Also returns tokens per second and the seconds to the first token.
+pub(super) fn continue_prompt(
+    session: &Session<'_>,
+    prompt: &[u32],
+    is_printed: bool,
+) -> Result<(Vec<Text>, f64, Option<f64>)> {
+    let start = Instant::now();
+    let is_streamed = is_printed && session.config.num_return_sequences == 1;
+    let (mut count, mut printed) = (0, 0);
+    let mut texts = Vec::new();
+    let time_to_first_token = session.generate(
+        &[prompt.to_vec()],
+        session.config.num_return_sequences,
+        &mut |token| {
+            count += 1;
+            if is_streamed {
+                output::write_text(&piece(session, token.id, &token.text, printed == 0))?;
+                printed += 1;
+            }
+            Ok(if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        },
+        &mut |_, found| {
+            texts = found;
+            Ok(())
+        },
+    )?;
+    let elapsed_s = start.elapsed().as_secs_f64();
+    count = count.max(texts.iter().map(|text: &Text| text.ids.len()).sum());
+    let tokens_per_s = count as f64 / elapsed_s;
+    let time_to_first_token_s = time_to_first_token.map(|time| time.as_secs_f64());
+    if is_printed {
+        if printed == 0 {
+            let whole: Vec<String> = texts.iter().map(whole_text).collect();
+            output::write_text(&whole.join("\n\n"))?;
         }
-    };
-    GenerationConfig { max_new_tokens: arguments.max_new_tokens, sampling, eos_token_id: Vec::new() }
+        output::write_text("\n")?;
+        let first = time_to_first_token_s.map_or(String::new(), |s| format!(", the first after {s:.3} s"));
+        let reason = texts.first().map_or(String::new(), |text| format!(", ended by {}", text.stop_reason));
+        output::print_status(&format!("{count} tokens{first}, {tokens_per_s:.1} tokens/s{reason}"));
+    }
+    Ok((texts, tokens_per_s, time_to_first_token_s))
 }
 
-fn start_of_text_if_empty(ids: Vec<u32>, config: &Gpt2Config) -> Vec<u32> {
+/// What is printed for a token: the text it completes, or its id where there is no tokenizer.
+fn piece(session: &Session<'_>, id: u32, text: &str, is_first: bool) -> String {
+    match (session.tokenizer, is_first) {
+        (Some(_), _) => text.to_owned(),
+        (None, true) => id.to_string(),
+        (None, false) => format!(",{id}"),
+    }
+}
+
+fn whole_text(text: &Text) -> String {
+    let ids = || text.ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    text.text.clone().unwrap_or_else(ids)
+}
+
+/// An empty prompt starts from the token that begins texts, where the vocabulary has it.
+pub(super) fn start_of_text_if_empty(ids: Vec<u32>, config: &Gpt2Config) -> Vec<u32> {
     if ids.is_empty() {
         config.bos_token_id.into_iter().filter(|id| config.has_token(*id)).collect()
     } else {

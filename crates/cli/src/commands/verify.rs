@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::GenerationConfig;
 use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
 use crate::arguments::VerifyArguments;
 use crate::hub::Network;
-use crate::{EXIT_FAILURE, is_closed_pipe, model, output, progress};
+use crate::{EXIT_FAILURE, generation_options, is_closed_pipe, model, output, progress};
 
 /// Tokens of the fixed prompt, where the context holds as many.
 const PROMPT_TOKENS: usize = 16;
@@ -127,10 +128,11 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
     let config = checkpoint.config();
     let vocab_size = config.vocab_size;
     let mut beyond = Vec::new();
-    let eos = checkpoint.eos_token_ids().unwrap_or_else(|error| {
-        problems.push(error.to_string());
-        Vec::new()
+    let generation = generation_options::of_checkpoint(checkpoint).unwrap_or_else(|error| {
+        problems.push(format!("{error:#}"));
+        GenerationConfig::default()
     });
+    let eos = generation.eos_token_id.clone();
     for (name, ids) in [("bos_token_id", config.bos_token_id.into_iter().collect()), ("eos_token_id", eos)] {
         for id in ids.iter().filter(|id| !config.has_token(**id)) {
             beyond.push(format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
@@ -154,10 +156,11 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
             }));
             let tokens = tokenizer.get_vocab_size(true);
             let padding = vocab_size.saturating_sub(tokens);
-            (padding > 0)
-                .then(|| format!("{padding} rows of the vocabulary have no token: padding"))
-                .into_iter()
-                .collect()
+            let mut notes = generation_options::notes(&generation, Some(&tokenizer));
+            if padding > 0 {
+                notes.push(format!("{padding} rows of the vocabulary have no token: padding"));
+            }
+            notes
         }
     }
 }

@@ -1,0 +1,56 @@
+//! `gpt2 generate --interactive`: prompt after prompt, each continued by itself.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use candle_core::Device;
+use gpt2_weights::{Checkpoint, encode};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+
+use super::generate::{continue_prompt, start_of_text_if_empty};
+use crate::arguments::GenerateArguments;
+use crate::session::Session;
+use crate::{generation_options, input, interrupt, is_closed_pipe, model, output};
+
+pub(super) fn run(
+    arguments: &GenerateArguments,
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> Result<ExitCode> {
+    let tokenizer = checkpoint.tokenizer(arguments.model.tokenizer.as_deref())?;
+    let config = generation_options::read(arguments, checkpoint, Some(&tokenizer))?;
+    generation_options::notes(&config, Some(&tokenizer)).iter().for_each(|note| output::print_note(note));
+    let model = model::load(checkpoint, device)?;
+    let session = Session { model: &model, tokenizer: Some(&tokenizer), config: &config, device };
+    let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
+    interrupt::end_texts()?;
+    loop {
+        let line = match editor.readline("> ") {
+            Ok(line) => line,
+            // Ctrl-C at the prompt drops the line, Ctrl-D ends.
+            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
+            Err(error) => return Err(error).context("the prompt cannot be read"),
+        };
+        if line.is_empty() {
+            continue;
+        }
+        // A history that cannot be kept is no reason to stop.
+        let _ = editor.add_history_entry(&line);
+        let continued = || -> Result<()> {
+            let ids = encode(&tokenizer, &line)?;
+            input::check_tokenizer(&ids, checkpoint.config())?;
+            let ids = start_of_text_if_empty(ids, checkpoint.config());
+            config.fit_prompt(&ids, checkpoint.config())?;
+            interrupt::while_generating(|| continue_prompt(&session, &ids, true))?;
+            Ok(())
+        };
+        match continued() {
+            Err(error) if is_closed_pipe(&error) => return Err(error),
+            // A prompt that cannot be continued does not end the session.
+            Err(error) => output::print_error(&error),
+            Ok(()) => {}
+        }
+    }
+}

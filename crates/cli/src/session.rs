@@ -1,0 +1,123 @@
+//! A loaded model with everything that generation needs, and the one way in which the commands generate.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::Result;
+use candle_core::Device;
+use gpt2::Gpt2LMHead;
+use gpt2_generation::{
+    BatchGenerator, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, SearchMode,
+    StopReason, beam_search, contrastive_search,
+};
+use gpt2_weights::Tokenizer;
+use serde::Serialize;
+
+use crate::progress;
+
+/// A text, as `--json` prints it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Text {
+    pub(crate) ids: Vec<u32>,
+    /// Absent without a tokenizer.
+    pub(crate) text: Option<String>,
+    pub(crate) stop_reason: &'static str,
+    /// Of a beam: its log-probability over its length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) score: Option<f64>,
+}
+
+/// A model, and how to generate with it.
+pub(crate) struct Session<'a> {
+    pub(crate) model: &'a Gpt2LMHead,
+    pub(crate) tokenizer: Option<&'a Tokenizer>,
+    pub(crate) config: &'a GenerationConfig,
+    pub(crate) device: &'a Device,
+}
+
+impl Session<'_> {
+    /// Continues every prompt. `on_token` sees each token as it comes, where texts come token by token, and may end the
+    /// work; `on_texts` gets all texts of a prompt once they are finished. Returns the time to the first token.
+    pub(crate) fn generate(
+        &self,
+        prompts: &[Vec<u32>],
+        batch_size: usize,
+        on_token: &mut dyn FnMut(&GeneratedToken) -> Result<ControlFlow<()>>,
+        on_texts: &mut dyn FnMut(usize, Vec<Text>) -> Result<()>,
+    ) -> Result<Option<Duration>> {
+        match self.config.search_mode() {
+            SearchMode::TokenByToken => self.token_by_token(prompts, batch_size, on_token, on_texts),
+            SearchMode::Beams | SearchMode::Contrastive => {
+                for (index, prompt) in prompts.iter().enumerate() {
+                    on_texts(index, self.search(prompt)?)?;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn token_by_token(
+        &self,
+        prompts: &[Vec<u32>],
+        batch_size: usize,
+        on_token: &mut dyn FnMut(&GeneratedToken) -> Result<ControlFlow<()>>,
+        on_texts: &mut dyn FnMut(usize, Vec<Text>) -> Result<()>,
+    ) -> Result<Option<Duration>> {
+        let (model, config) = (self.model, self.config);
+        let mut tokens =
+            BatchGenerator::new(model, prompts, batch_size, config, self.tokenizer, self.device)?;
+        let empty = Text {
+            ids: Vec::new(),
+            text: self.tokenizer.map(|_| String::new()),
+            stop_reason: StopReason::MaxNewTokens.name(),
+            score: None,
+        };
+        let mut texts = vec![vec![empty; config.num_return_sequences]; prompts.len()];
+        let mut running = vec![config.num_return_sequences; prompts.len()];
+        for token in tokens.by_ref() {
+            let token = token?;
+            let text = &mut texts[token.prompt][token.sequence];
+            text.ids.push(token.id);
+            if let Some(text) = &mut text.text {
+                text.push_str(&token.text);
+            }
+            if on_token(&token)?.is_break() {
+                return Ok(tokens.time_to_first_token());
+            }
+            if let Some(reason) = token.stop_reason {
+                text.stop_reason = reason.name();
+                running[token.prompt] -= 1;
+                if running[token.prompt] == 0 {
+                    on_texts(token.prompt, std::mem::take(&mut texts[token.prompt]))?;
+                }
+            }
+        }
+        // Texts of no tokens have had no token to end with.
+        for (prompt, texts) in texts.into_iter().enumerate().filter(|(_, texts)| !texts.is_empty()) {
+            on_texts(prompt, texts)?;
+        }
+        Ok(tokens.time_to_first_token())
+    }
+
+    fn search(&self, prompt: &[u32]) -> Result<Vec<Text>> {
+        let processors = LogitsProcessor::of_config(self.config);
+        let steps = self.config.max_new_tokens.min(self.model.config().n_positions);
+        let bar = progress::items("searching", steps as u64, "tokens");
+        let count = || bar.inc(1);
+        let (model, config, device) = (self.model, self.config, self.device);
+        let found = if config.search_mode() == SearchMode::Beams {
+            let found = beam_search(model, prompt, config, &processors, device, &count)?;
+            found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
+        } else {
+            let (ids, reason) = contrastive_search(model, prompt, config, &processors, device, &count)?;
+            vec![(ids, reason, None)]
+        };
+        bar.finish_and_clear();
+        let text = |(ids, reason, score): (Vec<u32>, StopReason, Option<f64>)| {
+            let text = self.tokenizer.map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
+            let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?;
+            Ok(Text { ids, text, stop_reason: reason.name(), score })
+        };
+        found.into_iter().map(text).collect()
+    }
+}

@@ -1,0 +1,560 @@
+//! `gpt2 generate` beyond one greedy text, and `gpt2 score` with choices: options, many prompts, interrupted runs.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use gpt2_testing::{CheckpointFolder, json_fixture};
+use serde_json::{Value, json};
+
+/// `gpt2 generate` with these arguments on a checkpoint.
+fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
+    run(&[&["generate", "--model", path(folder.path())][..], arguments].concat())
+}
+
+fn objects(lines: &str) -> Vec<Value> {
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn without_speed(mut report: Value) -> Value {
+    report
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !matches!(key.as_str(), "tokens_per_s" | "time_to_first_token_s"));
+    report
+}
+
+#[test]
+fn beams_of_the_program_are_those_of_transformers() {
+    let folder = CheckpointFolder::tiny();
+    let fixture = json_fixture("generation");
+    let case =
+        fixture["beams"].as_array().unwrap().iter().find(|case| case["options"]["length_penalty"] == 2.0);
+    let case = case.unwrap();
+    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ends: Vec<String> =
+        case["options"]["eos_token_id"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ids = ids.join(",");
+    let flags = [
+        "--ids",
+        &ids,
+        "--json",
+        "--num-beams",
+        "3",
+        "--num-return-sequences",
+        "3",
+        "--length-penalty",
+        "2",
+        "--max-new-tokens",
+        "18",
+        "--eos-token-id",
+        &ends[0],
+        "--eos-token-id",
+        &ends[1],
+    ];
+    let report = generate(&folder, &flags).json();
+    let sequences = report["sequences"].as_array().unwrap();
+    assert_eq!(sequences.len(), 3);
+    for (index, sequence) in sequences.iter().enumerate() {
+        assert_eq!(sequence["ids"], case["ids"][index]);
+        let difference = sequence["score"].as_f64().unwrap() - case["scores"][index].as_f64().unwrap();
+        assert!(difference.abs() < 1e-4);
+    }
+}
+
+#[test]
+fn contrastive_search_of_the_program_is_that_of_transformers() {
+    let folder = CheckpointFolder::tiny();
+    let case = json_fixture("generation_4_49")["contrastive"][0].clone();
+    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ids = ids.join(",");
+    let flags = ["--ids", &ids, "--json", "--penalty-alpha", "0.6", "--top-k", "4", "--max-new-tokens", "24"];
+    assert_eq!(generate(&folder, &flags).json()["ids"], case["ids"][0]);
+}
+
+/// What the file says holds until an argument says otherwise.
+#[test]
+fn generation_config_json_sets_the_defaults() {
+    let with = |config: Value| CheckpointFolder::tiny().with("generation_config.json", config.to_string());
+    let ids = |folder: &CheckpointFolder, flags: &[&str]| {
+        generate(folder, &[&["The dog", "--json"][..], flags].concat()).json()["ids"].clone()
+    };
+    let plain = with(json!({}));
+    let flags =
+        ["--max-new-tokens", "6", "--temperature", "0.7", "--repetition-penalty", "1.4", "--seed", "3"];
+    let by_file = with(json!({
+        "max_new_tokens": 6, "temperature": 0.7, "repetition_penalty": 1.4, "seed": 3, "do_sample": true
+    }));
+    assert_eq!(ids(&by_file, &[]), ids(&plain, &flags));
+    assert_ne!(ids(&by_file, &["--seed", "4"]), ids(&by_file, &[]));
+    assert_eq!(
+        ids(&by_file, &["--greedy", "--repetition-penalty", "1"]),
+        ids(&plain, &["--greedy", "--max-new-tokens", "6"])
+    );
+    let greedy = with(json!({"do_sample": false, "max_new_tokens": 6}));
+    assert_eq!(ids(&greedy, &[]), ids(&plain, &["--greedy", "--max-new-tokens", "6"]));
+    // As a total length the file counts the prompt's five tokens; an argument goes before it.
+    let by_length = with(json!({"max_length": 9, "do_sample": false}));
+    assert_eq!(ids(&by_length, &[]).as_array().unwrap().len(), 4);
+    assert_eq!(ids(&by_length, &["--max-new-tokens", "6"]).as_array().unwrap().len(), 6);
+    let beams = with(json!({"num_beams": 3, "max_new_tokens": 6}));
+    assert_eq!(ids(&beams, &[]), ids(&plain, &["--num-beams", "3", "--max-new-tokens", "6"]));
+    let unsupported = with(json!({"guidance_scale": 2.0}));
+    assert_refused(
+        &generate(&unsupported, &["x"]),
+        FAILURE,
+        "`guidance_scale` is 2.0, which is not supported",
+    );
+}
+
+#[test]
+fn a_stop_string_ends_the_printed_text() {
+    let folder = CheckpointFolder::tiny();
+    let flags = ["The dog", "--greedy", "--max-new-tokens", "30"];
+    let whole = generate(&folder, &flags).stdout;
+    let middle: String = whole.chars().skip(5).take(3).collect();
+    let found = whole.find(&middle).unwrap();
+    let stopped = generate(&folder, &[&flags[..], &["--stop", &middle]].concat());
+    assert_eq!(stopped.stdout, format!("{}\n", &whole[..found]));
+    let report = generate(&folder, &[&flags[..], &["--stop", &middle, "--json"]].concat()).json();
+    assert_eq!((&report["stop_reason"], &report["text"]), (&json!("stop_string"), &json!(whole[..found])));
+    let bare = folder.without("tokenizer.json").without("vocab.json").without("merges.txt");
+    let ids = generate(&bare, &["--ids", "1,2", "--stop", "x"]);
+    assert_refused(&ids, USAGE, "stop_strings");
+}
+
+#[test]
+fn words_and_tokens_are_banned_and_forced() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |flags: &[&str]| {
+        let base = ["The dog", "--greedy", "--max-new-tokens", "12", "--json"];
+        let report = generate(&folder, &[&base[..], flags].concat()).json();
+        serde_json::from_value::<Vec<u32>>(report["ids"].clone()).unwrap()
+    };
+    let free = ids(&[]);
+    let first = free[0].to_string();
+    assert!(!ids(&["--logit-bias", &format!("{first}=-inf")]).contains(&free[0]));
+    assert_eq!(ids(&["--logit-bias", "7=1e6"]), [7; 12]);
+    assert_eq!(ids(&["--forced-bos-token-id", "55"])[0], 55);
+    let text =
+        generate(&folder, &["The dog", "--greedy", "--max-new-tokens", "1", "--json"]).json()["text"].clone();
+    let banned = ids(&["--bad-word", text.as_str().unwrap()]);
+    assert!(!banned.contains(&free[0]), "{banned:?}");
+    let repeated = ids(&["--no-repeat-ngram-size", "1"]);
+    assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
+}
+
+/// FIELD §2 rows 28 and 29: rows of the vocabulary without a token are never drawn, with a tokenizer or without.
+#[test]
+fn padding_rows_are_never_drawn() {
+    // The tokenizer knows 300 tokens; the next 20 rows are padding with the largest logits there are.
+    let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 320})).with_tensors(|tensors| {
+        let wte = tensors["transformer.wte.weight"].clone();
+        let padding = (wte.narrow(0, 0, 20).unwrap() * 50.0).unwrap();
+        let padded = candle_core::Tensor::cat(&[&wte, &padding], 0).unwrap();
+        tensors.insert("transformer.wte.weight".into(), padded);
+    });
+    for seed in ["1", "2", "3"] {
+        let flags = [
+            "The dog",
+            "--max-new-tokens",
+            "40",
+            "--temperature",
+            "3",
+            "--top-k",
+            "320",
+            "--seed",
+            seed,
+            "--json",
+        ];
+        let ids: Vec<u32> = serde_json::from_value(generate(&folder, &flags).json()["ids"].clone()).unwrap();
+        assert!(ids.iter().all(|id| *id < 300), "{ids:?}");
+    }
+    let beams = generate(&folder, &["The dog", "--num-beams", "3", "--max-new-tokens", "9", "--json"]).json();
+    let ids: Vec<u32> = serde_json::from_value(beams["ids"].clone()).unwrap();
+    assert!(ids.iter().all(|id| *id < 300), "{ids:?}");
+}
+
+/// FIELD §2 row 14: an end of texts that is an ordinary token is worth a word.
+#[test]
+fn an_ordinary_token_as_the_end_is_noticed() {
+    let ordinary =
+        CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": 5}).to_string());
+    let run = generate(&ordinary, &["The dog", "--greedy"]);
+    assert_eq!(run.code, SUCCESS);
+    assert!(run.stderr.contains("note: eos_token_id 5 is the ordinary token"), "{}", run.stderr);
+    assert_eq!(generate(&CheckpointFolder::tiny(), &["The dog", "--greedy"]).stderr, "");
+    let report = common::run(&["verify", "--json", "--model", path(ordinary.path())]).json();
+    assert!(
+        report["notes"][0].as_str().unwrap().contains("eos_token_id 5 is the ordinary token"),
+        "{report}"
+    );
+}
+
+#[test]
+fn long_prompts_follow_the_policy() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |range: std::ops::Range<u32>| range.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let report = |flags: &[&str]| {
+        without_speed(
+            generate(&folder, &[flags, &["--greedy", "--json", "--max-new-tokens", "5"]].concat()).json(),
+        )
+    };
+    let refused = generate(&folder, &["--ids", &ids(0..60)]);
+    assert_refused(
+        &refused,
+        USAGE,
+        "the prompt has 60 tokens, the model's context 48; shorten the prompt by 12",
+    );
+    let last = report(&["--ids", &ids(0..60), "--keep-last", "30"]);
+    assert_eq!(last["ids"], report(&["--ids", &ids(30..60)])["ids"]);
+    let both = [ids(0..4), ids(30..60)].join(",");
+    let head = report(&["--ids", &ids(0..60), "--keep-last", "30", "--keep-head", "4"]);
+    assert_eq!(head["ids"], report(&["--ids", &both])["ids"]);
+    let too_many = generate(&folder, &["--ids", &ids(0..60), "--keep-last", "49"]);
+    assert_refused(&too_many, USAGE, "49 tokens are to be kept, the model's context has 48");
+    let full = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json"]).json();
+    assert_eq!((&full["stop_reason"], full["ids"].as_array().unwrap().len()), (&json!("context"), 9));
+    let slid = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json", "--slide"]).json();
+    assert_eq!(
+        (&slid["stop_reason"], slid["ids"].as_array().unwrap().len()),
+        (&json!("max_new_tokens"), 100)
+    );
+    assert_eq!(slid["ids"].as_array().unwrap()[..9], full["ids"].as_array().unwrap()[..]);
+}
+
+#[test]
+fn a_short_time_ends_the_text() {
+    let folder = CheckpointFolder::tiny();
+    let report = generate(&folder, &["The dog", "--greedy", "--json", "--max-time", "0.000001"]).json();
+    assert_eq!((&report["stop_reason"], report["ids"].as_array().unwrap().len()), (&json!("max_time"), 1));
+    assert!(report["time_to_first_token_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn wrong_options_end_with_code_2() {
+    let folder = CheckpointFolder::tiny();
+    let refuse = |flags: &[&str], told: &str| {
+        assert_refused(&generate(&folder, &[&["x"][..], flags].concat()), USAGE, told);
+    };
+    for (flag, value, told) in [
+        ("--min-p", "1.5", "min_p: expected from 0 to 1, found 1.5"),
+        ("--typical-p", "0", "typical_p: expected"),
+        ("--epsilon-cutoff", "1", "epsilon_cutoff: expected"),
+        ("--eta-cutoff", "-0.1", "eta_cutoff: expected"),
+        ("--repetition-penalty", "0", "repetition_penalty: expected greater than 0"),
+        ("--presence-penalty", "nan", "presence_penalty: expected a finite number"),
+        ("--frequency-penalty", "inf", "frequency_penalty: expected a finite number"),
+        ("--no-repeat-ngram-size", "-1", "--no-repeat-ngram-size"),
+        ("--min-new-tokens", "-1", "--min-new-tokens"),
+        ("--max-time", "0", "max_time: expected seconds, more than 0"),
+        ("--max-time", "-3", "max_time: expected"),
+        ("--num-beams", "0", "num_beams: expected at least 1"),
+        ("--num-return-sequences", "0", "num_return_sequences: expected at least 1"),
+        ("--penalty-alpha", "2", "penalty_alpha: expected from 0 to 1"),
+        (
+            "--eos-token-id",
+            "300",
+            "eos_token_id: expected token ids below the vocabulary's size of 300, found 300",
+        ),
+        ("--forced-bos-token-id", "999", "forced_bos_token_id: expected token ids below"),
+        ("--logit-bias", "300=1", "sequence_bias: expected token ids below"),
+        ("--logit-bias", "3", "expected a token id, = and a number"),
+        ("--logit-bias", "3=nan", "sequence_bias: expected finite numbers"),
+        ("--stop", "", "stop_strings: expected texts that are not empty"),
+        ("--keep-last", "0", "tokens kept of a long prompt"),
+        ("--early-stopping", "soon", "--early-stopping"),
+        ("--output", "x.jsonl", "--prompts-file"),
+        ("--batch-size", "3", "--prompts-file"),
+        ("--keep-head", "3", "--keep-last"),
+        ("--length-penalty", "2", "--num-beams"),
+        ("--early-stopping", "never", "--num-beams"),
+    ] {
+        refuse(&[flag, value], told);
+    }
+    for (flags, told) in [
+        (&["--greedy", "--temperature", "0.5"][..], "cannot be used with"),
+        (&["--greedy", "--min-p", "0.5"], "cannot be used with"),
+        (&["--num-beams", "2", "--temperature", "0.5"], "cannot be used with"),
+        (&["--num-beams", "2", "--penalty-alpha", "0.5"], "cannot be used with"),
+        (&["--num-beams", "4", "--num-beam-groups", "3", "--diversity-penalty", "1"], "does not divide"),
+        (&["--num-beams", "4", "--num-beam-groups", "2"], "diversity_penalty"),
+        (&["--num-beams", "2", "--num-return-sequences", "3"], "more than num_beams 2"),
+        (&["--num-beams", "2", "--stop", "x"], "stop_strings"),
+        (&["--num-beams", "2", "--slide"], "slides"),
+        (&["--greedy", "--num-return-sequences", "2"], "the same"),
+        (&["--interactive"], "cannot be used with"),
+        (&["--prompts-file", "x"], "cannot be used with"),
+    ] {
+        refuse(flags, told);
+    }
+}
+
+/// Prompts of every kind: of different lengths, empty, with line breaks of other systems.
+const PROMPTS: &str = "The dog\nThe\n\nFirst citizen: speak\r\nThe dog\n";
+
+#[test]
+fn a_file_of_prompts_gives_the_texts_of_its_lines() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
+    let file = folder.file("prompts.txt");
+    let flags = ["--max-new-tokens", "9", "--seed", "5", "--repetition-penalty", "1.1"];
+    let found = objects(&generate(&folder, &[&["--prompts-file", path(&file)][..], &flags].concat()).stdout);
+    assert_eq!(found.len(), 5);
+    for (index, (found, prompt)) in found.iter().zip(PROMPTS.lines()).enumerate() {
+        assert_eq!((&found["line"], &found["prompt"]), (&json!(index + 1), &json!(prompt)));
+        let alone = generate(&folder, &[&[prompt, "--json"][..], &flags].concat()).json();
+        for key in ["prompt_ids", "ids", "text", "stop_reason"] {
+            assert_eq!(found[key], alone[key], "{key} of {prompt:?}");
+        }
+    }
+    for size in ["1", "3", "64"] {
+        let other = [&["--prompts-file", path(&file), "--batch-size", size][..], &flags].concat();
+        assert_eq!(objects(&generate(&folder, &other).stdout), found, "batches of {size}");
+    }
+    let several = [
+        "--prompts-file",
+        path(&file),
+        "--num-beams",
+        "3",
+        "--num-return-sequences",
+        "2",
+        "--max-new-tokens",
+        "4",
+    ];
+    let beams = objects(&generate(&folder, &several).stdout);
+    assert!(beams.iter().all(|line| line["sequences"].as_array().unwrap().len() == 2), "{beams:?}");
+}
+
+#[test]
+fn a_bad_line_has_its_number_and_the_rest_goes_on() {
+    let lines = "{\"prompt\": \"The dog\", \"other\": 1}\n{\"ids\": [1, 2]}\nnonsense\n{\"ids\": [999]}\n{}\n{\"ids\": []}\n";
+    let folder = CheckpointFolder::tiny().with("prompts.jsonl", lines);
+    let output = folder.file("texts.jsonl");
+    let file = folder.file("prompts.jsonl");
+    let flags =
+        ["--prompts-file", path(&file), "--output", path(&output), "--greedy", "--max-new-tokens", "3"];
+    let run = generate(&folder, &flags);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    for told in ["line 3: not {\"prompt\": TEXT}", "line 4: token id 999", "line 5: expected one of the keys"]
+    {
+        assert!(run.stderr.contains(told), "{told}: {}", run.stderr);
+    }
+    let found = objects(&fs::read_to_string(&output).unwrap());
+    let numbers: Vec<u64> = found.iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+    let texts: Vec<bool> = found.iter().map(|line| line["ids"].is_array()).collect();
+    assert_eq!(texts, [true, true, false, false, false, true]);
+    assert_eq!(found[5]["prompt_ids"], json!([0]), "an empty prompt starts from bos");
+    assert_refused(&generate(&folder, &flags), FAILURE, "it exists already");
+    let missing = generate(&folder, &["--prompts-file", "/no/such/file"]);
+    assert_refused(&missing, FAILURE, "/no/such/file");
+    let latin = folder.with("prompts.txt", b"caf\xe9\n");
+    let file = latin.file("prompts.txt");
+    assert_refused(&generate(&latin, &["--prompts-file", path(&file)]), FAILURE, "not valid UTF-8 at byte 3");
+}
+
+/// FIELD asks for it, and users of long runs do: a kill at any moment loses no line and repeats none.
+#[test]
+fn an_interrupted_run_goes_on_where_it_was() {
+    let prompts: String = (0..40).map(|number| format!("The dog number {number}\n")).collect();
+    let folder = CheckpointFolder::tiny().with("prompts.txt", &prompts);
+    let (file, whole, output) = (folder.file("prompts.txt"), folder.file("whole"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "25", "--seed", "9"];
+    let begin = |output: &std::path::Path| -> Vec<String> {
+        let model = path(folder.path());
+        let all = [&["generate", "--model", model][..], &flags, &["--output", path(output)]].concat();
+        all.into_iter().map(str::to_owned).collect()
+    };
+    let arguments = begin(&whole);
+    assert_eq!(run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).code, SUCCESS);
+    let expected = fs::read_to_string(&whole).unwrap();
+    assert_eq!(expected.lines().count(), 40);
+
+    let arguments = begin(&output);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let partial = folder.file("texts.partial");
+    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Killed once some lines are there.
+    let start = Instant::now();
+    while fs::read(&partial).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no lines came");
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    if output.exists() {
+        // It was faster than the kill: take the end of it back.
+        let settings = settings_line(&folder, &flags);
+        let kept: String = expected.lines().take(7).map(|line| format!("{line}\n")).collect();
+        fs::write(&partial, format!("{settings}{kept}{{\"line\":8,\"pro")).unwrap();
+        fs::remove_file(&output).unwrap();
+    }
+    assert_refused(&run(&arguments), FAILURE, "go on with --resume, or remove it");
+    let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
+    assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
+    let resumed = run(&[&arguments[..], &["--resume"]].concat());
+    assert_eq!(resumed.code, SUCCESS, "{}", resumed.stderr);
+    assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+    assert!(!partial.exists());
+}
+
+/// Every place a file can be cut at, and files that are not ours.
+#[test]
+fn what_an_interrupted_run_left_is_checked() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\nThe cat\n");
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "4", "--greedy"];
+    let settings = settings_line(&folder, &flags);
+    let all = [&["--output", path(&output)][..], &flags].concat();
+    assert_eq!(generate(&folder, &all).code, SUCCESS);
+    let expected = fs::read_to_string(&output).unwrap();
+    let partial = folder.file("texts.partial");
+    let resume = [&all[..], &["--resume"]].concat();
+    let complete = format!("{settings}{expected}");
+    for cut in
+        [0, 1, settings.len() - 1, settings.len(), settings.len() + 30, complete.len() - 1, complete.len()]
+    {
+        fs::remove_file(&output).unwrap();
+        fs::write(&partial, &complete[..cut]).unwrap();
+        let run = generate(&folder, &resume);
+        assert_eq!(
+            (run.code, fs::read_to_string(&output).unwrap()),
+            (SUCCESS, expected.clone()),
+            "cut at {cut}"
+        );
+    }
+    fs::remove_file(&output).unwrap();
+    for (content, told) in [
+        ("my notes\n".to_owned(), "line 1: not one of ours"),
+        (format!("{settings}{}", expected.replace("The dog", "The cow")), "line 1 continues another prompt"),
+        (
+            format!("{settings}{expected}{}", expected.lines().next().unwrap().to_owned() + "\n"),
+            "line 3 continues",
+        ),
+    ] {
+        fs::write(&partial, &content).unwrap();
+        assert_refused(&generate(&folder, &resume), FAILURE, told);
+        assert_eq!(fs::read_to_string(&partial).unwrap(), content, "the file is left alone");
+    }
+}
+
+/// The first line of the file that a run with these options leaves when it is interrupted: that of one which has nothing
+/// to do and cannot end, since a folder stands where the lines are to be collected.
+fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
+    let output = folder.file("settings");
+    let blocker = folder.file("settings.complete");
+    fs::create_dir_all(blocker.join("full")).unwrap();
+    let run = generate(folder, &[flags, &["--output", path(&output)]].concat());
+    assert_eq!(run.code, FAILURE, "{}", run.stderr);
+    let partial = folder.file("settings.partial");
+    let line = fs::read_to_string(&partial).unwrap().lines().next().unwrap().to_owned() + "\n";
+    fs::remove_file(partial).unwrap();
+    line
+}
+
+#[test]
+fn prompt_after_prompt() {
+    let folder = CheckpointFolder::tiny();
+    let flags = ["generate", "--model", path(folder.path()), "--greedy", "--max-new-tokens", "6"];
+    let text = |prompt: &str| run(&[&flags[..], &[prompt]].concat()).stdout;
+    let long = "x ".repeat(60);
+    let lines = format!("The dog\n\n{long}\nThe first\n");
+    let found = run_with_input(&[&flags[..], &["--interactive"]].concat(), lines.as_bytes());
+    assert_eq!((found.code, found.stdout), (SUCCESS, text("The dog") + &text("The first")));
+    assert!(found.stderr.contains("the prompt has"), "{}", found.stderr);
+}
+
+/// An interrupt while a text is made ends that text; the next prompt is continued as ever.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_text_and_not_the_program() {
+    use std::io::{Read, Write};
+    let folder = CheckpointFolder::tiny();
+    // A text that does not end by itself.
+    let flags = ["generate", "--model", path(folder.path()), "--interactive", "--greedy", "--slide"];
+    let mut child =
+        program(&[&flags[..], &["--max-new-tokens", "100000000", "--eos-token-id", "299"]].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut read = vec![0; 200];
+    for prompt in ["The dog\n", "The first\n"] {
+        input.write_all(prompt.as_bytes()).unwrap();
+        output.read_exact(&mut read).unwrap();
+        // Its output is read while it is interrupted, or it would wait for a full pipe to be emptied.
+        let interrupt = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(interrupt.unwrap().success());
+        while !read.ends_with(b"\n") || read.len() < 200 {
+            let mut byte = [0];
+            output.read_exact(&mut byte).unwrap();
+            read = [&read[..], &byte].concat();
+            assert!(read.len() < 100_000, "the text went on");
+        }
+        read = vec![0; 200];
+    }
+    drop(input);
+    assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
+}
+
+#[test]
+fn choices_are_scored_behind_the_prompt() {
+    let folder = CheckpointFolder::tiny();
+    let flags = [
+        "score",
+        "The dog",
+        "--model",
+        path(folder.path()),
+        "--choice",
+        " was",
+        "--choice",
+        " ran off",
+        "--json",
+    ];
+    let report = run(&flags).json();
+    for (index, choice) in [" was", " ran off"].iter().enumerate() {
+        // The same tokens inside a text.
+        let whole =
+            run(&["score", &format!("The dog{choice}"), "--model", path(folder.path()), "--json"]).json();
+        let found = &report["choices"][index];
+        let count = found["ids"].as_array().unwrap().len();
+        let logprobs: Vec<f64> = serde_json::from_value(found["logprobs"].clone()).unwrap();
+        let all = whole["logprobs"].as_array().unwrap();
+        let expected = all[all.len() - count..].iter().map(|logprob| logprob.as_f64().unwrap());
+        for (found, expected) in logprobs.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
+        let sum: f64 = logprobs.iter().sum();
+        let close = |key: &str, value: f64| (found[key].as_f64().unwrap() - value).abs() < 1e-9;
+        assert!(close("sum", sum) && close("mean", sum / count as f64));
+        assert!(close("per_character", sum / choice.chars().count() as f64));
+    }
+    let sums: Vec<f64> = (0..2).map(|index| report["choices"][index]["sum"].as_f64().unwrap()).collect();
+    assert_eq!(report["best"]["sum"], json!(usize::from(sums[1] > sums[0])));
+    assert!(run(&flags[..flags.len() - 1]).stdout.contains("best by sum"));
+    let empty = run(&["score", "The dog", "--model", path(folder.path()), "--choice", ""]);
+    assert_refused(&empty, USAGE, "empty");
+}
+
+#[test]
+fn alternatives_are_the_most_probable_tokens() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&["score", "The dog", "--model", path(folder.path()), "--top", "3", "--json"]).json();
+    let places = report["alternatives"].as_array().unwrap();
+    assert_eq!((places.len(), &places[0]), (5, &json!([])));
+    let greedy = generate(&folder, &["--ids", "289", "--greedy", "--max-new-tokens", "1", "--json"]).json();
+    assert_eq!(places[1][0]["id"], greedy["ids"][0], "the first alternative is the greedy token");
+    for place in &places[1..] {
+        let logprobs: Vec<f64> = (0..3).map(|index| place[index]["logprob"].as_f64().unwrap()).collect();
+        assert!(logprobs[0] >= logprobs[1] && logprobs[1] >= logprobs[2], "{logprobs:?}");
+    }
+}

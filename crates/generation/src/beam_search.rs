@@ -1,0 +1,263 @@
+//! Beam search: the texts whose tokens are together most probable, also in groups that avoid each other's tokens.
+//!
+//! Scores are sums of log-probabilities behind the processors, divided by `length ^ length_penalty` once a text ends.
+//! Source: transformers, `_beam_search` of 5.23; with groups, "Diverse Beam Search" (arXiv:1610.02424) as in
+//! `_group_beam_search` and `BeamSearchScorer` of 4.49, the last version that holds it. The two differ in
+//! [`Rules`] only.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+
+use crate::generate::{last_logits, rows_of};
+use crate::processors::kth_largest;
+use crate::sampler::process;
+use crate::{
+    EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
+};
+
+/// A text that a search found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hypothesis {
+    /// Its tokens behind the prompt, with the end-of-text token that it ends with, if it does.
+    pub ids: Vec<u32>,
+    /// Sum of its tokens' log-probabilities divided by `length ^ length_penalty`.
+    pub score: f64,
+    /// Why it ends.
+    pub stop_reason: StopReason,
+}
+
+/// The best `num_return_sequences` texts, best first; none where no tokens are asked for. `progress` is called after each step, which adds a token to
+/// every beam.
+///
+/// # Errors
+/// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
+/// the vocabulary, or the model's logits are not numbers.
+pub fn beam_search(
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    config: &GenerationConfig,
+    processors: &[LogitsProcessor],
+    device: &Device,
+    progress: &dyn Fn(),
+) -> Result<Vec<Hypothesis>, GenerationError> {
+    config.check()?;
+    config.check_tokens(model.config())?;
+    if config.search_mode() != SearchMode::Beams {
+        return Err(GenerationError::Conflict { what: "beam search needs num_beams of at least 2".into() });
+    }
+    let prompt = config.fit_prompt(prompt, model.config())?;
+    let started = Instant::now();
+    let wanted = config.new_tokens(prompt.len());
+    // The last token is produced and not read again.
+    let max_steps = wanted.min(model.config().n_positions - prompt.len() + 1);
+    if max_steps == 0 {
+        return Ok(Vec::new());
+    }
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + max_steps - 1, DType::F32, device)?;
+    let mut logits = vec![last_logits(model, &prompt, &mut cache, device)?];
+
+    let search = Search { config, processors, prompt_len: prompt.len(), rules: Rules::of(config) };
+    let start = Group { beams: vec![Beam { row: 0, ids: prompt, score: 0.0 }], ..Group::default() };
+    let mut groups = vec![start; config.num_beam_groups];
+    let mut stop_reason = if wanted > max_steps { StopReason::Context } else { StopReason::MaxNewTokens };
+    for step in 1..=max_steps {
+        let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+        if is_over {
+            stop_reason = StopReason::MaxTime;
+        }
+        let is_last = is_over || step == max_steps;
+        let mut chosen_by_others = Vec::new();
+        for group in &mut groups {
+            search.extend(group, &logits, step, is_last, &mut chosen_by_others)?;
+        }
+        progress();
+        if is_last || groups.iter().all(|group| group.is_done) {
+            for group in groups.iter_mut().filter(|group| !group.is_done) {
+                search.finish_open_beams(group, step, stop_reason);
+            }
+            break;
+        }
+        let mut beams: Vec<&mut Beam> =
+            groups.iter_mut().filter(|group| !group.is_done).flat_map(|group| &mut group.beams).collect();
+        let rows: Vec<usize> = beams.iter().map(|beam| beam.row).collect();
+        if !rows.iter().copied().eq(0..cache.lengths().len()) {
+            cache = cache.fork(&rows)?;
+        }
+        beams.iter_mut().enumerate().for_each(|(row, beam)| beam.row = row);
+        let last: Vec<u32> = beams.iter().filter_map(|beam| beam.ids.last().copied()).collect();
+        let ids = Tensor::from_vec(last, (rows.len(), 1), device)?;
+        let pass = &mut Pass::inference();
+        logits = rows_of(&model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?)?;
+    }
+    let mut found: Vec<Hypothesis> = groups.into_iter().flat_map(|group| group.finished).collect();
+    found.sort_by(|a, b| b.score.total_cmp(&a.score));
+    found.truncate(config.num_return_sequences);
+    Ok(found)
+}
+
+/// Where beam search with groups differs from that without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    /// The best running beam decides whether finished texts can still be beaten; at the last step running beams
+    /// always count as finished.
+    Beams,
+    /// The best continuation decides, finished or not, and at the last step too.
+    Groups,
+}
+
+impl Rules {
+    fn of(config: &GenerationConfig) -> Self {
+        if config.num_beam_groups > 1 { Self::Groups } else { Self::Beams }
+    }
+}
+
+/// A text that is still growing.
+#[derive(Debug, Clone)]
+struct Beam {
+    /// Its row of the cache.
+    row: usize,
+    /// Prompt and new tokens.
+    ids: Vec<u32>,
+    /// Sum of log-probabilities.
+    score: f32,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Group {
+    /// Best first.
+    beams: Vec<Beam>,
+    /// Best first, as many as beams at most.
+    finished: Vec<Hypothesis>,
+    is_done: bool,
+}
+
+/// A beam with one more token.
+struct Continuation {
+    beam: usize,
+    token: u32,
+    score: f32,
+}
+
+struct Search<'a> {
+    config: &'a GenerationConfig,
+    processors: &'a [LogitsProcessor],
+    prompt_len: usize,
+    rules: Rules,
+}
+
+impl Search<'_> {
+    /// Adds a token to every beam of the group. `chosen_by_others` holds the tokens that the groups before took in
+    /// this step, and gains those of this one.
+    fn extend(
+        &self,
+        group: &mut Group,
+        logits: &[Vec<f32>],
+        step: usize,
+        is_last: bool,
+        chosen_by_others: &mut Vec<u32>,
+    ) -> Result<(), GenerationError> {
+        let group_size = self.config.num_beams / self.config.num_beam_groups;
+        if group.is_done {
+            // The reference pads a group that is done with the end-of-text token, and the others avoid that too.
+            let padding = self.config.eos_token_id.first().copied();
+            chosen_by_others.extend(padding.into_iter().cycle().take(group_size));
+            return Ok(());
+        }
+        let continuations = self.continuations(group, logits, chosen_by_others)?;
+        let mut beams = Vec::with_capacity(group_size);
+        for (rank, Continuation { beam, token, score }) in continuations.iter().enumerate() {
+            let mut ids = group.beams[*beam].ids.clone();
+            ids.push(*token);
+            if !self.config.eos_token_id.contains(token) {
+                beams.push(Beam { row: group.beams[*beam].row, ids, score: *score });
+            } else if rank < group_size {
+                self.finish(&mut group.finished, &ids, *score, step, StopReason::Eos);
+            }
+            if beams.len() == group_size {
+                break;
+            }
+        }
+        group.beams = beams;
+        let best = match self.rules {
+            Rules::Beams => group.beams.first().map(|beam| beam.score),
+            Rules::Groups => continuations.first().map(|continuation| continuation.score),
+        };
+        let always_counts = is_last && self.rules == Rules::Beams;
+        group.is_done = group.beams.is_empty()
+            || (!always_counts
+                && group.finished.len() == group_size
+                && best.is_none_or(|best| !self.can_be_beaten(&group.finished, best, step)));
+        chosen_by_others.extend(group.beams.iter().filter_map(|beam| beam.ids.last()));
+        Ok(())
+    }
+
+    /// The most probable continuations of all beams of a group, best first: enough that as many as beams go on,
+    /// whatever ends.
+    fn continuations(
+        &self,
+        group: &Group,
+        logits: &[Vec<f32>],
+        chosen_by_others: &[u32],
+    ) -> Result<Vec<Continuation>, GenerationError> {
+        let group_size = self.config.num_beams / self.config.num_beam_groups;
+        let count = group_size * (1 + self.config.eos_token_id.len()).max(2);
+        let mut continuations = Vec::new();
+        for (index, beam) in group.beams.iter().enumerate() {
+            let mut scores = logits[beam.row].clone();
+            LogitsProcessor::Renormalize.process(self.history(beam), &mut scores)?;
+            let avoided = LogitsProcessor::FrequencyPenalty(self.config.diversity_penalty);
+            avoided.process(History { ids: chosen_by_others, prompt_len: 0 }, &mut scores)?;
+            process(self.processors, self.history(beam), &mut scores)?;
+            let threshold = kth_largest(&scores, count);
+            let best = (0..).zip(&scores).filter(|(_, score)| **score >= threshold && score.is_finite());
+            continuations.extend(best.map(|(token, score)| Continuation {
+                beam: index,
+                token,
+                score: beam.score + score,
+            }));
+        }
+        continuations.sort_by(|a, b| b.score.total_cmp(&a.score));
+        continuations.truncate(count);
+        Ok(continuations)
+    }
+
+    fn history<'ids>(&self, beam: &'ids Beam) -> History<'ids> {
+        History { ids: &beam.ids, prompt_len: self.prompt_len }
+    }
+
+    /// Whether a text that goes on from a sum of log-probabilities could still beat the worst finished one.
+    fn can_be_beaten(&self, finished: &[Hypothesis], best: f32, step: usize) -> bool {
+        let length_penalty = self.config.length_penalty;
+        let length = match self.config.early_stopping {
+            EarlyStopping::Full => return false,
+            EarlyStopping::Never if length_penalty > 0.0 => self.config.new_tokens(self.prompt_len),
+            EarlyStopping::Never | EarlyStopping::Heuristic => step,
+        };
+        let attainable = f64::from(best) / (length as f64).powf(length_penalty);
+        finished.last().is_none_or(|worst| attainable > worst.score)
+    }
+
+    fn finish_open_beams(&self, group: &mut Group, step: usize, reason: StopReason) {
+        for beam in std::mem::take(&mut group.beams) {
+            self.finish(&mut group.finished, &beam.ids, beam.score, step, reason);
+        }
+    }
+
+    /// Adds a finished text, and drops the worst where there are more than beams.
+    fn finish(
+        &self,
+        finished: &mut Vec<Hypothesis>,
+        ids: &[u32],
+        sum: f32,
+        length: usize,
+        reason: StopReason,
+    ) {
+        let score = f64::from(sum) / (length as f64).powf(self.config.length_penalty);
+        let ids = ids[self.prompt_len..].to_vec();
+        finished.push(Hypothesis { ids, score, stop_reason: reason });
+        finished.sort_by(|a, b| b.score.total_cmp(&a.score));
+        finished.truncate(self.config.num_beams / self.config.num_beam_groups);
+    }
+}

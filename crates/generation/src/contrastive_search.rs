@@ -1,0 +1,114 @@
+//! Contrastive search: of the `top_k` most probable tokens the one that is probable and unlike what came before.
+//!
+//! `(1 - α) p(v) - α max_j cos(h_v, h_j)`, with the hidden states behind the final norm; `α` is `penalty_alpha`.
+//! Source: "A Contrastive Framework for Neural Text Generation" (arXiv:2202.06417), as in `_contrastive_search` of
+//! transformers 4.49.
+
+use std::time::Instant;
+
+use candle_core::{D, DType, Device, Tensor};
+use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+
+use crate::generate::rows_of;
+use crate::processors::{Probabilities, kth_largest};
+use crate::sampler::process;
+use crate::{GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
+
+/// Axis of the tokens in a `(1, T, C)` tensor.
+const TOKEN_DIM: usize = 1;
+
+/// The new tokens and why they end. `progress` is called after each.
+///
+/// # Errors
+/// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
+/// the vocabulary, or the model's logits are not numbers.
+pub fn contrastive_search(
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    config: &GenerationConfig,
+    processors: &[LogitsProcessor],
+    device: &Device,
+    progress: &dyn Fn(),
+) -> Result<(Vec<u32>, StopReason), GenerationError> {
+    config.check()?;
+    config.check_tokens(model.config())?;
+    if config.search_mode() != SearchMode::Contrastive {
+        let what = "contrastive search needs a penalty_alpha above 0 and no do_sample".into();
+        return Err(GenerationError::Conflict { what });
+    }
+    let mut ids = config.fit_prompt(prompt, model.config())?;
+    let prompt_len = ids.len();
+    let started = Instant::now();
+    let wanted = config.new_tokens(prompt_len);
+    // A token is chosen by what the model makes of it, so each needs a position of its own.
+    let steps = wanted.min(model.config().n_positions - prompt_len);
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt_len + steps, DType::F32, device)?;
+
+    let pass = &mut Pass::inference();
+    let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
+    let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (1, T, C)
+    let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+    let mut context = unit_vectors(&hidden)?; // (1, T, C)
+    for _ in 0..steps {
+        process(processors, History { ids: &ids, prompt_len }, &mut logits)?;
+        let candidates = most_probable(&logits, config.top_k);
+        let rows = candidates.len();
+        cache = cache.fork(&vec![0; rows])?;
+        let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
+        let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
+        let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
+        let directions = unit_vectors(&hidden)?.squeeze(TOKEN_DIM)?; // (K, C)
+        let cosines = directions.matmul(&context.squeeze(0)?.t()?)?; // (K, T)
+        let penalties = cosines.max(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        let score = |(index, (_, probability)): (usize, &(u32, f64))| {
+            (1.0 - config.penalty_alpha) * probability - config.penalty_alpha * penalties[index]
+        };
+        let scores: Vec<f64> = candidates.iter().enumerate().map(score).collect();
+        if scores.iter().any(|score| score.is_nan()) {
+            return Err(GenerationError::NotFinite);
+        }
+        let mut best = 0;
+        for (index, score) in scores.iter().enumerate() {
+            if *score > scores[best] {
+                best = index;
+            }
+        }
+        let id = candidates[best].0;
+        ids.push(id);
+        progress();
+        let reason = if config.eos_token_id.contains(&id) {
+            Some(StopReason::Eos)
+        } else {
+            let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+            is_over.then_some(StopReason::MaxTime)
+        };
+        if let Some(reason) = reason {
+            return Ok((ids.split_off(prompt_len), reason));
+        }
+        let direction = directions.narrow(0, best, 1)?.unsqueeze(0)?; // (1, 1, C)
+        context = Tensor::cat(&[&context, &direction], TOKEN_DIM)?;
+        cache = cache.fork(&[best])?;
+        logits = rows_of(&model.logits(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
+    }
+    let reason = if wanted > steps { StopReason::Context } else { StopReason::MaxNewTokens };
+    Ok((ids.split_off(prompt_len), reason))
+}
+
+/// Hidden states `(B, T, C)` in f32, each divided by its length.
+fn unit_vectors(hidden: &Tensor) -> Result<Tensor, GenerationError> {
+    let hidden = hidden.to_dtype(DType::F32)?;
+    Ok(hidden.broadcast_div(&hidden.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?)?)
+}
+
+/// The `count` most probable tokens with their probabilities, most probable first.
+fn most_probable(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
+    let threshold = kth_largest(logits, count);
+    let probabilities = Probabilities::of(logits);
+    let candidates = probabilities.iter().filter(|(token, _)| logits[*token] >= threshold);
+    let mut candidates: Vec<(u32, f64)> = candidates
+        .filter_map(|(token, probability)| Some((u32::try_from(token).ok()?, probability)))
+        .collect();
+    candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
+    candidates.truncate(count);
+    candidates
+}

@@ -1,0 +1,441 @@
+//! Logits processors: each changes the logits of the next token, given the tokens so far. What is removed becomes `-inf`.
+//!
+//! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
+//! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
+//! which transformers lacks, stand behind the repetition penalty and count generated tokens only, as OpenAI's API
+//! defines them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{GenerationConfig, GenerationError};
+
+/// The tokens so far.
+#[derive(Debug, Clone, Copy)]
+pub struct History<'ids> {
+    /// Prompt and generated tokens.
+    pub ids: &'ids [u32],
+    /// How many of them are the prompt.
+    pub prompt_len: usize,
+}
+
+impl<'ids> History<'ids> {
+    /// The tokens behind the prompt.
+    pub fn generated(self) -> &'ids [u32] {
+        self.ids.get(self.prompt_len..).unwrap_or_default()
+    }
+}
+
+/// A function that says which tokens may follow; at least one.
+#[derive(Clone)]
+pub struct AllowedTokens(Arc<dyn Fn(History<'_>) -> Vec<u32> + Send + Sync>);
+
+impl AllowedTokens {
+    /// The function.
+    pub fn new(allowed: impl Fn(History<'_>) -> Vec<u32> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(allowed))
+    }
+}
+
+impl fmt::Debug for AllowedTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
+
+/// A change of the logits of one row.
+#[derive(Debug, Clone)]
+pub enum LogitsProcessor {
+    /// Adds the number to the last token of each sequence where its other tokens come last so far.
+    SequenceBias(Vec<(Vec<u32>, f64)>),
+    /// Divides positive and multiplies negative logits of every token so far.
+    RepetitionPenalty(f64),
+    /// Subtracts the number from every token generated so far.
+    PresencePenalty(f64),
+    /// Subtracts the number once for each time a token was generated.
+    FrequencyPenalty(f64),
+    /// Removes what would complete a sequence of this many tokens a second time.
+    NoRepeatNgram(usize),
+    /// Removes the ends of texts before as many new tokens.
+    MinNewTokens {
+        /// New tokens without an end.
+        min_new_tokens: usize,
+        /// The ends of texts.
+        eos_token_id: Vec<u32>,
+    },
+    /// Keeps the tokens that the function names; where they were all removed before, it wins, and they become equal.
+    AllowedTokens(AllowedTokens),
+    /// Keeps one token as the first to generate.
+    ForcedFirstToken(u32),
+    /// Removes tokens.
+    SuppressTokens(Vec<u32>),
+    /// Removes tokens from the first place.
+    BeginSuppressTokens(Vec<u32>),
+    /// Divides every logit by the number.
+    Temperature(f64),
+    /// Removes every token whose logit is below the k-th largest.
+    TopK(usize),
+    /// Removes every token for which the more probable ones already add up to p; the most probable stays.
+    TopP(f64),
+    /// Removes tokens whose probability is below this share of the largest.
+    MinP(f64),
+    /// Keeps the tokens whose information is closest to the entropy, until they add up to this.
+    TypicalP(f64),
+    /// Removes tokens below this probability; the most probable stays.
+    EpsilonCutoff(f64),
+    /// Removes tokens below `min(eta, sqrt(eta) · exp(-entropy))`; the most probable stays.
+    EtaCutoff(f64),
+    /// Turns logits into log-probabilities.
+    Renormalize,
+}
+
+impl LogitsProcessor {
+    /// Applies the change; `logits` has one entry for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// When the callback for allowed tokens names none, or one outside the vocabulary.
+    pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
+        match self {
+            Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
+            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, history.ids, logits),
+            Self::PresencePenalty(penalty) => {
+                for (id, _) in counts(history.generated()) {
+                    change(logits, id, |logit| logit - to_f32(*penalty));
+                }
+            }
+            Self::FrequencyPenalty(penalty) => {
+                for (id, count) in counts(history.generated()) {
+                    change(logits, id, |logit| logit - to_f32(*penalty * count as f64));
+                }
+            }
+            Self::NoRepeatNgram(size) => {
+                remove(repeating_tokens(history.ids, *size), logits);
+            }
+            Self::MinNewTokens { min_new_tokens, eos_token_id } => {
+                if history.generated().len() < *min_new_tokens {
+                    remove(eos_token_id.iter().copied(), logits);
+                }
+            }
+            Self::AllowedTokens(allowed) => keep_allowed(&(allowed.0)(history), logits)?,
+            Self::ForcedFirstToken(id) => {
+                if history.generated().is_empty() {
+                    logits.fill(f32::NEG_INFINITY);
+                    change(logits, *id, |_| 0.0);
+                }
+            }
+            Self::SuppressTokens(ids) => remove(ids.iter().copied(), logits),
+            Self::BeginSuppressTokens(ids) => {
+                if history.generated().is_empty() {
+                    remove(ids.iter().copied(), logits);
+                }
+            }
+            Self::Temperature(temperature) => {
+                let divisor = to_f32(*temperature);
+                logits.iter_mut().for_each(|logit| *logit /= divisor);
+            }
+            Self::TopK(top_k) => keep_top_k(logits, *top_k),
+            Self::TopP(top_p) => keep_top_p(logits, *top_p),
+            Self::MinP(min_p) => {
+                let probabilities = Probabilities::of(logits);
+                let threshold = min_p * probabilities.largest();
+                probabilities.keep(logits, |candidate| candidate.probability >= threshold);
+            }
+            Self::TypicalP(mass) => keep_typical(logits, *mass),
+            Self::EpsilonCutoff(epsilon) => keep_above(logits, |_| *epsilon),
+            Self::EtaCutoff(eta) => {
+                keep_above(logits, |entropy| eta.min(eta.sqrt() * (-entropy).exp()));
+            }
+            Self::Renormalize => {
+                let normalizer = log_sum_exp(logits);
+                logits.iter_mut().for_each(|logit| *logit = to_f32(f64::from(*logit) - normalizer));
+            }
+        }
+        Ok(())
+    }
+
+    /// The processors that `config` asks for, in the order of transformers; those that change nothing are left out.
+    pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
+        let mut processors = Vec::new();
+        let mut add = |is_wanted: bool, processor: Self| {
+            if is_wanted {
+                processors.push(processor);
+            }
+        };
+        add(!config.sequence_bias.is_empty(), Self::SequenceBias(config.sequence_bias.clone()));
+        add(config.repetition_penalty != 1.0, Self::RepetitionPenalty(config.repetition_penalty));
+        add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
+        add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));
+        add(config.no_repeat_ngram_size > 0, Self::NoRepeatNgram(config.no_repeat_ngram_size));
+        // The end of the text is no bad word.
+        let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
+        let bad_words = config.bad_words_ids.iter().filter(|ids| !is_end(ids));
+        let bad_words: Vec<_> = bad_words.map(|ids| (ids.clone(), f64::NEG_INFINITY)).collect();
+        add(!bad_words.is_empty(), Self::SequenceBias(bad_words));
+        let (min_new_tokens, eos_token_id) = (config.min_new_tokens, config.eos_token_id.clone());
+        add(min_new_tokens > 0, Self::MinNewTokens { min_new_tokens, eos_token_id });
+        if let Some(id) = config.forced_bos_token_id {
+            add(true, Self::ForcedFirstToken(id));
+        }
+        add(!config.suppress_tokens.is_empty(), Self::SuppressTokens(config.suppress_tokens.clone()));
+        let begin = &config.begin_suppress_tokens;
+        add(!begin.is_empty(), Self::BeginSuppressTokens(begin.clone()));
+        if config.do_sample {
+            add(config.temperature != 1.0, Self::Temperature(config.temperature));
+            add(config.top_k > 0, Self::TopK(config.top_k));
+            add(config.top_p < 1.0, Self::TopP(config.top_p));
+            add(config.min_p.is_some(), Self::MinP(config.min_p.unwrap_or(0.0)));
+            add(config.typical_p < 1.0, Self::TypicalP(config.typical_p));
+            add(config.epsilon_cutoff > 0.0, Self::EpsilonCutoff(config.epsilon_cutoff));
+            add(config.eta_cutoff > 0.0, Self::EtaCutoff(config.eta_cutoff));
+        }
+        add(config.renormalize_logits, Self::Renormalize);
+        processors
+    }
+}
+
+fn add_biases(biases: &[(Vec<u32>, f64)], ids: &[u32], logits: &mut [f32]) {
+    for (sequence, bias) in biases {
+        if let Some((last, before)) = sequence.split_last()
+            && ids.ends_with(before)
+        {
+            change(logits, *last, |logit| logit + to_f32(*bias));
+        }
+    }
+}
+
+fn penalize_repetition(penalty: f64, ids: &[u32], logits: &mut [f32]) {
+    let penalty = to_f32(penalty);
+    for (id, _) in counts(ids) {
+        change(logits, id, |logit| if logit < 0.0 { logit * penalty } else { logit / penalty });
+    }
+}
+
+/// The tokens that came behind earlier occurrences of the last `size - 1` tokens.
+fn repeating_tokens(ids: &[u32], size: usize) -> impl Iterator<Item = u32> {
+    let before = ids.len().checked_sub(size - 1).map_or(&[][..], |start| &ids[start..]);
+    // Too short a history has no window.
+    ids.windows(size).filter(move |window| window[..size - 1] == *before).map(move |window| window[size - 1])
+}
+
+fn keep_allowed(allowed: &[u32], logits: &mut [f32]) -> Result<(), GenerationError> {
+    let vocab_size = logits.len();
+    let indices: Vec<usize> = allowed
+        .iter()
+        .filter_map(|id| usize::try_from(*id).ok())
+        .filter(|index| *index < vocab_size)
+        .collect();
+    if indices.is_empty() || indices.len() < allowed.len() {
+        return Err(GenerationError::AllowedTokens { vocab_size, found: allowed.to_vec() });
+    }
+    let were_removed = indices.iter().all(|index| logits[*index] == f32::NEG_INFINITY);
+    let kept: Vec<(usize, f32)> =
+        indices.into_iter().map(|index| (index, if were_removed { 0.0 } else { logits[index] })).collect();
+    logits.fill(f32::NEG_INFINITY);
+    kept.into_iter().for_each(|(index, logit)| logits[index] = logit);
+    Ok(())
+}
+
+fn keep_top_k(logits: &mut [f32], top_k: usize) {
+    let top_k = top_k.max(1);
+    if top_k >= logits.len() {
+        return;
+    }
+    let smallest_kept = kth_largest(logits, top_k);
+    logits
+        .iter_mut()
+        .for_each(|logit| *logit = if *logit < smallest_kept { f32::NEG_INFINITY } else { *logit });
+}
+
+/// The k-th largest number, in one pass: most chunks hold nothing above the best k so far, and are skipped.
+pub(crate) fn kth_largest(numbers: &[f32], k: usize) -> f32 {
+    let mut best: Vec<f32> = Vec::with_capacity(2 * k);
+    let mut threshold = f32::NEG_INFINITY;
+    let reduce = |best: &mut Vec<f32>| {
+        let (_, kth, _) = best.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        let kth = *kth;
+        best.truncate(k);
+        kth
+    };
+    for chunk in numbers.chunks(CHUNK) {
+        if best.len() >= k && largest(chunk) <= threshold {
+            continue;
+        }
+        for number in chunk {
+            if best.len() < k || *number > threshold {
+                best.push(*number);
+            }
+            if best.len() == 2 * k {
+                threshold = reduce(&mut best);
+            }
+        }
+    }
+    if best.len() < k { f32::NEG_INFINITY } else { reduce(&mut best) }
+}
+
+fn keep_top_p(logits: &mut [f32], top_p: f64) {
+    if top_p >= 1.0 {
+        return;
+    }
+    let mut probabilities = Probabilities::of(logits);
+    // Of equal tokens the one with the larger id counts as the more probable: the reference sorts upwards, keeping
+    // the order of equals, and removes from the bottom.
+    let more_probable =
+        |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
+    let candidates = &mut probabilities.candidates;
+    let mut sum = 0.0;
+    let mut sorted = 0;
+    // Sorts only as far as the sum needs.
+    while sorted < candidates.len() && sum < top_p {
+        let end = candidates.len().min((sorted * 4).max(FIRST_SORTED));
+        if end < candidates.len() {
+            candidates[sorted..].select_nth_unstable_by(end - sorted, more_probable);
+        }
+        candidates[sorted..end].sort_unstable_by(more_probable);
+        while sorted < end && sum < top_p {
+            sum += candidates[sorted].probability;
+            sorted += 1;
+        }
+    }
+    candidates[sorted..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
+}
+
+fn keep_typical(logits: &mut [f32], mass: f64) {
+    let mut probabilities = Probabilities::of(logits);
+    let entropy = probabilities.entropy();
+    let distance = |candidate: &Candidate| (-candidate.probability.ln() - entropy).abs();
+    probabilities.candidates.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
+    let mut sum = 0.0;
+    let below = probabilities.candidates.iter().take_while(|candidate| {
+        sum += candidate.probability;
+        sum < mass
+    });
+    let last_kept = below.count().min(probabilities.candidates.len().saturating_sub(1));
+    let farthest = probabilities.candidates.get(last_kept).map_or(0.0, distance);
+    for candidate in
+        probabilities.candidates.iter().skip(1).filter(|candidate| distance(candidate) > farthest)
+    {
+        logits[candidate.token] = f32::NEG_INFINITY;
+    }
+}
+
+/// Keeps the tokens from the probability on that `threshold` gives for the entropy, and the most probable.
+fn keep_above(logits: &mut [f32], threshold: impl Fn(f64) -> f64) {
+    let probabilities = Probabilities::of(logits);
+    let threshold = threshold(probabilities.entropy()).min(probabilities.largest());
+    probabilities.keep(logits, |candidate| candidate.probability >= threshold);
+}
+
+/// Numbers that are compared together, as vectors.
+const CHUNK: usize = 64;
+/// Tokens that the nucleus is first looked for in.
+const FIRST_SORTED: usize = 128;
+
+/// A token that can still be drawn.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    token: usize,
+    probability: f64,
+}
+
+/// The probabilities of the tokens that can still be drawn, in the order of their ids.
+#[derive(Debug)]
+pub(crate) struct Probabilities {
+    candidates: Vec<Candidate>,
+}
+
+impl Probabilities {
+    /// The softmax of the logits, in f64.
+    pub(crate) fn of(logits: &[f32]) -> Self {
+        let mut candidates = Vec::new();
+        let maximum = largest(logits);
+        for (index, chunk) in logits.chunks(CHUNK).enumerate() {
+            if largest(chunk) == f32::NEG_INFINITY {
+                continue;
+            }
+            let remaining = chunk.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+            candidates.extend(remaining.map(|(offset, logit)| Candidate {
+                token: index * CHUNK + offset,
+                probability: f64::from(logit - maximum).exp(),
+            }));
+        }
+        let sum: f64 = candidates.iter().map(|candidate| candidate.probability).sum();
+        candidates.iter_mut().for_each(|candidate| candidate.probability /= sum);
+        Self { candidates }
+    }
+
+    /// The token in which a share `uniform` of the probability, summed in the order of the ids, ends.
+    pub(crate) fn draw(&self, uniform: f64) -> Option<usize> {
+        let possible = || self.candidates.iter().filter(|candidate| candidate.probability > 0.0);
+        let mut sum = 0.0;
+        let drawn = possible().find(|candidate| {
+            sum += candidate.probability;
+            uniform < sum
+        });
+        drawn.or_else(|| possible().next_back()).map(|candidate| candidate.token)
+    }
+
+    /// Tokens and probabilities, in the order of the ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, f64)> {
+        self.candidates.iter().map(|candidate| (candidate.token, candidate.probability))
+    }
+
+    fn largest(&self) -> f64 {
+        self.candidates.iter().map(|candidate| candidate.probability).fold(0.0, f64::max)
+    }
+
+    fn entropy(&self) -> f64 {
+        let possible = self.candidates.iter().map(|candidate| candidate.probability).filter(|p| *p > 0.0);
+        -possible.map(|probability| probability * probability.ln()).sum::<f64>()
+    }
+
+    fn keep(&self, logits: &mut [f32], is_kept: impl Fn(&Candidate) -> bool) {
+        for candidate in self.candidates.iter().filter(|candidate| !is_kept(candidate)) {
+            logits[candidate.token] = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// `ln Σ exp(logit)`, in f64.
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
+    let maximum = f64::from(largest(logits));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - maximum).exp()).sum();
+    maximum + sum.ln()
+}
+
+/// The largest number; NaN counts as none.
+pub(crate) fn largest(numbers: &[f32]) -> f32 {
+    /// Accumulators side by side, so that the comparisons become vector instructions.
+    const LANES: usize = 16;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = numbers.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, number) in lanes.iter_mut().zip(chunk) {
+            *lane = if *number > *lane { *number } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// How often each token occurs, by id.
+fn counts(ids: &[u32]) -> BTreeMap<u32, usize> {
+    let mut counts = BTreeMap::new();
+    ids.iter().for_each(|id| *counts.entry(*id).or_default() += 1);
+    counts
+}
+
+fn remove(ids: impl Iterator<Item = u32>, logits: &mut [f32]) {
+    ids.for_each(|id| change(logits, id, |_| f32::NEG_INFINITY));
+}
+
+fn change(logits: &mut [f32], id: u32, changed: impl Fn(f32) -> f32) {
+    if let Some(logit) = usize::try_from(id).ok().and_then(|index| logits.get_mut(index)) {
+        *logit = changed(*logit);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "logits are f32, as in the reference")]
+fn to_f32(number: f64) -> f32 {
+    number as f32
+}

@@ -1,0 +1,61 @@
+//! From logits to a token: the processors change the logits, the sampler picks.
+
+use gpt2_kernels::Generator;
+
+use crate::processors::{Probabilities, largest};
+use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
+
+/// Picks tokens from logits.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    processors: Vec<LogitsProcessor>,
+    /// Draws the token; absent where the most probable one is taken.
+    generator: Option<Generator>,
+}
+
+impl Sampler {
+    /// A sampler for these options, which [`GenerationConfig::check`] accepts, with these processors; usually
+    /// [`LogitsProcessor::of_config`]. Texts of one prompt draw from different `stream`s of the same seed.
+    pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
+        let generator = config.do_sample.then(|| Generator::with_stream(config.seed, stream));
+        Self { processors, generator }
+    }
+
+    /// Picks the next token; `logits` has one entry for each token of the vocabulary and is changed on the way. Of
+    /// equal logits the smallest id is the most probable.
+    ///
+    /// # Errors
+    /// When a logit is NaN or `+inf`, or none is left.
+    pub fn sample(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<u32, GenerationError> {
+        process(&self.processors, history, logits)?;
+        let token = match &mut self.generator {
+            None => {
+                let largest = largest(logits);
+                logits.iter().position(|logit| *logit == largest)
+            }
+            Some(generator) => Probabilities::of(logits).draw(generator.uniform()),
+        };
+        token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
+    }
+}
+
+/// Applies the processors to logits that are numbers, and checks that they leave a token.
+pub(crate) fn process(
+    processors: &[LogitsProcessor],
+    history: History<'_>,
+    logits: &mut [f32],
+) -> Result<(), GenerationError> {
+    if logits.iter().fold(false, |found, logit| found | logit.is_nan() | (*logit == f32::INFINITY)) {
+        return Err(GenerationError::NotFinite);
+    }
+    if largest(logits) == f32::NEG_INFINITY {
+        return Err(GenerationError::NotFinite);
+    }
+    for processor in processors {
+        processor.process(history, logits)?;
+    }
+    match largest(logits) {
+        f32::NEG_INFINITY => Err(GenerationError::NoTokenLeft),
+        _ => Ok(()),
+    }
+}

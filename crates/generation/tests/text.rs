@@ -1,0 +1,117 @@
+//! Text from ids as they come: whole characters, whole words up to a stop string.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use candle_core::Device;
+use gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
+use gpt2_testing::fixture_path;
+use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+
+fn tokenizer() -> Tokenizer {
+    load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap()
+}
+
+/// Characters of two, three and four bytes, split over tokens of one byte each.
+#[test]
+fn streamed_text_never_shows_a_part_of_a_character() {
+    let tokenizer = tokenizer();
+    let text =
+        "naïve 日本語 🤗🤗 — £5 and a tail that is long enough to move the window several times over 🤗 é";
+    let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+    assert!(ids.len() > 60, "the text passes the window");
+    let mut stream = TextStream::new(&tokenizer);
+    let mut streamed = String::new();
+    for id in ids {
+        let piece = stream.push(id).unwrap();
+        assert!(!piece.contains('\u{FFFD}'), "{piece:?}");
+        streamed.push_str(&piece);
+        assert!(text.starts_with(&streamed));
+    }
+    assert_eq!(stream.finish().unwrap(), "");
+    assert_eq!(streamed, text);
+}
+
+/// Bytes that are no character decode as transformers decodes them, wherever the window stands.
+#[test]
+fn streamed_text_equals_the_decoded_whole_for_any_ids() {
+    let tokenizer = tokenizer();
+    for seed in 0..40u32 {
+        let ids: Vec<u32> =
+            (0..120).map(|index| (index * 7919 + seed * 104_729 + index * index * 31) % 300).collect();
+        let mut stream = TextStream::new(&tokenizer);
+        let mut streamed: String = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
+        streamed.push_str(&stream.finish().unwrap());
+        assert_eq!(streamed, tokenizer.decode(&ids, true).unwrap(), "seed {seed}");
+    }
+}
+
+/// The stream of `text`, token by token, with stop strings; the pieces as they came.
+fn pieces(text: &str, stop_strings: &[&str]) -> (Vec<String>, bool) {
+    let tokenizer = tokenizer();
+    let stop_strings: Vec<String> = stop_strings.iter().map(ToString::to_string).collect();
+    let mut stream = TextStream::new(&tokenizer).with_stop_strings(&stop_strings);
+    let mut pieces = Vec::new();
+    for id in tokenizer.encode(text, false).unwrap().get_ids() {
+        pieces.push(stream.push(*id).unwrap());
+    }
+    let is_stopped = stream.is_stopped();
+    pieces.push(stream.finish().unwrap());
+    (pieces, is_stopped)
+}
+
+/// FIELD §2 row 13: a stop string ends a text wherever its tokens begin and end, and never shows in part.
+#[test]
+fn a_text_ends_in_front_of_the_first_stop_string() {
+    let text = "One line.\nUser: what? 🤗 and more";
+    for (stop_strings, expected) in [
+        (vec!["\nUser:"], "One line."),
+        (vec!["more", "User"], "One line.\n"),
+        (vec!["and", "\u{1F917}"], "One line.\nUser: what? "),
+        (vec!["e.\nU"], "One lin"),
+        (vec!["O"], ""),
+        (vec!["e"], "On"),
+    ] {
+        let (pieces, is_stopped) = pieces(text, &stop_strings);
+        assert_eq!((pieces.concat().as_str(), is_stopped), (expected, true), "{stop_strings:?}");
+        let mut shown = String::new();
+        for piece in pieces {
+            shown.push_str(&piece);
+            assert!(expected.starts_with(&shown), "{stop_strings:?} showed {shown:?}");
+        }
+    }
+}
+
+#[test]
+fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
+    let text = "One line.\nUse 🤗";
+    for stop_strings in [vec!["\nUser:"], vec!["🤗🤗"], vec!["lines", "ne line.\n\n"], vec![""]] {
+        let (pieces, is_stopped) = pieces(text, &stop_strings);
+        assert_eq!((pieces.concat().as_str(), is_stopped), (text, false), "{stop_strings:?}");
+    }
+}
+
+/// Stop strings taken from the middle of what the model writes, so that they lie across its tokens.
+#[test]
+fn generation_ends_at_a_stop_string() {
+    let folder = fixture_path("tiny-checkpoint");
+    let model = Checkpoint::open(&folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap();
+    let tokenizer = tokenizer();
+    let text = |stop_strings: Vec<String>| {
+        let config = GenerationConfig { max_new_tokens: 30, stop_strings, ..GenerationConfig::default() };
+        let mut pieces =
+            TextGenerator::new(&model, &[289, 221, 299], &config, &tokenizer, &Device::Cpu).unwrap();
+        let text: String = pieces.by_ref().collect::<Result<_, _>>().unwrap();
+        assert!(pieces.time_to_first_token().is_some());
+        (text, pieces.stop_reason().unwrap(), pieces.ids().len())
+    };
+    let (whole, reason, tokens) = text(Vec::new());
+    assert_eq!((reason, tokens), (StopReason::MaxNewTokens, 30));
+    let starts: Vec<usize> = whole.char_indices().map(|(start, _)| start).collect();
+    for first in 1..starts.len() - 4 {
+        let stop = &whole[starts[first]..starts[first + 3]];
+        let found = whole.find(stop).unwrap();
+        let (shown, reason, tokens) = text(vec![stop.to_owned()]);
+        assert_eq!((shown.as_str(), reason), (&whole[..found], StopReason::StopString), "{stop:?}");
+        assert!(tokens <= 30);
+    }
+}
