@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpt2_training::Schedule;
 use gpt2_weights::WrittenDType;
 
+use crate::built_in;
 use crate::commands::train::{parse_dtype as parse_trained_dtype, parse_schedule};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
@@ -46,8 +47,8 @@ pub(crate) enum Command {
 /// Where the model is and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), or a model of the hub: gpt2, owner/name, owner/name@revision
-    #[arg(long, value_name = "DIR")]
+    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the hub (gpt2, owner/name, owner/name@revision), or the small one inside the program
+    #[arg(long, value_name = "DIR", default_value = built_in::NAME)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
