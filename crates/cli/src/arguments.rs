@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpt2_training::Schedule;
 use gpt2_weights::{WeightFormat, WrittenDType};
 
+use crate::built_in;
 use crate::commands::train::{parse_dtype as parse_trained_dtype, parse_schedule};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
@@ -63,8 +64,8 @@ impl Command {
 /// Where the model is and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), or a model of the hub: gpt2, owner/name, owner/name@revision
-    #[arg(long, value_name = "DIR")]
+    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the hub (gpt2, owner/name, owner/name@revision), or the small one inside the program
+    #[arg(long, value_name = "DIR", default_value = built_in::NAME)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
@@ -384,6 +385,9 @@ pub(crate) struct TrainArguments {
     /// Steps between saved states
     #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
     pub(crate) save_every: u64,
+    /// Continue this text at every evaluation, and show it on standard error
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) sample: Option<String>,
     /// End after this many evaluations without a lower held-out loss [default: never]
     #[arg(long, value_name = "N")]
     pub(crate) patience: Option<u64>,

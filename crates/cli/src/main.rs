@@ -2,6 +2,7 @@
 //! for a job that failed.
 
 mod arguments;
+mod built_in;
 mod commands;
 mod generation_options;
 mod hub;

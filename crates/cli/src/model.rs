@@ -9,7 +9,7 @@ use gpt2_weights::{Checkpoint, WeightFormat};
 
 use crate::arguments::ModelArguments;
 use crate::hub::Network;
-use crate::{UsageError, hub, progress};
+use crate::{UsageError, built_in, hub, progress};
 
 /// The device that `--device` names.
 pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
@@ -31,8 +31,11 @@ pub(crate) fn device(arguments: &ModelArguments) -> Result<Device> {
     Ok(Device::new_cuda(index)?)
 }
 
-/// Opens the checkpoint that `--model` names: a path, or a model of the hub.
+/// Opens the checkpoint that `--model` names: a path, a model of the hub, or the one inside the program.
 pub(crate) fn open(path: &Path, network: Network) -> Result<Checkpoint> {
+    if let Some(checkpoint) = built_in::open(path)? {
+        return Ok(checkpoint);
+    }
     Ok(Checkpoint::open(&hub::local_path(path, network)?)?)
 }
 

@@ -79,11 +79,11 @@ fn read(folder: &str, name: &str) -> Vec<u8> {
 #[test]
 fn a_training_lowers_the_loss_and_leaves_a_checkpoint_that_generates() {
     let bench = Bench::new();
-    let report =
-        assert_success(&bench.train(
-            "model",
-            &["--steps", "60", "--lr", "0.01", "--eval-every", "20", "--seed", "3", "--json"],
-        ));
+    let run = ["--steps", "60", "--lr", "0.01", "--eval-every", "20", "--seed", "3", "--json"];
+    let output = bench.train("model", &[&run[..], &["--sample", "WHAT"]].concat());
+    let samples = stderr(&output);
+    assert_eq!(samples.matches(": WHAT").count(), 3, "a sample at every evaluation: {samples}");
+    let report = assert_success(&output);
     let loss = report["held_out_loss"].as_f64().unwrap();
     // A model that only guesses has ln 280 = 5.63.
     assert!(loss < 4.0, "held-out loss {loss}");

@@ -114,16 +114,7 @@ impl Parameters {
 
     /// What a model loads itself from, with gradients leading to these variables.
     pub(crate) fn tracked(&self, device: &Device) -> VarBuilder<'static> {
-        self.builder(device, |variable| variable.as_tensor().clone())
-    }
-
-    /// What a model for inference loads itself from: it shares the values, and changes with them.
-    pub fn detached(&self, device: &Device) -> VarBuilder<'static> {
-        self.builder(device, |variable| variable.as_tensor().detach())
-    }
-
-    fn builder(&self, device: &Device, tensor: impl Fn(&Var) -> Tensor) -> VarBuilder<'static> {
-        let tensors = self.named.iter().map(|(name, variable)| (name.clone(), tensor(variable)));
+        let tensors = self.named.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
         VarBuilder::from_tensors(tensors.collect(), DType::F32, device)
     }
 }

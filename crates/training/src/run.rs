@@ -75,6 +75,7 @@ impl<'a> Run<'a> {
         }
         let folder = &options.folder;
         fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
+        remove_leftovers(folder);
         let (mut best, mut evaluations_since) = (None, 0);
         if let Some(progress) = state::load(folder, &mut trainer)? {
             check_same(&progress, trainer.numbers(), &options)?;
@@ -86,14 +87,14 @@ impl<'a> Run<'a> {
     }
 
     /// Trains to the end. `elapsed_s` tells the seconds since the process began to train; `report` is told every entry of
-    /// the log.
+    /// the log, and sees the model at that point.
     ///
     /// # Errors
     /// When a loss is not a number, or a file cannot be written: the last saved state is then still there.
     pub fn train(
         &mut self,
         elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry),
+        report: &mut dyn FnMut(&Entry, &Trainer),
     ) -> Result<Outcome, TrainingError> {
         let steps = self.trainer.numbers().steps;
         let tokens_per_step = self.trainer.numbers().tokens_per_step() as f64;
@@ -110,7 +111,7 @@ impl<'a> Run<'a> {
                 elapsed_s: now_s,
                 ..Entry::default()
             };
-            report(&entry);
+            report(&entry, &self.trainer);
             self.journal.add(entry)?;
             let is_due = |every: u64| done.step.is_multiple_of(every) || done.step == steps;
             if is_due(self.options.eval_every) {
@@ -144,7 +145,7 @@ impl<'a> Run<'a> {
         &mut self,
         step: u64,
         elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry),
+        report: &mut dyn FnMut(&Entry, &Trainer),
     ) -> Result<(), TrainingError> {
         let Some(held_out) = &self.held_out else { return Ok(()) };
         let loss = held_out.loss(&self.trainer)?;
@@ -159,7 +160,7 @@ impl<'a> Run<'a> {
             elapsed_s: elapsed_s(),
             ..Entry::default()
         };
-        report(&entry);
+        report(&entry, &self.trainer);
         self.journal.add(entry)?;
         if self.best.is_none_or(|best| loss.per_token < best.per_token) {
             self.best = Some(Best::new(step, loss));
@@ -204,6 +205,16 @@ impl<'a> Run<'a> {
                 TrainingError::NotFinite { step, what, last_checkpoint: saved }
             }
             other => other,
+        }
+    }
+}
+
+/// Removes what a run that was killed while it wrote may have left: the safetensors library writes to a file `.tmp…` first.
+fn remove_leftovers(folder: &Path) {
+    // Nothing depends on it: what cannot be listed or removed stays.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b".tmp") {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Gpt2Model, Pass};
+use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
 use gpt2_kernels::{AdamWStep, head_loss};
 use serde::{Deserialize, Serialize};
 
@@ -317,6 +317,20 @@ impl Trainer {
             Weights::Adapted(lora) => lora.merged_parameter(name, &self.parameters)?,
         };
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
+    }
+
+    /// The model as it is now, for inference. It shares the weights, and changes with them where they are trained whole.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn model(&self) -> candle_core::Result<Gpt2LMHead> {
+        let named = expected_parameters(&self.config).into_iter().map(|parameter| {
+            let tensor = self.parameter(&parameter.name)?.detach();
+            Ok((parameter.name, tensor))
+        });
+        let tensors = named.collect::<candle_core::Result<_>>()?;
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &self.device);
+        Gpt2LMHead::load(&self.config, &vb)
     }
 
     /// The adapters' configuration and fixed weights, where adapters are trained.

@@ -31,12 +31,8 @@ mod tokenizer;
 pub use checkpoint::{Checkpoint, EmbeddedFiles, Problem};
 pub use convert::{WrittenDType, replace_hugging_face, write_gguf, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
-<<<<<<< HEAD
-pub use gpt2_kernels::WeightFormat;
-pub use mapped_file::MappedFile;
-=======
 pub use gpt2_kernels::{WeightFormat, set_thread_count, thread_count};
->>>>>>> kernels
+pub use mapped_file::MappedFile;
 pub use naming::{Orientation, checkpoint_shape};
 pub use replace::replace_file;
 pub use source::Format;

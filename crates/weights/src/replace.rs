@@ -17,17 +17,19 @@ pub fn replace_file<E: From<WeightsError>>(
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     let partial = Partial(path.with_file_name(name));
+    let failed = |error: std::io::Error| {
+        let what = format!("cannot be written: {error}");
+        E::from(WeightsError::Unwritable { path: path.to_owned(), what })
+    };
+    // The safetensors library makes files that nobody else may read; this one gets the rights of an ordinary file.
+    let rights = File::create(&partial.0).and_then(|file| file.metadata()).map_err(failed)?.permissions();
     write(&partial.0)?;
     let finish = || {
+        fs::set_permissions(&partial.0, rights)?;
         File::open(&partial.0)?.sync_all()?;
         fs::rename(&partial.0, path)
     };
-    finish().map_err(|error| {
-        E::from(WeightsError::Unwritable {
-            path: path.to_owned(),
-            what: format!("cannot be written: {error}"),
-        })
-    })
+    finish().map_err(failed)
 }
 
 /// A file in the making, removed again unless it was renamed.

@@ -8,11 +8,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use candle_core::Device;
 use gpt2::{Gpt2Config, ParameterCounts};
+use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
     Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
 };
-use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, load_tokenizer, train_tokenizer};
+use gpt2_weights::{
+    Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, encode, load_tokenizer, train_tokenizer,
+};
 use serde::Serialize;
 
 use crate::arguments::TrainArguments;
@@ -96,8 +99,13 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     let elapsed_s = || clock.elapsed().as_secs_f64();
     let bar = progress::steps(steps, run.trainer().steps_done());
     let mut held_out_loss = None;
-    let outcome = run.train(&elapsed_s, &mut |entry: &Entry| {
+    let outcome = run.train(&elapsed_s, &mut |entry: &Entry, trainer: &Trainer| {
         held_out_loss = entry.held_out_loss.or(held_out_loss);
+        if let (Some(loss), Some(prompt)) = (entry.held_out_loss, &arguments.sample) {
+            // A sample that fails is shown as such; the training goes on.
+            let text = sample(trainer, &start.tokenizer, prompt).unwrap_or_else(|error| format!("{error:#}"));
+            bar.suspend(|| output::print_note(&format!("step {}, held out {loss:.4}: {text}", entry.step)));
+        }
         if let (Some(loss), Some(tokens_per_s)) = (entry.loss, entry.tokens_per_s) {
             let held_out = held_out_loss.map_or(String::new(), |loss| format!(", held out {loss:.4}"));
             bar.set_message(format!("loss {loss:.4}{held_out}, {tokens_per_s:.0} tokens/s"));
@@ -281,6 +289,26 @@ impl Drop for TokenFiles {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// What the model makes of a prompt.
+fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String> {
+    /// Enough to see what it has learnt, at little cost.
+    const TOKENS: usize = 60;
+    let model = trainer.model()?;
+    let ids = encode(tokenizer, prompt)?;
+    let config = GenerationConfig {
+        max_new_tokens: TOKENS,
+        do_sample: true,
+        top_k: 50,
+        eos_token_id: trainer.config().eos_token_id.clone(),
+        ..GenerationConfig::default()
+    };
+    let mut text = prompt.to_owned();
+    for piece in TextGenerator::new(&model, &ids, &config, tokenizer, &Device::Cpu)? {
+        text.push_str(&piece?);
+    }
+    Ok(text)
 }
 
 fn report(
