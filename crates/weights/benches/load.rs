@@ -1,5 +1,5 @@
 //! Loading a file of GPT-2 124M: how long it takes beside a plain read of the file, and how much memory it peaks at beside
-//! the weights as held (f32).
+//! the weights as held, in every type that files have and every precision that weights are held in.
 //!
 //! Run: `cargo bench -p gpt2-weights --bench load` (Linux; writes up to 500 MB to the temporary folder). Each measurement
 //! is a process of its own, so that its peak is its own; every file is read once before, so that none comes from disk.
@@ -17,8 +17,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, ParameterCounts, expected_parameters};
-use gpt2_weights::{Checkpoint, Orientation, checkpoint_shape};
+use gpt2::{Gpt2Config, Parameter, expected_parameters};
+use gpt2_weights::{Checkpoint, Orientation, WeightFormat, checkpoint_shape};
 
 /// Loads per measurement; the fastest counts, since everything else on the machine only adds.
 const ROUNDS: usize = 3;
@@ -26,7 +26,7 @@ const ROUNDS: usize = 3;
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.as_slice() {
-        [_, command, folder] if command == "load" => load(folder.as_ref()),
+        [_, command, folder, held] if command == "load" => load(folder.as_ref(), held),
         [_, command, file] if command == "read" => read(file.as_ref()),
         _ => measure(),
     }
@@ -34,38 +34,58 @@ fn main() {
 
 /// Writes the file in each type and measures it.
 fn measure() {
-    let held = 4 * ParameterCounts::new(&Gpt2Config::gpt2()).unique;
-    println!("{:<6}{:>12}{:>12}{:>12}{:>24}", "file", "read s", "load s", "load/read", "peak/weights held");
+    println!(
+        "{:<6}{:<8}{:>12}{:>12}{:>12}{:>24}",
+        "file", "held", "read s", "load s", "load/read", "peak/weights held"
+    );
     for (name, dtype) in [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), dtype);
         let file = folder.path().join("model.safetensors");
-        let fastest = |command: &str, path: &Path| -> (f64, f64) {
-            let runs = (0..ROUNDS).map(|_| run(command, path));
+        let fastest = |arguments: &[&str]| -> (f64, f64) {
+            let runs = (0..ROUNDS).map(|_| run(arguments));
             runs.reduce(|best, run| (f64::min(best.0, run.0), f64::min(best.1, run.1))).unwrap()
         };
-        let (read_s, _) = fastest("read", &file);
-        let (load_s, peak) = fastest("load", folder.path());
-        println!(
-            "{name:<6}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
-            load_s / read_s,
-            peak / held as f64
-        );
+        let (read_s, _) = fastest(&["read", file.to_str().unwrap()]);
+        for (held, bits) in [("tensors", 32.0), ("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q4", 4.5)] {
+            let (load_s, peak) = fastest(&["load", folder.path().to_str().unwrap(), held]);
+            println!(
+                "{name:<6}{held:<8}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
+                load_s / read_s,
+                peak / held_bytes(bits)
+            );
+        }
     }
 }
 
+/// Bytes of the weights as held: matrices with this many bits a weight, positions, norms and biases in f32.
+fn held_bytes(matrix_bits: f64) -> f64 {
+    let bits = |parameter: &Parameter| match parameter.shape.len() {
+        2 if parameter.name != "wpe.weight" => matrix_bits,
+        _ => 32.0,
+    };
+    let bytes =
+        |parameter: &Parameter| parameter.shape.iter().product::<usize>() as f64 * bits(parameter) / 8.0;
+    expected_parameters(&Gpt2Config::gpt2()).iter().map(bytes).sum()
+}
+
 /// Seconds and peak bytes of one measurement in a process of its own.
-fn run(command: &str, path: &Path) -> (f64, f64) {
+fn run(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).arg(command).arg(path).output().unwrap();
+    let output = Command::new(program).args(arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-fn load(folder: &Path) {
+fn load(folder: &Path, held: &str) {
     let start = Instant::now();
-    let model = Checkpoint::open(folder).unwrap().load_dense(&Device::Cpu, &|_| ()).unwrap();
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let model = match WeightFormat::from_name(held) {
+        Some(format) => checkpoint.load_as(format, &|_| ()),
+        None => checkpoint.load_dense(&Device::Cpu, &|_| ()),
+    };
+    let model = model.unwrap();
     let elapsed_s = start.elapsed().as_secs_f64();
     assert_eq!(model.parameter_count(), 124_439_808);
     println!("{elapsed_s} {}", peak_bytes());

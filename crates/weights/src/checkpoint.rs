@@ -1,5 +1,6 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Shape, Tensor};
@@ -487,10 +488,13 @@ impl gpt2_kernels::ParameterSource for PackParameters<'_> {
         let format = format.unwrap_or(WeightFormat::F32);
         let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
             (Some(matrix), Some(stored)) => {
-                let packed = PackedMatrix::from_bytes(matrix, format)?;
-                stored.forget(&self.reader.checkpoint.source.files);
-                (self.reader.progress)(stored.bytes.len() as u64);
-                packed
+                let read = |bytes: Range<usize>| {
+                    (self.reader.progress)(bytes.len() as u64);
+                    let start = stored.bytes.start;
+                    stored
+                        .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);
+                };
+                PackedMatrix::from_bytes(matrix, format, &read)?
             }
             _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
         };

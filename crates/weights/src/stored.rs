@@ -118,14 +118,14 @@ impl StoredTensor {
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let tensor = self.read_mapped(files, device)?;
-        self.forget(files);
+        self.forget(files, self.bytes.clone());
         Ok(tensor)
     }
 
-    /// Lets go of the memory behind the tensor's bytes.
-    pub(crate) fn forget(&self, files: &[MappedFile]) {
+    /// Lets go of the memory behind some of the tensor's bytes.
+    pub(crate) fn forget(&self, files: &[MappedFile], bytes: Range<usize>) {
         if let Some(file) = files.get(self.file) {
-            file.forget(self.bytes.clone());
+            file.forget(bytes);
         }
     }
 

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "packed weights are written once, by all threads, into fresh memory")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use candle_core::{CpuStorage, Result, Storage, Tensor};
 use half::{bf16, f16};
@@ -15,6 +16,9 @@ use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 
 /// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
+/// Bytes of an output-major matrix that are read before its reader hears of it: little beside any model, and enough to
+/// keep all threads at work.
+const STEP_BYTES: usize = 2 << 20;
 
 /// The type of little-endian values in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,11 +65,16 @@ pub struct MatrixBytes<'a> {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix from its bytes, on all threads.
+    /// Packs a matrix from its bytes, on all threads. `read` is told which of the bytes are not needed any more, so that
+    /// a mapped file need not stay in memory beside the packed weights.
     ///
     /// # Errors
     /// When there are fewer bytes than the matrix has.
-    pub fn from_bytes(matrix: MatrixBytes<'_>, format: WeightFormat) -> Result<Self> {
+    pub fn from_bytes(
+        matrix: MatrixBytes<'_>,
+        format: WeightFormat,
+        read: &dyn Fn(Range<usize>),
+    ) -> Result<Self> {
         let MatrixBytes { bytes, dtype, order, out_features, in_features } = matrix;
         let expected =
             out_features.checked_mul(in_features).and_then(|count| count.checked_mul(dtype.size()));
@@ -77,18 +86,20 @@ impl PackedMatrix {
             StoredOrder::InputMajor => (1, out_features),
         };
         let shape = (out_features, in_features);
+        let row_bytes = in_features * dtype.size();
+        let read = |outputs: Range<usize>| read(outputs.start * row_bytes..outputs.end * row_bytes);
         Ok(match dtype {
             StoredFloat::F32 => {
                 let values = Values { elements: bytes.as_chunks().0, strides, convert: f32::from_le_bytes };
-                pack(&values, shape, format)
+                pack(&values, shape, format, &read)
             }
             StoredFloat::F16 => {
                 let convert = |bytes| f16::from_le_bytes(bytes).to_f32();
-                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format)
+                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format, &read)
             }
             StoredFloat::BF16 => {
                 let convert = |bytes| bf16::from_le_bytes(bytes).to_f32();
-                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format)
+                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format, &read)
             }
         })
     }
@@ -111,7 +122,7 @@ impl PackedMatrix {
             _ => (0, 0),
         };
         let elements = &elements[layout.start_offset()..];
-        Ok(pack(&Values { elements, strides, convert: |value| value }, shape, format))
+        Ok(pack(&Values { elements, strides, convert: |value| value }, shape, format, &|_| ()))
     }
 }
 
@@ -127,43 +138,55 @@ fn pack<T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
     values: &Values<'_, T, F>,
     shape: (usize, usize),
     format: WeightFormat,
+    read: &dyn Fn(Range<usize>),
 ) -> PackedMatrix {
     let panels = match format {
-        WeightFormat::F32 => Panels::F32(blocks(values, shape)),
-        WeightFormat::F16 => Panels::F16(blocks(values, shape)),
-        WeightFormat::Q8 => Panels::Q8(blocks(values, shape)),
-        WeightFormat::Q4 => Panels::Q4(blocks(values, shape)),
+        WeightFormat::F32 => Panels::F32(blocks(values, shape, read)),
+        WeightFormat::F16 => Panels::F16(blocks(values, shape, read)),
+        WeightFormat::Q8 => Panels::Q8(blocks(values, shape, read)),
+        WeightFormat::Q4 => Panels::Q4(blocks(values, shape, read)),
     };
     PackedMatrix { out_features: shape.0, in_features: shape.1, panels }
 }
 
+/// `read` is told the outputs that were packed, and gets all of them where they lie side by side in the matrix.
 fn blocks<B: Block, T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
     values: &Values<'_, T, F>,
     (out_features, in_features): (usize, usize),
+    read: &dyn Fn(Range<usize>),
 ) -> Box<[B]> {
     let panel_blocks = in_features.div_ceil(DEPTH);
     if panel_blocks == 0 {
         return Box::default();
     }
     let instructions = InstructionSet::detected();
-    let mut blocks = Box::new_uninit_slice(out_features.div_ceil(LANES) * panel_blocks);
+    let panels = out_features.div_ceil(LANES);
+    let mut blocks = Box::new_uninit_slice(panels * panel_blocks);
     let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
-    for_each_part(&mut blocks, parts, |mut part| {
-        let mut weights: Expanded = [Line([0.0; LANES]); DEPTH];
-        for block in 0..panel_blocks {
-            for row in 0..part.rows() {
-                let (first_output, first_input) = ((part.first_row + row) * LANES, block * DEPTH);
-                let outputs = LANES.min(out_features - first_output);
-                let inputs = DEPTH.min(in_features - first_input);
-                if outputs < LANES || inputs < DEPTH {
-                    weights = [Line([0.0; LANES]); DEPTH];
+    let is_output_major = values.strides.1 == 1;
+    let step = STEP_BYTES / (LANES * in_features * size_of::<T>());
+    let step = if is_output_major { step.max(STRIP_PANELS).min(panels) } else { panels };
+    for (index, blocks) in blocks.chunks_mut(step.max(1) * panel_blocks).enumerate() {
+        let first_panel = index * step;
+        for_each_part(blocks, parts, |mut part| {
+            let mut weights: Expanded = [Line([0.0; LANES]); DEPTH];
+            for block in 0..panel_blocks {
+                for row in 0..part.rows() {
+                    let (first_output, first_input) =
+                        ((first_panel + part.first_row + row) * LANES, block * DEPTH);
+                    let outputs = LANES.min(out_features - first_output);
+                    let inputs = DEPTH.min(in_features - first_input);
+                    if outputs < LANES || inputs < DEPTH {
+                        weights = [Line([0.0; LANES]); DEPTH];
+                    }
+                    values.read((first_output, outputs), (first_input, inputs), &mut weights);
+                    part.row(row)[block].write(instructions.run(Encode(&weights, PhantomData)));
                 }
-                values.read((first_output, outputs), (first_input, inputs), &mut weights);
-                part.row(row)[block].write(instructions.run(Encode(&weights, PhantomData)));
             }
-        }
-    });
-    // SAFETY: the parts hold every element, and each part's rows were written from their first block to their last.
+        });
+        read(first_panel * LANES..out_features.min((first_panel + step) * LANES));
+    }
+    // SAFETY: the steps and their parts hold every element, and each part's rows were written from their first block to their last.
     unsafe { blocks.assume_init() }
 }
 

@@ -1,5 +1,7 @@
 //! Every format, instruction set and number of rows against a product in f64 with the weights that the format holds.
 
+use std::cell::RefCell;
+
 use candle_core::{Device, Tensor};
 
 use super::*;
@@ -144,12 +146,12 @@ fn packing_reads_either_order_and_every_type() {
             // One byte further on nothing is aligned.
             let shifted = [&[0], bytes.as_slice()].concat();
             let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
-            let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32).unwrap();
+            let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32, &|_| ()).unwrap();
             for (held, weight) in held(&matrix).iter().zip(&weights) {
                 assert!((held - weight).abs() <= tolerance, "{dtype:?} {order:?}: {held} for {weight}");
             }
             let short = MatrixBytes { bytes: &bytes[1..], ..view };
-            assert!(PackedMatrix::from_bytes(short, WeightFormat::F32).is_err());
+            assert!(PackedMatrix::from_bytes(short, WeightFormat::F32, &|_| ()).is_err());
         }
     }
 }
@@ -202,5 +204,26 @@ fn bits_per_weight() {
     ] {
         let (_, matrix) = packed(48, 768, format);
         assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
+    }
+}
+
+/// What was packed is let go step by step, in order and without a gap, so that a file is never in memory as a whole.
+#[test]
+fn a_large_matrix_is_packed_in_steps() {
+    let (out_features, in_features) = (2003, 768);
+    let weights = noise(out_features * in_features, 5);
+    let bytes: Vec<u8> = weights.iter().flat_map(|value| value.to_le_bytes()).collect();
+    for (order, least_steps) in [(StoredOrder::OutputMajor, 2), (StoredOrder::InputMajor, 1)] {
+        let (dtype, steps) = (StoredFloat::F32, RefCell::new(Vec::new()));
+        let view = MatrixBytes { bytes: &bytes, dtype, order, out_features, in_features };
+        let read = |bytes| steps.borrow_mut().push(bytes);
+        let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32, &read).unwrap();
+        let steps = steps.into_inner();
+        assert!(steps.len() >= least_steps, "{steps:?}");
+        assert_eq!((steps[0].start, steps[steps.len() - 1].end), (0, bytes.len()));
+        assert!(steps.windows(2).all(|pair| pair[0].end == pair[1].start), "{steps:?}");
+        if order == StoredOrder::OutputMajor {
+            assert_eq!(held(&matrix), weights);
+        }
     }
 }
