@@ -1,10 +1,9 @@
 //! The arguments of every command, and nothing else.
 
-use std::num::NonZero;
 use std::path::PathBuf;
 
 use candle_core::DType;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use gpt2_training::Schedule;
 use gpt2_weights::{WeightFormat, WrittenDType};
 
@@ -57,7 +56,7 @@ impl Command {
             Self::Bench(arguments) => &arguments.model,
             Self::Train(_) | Self::Inspect(_) | Self::Convert(_) | Self::Verify(_) => return None,
         };
-        model.threads.map(|threads| usize::from(threads.get()))
+        model.threads.map(usize::from)
     }
 }
 
@@ -77,8 +76,8 @@ pub(crate) struct ModelArguments {
     #[arg(long, value_name = "TYPE", value_parser = parse_format)]
     pub(crate) dtype: Option<WeightFormat>,
     /// Number of threads [default: as many as this process may use]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZero<u16>>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
 }
 
 /// The tokens to work on.
@@ -317,7 +316,7 @@ Examples:
 --out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
 and the state that --resume goes on from. The same call gives the same weights, interrupted or not.")]
 pub(crate) struct TrainArguments {
-    /// Texts: plain UTF-8 files, or .jsonl files with a \"text\" in each line
+    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
@@ -473,7 +472,7 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "OTHER")]
     pub(crate) against: Option<PathBuf>,
     /// Largest difference of logits that --against allows
-    #[arg(long, value_name = "X", default_value_t = 1e-3, requires = "against")]
+    #[arg(long, value_name = "X", default_value_t = 1e-3, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
     pub(crate) tolerance: f64,
     /// Print one JSON object: sound, problems, notes, cache_difference, against_difference
     #[arg(long)]
@@ -528,6 +527,13 @@ pub(crate) struct BenchArguments {
 fn parse_format(name: &str) -> Result<WeightFormat, String> {
     let names = WeightFormat::NAMES.map(|(name, _)| name).join(", ");
     WeightFormat::from_name(name).ok_or_else(|| format!("expected one of {names}"))
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(tolerance) if tolerance >= 0.0 && tolerance.is_finite() => Ok(tolerance),
+        _ => Err("expected a number of at least 0".into()),
+    }
 }
 
 fn parse_kv_dtype(name: &str) -> Result<DType, String> {

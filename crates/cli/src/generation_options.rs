@@ -1,5 +1,7 @@
 //! From the arguments of `gpt2 generate` and the checkpoint's `generation_config.json` to a configuration.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, anyhow};
 use gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, LongPrompt, SearchMode, WhenFull};
 use gpt2_weights::{Checkpoint, Tokenizer, encode_piece, ordinary_token};
@@ -10,27 +12,37 @@ use crate::arguments::{EarlyStoppingArgument, GenerateArguments, LogitBias};
 /// Most new tokens where nothing says how many.
 const MAX_NEW_TOKENS: usize = 100;
 
-/// What `generation_config.json` and the configuration say. Where neither asks for a search, texts are drawn at random
-/// from the 50 most probable tokens.
+/// What `generation_config.json` and the configuration say, with the file checked.
 pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
+    let (config, path) = of_files(checkpoint)?;
+    match (check_all(&config, checkpoint), path) {
+        (Err(error), Some(path)) => Err(anyhow!("{}: {error}", path.display())),
+        _ => Ok(config),
+    }
+}
+
+/// What the files say, and the path of `generation_config.json` where there is one. Where they ask for no search, texts
+/// are drawn at random from the 50 most probable tokens.
+fn of_files(checkpoint: &Checkpoint) -> Result<(GenerationConfig, Option<PathBuf>)> {
     let start = GenerationConfig {
         max_new_tokens: MAX_NEW_TOKENS,
         eos_token_id: checkpoint.config().eos_token_id.clone(),
         ..GenerationConfig::default()
     };
     let Some((path, json)) = checkpoint.generation_config()? else {
-        return Ok(GenerationConfig { do_sample: true, ..start });
+        return Ok((GenerationConfig { do_sample: true, ..start }, None));
     };
-    // What is wrong with a file is not the caller's mistake.
-    let read = |start: GenerationConfig| -> Result<GenerationConfig, GenerationError> {
-        let config = start.with_json(&json)?;
-        config.check()?;
-        config.check_model(checkpoint.config())?;
-        Ok(config)
+    let read = |start: GenerationConfig| {
+        start.with_json(&json).map_err(|error| anyhow!("{}: {error}", path.display()))
     };
-    let in_file = |error: GenerationError| anyhow!("{}: {error}", path.display());
-    let searches = start.clone().with_json(&json).map_err(in_file)?.search_mode() != SearchMode::TokenByToken;
-    read(GenerationConfig { do_sample: !searches, ..start }).map_err(in_file)
+    let searches = read(start.clone())?.search_mode() != SearchMode::TokenByToken;
+    let config = read(GenerationConfig { do_sample: !searches, ..start })?;
+    Ok((config, Some(path)))
+}
+
+fn check_all(config: &GenerationConfig, checkpoint: &Checkpoint) -> Result<(), GenerationError> {
+    config.check()?;
+    config.check_model(checkpoint.config())
 }
 
 /// Checks what can be checked of the arguments before a checkpoint is opened.
@@ -66,9 +78,9 @@ pub(crate) fn check(arguments: &GenerateArguments) -> Result<()> {
     if a.keep_head.is_some() && a.keep_last.is_none() && !a.slide {
         return refuse("--keep-head keeps tokens where others go; give --keep-last or --slide too");
     }
-    // Tokens are looked at later, when there is a tokenizer.
-    with_arguments(GenerationConfig { do_sample: true, ..GenerationConfig::default() }, arguments).check()?;
-    Ok(())
+    // Tokens and combinations are looked at later, with what the checkpoint says.
+    let drawing = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
+    Ok(with_arguments(drawing, arguments).check_ranges()?)
 }
 
 /// The configuration of the checkpoint, changed by the arguments.
@@ -77,7 +89,8 @@ pub(crate) fn read(
     checkpoint: &Checkpoint,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<GenerationConfig> {
-    let mut config = with_arguments(of_checkpoint(checkpoint)?, arguments);
+    let (of_files, path) = of_files(checkpoint)?;
+    let mut config = with_arguments(of_files.clone(), arguments);
     let ids_of = |option: &str, text: &str| -> Result<Vec<u32>> {
         let missing = || UsageError(format!("{option} {text:?}: there is no tokenizer to make tokens of it"));
         Ok(encode_piece(tokenizer.ok_or_else(missing)?, text)?)
@@ -113,8 +126,14 @@ pub(crate) fn read(
         return Err(UsageError(format!("{option} is of beam search; give --num-beams")).into());
     }
     config.suppress_tokens.extend(checkpoint.padding_token_ids(tokenizer));
-    config.check()?;
-    config.check_model(checkpoint.config())?;
+    if let Err(error) = check_all(&config, checkpoint) {
+        // What is wrong with a file already is not the caller's mistake.
+        let of_file = check_all(&of_files, checkpoint).err();
+        return match (path, of_file.filter(|of_file| of_file.to_string() == error.to_string())) {
+            (Some(path), Some(error)) => Err(anyhow!("{}: {error}", path.display())),
+            _ => Err(error.into()),
+        };
+    }
     Ok(config)
 }
 

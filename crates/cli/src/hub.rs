@@ -64,7 +64,7 @@ impl HubModel {
 pub(crate) fn local_path(model: &Path, network: Network) -> Result<PathBuf> {
     let hub_model = model.to_str().and_then(HubModel::parse);
     match hub_model {
-        Some(hub_model) if !is_local(model) => client::fetch(&hub_model, network),
+        Some(hub_model) if !is_local(model) && !is_file_name(model) => client::fetch(&hub_model, network),
         _ => Ok(model.to_owned()),
     }
 }
@@ -74,6 +74,12 @@ fn is_local(path: &Path) -> bool {
     let mut index = path.as_os_str().to_owned();
     index.push(".index");
     path.exists() || Path::new(&index).exists()
+}
+
+/// Whether a path ends as files of weights do, and no model of the hub.
+fn is_file_name(path: &Path) -> bool {
+    const EXTENSIONS: [&str; 8] = ["safetensors", "gguf", "bin", "pt", "pth", "ckpt", "json", "index"];
+    path.extension().and_then(|extension| extension.to_str()).is_some_and(|end| EXTENSIONS.contains(&end))
 }
 
 #[cfg(not(feature = "hub"))]

@@ -109,6 +109,17 @@ fn generation_config_json_sets_the_defaults() {
     assert_eq!(drawn, ids(&plain, &["--temperature", "0.7", "--seed", "3", "--max-new-tokens", "6"]));
     assert_eq!(ids(&greedy, &["--seed", "3"]), ids(&plain, &["--seed", "3", "--max-new-tokens", "6"]));
     assert_eq!(ids(&beams, &["--greedy"]), ids(&greedy, &[]));
+    // So does an argument of what the file has wrong.
+    for (file, flags) in [
+        (json!({"do_sample": true, "temperature": 0.0}), ["--temperature", "0.7"]),
+        (json!({"do_sample": true, "top_p": 7}), ["--top-p", "0.9"]),
+        (json!({"eos_token_id": 999}), ["--eos-token-id", "1"]),
+        (json!({"do_sample": true, "num_beams": 4}), ["--seed", "1"]),
+        (json!({"num_beams": 4}), ["--length-penalty", "2"]),
+    ] {
+        assert_eq!(generate(&with(file.clone()), &[&["x"][..], &flags].concat()).code, SUCCESS, "{file}");
+    }
+    assert_eq!(generate(&plain, &["x", "--min-new-tokens", "90"]).code, SUCCESS, "of the 100 that are usual");
     for (config, told) in [
         (json!({"repetition_penalty": 0}), "generation_config.json: repetition_penalty: expected"),
         (json!({"do_sample": true, "top_p": 2}), "generation_config.json: top_p: expected"),
@@ -193,6 +204,16 @@ fn padding_rows_are_never_drawn() {
     let beams = generate(&folder, &["The dog", "--num-beams", "3", "--max-new-tokens", "9", "--json"]).json();
     let ids: Vec<u32> = serde_json::from_value(beams["ids"].clone()).unwrap();
     assert!(ids.iter().all(|id| *id < 300), "{ids:?}");
+    // GGUF has a token for every row and says which are padding; on the way back they are none again.
+    let (gguf, back) = (folder.file("padded.gguf"), folder.file("back"));
+    assert_eq!(run(&["convert", path(folder.path()), path(&gguf)]).code, SUCCESS);
+    assert_eq!(run(&["convert", path(&gguf), path(&back)]).code, SUCCESS);
+    let greedy = |model: &str| {
+        run(&["generate", "The dog", "--model", model, "--greedy", "--json"]).json()["ids"].clone()
+    };
+    let expected = greedy(path(folder.path()));
+    assert_eq!([greedy(path(&gguf)), greedy(path(&back))], [expected.clone(), expected]);
+    assert!(!fs::read_to_string(back.join("tokenizer.json")).unwrap().contains("[PAD"));
 }
 
 /// FIELD §2 row 14: an end of texts that is an ordinary token is worth a word.
@@ -314,6 +335,9 @@ fn wrong_options_end_with_code_2() {
         ),
         (&["--penalty-alpha", "0.6", "--top-k", "100000000000"], "top_k: expected at most 4096"),
         (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than max_new_tokens 5"),
+        (&["--min-new-tokens", "101"], "more than max_new_tokens 100"),
+        (&["--threads", "0"], "0 is not in 1..=1024"),
+        (&["--threads", "65535"], "65535 is not in 1..=1024"),
         (&["--slide", "--keep-head", "40"], "64 tokens are to be kept"),
         (&["--logit-bias", "5=1e300"], "finite in f32"),
         (&["--length-penalty", "-1e308", "--num-beams", "2"], "length_penalty: expected from -20 to 20"),
@@ -438,6 +462,8 @@ fn an_interrupted_run_goes_on_where_it_was() {
     assert_refused(&run(&arguments), FAILURE, "go on with --resume, or remove it");
     let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
+    let other = run(&[&arguments[..], &["--resume", "--dtype", "f16"]].concat());
+    assert_refused(&other, FAILURE, "the interrupted run had `dtype` null, this one \"f16\"");
     let resumed = run(&[&arguments[..], &["--resume"]].concat());
     assert_eq!(resumed.code, SUCCESS, "{}", resumed.stderr);
     assert_eq!(fs::read_to_string(&output).unwrap(), expected);

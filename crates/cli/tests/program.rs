@@ -304,6 +304,10 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["x", "--device", "cuda:x"], "expected cpu, cuda or cuda:N");
     refuse(&["x", "--colour"], "--colour");
     assert_refused(&run(&["inspect"]), USAGE, "--preset");
+    for tolerance in ["nan", "-1", "inf"] {
+        let verify = run(&["verify", "--model", model, "--against", model, "--tolerance", tolerance]);
+        assert_refused(&verify, USAGE, "expected a number of at least 0");
+    }
     assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
     if !candle_core::utils::cuda_is_available() {
         refuse(&["x", "--device", "cuda"], "built without CUDA; build it with --features cuda");
@@ -316,6 +320,7 @@ fn failed_jobs_end_with_code_1() {
         assert_refused(&run(&["generate", "x", "--model", path(folder.path())]), FAILURE, expected);
     };
     assert_refused(&run(&["generate", "x", "--model", "/no/such/folder"]), FAILURE, "no such file or folder");
+    assert_refused(&run(&["generate", "x", "--model", "typo.gguf"]), FAILURE, "no such file or folder");
     refuse(&CheckpointFolder::tiny().without("config.json"), "there is no config.json");
     refuse(&CheckpointFolder::tiny().with("model.safetensors", "<html></html>"), "an HTML or XML page");
     refuse(&CheckpointFolder::tiny().with("model.safetensors", ""), "the file is empty");

@@ -339,7 +339,11 @@ impl GenerationConfig {
         Ok(())
     }
 
-    fn check_ranges(&self) -> Result<(), GenerationError> {
+    /// Checks every option alone.
+    ///
+    /// # Errors
+    /// When one is out of its range.
+    pub fn check_ranges(&self) -> Result<(), GenerationError> {
         // Logits are f32: a number must be one there too.
         let finite = |number: f64| to_f32(number).is_finite();
         let positive = |number: f64| finite(number) && to_f32(number) > 0.0;

@@ -127,8 +127,13 @@ fn write_safetensors(
         (name, LazyTensor { read, path, parameter, shape, dtype, failure: &failure })
     });
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    // The library writes through a temporary file, which is its owner's alone; the result is as any other file.
+    let permissions =
+        File::create(path).and_then(|file| file.metadata()).map(|metadata| metadata.permissions());
+    let permissions = permissions.map_err(|error| unwritable(path, &error))?;
     safetensors::serialize_to_file(tensors, Some(metadata), path)
         .map_err(|error| unwritable(path, &error))?;
+    fs::set_permissions(path, permissions).map_err(|error| unwritable(path, &error))?;
     match failure.into_inner() {
         Some(error) => Err(error),
         None => Ok(()),
@@ -245,8 +250,12 @@ pub fn write_gguf(
             )));
         }
         let values = parameter(checkpoint, &name, progress)?.contiguous()?;
-        if stored_dtype == GgmlDType::F16 {
-            check_range(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?;
+        match stored_dtype {
+            GgmlDType::F16 => check_range(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?,
+            GgmlDType::Q8_0 | GgmlDType::Q4_0 => {
+                check_finite(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?;
+            }
+            _ => {}
         }
         tensors.push((gguf_name(&name), QTensor::quantize(&values, stored_dtype)?));
     }
@@ -265,6 +274,16 @@ fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
     let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
     match values.iter().find(leaves_range) {
         Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
+        None => Ok(()),
+    }
+}
+
+/// Integers cannot say that a value is no number, so it would be lost unseen.
+fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => {
+            Err(format!("`{name}` holds {value}, which blocks of integers cannot; repair it, or use f32"))
+        }
         None => Ok(()),
     }
 }

@@ -226,15 +226,14 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The tokenizer of lists, as GGUF files hold them: tokens in the order of their ids, merges of two tokens each with a
-/// space between them, and the tokens that stand for themselves in a text.
+/// The tokenizer of lists, as GGUF files hold them: tokens with their ids, merges of two tokens each with a space between
+/// them, and the tokens that stand for themselves in a text.
 pub(crate) fn from_lists(
-    tokens: &[String],
+    tokens: impl IntoIterator<Item = (String, u32)>,
     merges: &[String],
     special: impl IntoIterator<Item = String>,
 ) -> Result<Tokenizer, String> {
-    let ids = 0u32..;
-    let vocabulary = tokens.iter().cloned().zip(ids).collect();
+    let vocabulary = tokens.into_iter().collect();
     let pairs = merges.iter().map(|merge| {
         let (first, second) =
             merge.split_once(' ').ok_or_else(|| format!("`{merge}` is no merge of two tokens"))?;

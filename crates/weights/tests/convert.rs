@@ -181,3 +181,41 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     assert!(message.contains("it exists already"), "{message}");
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
 }
+
+/// A block of integers would hide what is no number.
+#[test]
+fn numbers_that_are_none_do_not_become_integers() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    written(&open(&format("gguf/q4_0.gguf")), &copy, WrittenDType::F32).unwrap();
+    let weights = copy.join("model.safetensors");
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut tensors = candle_core::safetensors::load(&weights, &Device::Cpu).unwrap();
+        let tensor = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
+        let mut values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        values[7] = value;
+        *tensor = Tensor::from_vec(values, tensor.shape(), &Device::Cpu).unwrap();
+        candle_core::safetensors::save(&tensors, &weights).unwrap();
+        for dtype in [WrittenDType::Q8_0, WrittenDType::Q4_0] {
+            let error = written(&open(&copy), &folder.path().join("x.gguf"), dtype).unwrap_err().to_string();
+            assert!(
+                error.contains("`h.1.mlp.c_fc.weight` holds") && error.contains("blocks of integers"),
+                "{error}"
+            );
+        }
+        written(&open(&copy), &folder.path().join(format!("{value}.gguf")), WrittenDType::F32).unwrap();
+    }
+}
+
+/// The weights are as readable as the configuration beside them.
+#[cfg(unix)]
+#[test]
+fn written_files_have_the_usual_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    write_hugging_face(&open(CheckpointFolder::tiny().path()), None, &out, WrittenDType::F32, &|_| ())
+        .unwrap();
+    let mode = |name: &str| std::fs::metadata(out.join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("model.safetensors"), mode("config.json"));
+}

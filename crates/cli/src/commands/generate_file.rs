@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use candle_core::Device;
 use gpt2_generation::GenerationConfig;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
+use gpt2_weights::{Checkpoint, Tokenizer, WeightFormat, WeightsError, encode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
@@ -208,6 +208,8 @@ fn settings(arguments: &GenerateArguments, config: &GenerationConfig) -> Value {
     json!({
         "model": arguments.model.model,
         "tokenizer": arguments.model.tokenizer,
+        "dtype": arguments.model.dtype.map(WeightFormat::name),
+        "device": arguments.model.device,
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "config": config,

@@ -149,6 +149,8 @@ fn config(content: &Content, tensors: &[StoredTensor]) -> Result<Gpt2Config, Str
 fn tokenizer(content: &Content) -> Result<Tokenizer, String> {
     /// Types of tokens that stand for themselves in a text: control, user-defined.
     const SPECIAL_TYPES: [i32; 2] = [3, 4];
+    /// Type of rows of the vocabulary that are no tokens.
+    const UNUSED_TYPE: i32 = 5;
     let value = |key: &str| content.metadata.get(key).ok_or_else(|| format!("`{key}` is missing"));
     let texts = |key: &str| -> Result<Vec<String>, String> {
         let values = value(key)?.to_vec().map_err(|error| first_line(&error))?;
@@ -166,12 +168,17 @@ fn tokenizer(content: &Content) -> Result<Tokenizer, String> {
     let types = value("tokenizer.ggml.token_type")
         .and_then(|types| types.to_vec().map_err(|error| first_line(&error)));
     let types = types.map_or(&[][..], Vec::as_slice);
-    let special = tokens
-        .iter()
-        .zip(types)
-        .filter(|(_, kind)| kind.to_i32().is_ok_and(|kind| SPECIAL_TYPES.contains(&kind)));
-    let special: Vec<String> = special.map(|(token, _)| token.clone()).collect();
-    tokenizer::from_lists(&tokens, &texts("tokenizer.ggml.merges")?, special)
+    let kind = |index: usize| types.get(index).and_then(|kind| kind.to_i32().ok());
+    let with_ids = tokens.into_iter().enumerate().zip(0u32..);
+    let used: Vec<(String, u32, bool)> = with_ids
+        .filter(|((index, _), _)| kind(*index) != Some(UNUSED_TYPE))
+        .map(|((index, token), id)| {
+            (token, id, kind(index).is_some_and(|kind| SPECIAL_TYPES.contains(&kind)))
+        })
+        .collect();
+    let special: Vec<String> = used.iter().filter(|token| token.2).map(|token| token.0.clone()).collect();
+    let merges = texts("tokenizer.ggml.merges")?;
+    tokenizer::from_lists(used.into_iter().map(|(token, id, _)| (token, id)), &merges, special)
 }
 
 fn stored_dtype(dtype: GgmlDType) -> StoredDType {
