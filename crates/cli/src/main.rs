@@ -8,10 +8,10 @@ mod generation_options;
 mod hub;
 mod input;
 mod interrupt;
+mod loaded_model;
 mod model;
 mod output;
 mod progress;
-mod session;
 mod threads;
 
 use std::process::ExitCode;

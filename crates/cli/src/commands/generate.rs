@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{generate_file, generate_interactive};
 use crate::arguments::GenerateArguments;
 use crate::hub::Network;
-use crate::session::{Session, Text};
+use crate::loaded_model::{LoadedModel, Text};
 use crate::{generation_options, input, interrupt, model, output};
 
 /// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
@@ -66,14 +66,14 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
     let prompt_ids = config.fit_prompt(&prompt_ids, checkpoint.config())?;
     let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
-    let session = Session { model: &model, tokenizer, config: &config, device: &device };
+    let loaded = LoadedModel { model: &model, tokenizer, config: &config, device: &device };
     if !arguments.json
         && let Some(prompt) = &input.text
     {
         output::echo_prompt(prompt)?;
     }
     let (texts, tokens_per_s, time_to_first_token_s) =
-        continue_prompt(&session, &prompt_ids, !arguments.json)?;
+        continue_prompt(&loaded, &prompt_ids, !arguments.json)?;
     if arguments.json {
         let texts = texts.into();
         output::write_json(&Report { prompt_ids, texts, tokens_per_s, time_to_first_token_s })?;
@@ -84,21 +84,21 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
 /// Continues one prompt; prints the text as it comes where it is one and is to be printed, several one below the other.
 /// Also returns tokens per second and the seconds to the first token.
 pub(super) fn continue_prompt(
-    session: &Session<'_>,
+    loaded: &LoadedModel<'_>,
     prompt: &[u32],
     is_printed: bool,
 ) -> Result<(Vec<Text>, f64, Option<f64>)> {
     let start = Instant::now();
-    let is_streamed = is_printed && session.config.num_return_sequences == 1;
+    let is_streamed = is_printed && loaded.config.num_return_sequences == 1;
     let (mut count, mut printed) = (0, 0);
     let mut texts = Vec::new();
-    let time_to_first_token = session.generate(
+    let time_to_first_token = loaded.generate(
         &[prompt.to_vec()],
         BATCH_SIZE,
         &mut |token| {
             count += 1;
             if is_streamed {
-                output::write_text(&piece(session, token.id, &token.text, printed == 0))?;
+                output::write_text(&piece(loaded, token.id, &token.text, printed == 0))?;
                 printed += 1;
             }
             Ok(if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -126,8 +126,8 @@ pub(super) fn continue_prompt(
 }
 
 /// What is printed for a token: the text it completes, or its id where there is no tokenizer.
-fn piece(session: &Session<'_>, id: u32, text: &str, is_first: bool) -> String {
-    match (session.tokenizer, is_first) {
+fn piece(loaded: &LoadedModel<'_>, id: u32, text: &str, is_first: bool) -> String {
+    match (loaded.tokenizer, is_first) {
         (Some(_), _) => text.to_owned(),
         (None, true) => id.to_string(),
         (None, false) => format!(",{id}"),

@@ -22,7 +22,7 @@ use tempfile::NamedTempFile;
 
 use super::generate::{BATCH_SIZE, Texts, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
-use crate::session::Session;
+use crate::loaded_model::LoadedModel;
 use crate::{EXIT_FAILURE, UsageError, generation_options, input, model, output, progress};
 
 /// What is written for a line of the file.
@@ -80,7 +80,7 @@ pub(super) fn run(
         None => Sink { written: 0, partial: None },
     };
     let model = model::load(checkpoint, device, arguments.model.dtype)?;
-    let session = Session { model: &model, tokenizer: tokenizer.as_ref(), config: &config, device };
+    let loaded = LoadedModel { model: &model, tokenizer: tokenizer.as_ref(), config: &config, device };
     let bar = progress::items("generating", lines.len() as u64, "prompts");
     bar.inc(sink.written as u64);
 
@@ -103,15 +103,11 @@ pub(super) fn run(
         Ok(())
     };
     write_ready(&mut finished)?;
-    let made = session.generate(
-        &prompts,
-        batch_size,
-        &mut |_| Ok(ControlFlow::Continue(())),
-        &mut |index, texts| {
+    let made =
+        loaded.generate(&prompts, batch_size, &mut |_| Ok(ControlFlow::Continue(())), &mut |index, texts| {
             finished.insert(indices[index], texts);
             write_ready(&mut finished)
-        },
-    );
+        });
     bar.finish_and_clear();
     if let Err(error) = made {
         sink.drop_if_empty();

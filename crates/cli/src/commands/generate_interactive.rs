@@ -11,7 +11,7 @@ use rustyline::error::ReadlineError;
 
 use super::generate::{continue_prompt, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
-use crate::session::Session;
+use crate::loaded_model::LoadedModel;
 use crate::{generation_options, input, interrupt, is_closed_pipe, model, output};
 
 pub(super) fn run(
@@ -23,7 +23,7 @@ pub(super) fn run(
     let config = generation_options::read(arguments, checkpoint, Some(&tokenizer))?;
     generation_options::notes(&config, Some(&tokenizer)).iter().for_each(|note| output::print_note(note));
     let model = model::load(checkpoint, device, arguments.model.dtype)?;
-    let session = Session { model: &model, tokenizer: Some(&tokenizer), config: &config, device };
+    let loaded = LoadedModel { model: &model, tokenizer: Some(&tokenizer), config: &config, device };
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
     loop {
@@ -48,12 +48,12 @@ pub(super) fn run(
             input::check_tokenizer(&ids, checkpoint.config())?;
             let ids = start_of_text_if_empty(ids, checkpoint.config());
             let ids = config.fit_prompt(&ids, checkpoint.config())?;
-            interrupt::while_generating(|| continue_prompt(&session, &ids, true))?;
+            interrupt::while_generating(|| continue_prompt(&loaded, &ids, true))?;
             Ok(())
         };
         match continued() {
             Err(error) if is_closed_pipe(&error) => return Err(error),
-            // A prompt that cannot be continued does not end the session.
+            // A prompt that cannot be continued does not end the program.
             Err(error) => output::print_error(&error),
             Ok(()) => {}
         }

@@ -28,14 +28,14 @@ pub(crate) struct Text {
 }
 
 /// A model, and how to generate with it.
-pub(crate) struct Session<'a> {
+pub(crate) struct LoadedModel<'a> {
     pub(crate) model: &'a Gpt2LMHead,
     pub(crate) tokenizer: Option<&'a Tokenizer>,
     pub(crate) config: &'a GenerationConfig,
     pub(crate) device: &'a Device,
 }
 
-impl Session<'_> {
+impl LoadedModel<'_> {
     /// Continues every prompt. `on_token` sees each token as it comes, where texts come token by token, and may end the
     /// work; `on_texts` gets all texts of a prompt once they are finished. Returns the time to the first token.
     pub(crate) fn generate(
