@@ -308,6 +308,8 @@ fn wrong_arguments_end_with_code_2() {
         let verify = run(&["verify", "--model", model, "--against", model, "--tolerance", tolerance]);
         assert_refused(&verify, USAGE, "expected a number of at least 0");
     }
+    let integers = run(&["convert", model, path(&folder.file("out")), "--dtype", "q8_0"]);
+    assert_refused(&integers, USAGE, "--dtype q8_0: a Hugging Face folder holds f32, f16 or bf16");
     assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
     if !candle_core::utils::cuda_is_available() {
         refuse(&["x", "--device", "cuda"], "built without CUDA; build it with --features cuda");

@@ -5,15 +5,22 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use gpt2_weights::{WeightsError, write_gguf, write_hugging_face};
+use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
 use serde_json::json;
 
 use crate::arguments::ConvertArguments;
 use crate::hub::Network;
-use crate::{model, output, progress};
+use crate::{UsageError, model, output, progress};
 
 pub(crate) fn run(arguments: &ConvertArguments, network: Network) -> Result<ExitCode> {
     let ConvertArguments { input, output, dtype, tokenizer, json } = arguments;
+    if !is_gguf(output) && matches!(dtype, WrittenDType::Q8_0 | WrittenDType::Q4_0) {
+        let name = dtype.name();
+        let message = format!(
+            "--dtype {name}: a Hugging Face folder holds f32, f16 or bf16; name a .gguf file for {name}"
+        );
+        return Err(UsageError(message).into());
+    }
     let checkpoint = model::open(input, network)?;
     checkpoint.check()?;
     let tokenizer = match checkpoint.tokenizer(tokenizer.as_deref()) {
