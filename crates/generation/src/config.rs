@@ -310,17 +310,7 @@ impl GenerationConfig {
     /// # Errors
     /// When one does not.
     pub fn check_model(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
-        let n_positions = model.n_positions;
-        let fits = |kept: usize| match kept <= n_positions {
-            true => Ok(()),
-            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
-        };
-        if let WhenFull::Slide { head } = self.when_full {
-            fits(head.saturating_add(slid_tokens(n_positions)))?;
-        }
-        if let LongPrompt::Keep { head, last } = self.long_prompt {
-            fits(head.saturating_add(last))?;
-        }
+        self.check_window(model.n_positions)?;
         let lists: [(&'static str, Vec<u32>); 7] = [
             ("pad_token_id", self.pad_token_id.into_iter().collect()),
             ("eos_token_id", self.eos_token_id.clone()),
@@ -335,6 +325,21 @@ impl GenerationConfig {
                 let expected = format!("token ids below the vocabulary's size of {}", model.vocab_size);
                 return Err(out_of_range(option, &expected, id));
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that the tokens to be kept of long texts fit into the context.
+    fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
+        let fits = |kept: usize| match kept <= n_positions {
+            true => Ok(()),
+            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
+        };
+        if let WhenFull::Slide { head } = self.when_full {
+            fits(head.saturating_add(slid_tokens(n_positions)))?;
+        }
+        if let LongPrompt::Keep { head, last } = self.long_prompt {
+            fits(head.saturating_add(last))?;
         }
         Ok(())
     }
@@ -488,7 +493,7 @@ impl GenerationConfig {
     pub fn fit_prompt(&self, prompt: &[u32], model: &Gpt2Config) -> Result<Vec<u32>, GenerationError> {
         let n_positions = model.n_positions;
         check_ids(prompt, model)?;
-        self.check_model(model)?;
+        self.check_window(n_positions)?;
         match (prompt.len(), self.long_prompt) {
             (0, _) => Err(GenerationError::EmptyPrompt),
             (tokens, _) if tokens <= n_positions => Ok(prompt.to_vec()),
