@@ -43,11 +43,7 @@ pub fn beam_search(
     device: &Device,
     progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<Vec<Hypothesis>, GenerationError> {
-    config.check()?;
-    config.check_model(model.config())?;
-    if config.search_mode() != SearchMode::Beams {
-        return Err(GenerationError::Conflict { what: "beam search needs num_beams of at least 2".into() });
-    }
+    config.check_for(SearchMode::Beams, model.config())?;
     let prompt = config.fit_prompt(prompt, model.config())?;
     let started = Instant::now();
     let wanted = config.new_tokens(prompt.len());

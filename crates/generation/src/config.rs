@@ -329,6 +329,23 @@ impl GenerationConfig {
         Ok(())
     }
 
+    /// Checks everything for a search of this kind on a model.
+    pub(crate) fn check_for(&self, mode: SearchMode, model: &Gpt2Config) -> Result<(), GenerationError> {
+        self.check()?;
+        self.check_model(model)?;
+        if self.search_mode() == mode {
+            return Ok(());
+        }
+        let what = match mode {
+            SearchMode::TokenByToken => {
+                "beam and contrastive search have functions of their own: beam_search, contrastive_search"
+            }
+            SearchMode::Beams => "beam search needs num_beams of at least 2",
+            SearchMode::Contrastive => "contrastive search needs a penalty_alpha above 0 and no do_sample",
+        };
+        Err(GenerationError::Conflict { what: what.into() })
+    }
+
     /// Checks that the tokens to be kept of long texts fit into the context.
     fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
         let fits = |kept: usize| match kept <= n_positions {

@@ -31,12 +31,7 @@ pub fn contrastive_search(
     device: &Device,
     progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<(Vec<u32>, StopReason), GenerationError> {
-    config.check()?;
-    config.check_model(model.config())?;
-    if config.search_mode() != SearchMode::Contrastive {
-        let what = "contrastive search needs a penalty_alpha above 0 and no do_sample".into();
-        return Err(GenerationError::Conflict { what });
-    }
+    config.check_for(SearchMode::Contrastive, model.config())?;
     let mut ids = config.fit_prompt(prompt, model.config())?;
     let prompt_len = ids.len();
     let started = Instant::now();

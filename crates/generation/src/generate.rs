@@ -127,13 +127,7 @@ impl<'a> BatchGenerator<'a> {
         tokenizer: Option<&'a Tokenizer>,
         device: &Device,
     ) -> Result<Self, GenerationError> {
-        config.check()?;
-        config.check_model(model.config())?;
-        if config.search_mode() != SearchMode::TokenByToken {
-            let what =
-                "beam and contrastive search have functions of their own: beam_search, contrastive_search";
-            return Err(GenerationError::Conflict { what: what.into() });
-        }
+        config.check_for(SearchMode::TokenByToken, model.config())?;
         if !config.stop_strings.is_empty() && tokenizer.is_none() {
             return Err(GenerationError::StopStringsWithoutTokenizer);
         }
