@@ -253,7 +253,8 @@ impl Checkpoint {
         self.load_on_cpu(None, progress)
     }
 
-    /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`.
+    /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`; with `Q4`, embedding
+    /// and head are held in `Q8`.
     ///
     /// # Errors
     /// When the tensors are not those of the model.
@@ -424,6 +425,9 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 }
 
+/// Embedding and head, where an error of four bits costs more than in all blocks together.
+const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
+
 /// Hands the parameters to the model with the matrices packed, straight from the mapped file where it holds them as
 /// plain values.
 struct PackParameters<'a> {
@@ -484,8 +488,11 @@ impl gpt2_kernels::ParameterSource for PackParameters<'_> {
     fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
         let path = self.name(name);
         let stored = self.stored(&path);
-        let format = self.format.or(stored.map(|stored| stored.dtype.weight_format()));
-        let format = format.unwrap_or(WeightFormat::F32);
+        let format = match self.format {
+            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q8,
+            Some(format) => format,
+            None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
+        };
         let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
             (Some(matrix), Some(stored)) => {
                 let read = |bytes: Range<usize>| {
