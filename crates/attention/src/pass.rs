@@ -1,7 +1,9 @@
 //! What a forward pass carries besides its input: dropout in training, and a view of the intermediates.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{AttentionDropout, Generator, KernelError, dropout};
+use gpt2_kernels::{AttentionDropout, Generator, KernelError, dropout, recomputed};
 
 /// A place in a model where an intermediate can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +29,7 @@ pub struct Pass<'a> {
     generator: Option<&'a mut Generator>,
     observer: Option<&'a mut dyn Observer>,
     layer: Option<usize>,
+    recomputes: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -43,6 +46,43 @@ impl<'a> Pass<'a> {
     /// The same pass, seen by `observer`.
     pub fn observed_by(self, observer: &'a mut dyn Observer) -> Self {
         Self { observer: Some(observer), ..self }
+    }
+
+    /// The same pass; in training, blocks then keep their inputs only, and are computed again for their gradients.
+    pub fn recomputing(self, recomputes: bool) -> Self {
+        Self { recomputes, ..self }
+    }
+
+    /// Whether blocks are to be computed by [`Pass::recompute`].
+    pub fn is_recomputing(&self) -> bool {
+        self.recomputes && self.observer.is_none()
+    }
+
+    /// A part of the model that is computed again for its gradients, with the same dropout, and keeps nothing but `x` until
+    /// then.
+    ///
+    /// # Errors
+    /// Those of the part.
+    pub fn recompute(
+        &mut self,
+        x: &Tensor,
+        part: impl Fn(&Tensor, &mut Pass) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor> {
+        let start = self.generator.as_deref().cloned();
+        let end = Arc::new(Mutex::new(None));
+        let (layer, reached) = (self.layer, Arc::clone(&end));
+        let y = recomputed(x, move |x| {
+            let mut generator = start.clone();
+            let mut pass = Pass { generator: generator.as_mut(), layer, ..Pass::default() };
+            let y = part(x, &mut pass)?;
+            *reached.lock().unwrap_or_else(PoisonError::into_inner) = generator;
+            Ok(y)
+        })?;
+        let end = end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (Some(generator), Some(end)) = (&mut self.generator, end) {
+            **generator = end;
+        }
+        Ok(y)
     }
 
     /// Says that what follows belongs to block `layer`, or to none.

@@ -294,10 +294,79 @@ fn another_run_is_not_resumed() {
     let output = bench.train("model", &["--steps", "2"]);
     assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
     assert_refused(&bench.train("model", &["--steps", "2"]), USAGE, "add --resume");
-    assert_refused(&bench.train("model", &["--steps", "3", "--resume"]), FAILURE, "other options");
+    let longer = bench.train("model", &["--steps", "3", "--lr", "0.5", "--resume"]);
+    assert_refused(&longer, FAILURE, "other options: steps is 2 there and 3 here");
+    assert_refused(&longer, FAILURE, "learning_rate is 0.001 there and 0.5 here; give the same ones");
+    assert!(!stderr(&longer).contains("batch_size"), "{}", stderr(&longer));
     bench.write("text.txt", "Another text, which has other tokens. ".repeat(500));
     let other = bench.train("model", &["--steps", "2", "--resume"]);
     assert_eq!(other.status.code(), Some(FAILURE), "{}", stderr(&other));
+}
+
+#[test]
+fn recomputation_changes_no_number() {
+    let bench = Bench::new();
+    let run = ["--steps", "8", "--dropout", "0.2", "--accumulate", "2", "--eval-every", "4"];
+    for (folder, more) in [("kept", &[][..]), ("again", &["--recompute"])] {
+        let output = bench.train(folder, &[&run[..], more].concat());
+        assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
+    }
+    assert_eq!(
+        read(&bench.path("kept"), "training-state.safetensors"),
+        read(&bench.path("again"), "training-state.safetensors")
+    );
+    bench.write("config.json", CONFIG.replace("\"n_head\"", "\"activation_function\": \"relu\", \"n_head\""));
+    assert_refused(&bench.train("relu", &["--steps", "2", "--recompute"]), USAGE, "gelu_new");
+    let output = bench.train("relu", &["--steps", "2", "--resume"]);
+    assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let bench = Bench::new();
+    bench.write("config.json", CONFIG.replace("280", "700"));
+    let output = bench.train("large", &["--steps", "1"]);
+    assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
+    let tiny = CheckpointFolder::tiny();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+    command.args(["train", "--data", &bench.path("text.txt"), "--init", tiny.path().to_str().unwrap()]);
+    command.args(["--tokenizer", &bench.path("large"), "--out", &bench.path("out"), "--steps", "1"]);
+    let output = command.output().unwrap();
+    assert_refused(&output, FAILURE, "the tokenizer does not belong to this model");
+    assert!(!Path::new(&bench.path("out")).join("model.safetensors").exists());
+}
+
+/// Files of this process tree may not grow beyond 60 KiB: more than the weights take, less than the state.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_the_last_state() {
+    let bench = Bench::new();
+    let run = ["--steps", "300", "--save-every", "20", "--eval-every", "300", "--resume"];
+    let state = Path::new(&bench.path("model")).join("training-state.safetensors");
+    let mut first = bench.command("text.txt", "model", &run).spawn().unwrap();
+    while !state.exists() && first.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let saved = fs::read(&state).unwrap();
+    assert!(saved.len() > 60 << 10, "{} bytes", saved.len());
+
+    let program = bench.command("text.txt", "model", &run);
+    let mut limited = Command::new("sh");
+    // Without the signal that would end the program, writing fails as it does on a full disk.
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 120; exec \"$@\"", "sh"]);
+    let output = limited.arg(program.get_program()).args(program.get_args()).output().unwrap();
+    assert_refused(&output, FAILURE, "the state before it is still there");
+    assert!(fs::read(&state).unwrap() == saved, "the state has changed");
+    let names = |folder: &str| -> Vec<String> {
+        let entries = fs::read_dir(bench.path(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert!(!names("model").iter().any(|name| name.contains("tmp")), "{:?}", names("model"));
+
+    let output = bench.train("model", &run);
+    assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
     Site,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions, sum};
 
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
@@ -67,9 +67,9 @@ impl Block {
     /// `(B, T, C)` to `(B, T, C)`.
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let attended = self.attend(&self.ln_1.forward(x)?, cache, pass)?;
-        let x = (x + attended)?;
+        let x = sum(x, &attended)?;
         let fed = self.feed(&self.ln_2.forward(&x)?, pass)?;
-        pass.show("residual", (x + fed)?)
+        pass.show("residual", sum(&x, &fed)?)
     }
 
     fn attend(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
@@ -141,7 +141,12 @@ impl Gpt2Model {
         let mut x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             pass.enter_layer(Some(layer));
-            x = block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?;
+            x = if pass.is_recomputing() && cache.is_none() {
+                let block = block.clone();
+                pass.recompute(&x, move |x, pass| block.forward(x, None, pass))?
+            } else {
+                block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
+            };
         }
         pass.enter_layer(None);
         pass.show("final_norm", self.ln_f.forward(&x)?)
@@ -174,10 +179,9 @@ impl Gpt2Model {
         if past + tokens > n_positions {
             return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
-        let token_embeddings = self.wte.embedding(&ids.flatten_all()?)?;
-        let token_embeddings = token_embeddings.reshape((batch, tokens, self.config.n_embd))?; // (B, T, C)
+        let token_embeddings = self.wte.embedding(ids)?; // (B, T, C)
         let x = if past_lengths.iter().all(|length| *length == past) {
-            token_embeddings.broadcast_add(&self.wpe.narrow(0, past, tokens)?)?
+            add_positions(&token_embeddings, &self.wpe, past)?
         } else {
             let rows = past_lengths.iter().map(|length| self.wpe.narrow(0, *length, tokens));
             (token_embeddings + Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?)?

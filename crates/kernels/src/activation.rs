@@ -5,7 +5,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::training::{gelu_tanh, is_trained_on_cpu};
+use crate::training::{gelu_tanh, is_cpu_float};
 
 /// An elementwise activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Activation {
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::GeluTanh if is_trained_on_cpu(x) => gelu_tanh(x),
+            Self::GeluTanh if is_cpu_float(x) => gelu_tanh(x),
             Self::GeluTanh => x.gelu(),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),

@@ -44,6 +44,7 @@ pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;
 pub use training::{
-    AdamWStep, AttentionDropout, adamw_step, causal_attention_reference, causal_self_attention, head_loss,
-    head_loss_reference, is_trained_on_cpu, squared_norm,
+    AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
+    causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,
+    recomputed, squared_norm, sum,
 };

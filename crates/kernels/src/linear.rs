@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 
 use crate::packed::{Epilogue, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
-use crate::training::{add_bias, is_trained_on_cpu};
+use crate::training::{self, is_cpu_float, is_trained_on_cpu};
 use crate::{Activation, KernelError, ParameterSource};
 
 /// The weight of a linear layer, `(out, in)`.
@@ -121,11 +121,14 @@ impl Linear {
             Matrix::Dense(weight) => weight,
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
         };
+        let trains = |tensor: &Tensor| is_trained_on_cpu(tensor);
+        if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
+            return training::linear(x, weight, self.bias.as_ref());
+        }
         // One two-axis product: candle would otherwise run one product for each row of the batch.
         let rows = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?;
         let y = rows.reshape(shape)?;
         match &self.bias {
-            Some(bias) if is_trained_on_cpu(&y) => add_bias(&y, bias),
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }
@@ -151,20 +154,24 @@ impl Linear {
     /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.
     ///
     /// # Shapes
-    /// `ids` `(T)` of u32; returns `(T, in)`.
+    /// `ids` `(…)` of u32; returns `(…, in)`.
     ///
     /// # Errors
     /// When an id is not below `out`.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
+        let mut shape = ids.dims().to_vec();
+        shape.push(self.in_features());
+        let flat = ids.flatten_all()?;
         let weight = match &self.weight {
-            Matrix::Dense(weight) => return weight.embedding(ids),
+            Matrix::Dense(weight) if is_trained_on_cpu(weight) => return training::embedding(weight, ids),
+            Matrix::Dense(weight) => return weight.embedding(&flat)?.reshape(shape),
             Matrix::Packed(weight) => weight,
         };
-        let outputs: Vec<usize> = ids.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
+        let outputs: Vec<usize> = flat.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
         if let Some(row) = outputs.iter().find(|id| **id >= self.out_features()) {
             return Err(KernelError::NoSuchRow { row: *row, rows: self.out_features() }.into());
         }
-        Tensor::from_vec(weight.rows(&outputs), (outputs.len(), self.in_features()), &Device::Cpu)
+        Tensor::from_vec(weight.rows(&outputs), shape, &Device::Cpu)
     }
 
     /// Width of the input.

@@ -5,6 +5,8 @@
 #![expect(unsafe_code, reason = "threads write disjoint parts of one output")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use crate::pool::for_each_index;
 
@@ -32,7 +34,22 @@ pub(crate) struct Part<'a, T> {
     output: PhantomData<&'a mut [T]>,
 }
 
-impl<T> Part<'_, T> {
+impl<'a, T> Part<'a, T> {
+    /// The first columns of some rows of `output`, each row `row_len` behind the one before, as one part.
+    pub(crate) fn of_rows(output: &'a mut [T], row_len: usize, (rows, columns): (usize, usize)) -> Self {
+        let needed = rows.checked_sub(1).map_or(0, |last| last * row_len + columns);
+        assert!(columns <= row_len && needed <= output.len(), "{rows} rows of {columns} do not fit");
+        Self {
+            first_row: 0,
+            first_column: 0,
+            rows,
+            columns,
+            row_len,
+            start: output.as_mut_ptr(),
+            output: PhantomData,
+        }
+    }
+
     /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -46,9 +63,34 @@ impl<T> Part<'_, T> {
     /// Row `row` of this part.
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: `for_each_part` made this part of whole columns within rows that all lie inside the output, and no
-        // other part has any element of it; the output stays borrowed for 'a, and `&mut self` hands out one row at a time.
+        // SAFETY: `for_each_part_in` or `of_rows` made this part of columns within rows that all lie inside the output, and
+        // no other part has any element of it; the output stays borrowed for 'a, and `&mut self` hands out one row at a time.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_len), self.columns) }
+    }
+}
+
+impl<T> Part<'_, T> {
+    /// The rows `first`, `first + step` and so on, `rows` of them, as a part of their own.
+    pub(crate) fn stepped(&mut self, first: usize, step: usize, rows: usize) -> Part<'_, T> {
+        let fits = rows.checked_sub(1).is_none_or(|last| first + last * step < self.rows);
+        assert!(fits, "{rows} rows from {first} on of {}", self.rows);
+        Part {
+            first_row: self.first_row + first,
+            first_column: self.first_column,
+            rows,
+            columns: self.columns,
+            row_len: self.row_len * step,
+            // SAFETY: the first row is one of this part, or there are no rows and the pointer is not used.
+            start: if rows == 0 { self.start } else { unsafe { self.start.add(first * self.row_len) } },
+            output: PhantomData,
+        }
+    }
+
+    /// All elements of a part of whole rows.
+    pub(crate) fn all(&mut self) -> &mut [T] {
+        assert!(self.columns == self.row_len, "{} columns of {}", self.columns, self.row_len);
+        // SAFETY: as in `row`; whole rows lie one behind the other.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.rows * self.row_len) }
     }
 }
 
@@ -56,17 +98,29 @@ impl<T> Part<'_, T> {
 ///
 /// `output` holds whole rows of `parts.row_len`, which is not zero; neither are the sizes of the parts.
 pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl Fn(Part<'_, T>) + Sync) {
+    for_each_part_in(output, parts, 0..parts.row_len, work);
+}
+
+/// The same for some columns only, which are within the rows; the other columns belong to no part.
+pub(crate) fn for_each_part_in<T: Send>(
+    output: &mut [T],
+    parts: Parts,
+    columns: Range<usize>,
+    work: impl Fn(Part<'_, T>) + Sync,
+) {
+    assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
     let rows = output.len() / parts.row_len;
-    let (down, across) = (rows.div_ceil(parts.rows), parts.row_len.div_ceil(parts.columns));
+    let (down, across) = (rows.div_ceil(parts.rows), columns.len().div_ceil(parts.columns));
     let base = Base(output.as_mut_ptr());
     let part = |index: usize| {
-        let (first_row, first_column) = (index / across * parts.rows, index % across * parts.columns);
+        let first_row = index / across * parts.rows;
+        let first_column = columns.start + index % across * parts.columns;
         let offset = first_row * parts.row_len + first_column;
         Part {
             first_row,
             first_column,
             rows: parts.rows.min(rows - first_row),
-            columns: parts.columns.min(parts.row_len - first_column),
+            columns: parts.columns.min(columns.end - first_column),
             row_len: parts.row_len,
             // SAFETY: the index is below `down · across`, so the first element lies inside the output.
             start: unsafe { base.pointer().add(offset) },
@@ -74,6 +128,15 @@ pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl 
         }
     };
     for_each_index(down * across, |index| work(part(index)));
+}
+
+/// Gives every item to `work`, on all threads of the pool.
+pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
+    let items: Vec<Mutex<Option<I>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+    for_each_index(items.len(), |index| {
+        let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        item.into_iter().for_each(&work);
+    });
 }
 
 /// The start of an output, for all threads.

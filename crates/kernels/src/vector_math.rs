@@ -5,6 +5,7 @@
 //! units in the last place. It is 0 where `exp` is below 2^-126, where the library function still has denormals.
 
 use crate::simd::Simd;
+use crate::training::{Real, Vectors};
 
 /// Above this `exp` is infinite in f32.
 const EXP_LARGEST: f32 = 88.8;
@@ -16,9 +17,9 @@ const LN_2_LOW: f32 = -2.121_944_4e-4;
 /// 1/7!, …, 1/2!, 1/1!, 1/0!.
 const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 /// `-2 sqrt(2/π)`: GELU's tanh is a sigmoid of twice its argument.
-const GELU_LINEAR: f32 = -1.595_769;
+const GELU_LINEAR: f64 = -1.595_769_121_605_731;
 /// `-2 sqrt(2/π) · 0.044715`.
-const GELU_CUBIC: f32 = -0.071_354_814;
+const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
 
 /// `exp(x)` in each lane; NaN for NaN.
 #[inline(always)]
@@ -39,11 +40,26 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
 
 /// `0.5 x (1 + tanh(u))` with `u = sqrt(2/π) (x + 0.044715 x³)`, as `x / (1 + exp(-2u))`, which is the same.
 #[inline(always)]
-pub(crate) fn gelu_tanh<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
-    let square = simd.mul(x, x);
-    let factor = simd.mul_add(square, simd.splat(GELU_CUBIC), simd.splat(GELU_LINEAR));
-    let denominator = simd.add(simd.splat(1.0), exp(simd, simd.mul(x, factor)));
-    simd.div(x, denominator)
+pub(crate) fn gelu_tanh<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    v.div(x, gelu_denominator(v, x))
+}
+
+/// The derivative of [`gelu_tanh`]: `s + x s (1 - s) 2u'` with `s = 1 / (1 + exp(-2u))`.
+#[inline(always)]
+pub(crate) fn gelu_tanh_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let constant = |value: f64| v.splat(V::Real::of(value));
+    let one = constant(1.0);
+    let s = v.div(one, gelu_denominator(v, x));
+    let twice_u_slope = v.mul_add(v.mul(x, x), constant(-3.0 * GELU_CUBIC), constant(-GELU_LINEAR));
+    v.mul_add(v.mul(v.mul(x, s), v.sub(one, s)), twice_u_slope, s)
+}
+
+/// `1 + exp(-2u)`.
+#[inline(always)]
+fn gelu_denominator<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let constant = |value: f64| v.splat(V::Real::of(value));
+    let factor = v.mul_add(v.mul(x, x), constant(GELU_CUBIC), constant(GELU_LINEAR));
+    v.add(constant(1.0), v.exp(v.mul(x, factor)))
 }
 
 #[cfg(test)]

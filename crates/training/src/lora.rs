@@ -10,6 +10,7 @@ use std::path::Path;
 
 use candle_core::{Result, Tensor, Var};
 use gpt2::Gpt2Config;
+use gpt2_kernels::low_rank_sum;
 use gpt2_weights::{WeightsError, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -135,7 +136,7 @@ impl Lora {
             candle_core::bail!("the adapter of `{name}` is missing");
         };
         let scale = self.config.alpha / self.config.rank as f64;
-        weight + (b.matmul(a.as_tensor())? * scale)?
+        low_rank_sum(weight, a, b, scale)
     }
 
     /// Writes the adapters as PEFT has them into `folder`, which is made where it is missing.

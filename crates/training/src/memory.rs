@@ -5,24 +5,25 @@ use gpt2::{Gpt2Config, ParameterCounts};
 use crate::Hyperparameters;
 
 /// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
-/// keeps for the backward pass; the logits that exist at once.
-pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters) -> u64 {
+/// keeps for the backward pass, of each block its input alone where it `recomputes`; the logits that exist at once.
+pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> u64 {
     /// Weight, gradient, mean, mean of squares.
     const COPIES: u64 = 4;
-    /// Values that a block keeps of each token, in widths: norms 2, queries, keys and values before and behind the bias 6,
-    /// attention 1, projections, their biases and their dropout 6, residual stream 2; the MLP's inner values are counted
-    /// by themselves.
-    const KEPT_WIDTHS: u64 = 17;
-    /// Inner values of the MLP: before the bias, behind it, behind the activation.
-    const KEPT_INNER: u64 = 3;
-    /// Logits of a chunk, and the gradient that its product makes.
-    const LOGITS: u64 = 2 << 23;
+    /// Values that a block keeps of each token, in widths: norms 2, queries, keys and values 3, attention 1, its projection
+    /// and that of the MLP before and behind dropout 4, the masks 1, residual stream 2; the MLP's inner values are counted by
+    /// themselves.
+    const KEPT_WIDTHS: u64 = 13;
+    /// Inner values of the MLP: before the activation and behind it.
+    const KEPT_INNER: u64 = 2;
+    /// Logits of a chunk.
+    const LOGITS: u64 = 1 << 24;
     const F32_BYTES: u64 = 4;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
-    let (width, inner) = (config.n_embd as u64, config.inner_width() as u64);
+    let (width, inner, blocks) = (config.n_embd as u64, config.inner_width() as u64, config.n_layer as u64);
     let block = KEPT_WIDTHS * width + KEPT_INNER * inner;
-    // The backward pass holds the gradients of about one block besides.
-    let activations = tokens.saturating_mul(block).saturating_mul(config.n_layer as u64 + 1);
+    // The backward pass holds one block's gradients besides, or a block that is computed again.
+    let kept = if recomputes { blocks * width + 2 * block } else { (blocks + 1) * block };
     let parameters = ParameterCounts::new(config).unique as u64;
-    (COPIES * parameters).saturating_add(activations).saturating_add(LOGITS).saturating_mul(F32_BYTES)
+    let values = (COPIES * parameters).saturating_add(tokens.saturating_mul(kept)).saturating_add(LOGITS);
+    values.saturating_mul(F32_BYTES)
 }

@@ -229,15 +229,23 @@ fn check_same(
     numbers: &Hyperparameters,
     options: &RunOptions,
 ) -> Result<(), TrainingError> {
-    let refuse = |what: &str| {
-        let what = format!("it is of a run with other {what}; give the same ones, or another --out");
-        Err(TrainingError::State { path: state::path(&options.folder), what })
-    };
-    if progress.numbers != *numbers {
-        return refuse("options");
+    let refuse = |what: String| Err(TrainingError::State { path: state::path(&options.folder), what });
+    let differing = progress.numbers.differing(numbers);
+    if !differing.is_empty() {
+        let differing: Vec<String> = differing
+            .into_iter()
+            .map(|(name, saved, given)| format!("{name} is {saved} there and {given} here"))
+            .collect();
+        let differing = differing.join(", ");
+        return refuse(format!(
+            "it is of a run with other options: {differing}; give the same ones, or another --out"
+        ));
     }
     if progress.data_fingerprint != options.data_fingerprint {
-        return refuse("data, or another tokenizer");
+        return refuse(
+            "it is of a run with other data, or another tokenizer; give the same ones, or another --out"
+                .into(),
+        );
     }
     Ok(())
 }

@@ -3,8 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
-use gpt2_kernels::{AdamWStep, head_loss};
+use gpt2_kernels::{Activation, AdamWStep, Before, head_loss};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::streams::Stream;
 use crate::windows::Batch;
@@ -114,6 +115,21 @@ impl Hyperparameters {
         Ok(())
     }
 
+    /// The numbers that differ in another training: name, value here, value there.
+    pub(crate) fn differing(&self, other: &Self) -> Vec<(String, Value, Value)> {
+        // Numbers as JSON are exact, and its keys are the names of the fields.
+        let keys = |numbers: &Self| match serde_json::to_value(numbers) {
+            Ok(Value::Object(keys)) => keys,
+            _ => serde_json::Map::new(),
+        };
+        let mut there = keys(other);
+        let pairs = keys(self).into_iter().map(|(name, here)| {
+            let there = there.remove(&name).unwrap_or_default();
+            (name, here, there)
+        });
+        pairs.filter(|(_, here, there)| here != there).collect()
+    }
+
     /// Tokens that one step sees.
     pub fn tokens_per_step(&self) -> u64 {
         (self.batch_size * self.accumulate * self.context) as u64
@@ -140,6 +156,9 @@ pub struct Trainer {
     parameters: Parameters,
     weights: Weights,
     optimizer: AdamW,
+    /// Those of the last step, whose memory the next one's take.
+    gradients: Vec<Tensor>,
+    recomputes: bool,
     device: Device,
 }
 
@@ -186,7 +205,33 @@ impl Trainer {
     ) -> Result<Self, TrainingError> {
         numbers.check(config)?;
         let (optimizer, device) = (AdamW::new(&parameters)?, parameters.device());
-        Ok(Self { config: config.clone(), numbers, parameters, weights, optimizer, device })
+        Ok(Self {
+            config: config.clone(),
+            numbers,
+            parameters,
+            weights,
+            optimizer,
+            gradients: Vec::new(),
+            recomputes: false,
+            device,
+        })
+    }
+
+    /// The same training; blocks then keep their inputs only, and are computed again for their gradients, which stay the same:
+    /// less memory for a third more time.
+    ///
+    /// # Errors
+    /// When the model has an activation function that cannot be computed again.
+    pub fn recomputing(self, recomputes: bool) -> Result<Self, TrainingError> {
+        let activation = self.config.activation_function;
+        if recomputes && activation != Activation::GeluTanh {
+            return Err(TrainingError::OptionOutOfRange {
+                option: "recompute",
+                expected: "a model with the activation function gelu_new".into(),
+                found: format!("{activation:?}"),
+            });
+        }
+        Ok(Self { recomputes, ..self })
     }
 
     /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
@@ -212,24 +257,30 @@ impl Trainer {
     pub fn step(&mut self, windows: &Windows) -> Result<StepReport, TrainingError> {
         let Hyperparameters { batch_size, accumulate, .. } = self.numbers;
         let first_batch = self.optimizer.steps_done() * accumulate as u64;
-        let mut gradients: Vec<Tensor> = Vec::new();
+        let mut before = match std::mem::take(&mut self.gradients) {
+            none if none.is_empty() => Before::Nothing,
+            gradients => Before::Memory(gradients),
+        };
         let mut loss = 0.0;
         for index in first_batch..first_batch + accumulate as u64 {
             let batch = windows.batch(index * batch_size as u64, batch_size);
             let mut generator = Stream::Dropout(index).generator(self.numbers.seed);
-            let (batch_loss, batch_gradients) =
-                self.gradients(&batch, &mut Pass::training(&mut generator), accumulate)?;
+            let mut pass = Pass::training(&mut generator).recomputing(self.recomputes);
+            let (batch_loss, gradients) = self.add_gradients(&batch, &mut pass, accumulate, before)?;
             loss += batch_loss / accumulate as f64;
-            gradients = match gradients.is_empty() {
-                true => batch_gradients,
-                false => add(&gradients, &batch_gradients)?,
-            };
+            before = Before::Gradients(gradients);
+        }
+        if let Before::Gradients(gradients) = before {
+            self.gradients = gradients;
         }
         let step = self.optimizer.steps_done() + 1;
         if !loss.is_finite() {
             return Err(TrainingError::NotFinite { step, what: "loss", last_checkpoint: None });
         }
-        self.apply(&gradients, loss)
+        let gradients = std::mem::take(&mut self.gradients);
+        let report = self.apply(&gradients, loss);
+        self.gradients = gradients;
+        report
     }
 
     /// The loss of a batch, and the gradient of every parameter of `loss / divisor`, in the parameters' order.
@@ -242,13 +293,27 @@ impl Trainer {
         pass: &mut Pass,
         divisor: usize,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
-        let loss = self.loss(batch, pass)?;
-        let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let mut store = (loss * (1.0 / divisor as f64))?.backward()?;
-        let gradients = self.parameters.iter().map(|(name, variable)| {
-            store.remove(variable).ok_or_else(|| TrainingError::NoGradient { name: name.to_owned() })
+        self.add_gradients(batch, pass, divisor, Before::Nothing)
+    }
+
+    fn add_gradients(
+        &self,
+        batch: &Batch,
+        pass: &mut Pass,
+        divisor: usize,
+        before: Before,
+    ) -> Result<(f64, Vec<Tensor>), TrainingError> {
+        let variables: Vec<&Tensor> =
+            self.parameters.iter().map(|(_, variable)| variable.as_tensor()).collect();
+        let loss = || {
+            let (hidden, head) = self.hidden_states(batch, pass)?;
+            head_loss(&hidden, &head, &batch.targets)
+        };
+        let (loss, gradients) = gpt2_kernels::gradients(&variables, before, 1.0 / divisor as f64, loss)?;
+        let named = self.parameters.iter().zip(gradients).map(|((name, _), gradient)| {
+            gradient.ok_or_else(|| TrainingError::NoGradient { name: name.to_owned() })
         });
-        Ok((value, gradients.collect::<Result<_, _>>()?))
+        Ok((loss, named.collect::<Result<_, _>>()?))
     }
 
     /// Takes a step with these gradients.
@@ -283,13 +348,8 @@ impl Trainer {
         Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
-    fn loss(&self, batch: &Batch, pass: &mut Pass) -> Result<Tensor, TrainingError> {
-        let (hidden, head) = self.hidden_states(batch, pass)?;
-        Ok(head_loss(&hidden, &head, &batch.targets)?)
-    }
-
-    /// The hidden states behind the final norm, `(B · T, C)`, and the output head, `(V, C)`.
-    fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> Result<(Tensor, Tensor), TrainingError> {
+    /// The hidden states behind the final norm, `(B, T, C)`, and the output head, `(V, C)`.
+    fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> candle_core::Result<(Tensor, Tensor)> {
         let context = batch.inputs.len() / batch.rows.max(1);
         let ids = Tensor::from_slice(&batch.inputs, (batch.rows, context), &self.device)?;
         let head = self.parameter(match self.config.tie_word_embeddings {
@@ -304,7 +364,7 @@ impl Trainer {
                 Gpt2Model::load(&self.config, &vb)?.forward(&ids, None, pass)?
             }
         };
-        Ok((hidden.reshape(((), self.config.n_embd))?, head))
+        Ok((hidden, head))
     }
 
     /// A parameter of the model as it is now, adapters added, by its name in the model.
@@ -365,8 +425,4 @@ impl Trainer {
     pub fn steps_done(&self) -> u64 {
         self.optimizer.steps_done()
     }
-}
-
-fn add(sums: &[Tensor], more: &[Tensor]) -> candle_core::Result<Vec<Tensor>> {
-    sums.iter().zip(more).map(|(sum, more)| sum + more).collect()
 }

@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     if let Some(lora) = lora(arguments) {
         lora.check(&start.config)?;
     }
-    check_memory(&start.config, &numbers)?;
+    check_memory(&start.config, &numbers, arguments.recompute)?;
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
     let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
@@ -93,6 +93,7 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
         }
         None => Trainer::new(&start.config, parameters, numbers)?,
     };
+    let trainer = trainer.recomputing(arguments.recompute)?;
     let mut run = Run::open(trainer, data, &start.tokenizer, options)?;
 
     let clock = Instant::now();
@@ -222,17 +223,18 @@ fn hyperparameters(arguments: &TrainArguments, config: &Gpt2Config) -> Hyperpara
 }
 
 /// Refuses a training that the machine's memory cannot hold.
-fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters) -> Result<()> {
-    let needed = estimated_bytes(config, numbers);
+fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> Result<()> {
+    let needed = estimated_bytes(config, numbers, recomputes);
     let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
     let message = format!(
-        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context",
+        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}",
         output::grouped(ParameterCounts::new(config).unique),
         numbers.batch_size,
         numbers.context,
         mebibytes(needed),
         mebibytes(available),
+        if recomputes { "" } else { ", or add --recompute" },
     );
     Err(UsageError(message).into())
 }

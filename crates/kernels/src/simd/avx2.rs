@@ -123,6 +123,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn root(self, a: Floats) -> Floats {
+        lanewise!(_mm256_sqrt_ps, a)
+    }
+
+    #[inline(always)]
     fn round(self, a: Floats) -> Floats {
         // SAFETY: `self` exists, so the processor has AVX.
         a.map(|a| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })

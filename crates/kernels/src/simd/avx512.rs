@@ -116,6 +116,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn root(self, a: __m512) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_sqrt_ps(a) }
+    }
+
+    #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }

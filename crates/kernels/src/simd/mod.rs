@@ -46,6 +46,8 @@ pub(crate) trait Simd: Copy {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The square root.
+    fn root(self, a: Self::Floats) -> Self::Floats;
     /// The nearest integers, ties to even.
     fn round(self, a: Self::Floats) -> Self::Floats;
     /// `2^n` for integers from -127 (which gives 0) to 127; anything for other values.

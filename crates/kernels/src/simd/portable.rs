@@ -84,6 +84,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn root(self, a: Floats) -> Floats {
+        a.map(f32::sqrt)
+    }
+
+    #[inline(always)]
     fn round(self, a: Floats) -> Floats {
         a.map(f32::round_ties_even)
     }

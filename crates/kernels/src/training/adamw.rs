@@ -3,12 +3,13 @@
 //! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form of PyTorch's
 //! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added behind the bias correction.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
-use rayon::prelude::*;
+use candle_core::{DType, Result, Tensor, Var};
 
-use super::arithmetic::{Real, Vectorized, vectorized};
-use super::{elements, for_real, is_cpu_float, with_elements};
+use super::arithmetic::{Real, Vectors, Work};
+use super::operation::in_place;
+use super::{for_real, is_cpu_float, with_elements};
+use crate::parallel::for_each_item;
+use crate::simd::LANES;
 
 /// Values that one task works on. Fixed, so that sums do not depend on the number of threads.
 const BLOCK: usize = 1 << 14;
@@ -59,12 +60,9 @@ pub fn adamw_step(
     let rate = step.learning_rate / correction_1;
     let keep = 1.0 - step.learning_rate * step.weight_decay;
     if is_cpu_float(parameter) && parameter.is_contiguous() {
-        let gradient = gradient.contiguous()?;
-        let factor = step.gradient_factor;
-        mean.inplace_op2(&gradient, &RunningMean { beta: step.beta_1, factor, is_squared: false })?;
-        square.inplace_op2(&gradient, &RunningMean { beta: step.beta_2, factor, is_squared: true })?;
-        let update = Update { keep, rate, root_factor: 1.0 / correction_2.sqrt(), epsilon: step.epsilon };
-        return parameter.inplace_op3(mean, square, &update);
+        let variables = [parameter, mean, square];
+        let numbers = Numbers { step, keep, rate, root_factor: 1.0 / correction_2.sqrt() };
+        return for_real!(parameter.dtype(), fused(variables, &gradient, &numbers));
     }
     let gradient = (gradient * step.gradient_factor)?;
     mean.set(&((mean.as_tensor() * step.beta_1)? + (&gradient * (1.0 - step.beta_1))?)?.detach())?;
@@ -74,6 +72,75 @@ pub fn adamw_step(
     parameter.set(&((parameter.as_tensor() * keep)? - ((mean.as_tensor() / root)? * rate)?)?.detach())
 }
 
+/// The numbers of a step with what follows from them.
+struct Numbers<'a> {
+    step: &'a AdamWStep,
+    /// What decay leaves of a parameter.
+    keep: f64,
+    /// Learning rate with the correction of the mean.
+    rate: f64,
+    /// The correction of the root of the mean square.
+    root_factor: f64,
+}
+
+fn fused<T: Real>([parameter, mean, square]: [&Var; 3], gradient: &Tensor, numbers: &Numbers) -> Result<()> {
+    if [mean.shape(), square.shape(), gradient.shape()].iter().any(|shape| *shape != parameter.shape()) {
+        candle_core::bail!("adamw: parameter, gradient and means have different shapes");
+    }
+    with_elements::<T, 1, _>([gradient], |[gradient]| {
+        in_place(parameter, |parameter: &mut [T]| {
+            in_place(mean, |mean: &mut [T]| {
+                in_place(square, |square: &mut [T]| {
+                    let means = mean.chunks_mut(BLOCK).zip(square.chunks_mut(BLOCK));
+                    let blocks = parameter.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)).zip(means);
+                    for_each_item(blocks, |((parameter, gradient), (mean, square))| {
+                        T::vectorized(Update { numbers, parameter, gradient, mean, square });
+                    });
+                })
+            })
+        })
+    })???;
+    Ok(())
+}
+
+struct Update<'a, T> {
+    numbers: &'a Numbers<'a>,
+    parameter: &'a mut [T],
+    gradient: &'a [T],
+    mean: &'a mut [T],
+    square: &'a mut [T],
+}
+
+impl<T: Real> Work<T> for Update<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { numbers, parameter, gradient, mean, square } = self;
+        let constant = |value: f64| v.splat(T::of(value));
+        let AdamWStep { beta_1, beta_2, epsilon, gradient_factor, .. } = *numbers.step;
+        let factor = constant(gradient_factor);
+        let (beta_1, rest_1) = (constant(beta_1), constant(1.0 - beta_1));
+        let (beta_2, rest_2) = (constant(beta_2), constant(1.0 - beta_2));
+        let (keep, rate) = (constant(numbers.keep), constant(numbers.rate));
+        let (root_factor, epsilon) = (constant(numbers.root_factor), constant(epsilon));
+        let zero = T::ZERO;
+        let means = mean.chunks_mut(LANES).zip(square.chunks_mut(LANES));
+        let given = parameter.chunks_mut(LANES).zip(gradient.chunks(LANES));
+        for ((parameter, gradient), (mean, square)) in given.zip(means) {
+            let gradient = v.mul(v.load_first(gradient, zero), factor);
+            let new_mean = v.mul_add(v.load_first(mean, zero), beta_1, v.mul(gradient, rest_1));
+            v.store_first(new_mean, mean);
+            let squared = v.mul(gradient, gradient);
+            let new_square = v.mul_add(v.load_first(square, zero), beta_2, v.mul(squared, rest_2));
+            v.store_first(new_square, square);
+            let root = v.mul_add(v.root(new_square), root_factor, epsilon);
+            let change = v.mul(v.div(new_mean, root), rate);
+            v.store_first(v.sub(v.mul(v.load_first(parameter, zero), keep), change), parameter);
+        }
+    }
+}
+
 /// The sum of the squares of all elements.
 ///
 /// # Errors
@@ -81,26 +148,30 @@ pub fn adamw_step(
 pub fn squared_norm(x: &Tensor) -> Result<f64> {
     fn sum<T: Real>(x: &Tensor) -> Result<f64> {
         with_elements::<T, 1, _>([x], |[x]| {
-            let parts: Vec<f64> = x.par_chunks(BLOCK).map(|values| vectorized(Squares { values })).collect();
-            Ok(parts.iter().sum())
+            let mut sums = vec![0.0; x.len().div_ceil(BLOCK)];
+            for_each_item(x.chunks(BLOCK).zip(&mut sums), |(values, sum)| {
+                *sum = T::vectorized(Squares { values });
+            });
+            Ok(sums.iter().sum())
         })
     }
     if is_cpu_float(x) {
         return for_real!(x.dtype(), sum(x));
     }
-    x.sqr()?.sum_all()?.to_dtype(candle_core::DType::F64)?.to_scalar()
+    x.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar()
 }
 
 struct Squares<'a, T> {
     values: &'a [T],
 }
 
-impl<T: Real> Vectorized for Squares<'_, T> {
+impl<T: Real> Work<T> for Squares<'_, T> {
     type Output = f64;
 
+    /// In f64 throughout, which the compiler turns into vector code.
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> f64 {
-        const PARTS: usize = 8;
+    fn run<V: Vectors<Real = T>>(self, _: V) -> f64 {
+        const PARTS: usize = 32;
         let mut sums = [0.0; PARTS];
         for values in self.values.chunks(PARTS) {
             for (sum, value) in sums.iter_mut().zip(values) {
@@ -109,140 +180,4 @@ impl<T: Real> Vectorized for Squares<'_, T> {
         }
         sums.iter().sum()
     }
-}
-
-struct RunningMean {
-    beta: f64,
-    factor: f64,
-    is_squared: bool,
-}
-
-impl InplaceOp2 for RunningMean {
-    fn name(&self) -> &'static str {
-        "running-mean"
-    }
-
-    fn cpu_fwd(
-        &self,
-        mean: &mut CpuStorage,
-        mean_layout: &Layout,
-        gradient: &CpuStorage,
-        layout: &Layout,
-    ) -> Result<()> {
-        match mean {
-            CpuStorage::F32(mean) => self.run(range(mean, mean_layout)?, elements(gradient, layout)?),
-            CpuStorage::F64(mean) => self.run(range(mean, mean_layout)?, elements(gradient, layout)?),
-            other => {
-                return Err(candle_core::Error::UnsupportedDTypeForOp(other.dtype(), "running-mean").bt());
-            }
-        }
-        Ok(())
-    }
-}
-
-impl RunningMean {
-    fn run<T: Real>(&self, mean: &mut [T], gradient: &[T]) {
-        mean.par_chunks_mut(BLOCK).zip(gradient.par_chunks(BLOCK)).for_each(|(mean, gradient)| {
-            vectorized(RunningMeanOf { numbers: self, mean, gradient });
-        });
-    }
-}
-
-struct RunningMeanOf<'a, T> {
-    numbers: &'a RunningMean,
-    mean: &'a mut [T],
-    gradient: &'a [T],
-}
-
-impl<T: Real> Vectorized for RunningMeanOf<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Self { numbers, mean, gradient } = self;
-        let (beta, rest) = (T::from_f64(numbers.beta), T::from_f64(1.0 - numbers.beta));
-        let factor = T::from_f64(numbers.factor);
-        for (mean, gradient) in mean.iter_mut().zip(gradient) {
-            let gradient = *gradient * factor;
-            let value = if numbers.is_squared { gradient * gradient } else { gradient };
-            *mean = *mean * beta + value * rest;
-        }
-    }
-}
-
-struct Update {
-    keep: f64,
-    rate: f64,
-    root_factor: f64,
-    epsilon: f64,
-}
-
-impl InplaceOp3 for Update {
-    fn name(&self) -> &'static str {
-        "adamw-update"
-    }
-
-    fn cpu_fwd(
-        &self,
-        parameter: &mut CpuStorage,
-        layout: &Layout,
-        mean: &CpuStorage,
-        mean_layout: &Layout,
-        square: &CpuStorage,
-        square_layout: &Layout,
-    ) -> Result<()> {
-        match parameter {
-            CpuStorage::F32(parameter) => self.run(
-                range(parameter, layout)?,
-                elements(mean, mean_layout)?,
-                elements(square, square_layout)?,
-            ),
-            CpuStorage::F64(parameter) => self.run(
-                range(parameter, layout)?,
-                elements(mean, mean_layout)?,
-                elements(square, square_layout)?,
-            ),
-            other => {
-                return Err(candle_core::Error::UnsupportedDTypeForOp(other.dtype(), "adamw-update").bt());
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Update {
-    fn run<T: Real>(&self, parameter: &mut [T], mean: &[T], square: &[T]) {
-        let blocks = parameter.par_chunks_mut(BLOCK).zip(mean.par_chunks(BLOCK));
-        blocks.zip(square.par_chunks(BLOCK)).for_each(|((parameter, mean), square)| {
-            vectorized(UpdateOf { numbers: self, parameter, mean, square });
-        });
-    }
-}
-
-struct UpdateOf<'a, T> {
-    numbers: &'a Update,
-    parameter: &'a mut [T],
-    mean: &'a [T],
-    square: &'a [T],
-}
-
-impl<T: Real> Vectorized for UpdateOf<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Self { numbers, parameter, mean, square } = self;
-        let (keep, rate) = (T::from_f64(numbers.keep), T::from_f64(numbers.rate));
-        let (root_factor, epsilon) = (T::from_f64(numbers.root_factor), T::from_f64(numbers.epsilon));
-        for ((parameter, mean), square) in parameter.iter_mut().zip(mean).zip(square) {
-            let root = square.root() * root_factor + epsilon;
-            *parameter = *parameter * keep - *mean / root * rate;
-        }
-    }
-}
-
-/// The elements of a contiguous storage, to be changed.
-fn range<'a, T>(values: &'a mut [T], layout: &Layout) -> Result<&'a mut [T]> {
-    let range = layout.contiguous_offsets().and_then(|(start, end)| values.get_mut(start..end));
-    range.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "adamw" }.bt())
 }

@@ -1,122 +1,328 @@
-//! The two element types of training, and the way from a plain loop to this processor's vector instructions.
+//! The two element types of training, and vectors of them: one source for both.
+//!
+//! Models are trained in f32, with the vectors of [`Simd`]. Gradients are checked against finite differences in f64, in
+//! plain Rust: what is checked there is the very code that trains.
 
-use candle_core::WithDType;
+use candle_core::{CpuStorage, WithDType};
 
-/// f32, in which models are trained, and f64, in which gradients are checked against finite differences.
+use super::product::Tile;
+use crate::packed::{self, Epilogue};
+use crate::simd::{InstructionSet, Job, LANES, Simd};
+use crate::vector_math;
+
+/// f32 or f64.
 pub(crate) trait Real: WithDType {
-    /// `self · factor + term`, rounded once where `FMA` says that the processor has an instruction for it.
-    fn multiply_add<const FMA: bool>(self, factor: Self, term: Self) -> Self;
+    const ZERO: Self;
+    const ONE: Self;
+    /// Negative infinity.
+    const LOWEST: Self;
 
-    /// `e` to this power.
-    fn exponential(self) -> Self;
+    /// The nearest number of this type.
+    fn of(value: f64) -> Self;
+
+    /// Rows of the tile in which products are computed here.
+    fn tile_rows() -> usize;
 
     /// The square root.
     fn root(self) -> Self;
 
-    /// The larger of both.
-    fn larger(self, other: Self) -> Self {
-        if self > other { self } else { other }
+    /// The elements of a storage of this type.
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+
+    /// Does the work with the best instructions of this processor.
+    fn vectorized<W: Work<Self>>(work: W) -> W::Output;
+}
+
+/// Work over vectors. `run` and everything it calls must be `#[inline(always)]`, as in a [`Job`].
+pub(crate) trait Work<T> {
+    /// What comes out.
+    type Output;
+
+    fn run<V: Vectors<Real = T>>(self, v: V) -> Self::Output;
+}
+
+/// Vectors of sixteen values and what the operations of training do with them.
+pub(crate) trait Vectors: Copy {
+    /// Type of a value.
+    type Real: Real;
+    /// Sixteen values.
+    type Vector: Copy;
+    /// Rows of a tile.
+    const TILE_ROWS: usize;
+    /// Panels of a tile.
+    const TILE_PANELS: usize;
+
+    fn splat(self, value: Self::Real) -> Self::Vector;
+    fn load(self, values: &[Self::Real; LANES]) -> Self::Vector;
+    fn store(self, values: Self::Vector, to: &mut [Self::Real; LANES]);
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a · b + c`.
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// As [`Simd::max`].
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn root(self, a: Self::Vector) -> Self::Vector;
+    fn exp(self, a: Self::Vector) -> Self::Vector;
+    /// Sum of the lanes.
+    fn sum(self, a: Self::Vector) -> Self::Real;
+    /// Largest lane.
+    fn largest(self, a: Self::Vector) -> Self::Real;
+    /// One tile of a product.
+    fn tile(self, tile: Tile<'_, '_, Self::Real>);
+
+    /// Up to sixteen values, filled up with `filling`.
+    #[inline(always)]
+    fn load_first(self, values: &[Self::Real], filling: Self::Real) -> Self::Vector {
+        if let Some(whole) = values.first_chunk() {
+            return self.load(whole);
+        }
+        let mut whole = [filling; LANES];
+        whole[..values.len()].copy_from_slice(values);
+        self.load(&whole)
+    }
+
+    /// Stores as many lanes as there is room for.
+    #[inline(always)]
+    fn store_first(self, values: Self::Vector, to: &mut [Self::Real]) {
+        if let Some(whole) = to.first_chunk_mut() {
+            self.store(values, whole);
+            return;
+        }
+        let mut whole = [Self::Real::ZERO; LANES];
+        self.store(values, &mut whole);
+        to.copy_from_slice(&whole[..to.len()]);
+    }
+}
+
+impl<S: Simd> Vectors for S {
+    type Real = f32;
+    type Vector = S::Floats;
+    const TILE_ROWS: usize = <S as Simd>::TILE_ROWS;
+    const TILE_PANELS: usize = <S as Simd>::TILE_PANELS;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> S::Floats {
+        Simd::splat(self, value)
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> S::Floats {
+        Simd::load(self, values)
+    }
+
+    #[inline(always)]
+    fn store(self, values: S::Floats, to: &mut [f32; LANES]) {
+        Simd::store(self, values, to);
+    }
+
+    #[inline(always)]
+    fn add(self, a: S::Floats, b: S::Floats) -> S::Floats {
+        Simd::add(self, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: S::Floats, b: S::Floats) -> S::Floats {
+        Simd::sub(self, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: S::Floats, b: S::Floats) -> S::Floats {
+        Simd::mul(self, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: S::Floats, b: S::Floats) -> S::Floats {
+        Simd::div(self, a, b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: S::Floats, b: S::Floats, c: S::Floats) -> S::Floats {
+        Simd::mul_add(self, a, b, c)
+    }
+
+    #[inline(always)]
+    fn max(self, a: S::Floats, b: S::Floats) -> S::Floats {
+        Simd::max(self, a, b)
+    }
+
+    #[inline(always)]
+    fn root(self, a: S::Floats) -> S::Floats {
+        Simd::root(self, a)
+    }
+
+    #[inline(always)]
+    fn exp(self, a: S::Floats) -> S::Floats {
+        vector_math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn sum(self, a: S::Floats) -> f32 {
+        Simd::sum(self, a)
+    }
+
+    #[inline(always)]
+    fn largest(self, a: S::Floats) -> f32 {
+        Simd::largest(self, a)
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: Tile<'_, '_, f32>) {
+        let Tile { left, panels, output, row, column, is_first, bias } = tile;
+        let epilogue = bias.map(|bias| Epilogue { bias: Some(bias), gelu: false });
+        let place = (row, column);
+        Simd::tile(self, packed::Tile::of_product(left, panels, output, place, is_first, epilogue.as_ref()));
     }
 }
 
 impl Real for f32 {
-    #[inline(always)]
-    fn multiply_add<const FMA: bool>(self, factor: Self, term: Self) -> Self {
-        if FMA { self.mul_add(factor, term) } else { self * factor + term }
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = Self::NEG_INFINITY;
+
+    #[expect(clippy::cast_possible_truncation, reason = "training computes in f32")]
+    fn of(value: f64) -> Self {
+        value as Self
     }
 
-    /// `2^n · e^r` with `r` within `±ln 2 / 2`; the relative error is below 2e-7. Without a branch, so that loops over it
-    /// become vector code. Below -87 it stays at the smallest normal number.
-    #[inline(always)]
-    fn exponential(self) -> Self {
-        /// Adding this rounds to a whole number, which then stands in the low bits.
-        const ROUND: f32 = 12_582_912.0;
-        const LN_2_HIGH: f32 = 0.693_359_4;
-        const LN_2_LOW: f32 = -2.121_944_4e-4;
-        const EXPONENT_OF_ONE: u32 = 127 << 23;
-        let x = if self < -87.0 { -87.0 } else { self };
-        let x = if x > 88.0 { 88.0 } else { x };
-        let rounded = x * std::f32::consts::LOG2_E + ROUND;
-        let n = rounded - ROUND;
-        let r = x - n * LN_2_HIGH - n * LN_2_LOW;
-        // The series of e^r to r^7.
-        let mut series = 1.0 / 5040.0;
-        for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-            series = series * r + coefficient;
-        }
-        series * Self::from_bits((rounded.to_bits() << 23).wrapping_add(EXPONENT_OF_ONE))
+    fn tile_rows() -> usize {
+        InstructionSet::detected().tile_rows()
     }
 
-    #[inline(always)]
     fn root(self) -> Self {
         self.sqrt()
+    }
+
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::F32(values) = storage { Some(values) } else { None }
+    }
+
+    fn vectorized<W: Work<Self>>(work: W) -> W::Output {
+        InstructionSet::detected().run(OfFloats(work))
+    }
+}
+
+/// Work on f32.
+pub(super) struct OfFloats<W>(pub(super) W);
+
+impl<W: Work<f32>> Job for OfFloats<W> {
+    type Output = W::Output;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> W::Output {
+        self.0.run(simd)
     }
 }
 
 impl Real for f64 {
-    #[inline(always)]
-    fn multiply_add<const FMA: bool>(self, factor: Self, term: Self) -> Self {
-        if FMA { self.mul_add(factor, term) } else { self * factor + term }
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = Self::NEG_INFINITY;
+
+    fn of(value: f64) -> Self {
+        value
     }
 
-    #[inline(always)]
-    fn exponential(self) -> Self {
-        self.exp()
+    fn tile_rows() -> usize {
+        <Doubles as Vectors>::TILE_ROWS
     }
 
-    #[inline(always)]
     fn root(self) -> Self {
         self.sqrt()
     }
-}
 
-/// Work that is compiled once for plain processors and once for those with wide vectors.
-pub(crate) trait Vectorized {
-    /// What comes out.
-    type Output;
-
-    /// Does the work; `FMA` says whether fused multiply-adds are instructions here. Marked `#[inline(always)]`, so that it
-    /// is compiled for the instruction set that [`vectorized`] chose.
-    fn run<const FMA: bool>(self) -> Self::Output;
-}
-
-/// Does the work with the best instruction set of this processor.
-pub(crate) fn vectorized<W: Vectorized>(work: W) -> W::Output {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(avx2) = pulp::x86::V3::try_new() {
-        return pulp::Simd::vectorize(avx2, Wide(work));
+    fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::F64(values) = storage { Some(values) } else { None }
     }
-    if cfg!(target_arch = "aarch64") { work.run::<true>() } else { work.run::<false>() }
-}
 
-/// Work for a processor with fused multiply-adds. A closure would not do: it cannot be told to be inlined, and what is not
-/// inlined is compiled for the plain instruction set.
-#[cfg(target_arch = "x86_64")]
-struct Wide<W>(W);
-
-#[cfg(target_arch = "x86_64")]
-impl<W: Vectorized> pulp::WithSimd for Wide<W> {
-    type Output = W::Output;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) -> W::Output {
-        self.0.run::<true>()
+    fn vectorized<W: Work<Self>>(work: W) -> W::Output {
+        work.run(Doubles)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Sixteen f64 in plain Rust.
+#[derive(Clone, Copy)]
+struct Doubles;
 
-    #[test]
-    fn the_exponential_is_exact_to_two_units_in_the_last_place() {
-        for step in -8700..=8800 {
-            let x = step as f32 / 100.0;
-            let expected = f64::from(x).exp();
-            let error = (f64::from(x.exponential()) - expected).abs() / expected;
-            assert!(error < 2.4e-7, "e^{x}: relative error {error}");
+fn zip(a: [f64; LANES], b: [f64; LANES], f: impl Fn(f64, f64) -> f64) -> [f64; LANES] {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+impl Vectors for Doubles {
+    type Real = f64;
+    type Vector = [f64; LANES];
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 1;
+
+    fn splat(self, value: f64) -> Self::Vector {
+        [value; LANES]
+    }
+
+    fn load(self, values: &[f64; LANES]) -> Self::Vector {
+        *values
+    }
+
+    fn store(self, values: Self::Vector, to: &mut [f64; LANES]) {
+        *to = values;
+    }
+
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        zip(a, b, |a, b| a + b)
+    }
+
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        zip(a, b, |a, b| a - b)
+    }
+
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        zip(a, b, |a, b| a * b)
+    }
+
+    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        zip(a, b, |a, b| a / b)
+    }
+
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        self.add(self.mul(a, b), c)
+    }
+
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    fn root(self, a: Self::Vector) -> Self::Vector {
+        a.map(f64::sqrt)
+    }
+
+    fn exp(self, a: Self::Vector) -> Self::Vector {
+        a.map(f64::exp)
+    }
+
+    fn sum(self, a: Self::Vector) -> f64 {
+        a.into_iter().sum()
+    }
+
+    fn largest(self, a: Self::Vector) -> f64 {
+        a.into_iter().fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    fn tile(self, tile: Tile<'_, '_, f64>) {
+        let Tile { left, panels, output, row, column, is_first, bias } = tile;
+        let bias = bias.map(|bias| &bias[output.first_column + column..]);
+        let (left, _) = left.as_chunks::<{ <Self as Vectors>::TILE_ROWS }>();
+        let rows = <Self as Vectors>::TILE_ROWS.min(output.rows() - row);
+        for tile_row in 0..rows {
+            let outputs = &mut output.row(row + tile_row)[column..];
+            let outputs = outputs.chunks_mut(LANES).zip(panels).flat_map(|(outputs, panel)| {
+                outputs.iter_mut().enumerate().map(move |(lane, value)| (value, lane, panel))
+            });
+            for (index, (value, lane, panel)) in outputs.enumerate() {
+                let products = left.iter().zip(*panel).map(|(left, line)| left[tile_row] * line.0[lane]);
+                let sum: f64 = products.sum();
+                let before = if is_first { 0.0 } else { *value };
+                *value = before + sum + bias.map_or(0.0, |bias| bias[index]);
+            }
         }
-        assert!((-1000f32).exponential() < 1e-37);
-        assert!(f32::NAN.exponential().is_nan());
     }
 }

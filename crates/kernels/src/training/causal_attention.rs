@@ -5,17 +5,18 @@
 //! arXiv:2205.14135, section 3.1): with `P` the weights, `M` the dropout mask over its keep rate and `dO` the gradient,
 //! `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`, `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K`, `dK = dSᵀ Q`.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, D, Layout, Result, Shape, Tensor};
-use rayon::prelude::*;
+use candle_core::{D, DType, Result, Shape, Tensor};
 
-use super::arithmetic::{Real, Vectorized, vectorized};
-use super::product::{Matrix, add_product};
-use super::{elements, for_real, is_cpu_float, with_elements};
+use super::arithmetic::{Real, Vectors, Work};
+use super::operation::{Operation, Sums, record};
+use super::product::{Matrix, Panels, multiply};
+use super::{for_real, is_cpu_float, with_elements};
+use crate::parallel::{Part, Parts, for_each_part};
+use crate::simd::LANES;
 use crate::{Generator, KernelError};
 
-/// Queries in a block.
-const QUERY_BLOCK: usize = 32;
+/// Queries in a block: a multiple of every tile's rows.
+const QUERY_BLOCK: usize = 48;
 
 /// Dropout on attention weights: the mask is drawn anew from the seed wherever it is needed, and stored nowhere.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,8 +44,11 @@ pub fn causal_self_attention(
     if !is_cpu_float(qkv) {
         return causal_attention_reference(qkv, heads, scale, dropout);
     }
-    head_dim(qkv.dim(D::Minus1)?, heads)?;
-    qkv.contiguous()?.apply_op1(CausalAttention { heads, scale, dropout })
+    let operation = CausalAttention { heads, scale, dropout };
+    match qkv.dtype() {
+        DType::F64 => operation.forward::<f64>(qkv),
+        _ => operation.forward::<f32>(qkv),
+    }
 }
 
 /// The same as a composition of candle operations.
@@ -123,72 +127,70 @@ struct CausalAttention {
     dropout: Option<AttentionDropout>,
 }
 
-impl CustomOp1 for CausalAttention {
-    fn name(&self) -> &'static str {
-        "causal-self-attention"
-    }
-
-    fn cpu_fwd(&self, qkv: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        fn forward<T: Real>(
-            op: &CausalAttention,
-            qkv: &CpuStorage,
-            layout: &Layout,
-            sizes: Sizes,
-        ) -> Result<CpuStorage> {
-            let qkv = elements::<T>(qkv, layout)?;
-            let mut by_head = vec![T::zero(); sizes.batch * sizes.tokens * sizes.width()];
-            by_head.par_chunks_mut(sizes.head_len()).enumerate().for_each(|(index, output)| {
-                vectorized(Forward { head: op.head(qkv, sizes, index), output });
-            });
-            Ok(T::to_cpu_storage_owned(side_by_side(&by_head, sizes, 1)))
-        }
-        let sizes = self.sizes(layout.shape())?;
-        let output = for_real!(qkv.dtype(), forward(self, qkv, layout, sizes))?;
-        Ok((output, (sizes.batch, sizes.tokens, sizes.width()).into()))
-    }
-
-    fn bwd(&self, qkv: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        fn backward<T: Real>(
-            op: &CausalAttention,
-            qkv: &Tensor,
-            gradient: &Tensor,
-            sizes: Sizes,
-        ) -> Result<Tensor> {
-            let values = with_elements::<T, 2, _>([qkv, gradient], |[qkv, gradient]| {
-                let mut by_head = vec![T::zero(); qkv.len()];
-                by_head.par_chunks_mut(3 * sizes.head_len()).enumerate().for_each(|(index, gradients)| {
-                    let (row, head) = (index / sizes.heads, index % sizes.heads);
-                    let start = row * sizes.tokens * sizes.width() + head * sizes.head_dim;
-                    let head = op.head(qkv, sizes, index);
-                    vectorized(Backward { head, output_gradient: &gradient[start..], gradients });
-                });
-                Ok(side_by_side(&by_head, sizes, 3))
-            })?;
-            Tensor::from_vec(values, qkv.shape(), qkv.device())
-        }
-        let sizes = self.sizes(qkv.shape())?;
-        for_real!(qkv.dtype(), backward(self, qkv, gradient, sizes)).map(Some)
-    }
-}
-
 impl CausalAttention {
+    fn forward<T: Real>(self, qkv: &Tensor) -> Result<Tensor> {
+        let sizes = self.sizes(qkv.shape())?;
+        let Sizes { batch, tokens, heads, head_dim } = sizes;
+        let row_len = heads * head_dim;
+        let output = with_elements::<T, 1, _>([qkv], |[qkv]| {
+            let mut output = vec![T::ZERO; batch * tokens * row_len];
+            // The columns of a head in the rows of a text are a part.
+            let parts = Parts { row_len, rows: tokens, columns: head_dim };
+            for_each_part(&mut output, parts, |mut part| {
+                let head = self.head(qkv, sizes, &part, tokens);
+                T::vectorized(Forward { head, output: &mut part });
+            });
+            Ok(output)
+        })?;
+        record(&[qkv], output, (batch, tokens, row_len), self)
+    }
+
     fn sizes(&self, shape: &Shape) -> Result<Sizes> {
         let (batch, tokens, width) = shape.dims3()?;
         Ok(Sizes { batch, tokens, heads: self.heads, head_dim: head_dim(width, self.heads)? })
     }
 
-    /// Head `index % H` of row `index / H`.
-    fn head<'a, T: Real>(&self, qkv: &'a [T], sizes: Sizes, index: usize) -> Head<'a, T> {
-        let (row, head) = (index / sizes.heads, index % sizes.heads);
-        let start = row * sizes.tokens * 3 * sizes.width() + head * sizes.head_dim;
+    /// The head whose output a part is, where a text has `rows` rows in the output.
+    fn head<'a, T: Real>(&self, qkv: &'a [T], sizes: Sizes, part: &Part<'_, T>, rows: usize) -> Head<'a, T> {
+        let (text, head) = (part.first_row / rows, part.first_column / sizes.head_dim);
+        let start = text * sizes.tokens * sizes.stride() + part.first_column;
         Head {
             queries: &qkv[start..],
             keys: &qkv[start + sizes.width()..],
             values: &qkv[start + 2 * sizes.width()..],
             sizes,
-            scale: T::from_f64(self.scale),
-            mask: self.dropout.map(|dropout| dropout.mask(index)),
+            scale: T::of(self.scale),
+            mask: self.dropout.map(|dropout| dropout.mask(text * sizes.heads + head)),
         }
+    }
+}
+
+impl Operation for CausalAttention {
+    fn name(&self) -> &'static str {
+        "causal-self-attention"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: Real>(op: &CausalAttention, qkv: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+            let sizes = op.sizes(qkv.shape())?;
+            let values = with_elements::<T, 2, _>([qkv, gradient], |[qkv, gradient]| {
+                let mut gradients = vec![T::ZERO; qkv.len()];
+                // Three rows for each token: of queries, keys and values.
+                let rows = 3 * sizes.tokens;
+                let parts = Parts { row_len: sizes.width(), rows, columns: sizes.head_dim };
+                for_each_part(&mut gradients, parts, |mut part| {
+                    let head = op.head(qkv, sizes, &part, rows);
+                    let start = part.first_row / 3 * sizes.width() + part.first_column;
+                    let output_gradient = &gradient[start..];
+                    T::vectorized(Backward { head, output_gradient, gradients: &mut part });
+                });
+                Ok(gradients)
+            })?;
+            Tensor::from_vec(values, qkv.shape(), qkv.device())
+        }
+        let qkv = &inputs[0];
+        let gradient = for_real!(qkv.dtype(), backward(self, qkv, gradient))?;
+        sums.add(qkv, gradient)
     }
 }
 
@@ -201,32 +203,18 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// Width of the output.
     fn width(self) -> usize {
         self.heads * self.head_dim
     }
 
-    fn head_len(self) -> usize {
-        self.tokens * self.head_dim
+    /// From a token to the next in the projection.
+    fn stride(self) -> usize {
+        3 * self.width()
     }
 }
 
-/// Brings `(B, H, parts, T, D)` to `(B, T, parts, H, D)`.
-fn side_by_side<T: Real>(by_head: &[T], sizes: Sizes, parts: usize) -> Vec<T> {
-    let Sizes { tokens, heads, head_dim, .. } = sizes;
-    let mut output = vec![T::zero(); by_head.len()];
-    let row_len = parts * sizes.width();
-    output.par_chunks_mut(row_len).enumerate().for_each(|(token, output)| {
-        let (row, token) = (token / tokens, token % tokens);
-        for (index, output) in output.chunks_mut(head_dim).enumerate() {
-            let (part, head) = (index / heads, index % heads);
-            let start = (((row * heads + head) * parts + part) * tokens + token) * head_dim;
-            output.copy_from_slice(&by_head[start..start + head_dim]);
-        }
-    });
-    output
-}
-
-/// One head of one row. Each slice starts at the head's first value; the next token's stand `3 · H · D` behind.
+/// One head of one text. Each slice starts at the head's first value; the next token's stand `3 · H · D` behind.
 struct Head<'a, T> {
     queries: &'a [T],
     keys: &'a [T],
@@ -236,87 +224,86 @@ struct Head<'a, T> {
     mask: Option<HeadMask>,
 }
 
-impl<T: Real> Head<'_, T> {
-    fn stride(&self) -> usize {
-        3 * self.sizes.width()
+impl<'a, T: Real> Head<'a, T> {
+    /// `(T, D)`: queries, keys or values.
+    #[inline(always)]
+    fn rows(&self, values: &'a [T]) -> Matrix<'a, T> {
+        Matrix::rows(values, self.sizes.stride())
     }
 
-    /// The weights of the queries `first..first + count` over the keys before `first + count`, each row `T` long: in
-    /// `weights` without dropout, in `dropped` with it.
+    /// The weights of the queries `first..first + count` over the keys before `first + count`, each row `T` long; and with
+    /// dropout, those that are left of them.
     #[inline(always)]
-    fn weights<const FMA: bool>(
+    fn weights<V: Vectors<Real = T>>(
         &mut self,
+        v: V,
         (first, count): (usize, usize),
-        transposed_keys: &[T],
+        keys: &Panels<T>,
         room: &mut Room<T>,
     ) {
-        let tokens = self.sizes.tokens;
-        let Room { weights, dropped, kept, panel, .. } = room;
-        weights[..count * tokens].fill(T::zero());
-        let queries = Matrix::rows(&self.queries[first * self.stride()..], self.stride());
-        let size = (count, self.sizes.head_dim, first + count);
-        add_product::<T, FMA>(queries, transposed_keys, tokens, weights, tokens, size, panel);
-        for (index, row) in weights[..count * tokens].chunks_mut(tokens).enumerate() {
-            let (visible, hidden) = row[..first + count].split_at_mut(first + index + 1);
-            hidden.fill(T::zero());
-            let largest = visible.iter().fold(visible[0], |largest, score| largest.larger(*score));
-            let mut sum = T::zero();
-            for score in visible.iter_mut() {
-                *score = ((*score - largest) * self.scale).exponential();
-            }
-            for weight in visible.iter() {
-                sum += *weight;
-            }
-            let inverse = T::one() / sum;
-            for weight in visible.iter_mut() {
-                *weight *= inverse;
-            }
-            let dropped = &mut dropped[index * tokens..][..first + count];
-            dropped.copy_from_slice(&row[..first + count]);
+        let Sizes { tokens, head_dim, .. } = self.sizes;
+        let visible = first + count;
+        let Room { weights, dropped, kept, tiles, .. } = room;
+        let queries = self.rows(&self.queries[first * self.sizes.stride()..]);
+        let scores = Part::of_rows(weights, tokens, (count, visible));
+        multiply(v, queries, keys, head_dim, scores, false, tiles);
+        for (index, row) in weights.chunks_mut(tokens).take(count).enumerate() {
+            let (seen, hidden) = row[..visible].split_at_mut(first + index + 1);
+            hidden.fill(T::ZERO);
+            softmax(v, seen, self.scale);
             if let Some(mask) = &mut self.mask {
-                let kept = &mut kept[..=first + index];
-                mask.draw(kept);
-                let factors = [T::zero(), T::from_f64(mask.factor)];
-                for (weight, kept) in dropped.iter_mut().zip(kept) {
-                    *weight *= factors[usize::from(*kept)];
+                mask.draw(&mut kept[..seen.len()]);
+                let factor = T::of(mask.factor);
+                let dropped = &mut dropped[index * tokens..][..visible];
+                for ((dropped, weight), kept) in dropped.iter_mut().zip(seen.iter()).zip(kept.iter()) {
+                    *dropped = if *kept { *weight * factor } else { T::ZERO };
                 }
+                dropped[seen.len()..].fill(T::ZERO);
             }
         }
     }
+}
 
-    /// `(T, D)` to `(D, T)`.
-    #[inline(always)]
-    fn transposed(&self, rows: &[T]) -> Vec<T> {
-        let Sizes { tokens, head_dim, .. } = self.sizes;
-        let mut columns = vec![T::zero(); tokens * head_dim];
-        for (token, row) in rows.chunks(self.stride()).take(tokens).enumerate() {
-            for (dim, value) in row[..head_dim].iter().enumerate() {
-                columns[dim * tokens + token] = *value;
-            }
-        }
-        columns
+/// `softmax(scale · scores)` in place, for a positive scale.
+#[inline(always)]
+fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
+    let zero = V::Real::ZERO;
+    let lowest = V::Real::LOWEST;
+    let mut largest = v.splat(lowest);
+    for scores in scores.chunks(LANES) {
+        largest = v.max(largest, v.load_first(scores, lowest));
+    }
+    let (largest, scale) = (v.splat(v.largest(largest)), v.splat(scale));
+    let mut sum = v.splat(zero);
+    for scores in scores.chunks_mut(LANES) {
+        // What is missing in the last vector weighs nothing.
+        let weights = v.exp(v.mul(v.sub(v.load_first(scores, lowest), largest), scale));
+        v.store_first(weights, scores);
+        sum = v.add(sum, weights);
+    }
+    let inverse = v.splat(V::Real::ONE / v.sum(sum));
+    for weights in scores.chunks_mut(LANES) {
+        v.store_first(v.mul(v.load_first(weights, zero), inverse), weights);
     }
 }
 
 /// Memory that the blocks of a head use one after the other.
 struct Room<T> {
     weights: Vec<T>,
+    /// Of use with dropout only.
     dropped: Vec<T>,
-    gradients: Vec<T>,
     kept: Vec<bool>,
-    panel: Vec<[T; 4]>,
+    tiles: Vec<T>,
 }
 
 impl<T: Real> Room<T> {
-    fn new(tokens: usize) -> Self {
-        let block = || vec![T::zero(); QUERY_BLOCK * tokens];
-        Self {
-            weights: block(),
-            dropped: block(),
-            gradients: block(),
-            kept: vec![false; tokens],
-            panel: Vec::with_capacity(tokens),
-        }
+    fn new(tokens: usize, has_dropout: bool) -> Self {
+        let block = vec![T::ZERO; QUERY_BLOCK * tokens];
+        let (dropped, kept) = match has_dropout {
+            true => (block.clone(), vec![false; tokens]),
+            false => (Vec::new(), Vec::new()),
+        };
+        Self { weights: block, dropped, kept, tiles: Vec::new() }
     }
 }
 
@@ -324,100 +311,117 @@ fn query_blocks(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..tokens).step_by(QUERY_BLOCK).map(move |first| (first, QUERY_BLOCK.min(tokens - first)))
 }
 
-struct Forward<'a, T> {
+struct Forward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// `(T, D)`, zero.
-    output: &'a mut [T],
+    /// `(T, D)`.
+    output: &'a mut Part<'b, T>,
 }
 
-impl<T: Real> Vectorized for Forward<'_, T> {
+impl<T: Real> Work<T> for Forward<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn run<V: Vectors<Real = T>>(self, v: V) {
         let Self { mut head, output } = self;
         let Sizes { tokens, head_dim, .. } = head.sizes;
-        let transposed_keys = head.transposed(head.keys);
-        let mut room = Room::new(tokens);
+        let (mut keys, mut values) = (Panels::new(), Panels::new());
+        keys.pack(head.rows(head.keys).transposed(), head_dim, tokens);
+        values.pack(head.rows(head.values), tokens, head_dim);
+        let mut room = Room::new(tokens, head.mask.is_some());
         for (first, count) in query_blocks(tokens) {
-            head.weights::<FMA>((first, count), &transposed_keys, &mut room);
-            let weights = Matrix::rows(&room.dropped, tokens);
-            let output = &mut output[first * head_dim..];
-            let size = (count, first + count, head_dim);
-            let (values, stride) = (head.values, head.stride());
-            add_product::<T, FMA>(weights, values, stride, output, head_dim, size, &mut room.panel);
+            head.weights(v, (first, count), &keys, &mut room);
+            let weights = if head.mask.is_some() { &room.dropped } else { &room.weights };
+            let output = output.stepped(first, 1, count);
+            multiply(
+                v,
+                Matrix::rows(weights, tokens),
+                &values,
+                first + count,
+                output,
+                false,
+                &mut room.tiles,
+            );
         }
     }
 }
 
-struct Backward<'a, T> {
+struct Backward<'a, 'b, T> {
     head: Head<'a, T>,
     /// Starts at the head's first value; the next token's stand `H · D` behind.
     output_gradient: &'a [T],
-    /// `(3, T, D)`, zero: of queries, keys and values.
-    gradients: &'a mut [T],
+    /// `(T, 3, D)`, zero: of queries, keys and values.
+    gradients: &'a mut Part<'b, T>,
 }
 
-impl<T: Real> Vectorized for Backward<'_, T> {
+impl<T: Real> Work<T> for Backward<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        const QUERY: usize = 0;
+        const KEY: usize = 1;
+        const VALUE: usize = 2;
         let Self { mut head, output_gradient, gradients } = self;
         let Sizes { tokens, head_dim, .. } = head.sizes;
-        let (stride, output_stride) = (head.stride(), head.sizes.width());
-        let (query_gradient, rest) = gradients.split_at_mut(tokens * head_dim);
-        let (key_gradient, value_gradient) = rest.split_at_mut(tokens * head_dim);
-        let transposed_keys = head.transposed(head.keys);
-        let transposed_values = head.transposed(head.values);
-        let mut room = Room::new(tokens);
+        let (stride, output_stride) = (head.sizes.stride(), head.sizes.width());
+        let [mut key_columns, mut key_rows, mut value_columns, mut block_rows] =
+            std::array::from_fn(|_| Panels::new());
+        key_columns.pack(head.rows(head.keys).transposed(), head_dim, tokens);
+        key_rows.pack(head.rows(head.keys), tokens, head_dim);
+        value_columns.pack(head.rows(head.values).transposed(), head_dim, tokens);
+        let mut room = Room::new(tokens, head.mask.is_some());
+        let mut scores = vec![T::ZERO; QUERY_BLOCK * tokens];
         for (first, count) in query_blocks(tokens) {
-            let keys = first + count;
-            head.weights::<FMA>((first, count), &transposed_keys, &mut room);
-            let Room { weights, dropped, gradients, panel, .. } = &mut room;
-            let output_gradient = &output_gradient[first * output_stride..];
+            let visible = first + count;
+            head.weights(v, (first, count), &key_columns, &mut room);
+            let Room { weights, dropped, tiles, .. } = &mut room;
+            let dropped = if head.mask.is_some() { &*dropped } else { &*weights };
+            let output_gradient = Matrix::rows(&output_gradient[first * output_stride..], output_stride);
 
-            let dropped_t = Matrix::transposed(dropped, tokens);
-            let size = (keys, count, head_dim);
-            add_product::<T, FMA>(
-                dropped_t,
-                output_gradient,
-                output_stride,
-                value_gradient,
-                head_dim,
-                size,
-                panel,
-            );
+            let value_gradient = gradients.stepped(VALUE, 3, visible);
+            block_rows.pack(output_gradient, count, head_dim);
+            let dropped_rows = Matrix::rows(dropped, tokens);
+            multiply(v, dropped_rows.transposed(), &block_rows, count, value_gradient, true, tiles);
 
-            gradients[..count * tokens].fill(T::zero());
-            let rows = Matrix::rows(output_gradient, output_stride);
-            let size = (count, head_dim, keys);
-            add_product::<T, FMA>(rows, &transposed_values, tokens, gradients, tokens, size, panel);
-
-            // From the weights' gradient to that of the scores, in place.
+            // The gradient of the weights that are left, and from it that of the scores, in place.
+            let of_weights = Part::of_rows(&mut scores, tokens, (count, visible));
+            multiply(v, output_gradient, &value_columns, head_dim, of_weights, false, tiles);
             for index in 0..count {
-                let row = index * tokens..index * tokens + keys;
+                let row = index * tokens..index * tokens + visible;
                 let (weights, dropped) = (&weights[row.clone()], &dropped[row.clone()]);
-                let gradients = &mut gradients[row];
-                let mut dot = T::zero();
-                for (gradient, dropped) in gradients.iter_mut().zip(dropped) {
-                    *gradient *= *dropped;
-                    dot += *gradient;
-                }
-                for (gradient, weight) in gradients.iter_mut().zip(weights) {
-                    *gradient = (*gradient - *weight * dot) * head.scale;
-                }
+                score_gradients(v, weights, dropped, head.scale, &mut scores[row]);
             }
 
-            let scores = Matrix::rows(gradients, tokens);
-            let query_gradient = &mut query_gradient[first * head_dim..];
-            let size = (count, keys, head_dim);
-            add_product::<T, FMA>(scores, head.keys, stride, query_gradient, head_dim, size, panel);
+            let score_rows = Matrix::rows(&scores, tokens);
+            let query_gradient = gradients.stepped(3 * first + QUERY, 3, count);
+            multiply(v, score_rows, &key_rows, visible, query_gradient, false, tiles);
 
-            let scores_t = Matrix::transposed(gradients, tokens);
-            let queries = &head.queries[first * stride..];
-            let size = (keys, count, head_dim);
-            add_product::<T, FMA>(scores_t, queries, stride, key_gradient, head_dim, size, panel);
+            let key_gradient = gradients.stepped(KEY, 3, visible);
+            block_rows.pack(head.rows(&head.queries[first * stride..]), count, head_dim);
+            multiply(v, score_rows.transposed(), &block_rows, count, key_gradient, true, tiles);
         }
+    }
+}
+
+/// From the gradient of the weights that dropout left to that of the scores, in place.
+#[inline(always)]
+fn score_gradients<V: Vectors>(
+    v: V,
+    weights: &[V::Real],
+    dropped: &[V::Real],
+    scale: V::Real,
+    gradients: &mut [V::Real],
+) {
+    let zero = V::Real::ZERO;
+    let mut dot = v.splat(zero);
+    for (gradient, dropped) in gradients.chunks_mut(LANES).zip(dropped.chunks(LANES)) {
+        let product = v.mul(v.load_first(gradient, zero), v.load_first(dropped, zero));
+        v.store_first(product, gradient);
+        dot = v.add(dot, product);
+    }
+    let (dot, scale) = (v.splat(v.sum(dot)), v.splat(scale));
+    for (gradient, weights) in gradients.chunks_mut(LANES).zip(weights.chunks(LANES)) {
+        let shared = v.mul(v.load_first(weights, zero), dot);
+        v.store_first(v.mul(v.sub(v.load_first(gradient, zero), shared), scale), gradient);
     }
 }

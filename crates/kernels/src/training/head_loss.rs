@@ -4,23 +4,25 @@
 //! of that size. Here a chunk of logits lives only until its loss and its gradients are taken; the gradients with respect
 //! to hidden states and head are complete when the loss is, and the backward pass only hands them on.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor};
-use rayon::prelude::*;
+use candle_core::{D, DType, Device, Result, Tensor};
 
-use super::arithmetic::{Real, Vectorized, vectorized};
-use super::{for_real, is_cpu_float};
+use super::arithmetic::{Real, Vectors, Work};
+use super::operation::{Operation, Sums, in_place, memory_for, record};
+use super::product::{Matrix, Output, product};
+use super::{for_real, is_cpu_float, with_elements};
 use crate::KernelError;
+use crate::parallel::for_each_item;
+use crate::simd::LANES;
 
-/// Logits that exist at once: 32 MiB in f32.
-const LOGITS_AT_ONCE: usize = 1 << 23;
+/// Logits that exist at once: 64 MiB in f32.
+const LOGITS_AT_ONCE: usize = 1 << 24;
 
 /// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///
 /// # Shapes
-/// `hidden` `(N, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar.
+/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar.
 ///
 /// # Errors
 /// When the shapes do not fit, there are no rows, or a target is outside the vocabulary.
@@ -29,36 +31,51 @@ pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Te
         return head_loss_reference(hidden, weight, targets);
     }
     let (rows, vocabulary) = check(hidden, weight, targets)?;
+    for_real!(hidden.dtype(), fused(hidden, weight, targets, (rows, vocabulary)))
+}
+
+fn fused<T: Real>(
+    hidden: &Tensor,
+    weight: &Tensor,
+    targets: &[u32],
+    (rows, vocabulary): (usize, usize),
+) -> Result<Tensor> {
+    let width = weight.dim(D::Minus1)?;
+    let rows_at_once = (LOGITS_AT_ONCE / vocabulary).clamp(1, rows);
     let wants_gradients = hidden.track_op() || weight.track_op();
-    let (all_hidden, head) = (hidden.detach(), weight.detach());
-    let rows_at_once = (LOGITS_AT_ONCE / vocabulary).max(1);
-    let mut loss = 0.0;
-    let mut hidden_gradients = Vec::new();
-    let mut weight_gradient: Option<Tensor> = None;
-    for first in (0..rows).step_by(rows_at_once) {
-        let count = rows_at_once.min(rows - first);
-        let hidden = all_hidden.narrow(0, first, count)?.contiguous()?;
-        let logits = hidden.matmul(&head.t()?)?;
-        let op = SoftmaxGradient { targets: &targets[first..first + count], rows, loss: Mutex::new(0.0) };
-        logits.inplace_op1(&op)?;
-        loss += op.loss.into_inner().unwrap_or(f64::NAN);
-        if wants_gradients {
-            hidden_gradients.push(logits.matmul(&head)?);
+    let weight_gradient = weight.track_op().then(|| memory_for(weight)).transpose()?;
+    let (loss, hidden_gradient) = with_elements::<T, 2, _>([hidden, weight], |[hidden, weight]| {
+        let weight = Matrix::rows(weight, width);
+        let mut hidden_gradient = vec![T::ZERO; if wants_gradients { hidden.len() } else { 0 }];
+        let mut logits = vec![T::ZERO; rows_at_once * vocabulary];
+        let mut loss = 0.0;
+        for first in (0..rows).step_by(rows_at_once) {
+            let count = rows_at_once.min(rows - first);
+            let range = first * width..(first + count) * width;
+            let logits = &mut logits[..count * vocabulary];
+            let hidden = Matrix::rows(&hidden[range.clone()], width);
+            product(hidden, weight.transposed(), (count, width, vocabulary), logits, Output::Fresh);
+            loss += softmax_gradients(logits, &targets[first..first + count], rows);
+            if !wants_gradients {
+                continue;
+            }
+            let logits = Matrix::rows(logits, vocabulary);
+            let gradient = &mut hidden_gradient[range];
+            product(logits, weight, (count, vocabulary, width), gradient, Output::Fresh);
+            if let Some(gradient) = &weight_gradient {
+                let mode = if first == 0 { Output::Fresh } else { Output::Sum };
+                let sizes = (vocabulary, count, width);
+                in_place(gradient, |gradient| product(logits.transposed(), hidden, sizes, gradient, mode))?;
+            }
         }
-        if weight.track_op() {
-            let gradient = logits.t()?.matmul(&hidden)?;
-            weight_gradient = Some(match weight_gradient {
-                Some(sum) => (sum + gradient)?,
-                None => gradient,
-            });
-        }
-    }
-    let loss = loss / rows as f64;
+        Ok((T::of(loss / rows as f64), hidden_gradient))
+    })?;
     if !wants_gradients {
-        return Tensor::new(loss, hidden.device())?.to_dtype(hidden.dtype());
+        return Tensor::new(loss, hidden.device());
     }
-    let hidden_gradient = Tensor::cat(&hidden_gradients, 0)?;
-    hidden.apply_op2(weight, HeadLoss { loss, hidden_gradient, weight_gradient })
+    let hidden_gradient = Tensor::from_vec(hidden_gradient, hidden.shape(), hidden.device())?;
+    let gradients = Mutex::new(Some((hidden_gradient, weight_gradient)));
+    record(&[hidden, weight], vec![loss], (), HeadLoss { gradients })
 }
 
 /// The same as a composition of candle operations, over all rows at once.
@@ -67,15 +84,19 @@ pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Te
 /// As [`head_loss`].
 pub fn head_loss_reference(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let (rows, _) = check(hidden, weight, targets)?;
-    let logits = hidden.matmul(&weight.t()?)?;
+    let logits = hidden.reshape((rows, ()))?.matmul(&weight.t()?)?;
     let targets = Tensor::from_slice(targets, (rows, 1), hidden.device())?;
-    let log_probabilities = candle_nn::ops::log_softmax(&logits, candle_core::D::Minus1)?;
+    let log_probabilities = candle_nn::ops::log_softmax(&logits, D::Minus1)?;
     log_probabilities.gather(&targets, 1)?.mean_all()?.neg()
 }
 
 /// Rows and vocabulary, where everything fits.
 fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, usize)> {
-    let ((rows, _), (vocabulary, _)) = (hidden.dims2()?, weight.dims2()?);
+    let (vocabulary, width) = weight.dims2()?;
+    if hidden.dim(D::Minus1)? != width || hidden.dtype() != weight.dtype() {
+        return Err(KernelError::InputWidth { expected: width, found: hidden.dims().to_vec() }.into());
+    }
+    let rows = hidden.elem_count() / width.max(1);
     if targets.len() != rows || rows == 0 {
         return Err(KernelError::TargetCount { rows, found: targets.len() }.into());
     }
@@ -86,42 +107,16 @@ fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, us
     }
 }
 
-/// Turns logits into the gradient of the mean loss, `(softmax - one_hot) / rows`, and adds the loss up.
-struct SoftmaxGradient<'a> {
-    targets: &'a [u32],
-    /// Rows of the whole batch, over which the mean is taken.
-    rows: usize,
-    loss: Mutex<f64>,
-}
-
-impl InplaceOp1 for SoftmaxGradient<'_> {
-    fn name(&self) -> &'static str {
-        "softmax-gradient"
-    }
-
-    fn cpu_fwd(&self, logits: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let (_, vocabulary) = layout.shape().dims2()?;
-        let losses = match logits {
-            CpuStorage::F32(logits) => row_gradients(logits, vocabulary, self.targets, self.rows),
-            CpuStorage::F64(logits) => row_gradients(logits, vocabulary, self.targets, self.rows),
-            other => {
-                return Err(candle_core::Error::UnsupportedDTypeForOp(other.dtype(), "softmax-gradient").bt());
-            }
-        };
-        if let Ok(mut loss) = self.loss.lock() {
-            // In the order of the rows, so that the sum does not depend on the number of threads.
-            *loss = losses.iter().sum();
-        }
-        Ok(())
-    }
-}
-
-fn row_gradients<T: Real>(logits: &mut [T], vocabulary: usize, targets: &[u32], rows: usize) -> Vec<f64> {
-    let rows = logits
-        .par_chunks_mut(vocabulary)
-        .zip(targets)
-        .map(|(logits, target)| vectorized(RowGradient { logits, target: *target as usize, rows }));
-    rows.collect()
+/// Turns logits into the gradient of the mean loss over `rows`, `(softmax - one_hot) / rows`, and returns the summed loss.
+fn softmax_gradients<T: Real>(logits: &mut [T], targets: &[u32], rows: usize) -> f64 {
+    let vocabulary = logits.len() / targets.len();
+    let mut losses = vec![0.0; targets.len()];
+    let given = logits.chunks_mut(vocabulary).zip(targets);
+    for_each_item(given.zip(&mut losses), |((logits, target), loss)| {
+        *loss = T::vectorized(RowGradient { logits, target: *target as usize, rows });
+    });
+    // In the order of the rows, so that the sum does not depend on the number of threads.
+    losses.iter().sum()
 }
 
 struct RowGradient<'a, T> {
@@ -130,72 +125,75 @@ struct RowGradient<'a, T> {
     rows: usize,
 }
 
-impl<T: Real> Vectorized for RowGradient<'_, T> {
+impl<T: Real> Work<T> for RowGradient<'_, T> {
     /// The negative log-probability of the target.
     type Output = f64;
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> f64 {
+    fn run<V: Vectors<Real = T>>(self, v: V) -> f64 {
         /// Values whose sum is taken in their own type before it joins the total.
-        const PART: usize = 64;
+        const PART: usize = 64 * LANES;
         let Self { logits, target, rows } = self;
-        let largest = logits.iter().fold(logits[0], |largest, logit| largest.larger(*logit));
+        let (zero, lowest) = (T::ZERO, T::LOWEST);
+        let mut largest = v.splat(lowest);
+        for logits in logits.chunks(LANES) {
+            largest = v.max(largest, v.load_first(logits, lowest));
+        }
+        let largest = v.largest(largest);
         let of_target = (logits[target] - largest).to_f64();
+        let largest = v.splat(largest);
         let mut total = 0.0;
         for part in logits.chunks_mut(PART) {
-            let mut sum = T::zero();
-            for value in part.iter_mut() {
-                *value = (*value - largest).exponential();
+            let mut sum = v.splat(zero);
+            for logits in part.chunks_mut(LANES) {
+                let exponentials = v.exp(v.sub(v.load_first(logits, lowest), largest));
+                v.store_first(exponentials, logits);
+                sum = v.add(sum, exponentials);
             }
-            for value in part.iter() {
-                sum += *value;
-            }
-            total += sum.to_f64();
+            total += v.sum(sum).to_f64();
         }
-        let factor = T::from_f64(1.0 / (total * rows as f64));
-        for value in logits.iter_mut() {
-            *value *= factor;
+        let factor = v.splat(T::of(1.0 / (total * rows as f64)));
+        for logits in logits.chunks_mut(LANES) {
+            v.store_first(v.mul(v.load_first(logits, zero), factor), logits);
         }
-        logits[target] -= T::from_f64(1.0 / rows as f64);
+        logits[target] -= T::of(1.0 / rows as f64);
         total.ln() - of_target
     }
 }
 
-/// The loss with its gradients, which are known already.
+/// The gradients, which are known when the loss is.
 struct HeadLoss {
-    loss: f64,
-    hidden_gradient: Tensor,
-    /// `None` where the head is fixed.
-    weight_gradient: Option<Tensor>,
+    /// Of the hidden states and, unless the head is fixed, of the head; until they have been handed on.
+    gradients: Mutex<Option<(Tensor, Option<Tensor>)>>,
 }
 
-impl CustomOp2 for HeadLoss {
+impl Operation for HeadLoss {
     fn name(&self) -> &'static str {
         "head-loss"
     }
 
-    fn cpu_fwd(
-        &self,
-        hidden: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        fn scalar<T: Real>(value: f64) -> Result<CpuStorage> {
-            Ok(T::to_cpu_storage_owned(vec![T::from_f64(value)]))
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn scale<T: Real>(gradient: &Tensor, factor: f64) -> Result<()> {
+            in_place(gradient, |values: &mut [T]| {
+                let factor = T::of(factor);
+                for_each_item(values.chunks_mut(1 << 14), |values| {
+                    values.iter_mut().for_each(|value| *value *= factor);
+                });
+            })
         }
-        Ok((for_real!(hidden.dtype(), scalar(self.loss))?, ().into()))
-    }
-
-    fn bwd(
-        &self,
-        _: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let factor = gradient.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_scalar::<f64>()?;
-        let weight_gradient = self.weight_gradient.as_ref().map(|gradient| gradient * factor).transpose()?;
-        Ok((Some((&self.hidden_gradient * factor)?), weight_gradient))
+        let gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((of_hidden, of_weight)) = gradients else {
+            candle_core::bail!("the gradients of a head loss can be taken once; compute the loss again");
+        };
+        for (input, gradient) in inputs.iter().zip([Some(of_hidden), of_weight]) {
+            if let Some(gradient) = gradient {
+                if factor != 1.0 {
+                    for_real!(gradient.dtype(), scale(&gradient, factor))?;
+                }
+                sums.add(input, gradient)?;
+            }
+        }
+        Ok(())
     }
 }

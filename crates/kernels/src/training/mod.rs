@@ -6,32 +6,38 @@
 
 mod adamw;
 mod arithmetic;
-mod bias;
 mod causal_attention;
-mod dropout;
-mod gelu;
+mod elementwise;
+mod embedding;
 mod head_loss;
 mod layer_norm;
+mod linear;
+mod low_rank;
+mod operation;
 mod product;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor};
 
 pub use adamw::{AdamWStep, adamw_step, squared_norm};
-pub(crate) use bias::add_bias;
+pub(crate) use arithmetic::{Real, Vectors};
 pub use causal_attention::{AttentionDropout, causal_attention_reference, causal_self_attention};
-pub(crate) use dropout::apply_dropout;
-pub(crate) use gelu::gelu_tanh;
+pub use elementwise::sum;
+pub(crate) use elementwise::{apply_dropout, gelu_tanh};
+pub use embedding::add_positions;
+pub(crate) use embedding::embedding;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
+pub(crate) use linear::linear;
+pub use low_rank::low_rank_sum;
+pub use operation::{Before, gradients, recomputed};
 
-use arithmetic::Real;
-
-/// Whether `x` leads to a variable, and is where and what the operations here work on.
+/// Whether `x` is where and what the operations here work on, and gradients are asked for: it leads to a variable, or it is
+/// computed within [`gradients`], where what follows may lead to one.
 pub fn is_trained_on_cpu(x: &Tensor) -> bool {
-    x.track_op() && is_cpu_float(x)
+    is_cpu_float(x) && (x.track_op() || operation::is_recording())
 }
 
-fn is_cpu_float(x: &Tensor) -> bool {
+pub(crate) fn is_cpu_float(x: &Tensor) -> bool {
     x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64)
 }
 
@@ -40,6 +46,13 @@ fn elements<'a, T: Real>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a
     let all = T::cpu_storage_as_slice(storage)?;
     let range = layout.contiguous_offsets().and_then(|(start, end)| all.get(start..end));
     range.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
+}
+
+/// The elements of a contiguous storage, to be changed.
+fn elements_mut<'a, T: Real>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [T]> {
+    let range = layout.contiguous_offsets();
+    let elements = T::slice_mut(storage).zip(range).and_then(|(all, (start, end))| all.get_mut(start..end));
+    elements.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
 }
 
 /// Runs `work` on the elements of tensors on the CPU, which are made contiguous first.

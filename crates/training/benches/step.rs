@@ -1,0 +1,88 @@
+//! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
+//!
+//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--recompute]`, CASE one of `small` (2,048 tokens,
+//! 256 wide, 6 blocks, 8 heads, 8 windows of 256) and `gpt2` (124M, 4 windows of 64). Prints one JSON line, in the form of
+//! `scripts/bench_training.py`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
+
+#![expect(clippy::print_stdout, reason = "a bench prints")]
+
+use std::time::Instant;
+
+use candle_core::Device;
+use gpt2::Gpt2Config;
+use gpt2_training::{Hyperparameters, Parameters, Trainer, Windows};
+
+/// Steps that are not counted: the first allocates the gradients.
+const WARM_UP_STEPS: u64 = 2;
+/// A measurement takes at least as many steps and as many seconds.
+const SHORTEST: (usize, f64) = (5, 5.0);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let place = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(place + 1)
+    };
+    let dropout = value("--dropout").map_or(Ok(0.0), |rate| rate.parse())?;
+    if let Some(threads) = value("--threads") {
+        gpt2_kernels::set_thread_count(threads.parse()?);
+    }
+    let case = arguments.iter().find(|argument| matches!(argument.as_str(), "small" | "gpt2"));
+    let (sizes, batch_size, context) = match case.map(String::as_str) {
+        Some("small") => {
+            let sizes = (2048, 256, 256, 6, 8);
+            (sizes, 8, 256)
+        }
+        Some("gpt2") => ((50_257, 1024, 768, 12, 12), 4, 64),
+        // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
+        _ => {
+            println!("name a case: small or gpt2");
+            return Ok(());
+        }
+    };
+    let (vocab_size, n_positions, n_embd, n_layer, n_head) = sizes;
+    let config = Gpt2Config {
+        vocab_size,
+        n_positions,
+        n_embd,
+        n_layer,
+        n_head,
+        embd_pdrop: dropout,
+        attn_pdrop: dropout,
+        resid_pdrop: dropout,
+        ..Gpt2Config::gpt2()
+    };
+    let parameters = Parameters::initialize(&config, 1, &Device::Cpu)?;
+    let count = u32::try_from(vocab_size)?;
+    let tokens: Vec<u32> = (0..100_000u32).map(|index| index.wrapping_mul(7919) % count).collect();
+    let numbers = Hyperparameters { batch_size, context, ..Hyperparameters::default() };
+    let tokens_per_step = numbers.tokens_per_step() as f64;
+    let windows = Windows::new(&tokens, context, 1)?;
+    let recomputes = arguments.iter().any(|argument| argument == "--recompute");
+    let mut trainer = Trainer::new(&config, parameters, numbers)?.recomputing(recomputes)?;
+    for _ in 0..WARM_UP_STEPS {
+        trainer.step(&windows)?;
+    }
+    let mut seconds = Vec::new();
+    while seconds.len() < SHORTEST.0 || seconds.iter().sum::<f64>() < SHORTEST.1 {
+        let start = Instant::now();
+        trainer.step(&windows)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let report = serde_json::json!({
+        "case": case, "dropout": dropout, "recompute": recomputes, "threads": gpt2_kernels::thread_count(), "seconds_per_step": median,
+        "tokens_per_s": tokens_per_step / median, "peak_mib": peak_mib(),
+    });
+    println!("{report}");
+    Ok(())
+}
+
+/// Most memory that this process had resident, where the system tells.
+fn peak_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes >> 10)
+}

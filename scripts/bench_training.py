@@ -1,0 +1,101 @@
+"""Speed and memory of a training step beside PyTorch: forward, backward, clipping, AdamW, in f32 on the same threads.
+
+usage: python scripts/bench_training.py [--case small|gpt2]... [--rounds N] [--threads N] [--dropout RATE]
+
+Runs `cargo bench -p gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
+a process of its own, and prints the medians, with the peak of each process's resident memory (VmHWM). Needs the packages
+of scripts/requirements.txt.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+CASES = {
+    "small": {"vocab_size": 2048, "n_positions": 256, "n_embd": 256, "n_layer": 6, "n_head": 8, "batch": 8, "context": 256},
+    "gpt2": {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "batch": 4, "context": 64},
+}
+WARM_UP_STEPS = 2
+SHORTEST_STEPS, SHORTEST_S = 5, 5.0
+
+
+def peak_mib():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) >> 10
+
+
+def torch_step(case, threads, dropout):
+    """One process's measurement of PyTorch, as a JSON line."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    sizes = dict(CASES[case])
+    batch, context = sizes.pop("batch"), sizes.pop("context")
+    config = transformers.GPT2Config(**sizes, embd_pdrop=dropout, attn_pdrop=dropout, resid_pdrop=dropout, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).train()
+    decay = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95))
+
+    def step():
+        ids = torch.randint(0, config.vocab_size, (batch, context + 1))
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(ids[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    seconds = []
+    while len(seconds) < SHORTEST_STEPS or sum(seconds) < SHORTEST_S:
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds)
+    print(json.dumps({"case": case, "seconds_per_step": median, "tokens_per_s": batch * context / median, "peak_mib": peak_mib()}))
+
+
+def run(command):
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    cases = arguments.case or list(CASES)
+    options = ["--threads", str(arguments.threads), "--dropout", str(arguments.dropout)]
+    if arguments.worker:
+        torch_step(cases[0], arguments.threads, arguments.dropout)
+        return
+    ours = ["cargo", "bench", "--quiet", "-p", "gpt2-training", "--bench", "step", "--"]
+    theirs = [sys.executable, __file__, "--worker", "--case"]
+    for case in cases:
+        results = {"ours": [], "PyTorch": []}
+        for _ in range(arguments.rounds):
+            results["ours"].append(run(ours + [case] + options))
+            results["PyTorch"].append(run(theirs + [case] + options))
+        medians = {}
+        for name, rounds in results.items():
+            medians[name] = statistics.median(result["seconds_per_step"] for result in rounds)
+            peak = max(result["peak_mib"] for result in rounds)
+            tokens = statistics.median(result["tokens_per_s"] for result in rounds)
+            print(f"{case:6} {name:8} {medians[name]:8.3f} s a step {tokens:8.0f} tokens/s {peak:6} MiB")
+        print(f"{case:6} PyTorch's seconds over ours: {medians['PyTorch'] / medians['ours']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
