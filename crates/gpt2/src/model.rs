@@ -16,7 +16,7 @@
 //! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
 //! `(B, T, C)` (behind them).
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
     Site,
@@ -208,6 +208,7 @@ pub enum LogitsFor {
 pub struct Gpt2LMHead {
     transformer: Gpt2Model,
     lm_head: Linear,
+    pub(crate) kv_dtype: DType,
 }
 
 impl Gpt2LMHead {
@@ -221,7 +222,8 @@ impl Gpt2LMHead {
             true => transformer.wte.clone(),
             false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
         };
-        Ok(Self { transformer, lm_head })
+        let kv_dtype = lm_head.weight().kept_dtype();
+        Ok(Self { transformer, lm_head, kv_dtype })
     }
 
     /// Logits of the next token.

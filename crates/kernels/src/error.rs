@@ -51,6 +51,16 @@ pub enum KernelError {
         /// Shape of the values.
         v: Vec<usize>,
     },
+    /// New keys or values have no room in the memory they are for.
+    #[error("attention: tokens {tokens:?} at positions {positions:?} do not fit into a memory {memory:?}")]
+    TokensDoNotFit {
+        /// Shape of the memory.
+        memory: Vec<usize>,
+        /// Shape of the tokens.
+        tokens: Vec<usize>,
+        /// Place of the first token of each row.
+        positions: Vec<usize>,
+    },
     /// An embedding was asked for rows that its table does not have.
     #[error("embedding: row {row} of a table of {rows}")]
     NoSuchRow {

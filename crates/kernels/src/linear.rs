@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 use crate::packed::{Epilogue, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
 use crate::training::{add_bias, is_trained_on_cpu};
-use crate::{Activation, KernelError, ParameterSource};
+use crate::{Activation, KernelError, ParameterSource, WeightFormat};
 
 /// The weight of a linear layer, `(out, in)`.
 #[derive(Debug, Clone)]
@@ -31,6 +31,16 @@ impl Matrix {
                 (weight.dim(0).unwrap_or_default(), weight.dim(D::Minus1).unwrap_or_default())
             }
             Self::Packed(weight) => (weight.out_features(), weight.in_features()),
+        }
+    }
+
+    /// The type in which what is computed with these weights may be kept between steps without losing more than they did: f32
+    /// beside f32 weights, f16 beside all others.
+    pub fn kept_dtype(&self) -> DType {
+        match self {
+            Self::Dense(weight) => weight.dtype(),
+            Self::Packed(weight) if weight.format() == WeightFormat::F32 => DType::F32,
+            Self::Packed(_) => DType::F16,
         }
     }
 
