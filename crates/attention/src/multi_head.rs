@@ -266,6 +266,41 @@ impl MultiHeadAttention {
         cache: Option<&mut KvCache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        self.out_proj.forward(&self.context(x, memory, mask, cache, pass)?)
+    }
+
+    /// `residual + dropout(output)` of self-attention, the end of its part of a block; `rate` is that of the output.
+    ///
+    /// Shows `attention_weights`, `(B, H, T, S)`, and `attention_output`, `(B, T, d_out)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache is as in
+    /// [`MultiHeadAttention::forward_with`].
+    ///
+    /// # Errors
+    /// When the shapes do not fit, the cache is full, or `rate` is outside `[0, 1]`.
+    pub fn add_to(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        rate: f64,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let context = self.context(x, None, mask, cache, pass)?;
+        pass.add_to(residual, &self.out_proj, &context, "attention_output", rate)
+    }
+
+    /// What the heads say, side by side: the input of the output projection, `(B, T, H · D)`.
+    fn context(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
@@ -276,8 +311,7 @@ impl MultiHeadAttention {
         {
             let ScaledDotProduct { scale, dropout, .. } = self.attention;
             let dropout = pass.attention_dropout(dropout)?;
-            let context = causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout)?;
-            return self.out_proj.forward(&context); // (B, T, d_out)
+            return causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout);
         }
         let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
         let (past_lengths, k, v) = match cache {
@@ -289,7 +323,7 @@ impl MultiHeadAttention {
             None => (Vec::new(), k, v),
         };
         let context = self.attention.forward(&q, &k, &v, mask, &past_lengths, pass)?; // (B, H, T, D)
-        self.out_proj.forward(&merge_heads(&context)?) // (B, T, d_out)
+        merge_heads(&context)
     }
 
     /// Number of trainable values: projections, output projection, and their biases.

@@ -66,22 +66,10 @@ impl Block {
 
     /// `(B, T, C)` to `(B, T, C)`.
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let attended = self.attend(&self.ln_1.forward(x)?, cache, pass)?;
-        let x = (x + attended)?;
-        let fed = self.feed(&self.ln_2.forward(&x)?, pass)?;
-        pass.show("residual", (x + fed)?)
-    }
-
-    fn attend(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let output = self.attn.forward_with(x, None, &AttentionMask::Causal, cache, pass)?;
-        let output = pass.show("attention_output", output)?;
-        pass.dropout(output, self.resid_pdrop)
-    }
-
-    fn feed(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let output = self.mlp.forward(x, 0.0, pass)?;
-        let output = pass.show("mlp_output", output)?;
-        pass.dropout(output, self.resid_pdrop)
+        let (normed, mask) = (self.ln_1.forward(x)?, AttentionMask::Causal);
+        let x = self.attn.add_to(x, &normed, &mask, cache, self.resid_pdrop, pass)?;
+        let x = self.mlp.add_to(&x, &self.ln_2.forward(&x)?, self.resid_pdrop, pass)?;
+        pass.show("residual", x)
     }
 
     fn parameter_count(&self) -> usize {

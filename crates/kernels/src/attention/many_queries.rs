@@ -27,7 +27,7 @@ pub(super) fn attention<E: Element>(
 ) -> Vec<f32> {
     let row_len = q.heads * v.head_dim;
     let mut output = vec![0.0; q.batch * q.tokens * row_len];
-    let (key_panels, value_panels) = (pack_keys(k), pack_values(v));
+    let (key_panels, value_panels) = (pack_keys(k, instructions), pack_values(v, instructions));
     let parts = Parts { row_len, rows: PART_QUERIES, columns: v.head_dim };
     for_each_part(&mut output, parts, |part| {
         instructions.run(ManyQueries {
@@ -45,7 +45,7 @@ pub(super) fn attention<E: Element>(
 }
 
 /// For each batch row and head the keys in panels of 16: input by input the 16 keys.
-fn pack_keys<E: Element>(k: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
+fn pack_keys<E: Element>(k: &Heads<'_, E>, instructions: InstructionSet) -> Vec<Line<[f32; LANES]>> {
     let panels = k.tokens.div_ceil(LANES);
     let row_len = panels * k.head_dim;
     let mut packed = vec![Line([0.0; LANES]); k.batch * k.heads * row_len];
@@ -54,21 +54,14 @@ fn pack_keys<E: Element>(k: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
         for_each_part(&mut packed, parts, |mut part| {
             let (batch, head) = (part.first_row / k.heads, part.first_row % k.heads);
             let first_panel = part.first_column / k.head_dim;
-            for (index, panel) in part.row(0).chunks_mut(k.head_dim).enumerate() {
-                let first_key = (first_panel + index) * LANES;
-                for key in first_key..k.tokens.min(first_key + LANES) {
-                    for (value, line) in k.row(batch, head, key).iter().zip(panel.iter_mut()) {
-                        line.0[key - first_key] = value.to_f32();
-                    }
-                }
-            }
+            instructions.run(PackKeys { k, batch, head, first_panel, panels: part.row(0) });
         });
     }
     packed
 }
 
 /// For each batch row and head the values in panels of 16 columns: key by key.
-fn pack_values<E: Element>(v: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
+fn pack_values<E: Element>(v: &Heads<'_, E>, instructions: InstructionSet) -> Vec<Line<[f32; LANES]>> {
     let row_len = v.head_dim.div_ceil(LANES) * v.tokens;
     let mut packed = vec![Line([0.0; LANES]); v.batch * v.heads * row_len];
     if row_len > 0 {
@@ -76,15 +69,72 @@ fn pack_values<E: Element>(v: &Heads<'_, E>) -> Vec<Line<[f32; LANES]>> {
         for_each_part(&mut packed, parts, |mut part| {
             let (batch, head) = (part.first_row / v.heads, part.first_row % v.heads);
             let column = part.first_column / v.tokens * LANES;
-            for (key, line) in part.row(0).iter_mut().enumerate() {
-                let values = &v.row(batch, head, key)[column..];
-                for (value, lane) in values.iter().zip(&mut line.0) {
-                    *lane = value.to_f32();
-                }
-            }
+            instructions.run(PackValues { v, batch, head, column, panel: part.row(0) });
         });
     }
     packed
+}
+
+/// Some panels of the keys of one head.
+struct PackKeys<'a, E> {
+    k: &'a Heads<'a, E>,
+    batch: usize,
+    head: usize,
+    first_panel: usize,
+    panels: &'a mut [Line<[f32; LANES]>],
+}
+
+impl<E: Element> Job for PackKeys<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { k, batch, head, first_panel, panels } = self;
+        for (index, panel) in panels.chunks_mut(k.head_dim).enumerate() {
+            let first_key = (first_panel + index) * LANES;
+            for key in first_key..k.tokens.min(first_key + LANES) {
+                for (inputs, lines) in k.row(batch, head, key).chunks(LANES).zip(panel.chunks_mut(LANES)) {
+                    for (input, line) in first_sixteen(simd, inputs).iter().zip(lines) {
+                        line.0[key - first_key] = *input;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One panel of the values of one head, from `column` on.
+struct PackValues<'a, E> {
+    v: &'a Heads<'a, E>,
+    batch: usize,
+    head: usize,
+    column: usize,
+    panel: &'a mut [Line<[f32; LANES]>],
+}
+
+impl<E: Element> Job for PackValues<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (key, line) in self.panel.iter_mut().enumerate() {
+            line.0 = first_sixteen(simd, &self.v.row(self.batch, self.head, key)[self.column..]);
+        }
+    }
+}
+
+/// The first sixteen values in f32, filled up with zeros where there are fewer.
+#[inline(always)]
+fn first_sixteen<S: Simd, E: Element>(simd: S, values: &[E]) -> [f32; LANES] {
+    let mut sixteen = [0.0; LANES];
+    if let Some(values) = values.first_chunk() {
+        simd.store(E::load(simd, values), &mut sixteen);
+    } else {
+        for (value, to) in values.iter().zip(&mut sixteen) {
+            *to = value.to_f32();
+        }
+    }
+    sixteen
 }
 
 /// Attention of some queries in one head.
