@@ -5,6 +5,7 @@
 //! inference; training runs without one.
 
 use candle_core::{DType, Device, Result, Tensor};
+use gpt2_kernels::write_tokens;
 
 use crate::AttentionError;
 
@@ -78,15 +79,7 @@ impl KvCache {
             return Err(AttentionError::CacheFull { past, added, capacity }.into());
         }
         for (memory, new) in [(&self.keys, keys), (&self.values, values)] {
-            let new = new.to_dtype(memory.dtype())?;
-            if self.lengths.iter().all(|length| *length == past) {
-                memory.slice_set(&new.contiguous()?, TOKEN_DIM, past)?;
-                continue;
-            }
-            for (row, length) in self.lengths.iter().enumerate() {
-                let row_memory = memory.narrow(BATCH_DIM, row, 1)?;
-                row_memory.slice_set(&new.narrow(BATCH_DIM, row, 1)?.contiguous()?, TOKEN_DIM, *length)?;
-            }
+            write_tokens(memory, new, &self.lengths)?;
         }
         self.lengths.iter_mut().for_each(|length| *length += added);
         let longest = past + added;

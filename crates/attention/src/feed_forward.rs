@@ -40,10 +40,28 @@ impl FeedForward {
     /// # Errors
     /// When the width of `x` differs.
     pub fn forward(&self, x: &Tensor, inner_dropout: f64, pass: &mut Pass) -> Result<Tensor> {
-        let hidden = self.expand.forward_activated(x, self.activation)?; // (B, T, inner)
+        self.contract.forward(&self.hidden(x, inner_dropout, pass)?)
+    }
+
+    /// `residual + dropout(forward(x))`, without dropout behind the activation; `rate` is that of the output.
+    ///
+    /// Shows `mlp_activation`, `(B, T, inner)`, and `mlp_output`, `(B, T, width)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `x` and `residual` `(B, T, width)`; returns the same.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, rate: f64, pass: &mut Pass) -> Result<Tensor> {
+        let hidden = self.hidden(x, 0.0, pass)?;
+        pass.add_to(residual, &self.contract, &hidden, "mlp_output", rate)
+    }
+
+    /// The input of the second layer, `(B, T, inner)`.
+    fn hidden(&self, x: &Tensor, inner_dropout: f64, pass: &mut Pass) -> Result<Tensor> {
+        let hidden = self.expand.forward_activated(x, self.activation)?;
         let hidden = pass.show("mlp_activation", hidden)?;
-        let hidden = pass.dropout(hidden, inner_dropout)?;
-        self.contract.forward(&hidden)
+        pass.dropout(hidden, inner_dropout)
     }
 
     /// Number of trainable values.

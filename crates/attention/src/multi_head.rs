@@ -5,11 +5,14 @@
 
 use std::ops::Range;
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu};
 
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, ScorePrecision, Site};
+
+/// Axis of the heads in a `(B, H, T, D)` tensor.
+const HEAD_DIM: usize = 1;
 
 /// How wide each head is.
 ///
@@ -86,24 +89,31 @@ pub enum QkvProjection {
 }
 
 impl QkvProjection {
-    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), each `(B, T, H · D)`.
-    fn forward(&self, x: &Tensor, memory: Option<&Tensor>) -> Result<(Tensor, Tensor, Tensor)> {
+    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), each a view `(B, H, T, D)`.
+    fn forward(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        head_dim: usize,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let heads_of = |layer: &Linear, x: &Tensor| split_heads(&layer.forward(x)?, head_dim);
         match (self, memory) {
             (Self::Separate { query, key, value }, memory) => {
                 let memory = memory.unwrap_or(x);
-                Ok((query.forward(x)?, key.forward(memory)?, value.forward(memory)?))
+                Ok((heads_of(query, x)?, heads_of(key, memory)?, heads_of(value, memory)?))
             }
             (Self::Fused(layer), None) => {
-                let width = layer.out_features() / 3;
-                let qkv = layer.forward(x)?;
-                let third = |index: usize| qkv.narrow(D::Minus1, index * width, width);
+                let qkv = heads_of(layer, x)?; // (B, 3 · H, T, D)
+                let num_heads = qkv.dim(HEAD_DIM)? / 3;
+                let third = |index: usize| qkv.narrow(HEAD_DIM, index * num_heads, num_heads);
                 Ok((third(0)?, third(1)?, third(2)?))
             }
             (Self::Fused(layer), Some(memory)) => {
                 let width = layer.out_features() / 3;
-                let queries = output_rows(layer, 0..width)?.forward(x)?;
-                let keys_values = output_rows(layer, width..3 * width)?.forward(memory)?;
-                let half = |index: usize| keys_values.narrow(D::Minus1, index * width, width);
+                let queries = heads_of(&output_rows(layer, 0..width)?, x)?;
+                let keys_values = heads_of(&output_rows(layer, width..3 * width)?, memory)?; // (B, 2 · H, S, D)
+                let num_heads = keys_values.dim(HEAD_DIM)? / 2;
+                let half = |index: usize| keys_values.narrow(HEAD_DIM, index * num_heads, num_heads);
                 Ok((queries, half(0)?, half(1)?))
             }
         }
@@ -256,6 +266,41 @@ impl MultiHeadAttention {
         cache: Option<&mut KvCache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        self.out_proj.forward(&self.context(x, memory, mask, cache, pass)?)
+    }
+
+    /// `residual + dropout(output)` of self-attention, the end of its part of a block; `rate` is that of the output.
+    ///
+    /// Shows `attention_weights`, `(B, H, T, S)`, and `attention_output`, `(B, T, d_out)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache is as in
+    /// [`MultiHeadAttention::forward_with`].
+    ///
+    /// # Errors
+    /// When the shapes do not fit, the cache is full, or `rate` is outside `[0, 1]`.
+    pub fn add_to(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        rate: f64,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let context = self.context(x, None, mask, cache, pass)?;
+        pass.add_to(residual, &self.out_proj, &context, "attention_output", rate)
+    }
+
+    /// What the heads say, side by side: the input of the output projection, `(B, T, H · D)`.
+    fn context(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
@@ -266,11 +311,9 @@ impl MultiHeadAttention {
         {
             let ScaledDotProduct { scale, dropout, .. } = self.attention;
             let dropout = pass.attention_dropout(dropout)?;
-            let context = causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout)?;
-            return self.out_proj.forward(&context); // (B, T, d_out)
+            return causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout);
         }
-        let (q, k, v) = self.projection.forward(x, memory)?;
-        let (q, k, v) = (self.split_heads(&q)?, self.split_heads(&k)?, self.split_heads(&v)?); // (B, H, T, D)
+        let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
         let (past_lengths, k, v) = match cache {
             Some(cache) => {
                 let past_lengths = cache.lengths().to_vec();
@@ -280,7 +323,7 @@ impl MultiHeadAttention {
             None => (Vec::new(), k, v),
         };
         let context = self.attention.forward(&q, &k, &v, mask, &past_lengths, pass)?; // (B, H, T, D)
-        self.out_proj.forward(&merge_heads(&context)?) // (B, T, d_out)
+        merge_heads(&context)
     }
 
     /// Number of trainable values: projections, output projection, and their biases.
@@ -297,11 +340,12 @@ impl MultiHeadAttention {
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
+}
 
-    fn split_heads(&self, x: &Tensor) -> Result<Tensor> {
-        let (batch, tokens, _) = x.dims3()?;
-        x.reshape((batch, tokens, self.num_heads, self.head_dim))?.transpose(1, 2) // (B, H, T, D)
-    }
+/// A view of `(B, T, H · D)` as `(B, H, T, D)`.
+fn split_heads(x: &Tensor, head_dim: usize) -> Result<Tensor> {
+    let (batch, tokens, width) = x.dims3()?;
+    x.reshape((batch, tokens, width / head_dim, head_dim))?.transpose(1, 2) // (B, H, T, D)
 }
 
 fn merge_heads(x: &Tensor) -> Result<Tensor> {

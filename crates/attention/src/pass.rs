@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{AttentionDropout, Generator, KernelError, dropout, recomputed};
+use gpt2_kernels::{AttentionDropout, Generator, KernelError, Linear, dropout, recomputed, sum};
 
 /// A place in a model where an intermediate can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,6 +110,29 @@ impl<'a> Pass<'a> {
             Some(generator) => dropout(&x, rate, generator),
             None => Ok(x),
         }
+    }
+
+    /// `residual + dropout(layer(x))`, where the layer's output is shown under `name`: the end of a part of a block, in one
+    /// product where nothing is dropped and nobody looks.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, in)`, `residual` `(B, T, out)`; returns `(B, T, out)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, `rate` is outside `[0, 1]`, and those of the observer.
+    pub fn add_to(
+        &mut self,
+        residual: &Tensor,
+        layer: &Linear,
+        x: &Tensor,
+        name: &'static str,
+        rate: f64,
+    ) -> Result<Tensor> {
+        if !self.is_training() && !self.is_observed() {
+            return layer.forward_added(x, residual);
+        }
+        let output = self.show(name, layer.forward(x)?)?;
+        sum(residual, &self.dropout(output, rate)?)
     }
 
     /// Whether dropout is drawn.

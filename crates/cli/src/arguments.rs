@@ -75,6 +75,9 @@ pub(crate) struct ModelArguments {
     /// Precision of the weights in memory: f32, f16, q8 (8-bit blocks) or q4 (4-bit blocks) [default: as stored]
     #[arg(long, value_name = "TYPE", value_parser = parse_format)]
     pub(crate) dtype: Option<WeightFormat>,
+    /// Precision of cached keys and values: f32 or f16 [default: f32 with weights in f32, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = parse_kv_dtype)]
+    pub(crate) kv_dtype: Option<DType>,
     /// Number of threads [default: as many as this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
@@ -515,14 +518,11 @@ Examples:
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
 
 Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens behind 8, and 64 behind
-896, always the most probable one.")]
+896, always the most probable one; decode_batch generates 32 behind 8 in 8 and in 32 texts at once, and counts all tokens.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Type of the cached keys and values: f32 or f16
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_kv_dtype)]
-    pub(crate) kv_dtype: DType,
-    /// Print one JSON object: dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896
+    /// Print one JSON object: dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -39,6 +39,19 @@ pub(crate) fn open(path: &Path, network: Network) -> Result<Checkpoint> {
     Ok(Checkpoint::open(&hub::local_path(path, network)?)?)
 }
 
+/// Loads the model in the precisions that the arguments name, with a progress bar.
+pub(crate) fn load_with(
+    checkpoint: &Checkpoint,
+    device: &Device,
+    arguments: &ModelArguments,
+) -> Result<Gpt2LMHead> {
+    let model = load(checkpoint, device, arguments.dtype)?;
+    Ok(match arguments.kv_dtype {
+        Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
+        None => model,
+    })
+}
+
 /// Loads the model in the precision that `--dtype` names, with a progress bar.
 pub(crate) fn load(
     checkpoint: &Checkpoint,

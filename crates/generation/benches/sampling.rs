@@ -6,9 +6,9 @@
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
-use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_core::{Device, Result, Shape, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
 use gpt2_kernels::{Matrix, PackedMatrix, ParameterSource, WeightFormat};
 use gpt2_testing::pattern;
@@ -47,7 +47,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
     let model = model();
     let mut group = criterion.benchmark_group("one token");
     group.sample_size(20);
-    let mut cache = Gpt2Cache::new(model.config(), 1, 1024, DType::F32, &DEVICE).expect("a cache");
+    let mut cache = model.new_cache(1, 1024, &DEVICE).expect("a cache");
     let id = Tensor::new(&[[464u32]], &DEVICE).expect("a tensor");
     let mut step = || {
         cache.truncate(0, 0).expect("a row");

@@ -8,8 +8,8 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 
 use crate::generate::{last_logits, rows_of};
 use crate::processors::most_probable;
@@ -52,7 +52,7 @@ pub fn beam_search(
     if max_steps == 0 {
         return Ok(Vec::new());
     }
-    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + max_steps - 1, DType::F32, device)?;
+    let mut cache = model.new_cache(1, prompt.len() + max_steps - 1, device)?;
     let mut logits = vec![last_logits(model, &prompt, &mut cache, device)?];
 
     let search = Search { config, processors, prompt_len: prompt.len(), rules: Rules::of(config) };

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 
 use crate::generate::rows_of;
 use crate::processors::{log_sum_exp, most_probable};
@@ -38,7 +38,7 @@ pub fn contrastive_search(
     let wanted = config.new_tokens(prompt_len);
     // A token is chosen by what the model makes of it, so each needs a position of its own.
     let steps = wanted.min(model.config().n_positions - prompt_len);
-    let mut cache = Gpt2Cache::new(model.config(), 1, prompt_len + steps, DType::F32, device)?;
+    let mut cache = model.new_cache(1, prompt_len + steps, device)?;
 
     let pass = &mut Pass::inference();
     let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use candle_core::Device;
+use candle_core::{DType, Device};
 use gpt2::Gpt2LMHead;
 use gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, StopReason, TokenGenerator, WhenFull,
@@ -65,6 +65,18 @@ fn every_row_of_a_batch_is_the_row_alone() {
         let found = together(&model, &prompts, batch_size, &config);
         let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
         assert_eq!(found, expected, "batches of {batch_size}");
+    }
+}
+
+/// Keys and values of 11 bits change no greedy text of this model, alone or in a batch.
+#[test]
+fn a_cache_in_f16_gives_the_same_greedy_texts() {
+    let (model, half) = (tiny(), tiny().with_kv_dtype(DType::F16));
+    let (prompts, config) =
+        (prompts(), GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() });
+    let expected = together(&model, &prompts, 1, &config);
+    for batch_size in [1, 4, 9] {
+        assert_eq!(together(&half, &prompts, batch_size, &config), expected, "batches of {batch_size}");
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result};
 use gpt2_attention::{KvCache, KvCacheShape};
 
-use crate::{Gpt2Config, ModelError};
+use crate::{Gpt2Config, Gpt2LMHead, ModelError};
 
 /// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
 #[derive(Debug)]
@@ -72,5 +72,28 @@ impl Gpt2Cache {
     /// The cache of block `index`.
     pub(crate) fn layer(&mut self, index: usize) -> Option<&mut KvCache> {
         self.layers.get_mut(index)
+    }
+}
+
+impl Gpt2LMHead {
+    /// The type of the keys and values in the caches of this model. By default f32 beside weights in f32, and f16 beside all
+    /// others: rounding keys and values to 11 bits loses no more than rounding weights to 11 bits or fewer, and a long
+    /// context is read in half the time.
+    pub fn kv_dtype(&self) -> DType {
+        self.kv_dtype
+    }
+
+    /// The same model with keys and values of another type, f32 or f16.
+    pub fn with_kv_dtype(mut self, kv_dtype: DType) -> Self {
+        self.kv_dtype = kv_dtype;
+        self
+    }
+
+    /// An empty cache for `batch` texts of up to `capacity` tokens each.
+    ///
+    /// # Errors
+    /// When the memory cannot be allocated on the device.
+    pub fn new_cache(&self, batch: usize, capacity: usize, device: &Device) -> Result<Gpt2Cache> {
+        Gpt2Cache::new(self.config(), batch, capacity, self.kv_dtype, device)
     }
 }

@@ -16,12 +16,12 @@
 //! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
 //! `(B, T, C)` (behind them).
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
     Site,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions, sum};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
@@ -66,22 +66,10 @@ impl Block {
 
     /// `(B, T, C)` to `(B, T, C)`.
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let attended = self.attend(&self.ln_1.forward(x)?, cache, pass)?;
-        let x = sum(x, &attended)?;
-        let fed = self.feed(&self.ln_2.forward(&x)?, pass)?;
-        pass.show("residual", sum(&x, &fed)?)
-    }
-
-    fn attend(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let output = self.attn.forward_with(x, None, &AttentionMask::Causal, cache, pass)?;
-        let output = pass.show("attention_output", output)?;
-        pass.dropout(output, self.resid_pdrop)
-    }
-
-    fn feed(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let output = self.mlp.forward(x, 0.0, pass)?;
-        let output = pass.show("mlp_output", output)?;
-        pass.dropout(output, self.resid_pdrop)
+        let (normed, mask) = (self.ln_1.forward(x)?, AttentionMask::Causal);
+        let x = self.attn.add_to(x, &normed, &mask, cache, self.resid_pdrop, pass)?;
+        let x = self.mlp.add_to(&x, &self.ln_2.forward(&x)?, self.resid_pdrop, pass)?;
+        pass.show("residual", x)
     }
 
     fn parameter_count(&self) -> usize {
@@ -212,6 +200,7 @@ pub enum LogitsFor {
 pub struct Gpt2LMHead {
     transformer: Gpt2Model,
     lm_head: Linear,
+    pub(crate) kv_dtype: DType,
 }
 
 impl Gpt2LMHead {
@@ -225,7 +214,8 @@ impl Gpt2LMHead {
             true => transformer.wte.clone(),
             false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
         };
-        Ok(Self { transformer, lm_head })
+        let kv_dtype = lm_head.weight().kept_dtype();
+        Ok(Self { transformer, lm_head, kv_dtype })
     }
 
     /// Logits of the next token.

@@ -23,6 +23,14 @@ pub enum KernelError {
         /// Shape of the input.
         found: Vec<usize>,
     },
+    /// What is to be added to the output of a linear layer has another shape.
+    #[error("linear layer: expected a residual of shape {expected:?}, found {found:?}")]
+    ResidualShape {
+        /// Shape of the output.
+        expected: Vec<usize>,
+        /// Shape of the residual.
+        found: Vec<usize>,
+    },
     /// A matrix to pack has fewer bytes than its sizes demand.
     #[error("packed matrix: {found} bytes are too few for {out_features} outputs of {in_features} inputs")]
     MatrixBytes {
@@ -50,6 +58,16 @@ pub enum KernelError {
         k: Vec<usize>,
         /// Shape of the values.
         v: Vec<usize>,
+    },
+    /// New keys or values have no room in the memory they are for.
+    #[error("attention: tokens {tokens:?} at positions {positions:?} do not fit into a memory {memory:?}")]
+    TokensDoNotFit {
+        /// Shape of the memory.
+        memory: Vec<usize>,
+        /// Shape of the tokens.
+        tokens: Vec<usize>,
+        /// Place of the first token of each row.
+        positions: Vec<usize>,
     },
     /// An embedding was asked for rows that its table does not have.
     #[error("embedding: row {row} of a table of {rows}")]

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{GenerationConfig, History, Sampler};
 use gpt2_weights::thread_count;
 use serde::Serialize;
 
@@ -21,6 +22,9 @@ const PREFILL_RUNS: usize = 3;
 /// Prompt and new tokens of the two decoding runs: at the beginning of a text, and late in the context.
 const DECODE: (usize, usize) = (8, 128);
 const DECODE_AT_896: (usize, usize) = (896, 64);
+/// The same for texts that are decoded at once, and how many they are.
+const DECODE_BATCH: (usize, usize) = (8, 32);
+const BATCHES: [usize; 2] = [8, 32];
 
 /// What `--json` prints. Speeds are tokens per second; they are absent where the context is too short for them.
 #[derive(Serialize)]
@@ -29,41 +33,50 @@ struct Report {
     kv_dtype: &'static str,
     threads: usize,
     load_s: f64,
-    /// The most memory this process ever held; absent where the system does not say.
+    /// The most memory this process held for one text; absent where the system does not say.
     peak_rss_mib: Option<f64>,
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
     decode_at_896: Option<f64>,
+    /// Of all texts together, by their number.
+    decode_batch: BTreeMap<usize, f64>,
 }
 
 pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCode> {
     let device = model::device(&arguments.model)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     let start = Instant::now();
-    let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
+    let model = model::load_with(&checkpoint, &device, &arguments.model)?;
     let load_s = start.elapsed().as_secs_f64();
-    let bench = Bench { model: &model, device: &device, kv_dtype: arguments.kv_dtype };
+    let bench = Bench { model: &model, device: &device };
 
     let n_positions = model.config().n_positions;
     if n_positions < DECODE.0 + DECODE.1 {
         let message = format!("a context of {n_positions} tokens is too short to measure");
         return Err(UsageError(message).into());
     }
-    let decode = bench.decode(DECODE)?;
+    let decode = bench.decode(DECODE, 1)?;
     let mut prefill = BTreeMap::new();
     for tokens in PREFILL_TOKENS.into_iter().filter(|tokens| *tokens <= n_positions) {
         prefill.insert(tokens, bench.prefill(tokens)?);
     }
-    let decode_at_896 = bench.decode(DECODE_AT_896)?;
+    let decode_at_896 = bench.decode(DECODE_AT_896, 1)?;
+    // Before the batches: what they hold is not what one text needs.
+    let peak_rss_mib = peak_rss_mib();
+    let mut decode_batch = BTreeMap::new();
+    for texts in BATCHES {
+        decode_batch.extend(bench.decode(DECODE_BATCH, texts)?.map(|speed| (texts, speed)));
+    }
     let report = Report {
         dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
-        kv_dtype: arguments.kv_dtype.as_str(),
+        kv_dtype: model.kv_dtype().as_str(),
         threads: thread_count(),
         load_s,
-        peak_rss_mib: peak_rss_mib(),
+        peak_rss_mib,
         prefill,
         decode,
         decode_at_896,
+        decode_batch,
     };
     if arguments.json {
         output::write_json(&report)?;
@@ -76,7 +89,8 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
 fn print(report: &Report) -> Result<()> {
     let line =
         |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
-    output::write_line(&format!("weights {}, {} threads", report.dtype, report.threads))?;
+    let (dtype, kv_dtype) = (report.dtype, report.kv_dtype);
+    output::write_line(&format!("weights {dtype}, cache {kv_dtype}, {} threads", report.threads))?;
     line("load", report.load_s * 1e3, "ms")?;
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;
@@ -89,13 +103,15 @@ fn print(report: &Report) -> Result<()> {
             line(name, speed, "tokens/s")?;
         }
     }
+    for (texts, speed) in &report.decode_batch {
+        line(&format!("decode {texts} texts"), *speed, "tokens/s")?;
+    }
     Ok(())
 }
 
 struct Bench<'a> {
     model: &'a Gpt2LMHead,
     device: &'a Device,
-    kv_dtype: DType,
 }
 
 impl Bench<'_> {
@@ -103,40 +119,38 @@ impl Bench<'_> {
     fn prefill(&self, tokens: usize) -> Result<f64> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
-            let mut cache = self.cache(tokens)?;
+            let mut cache = self.model.new_cache(1, tokens, self.device)?;
             let start = Instant::now();
-            self.next_token(&self.prompt(tokens), &mut cache)?;
+            self.next_tokens(&self.prompt(tokens), 1, &mut cache)?;
             elapsed_s.push(start.elapsed().as_secs_f64());
         }
         elapsed_s.sort_by(f64::total_cmp);
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Greedy tokens per second behind a prompt, without the time for the prompt; `None` where they do not fit.
-    fn decode(&self, (prompt_tokens, new_tokens): (usize, usize)) -> Result<Option<f64>> {
+    /// Greedy tokens per second of some texts at once, behind a prompt and without the time for it; `None` where they do not
+    /// fit.
+    fn decode(&self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
             return Ok(None);
         }
-        let mut cache = self.cache(prompt_tokens + new_tokens)?;
-        let mut token = self.next_token(&self.prompt(prompt_tokens), &mut cache)?;
+        let mut cache = self.model.new_cache(texts, prompt_tokens + new_tokens, self.device)?;
+        let mut tokens = self.next_tokens(&self.prompt(texts * prompt_tokens), texts, &mut cache)?;
         let start = Instant::now();
         for _ in 0..new_tokens {
-            token = self.next_token(&[token], &mut cache)?;
+            tokens = self.next_tokens(&tokens, texts, &mut cache)?;
         }
-        Ok(Some(new_tokens as f64 / start.elapsed().as_secs_f64()))
+        Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
-    fn cache(&self, capacity: usize) -> Result<Gpt2Cache> {
-        Ok(Gpt2Cache::new(self.model.config(), 1, capacity, self.kv_dtype, self.device)?)
-    }
-
-    /// The most probable token behind `ids`.
-    fn next_token(&self, ids: &[u32], cache: &mut Gpt2Cache) -> Result<u32> {
-        let ids = Tensor::from_slice(ids, (1, ids.len()), self.device)?;
+    /// The most probable token behind each text, of which `ids` has a piece of the same length for each.
+    fn next_tokens(&self, ids: &[u32], texts: usize, cache: &mut Gpt2Cache) -> Result<Vec<u32>> {
+        let ids = Tensor::from_slice(ids, (texts, ids.len() / texts), self.device)?;
         let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
-        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
-        let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-        Ok(u32::try_from(largest.map_or(0, |(id, _)| id))?)
+        let mut sampler = Sampler::new(&GenerationConfig::default(), Vec::new(), 0);
+        let history = History { ids: &[], prompt_len: 0 };
+        let rows = logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        rows.into_iter().map(|mut logits| Ok(sampler.sample(history, &mut logits)?)).collect()
     }
 
     /// Ids spread over the vocabulary.

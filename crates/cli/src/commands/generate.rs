@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
     generation_options::notes(&config, tokenizer).iter().for_each(|note| output::print_note(note));
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
     let prompt_ids = config.fit_prompt(&prompt_ids, checkpoint.config())?;
-    let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
+    let model = model::load_with(&checkpoint, &device, &arguments.model)?;
     let loaded = LoadedModel { model: &model, tokenizer, config: &config, device: &device };
     if !arguments.json
         && let Some(prompt) = &input.text

@@ -79,7 +79,7 @@ pub(super) fn run(
         Some(output) => Sink::file(output, arguments.resume, &settings(arguments, &config), &lines)?,
         None => Sink { written: 0, partial: None },
     };
-    let model = model::load(checkpoint, device, arguments.model.dtype)?;
+    let model = model::load_with(checkpoint, device, &arguments.model)?;
     let loaded = LoadedModel { model: &model, tokenizer: tokenizer.as_ref(), config: &config, device };
     let bar = progress::items("generating", lines.len() as u64, "prompts");
     bar.inc(sink.written as u64);

@@ -22,7 +22,7 @@ pub(super) fn run(
     let tokenizer = checkpoint.tokenizer(arguments.model.tokenizer.as_deref())?;
     let config = generation_options::read(arguments, checkpoint, Some(&tokenizer))?;
     generation_options::notes(&config, Some(&tokenizer)).iter().for_each(|note| output::print_note(note));
-    let model = model::load(checkpoint, device, arguments.model.dtype)?;
+    let model = model::load_with(checkpoint, device, &arguments.model)?;
     let loaded = LoadedModel { model: &model, tokenizer: Some(&tokenizer), config: &config, device };
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;

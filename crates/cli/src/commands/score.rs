@@ -82,7 +82,7 @@ fn score_text(
     let half_context = checkpoint.config().n_positions.div_ceil(2);
     let stride = arguments.stride.unwrap_or(half_context);
     check_text(&input.ids, stride, checkpoint.config())?;
-    let model = model::load(checkpoint, device, arguments.model.dtype)?;
+    let model = model::load_with(checkpoint, device, &arguments.model)?;
     let bar = progress::items("scoring", input.ids.len() as u64, "tokens");
     let score = score(&model, &input.ids, stride, arguments.top, device, &|tokens| bar.inc(tokens))?;
     bar.finish_and_clear();
@@ -145,7 +145,7 @@ fn score_choices(
         input::check_tokenizer(ids, checkpoint.config())?;
     }
     check_continuations(&prompt_ids, &wholes, checkpoint.config())?;
-    let model = model::load(checkpoint, device, arguments.model.dtype)?;
+    let model = model::load_with(checkpoint, device, &arguments.model)?;
     let bar = progress::items("scoring", wholes.len() as u64, "choices");
     let scored = score_continuations(&model, &prompt_ids, &wholes, device, &|| bar.inc(1))?;
     bar.finish_and_clear();

@@ -228,6 +228,24 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sums(self, vectors: [Floats; LANES]) -> Floats {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe {
+            let eight = |index: usize| _mm256_add_ps(vectors[index][0], vectors[index][1]);
+            // Both halves hold a part of the sums of four vectors.
+            let four = |index: usize| {
+                let low = _mm256_hadd_ps(eight(index), eight(index + 1));
+                _mm256_hadd_ps(low, _mm256_hadd_ps(eight(index + 2), eight(index + 3)))
+            };
+            let whole = |index: usize| {
+                let (a, b) = (four(index), four(index + 4));
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+            };
+            [whole(0), whole(8)]
+        }
+    }
+
+    #[inline(always)]
     fn largest(self, a: Floats) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX.
         unsafe {

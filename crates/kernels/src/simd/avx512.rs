@@ -207,6 +207,27 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn sums(self, vectors: [__m512; LANES]) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe {
+            // Quarters of a register: two vectors to a quarter, then four, then the quarters to each other.
+            let two = |index: usize| {
+                let (a, b) = (vectors[index], vectors[index + 1]);
+                _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)))
+            };
+            let four = |index: usize| {
+                let (a, b) = (two(index), two(index + 2));
+                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+            };
+            // Quarters 0 and 2 of both, and quarters 1 and 3 of both.
+            let quarters =
+                |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            quarters(quarters(four(0), four(4)), quarters(four(8), four(12)))
+        }
+    }
+
+    #[inline(always)]
     fn largest(self, a: __m512) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_reduce_max_ps(a) }

@@ -63,6 +63,8 @@ pub(crate) trait Simd: Copy {
     fn store_nibbles(self, values: [Self::Floats; 8], to: &mut [u8; 4 * LANES]);
     /// Sum of the lanes, added in halves.
     fn sum(self, a: Self::Floats) -> f32;
+    /// Lane `i` is the sum of the lanes of vector `i`.
+    fn sums(self, vectors: [Self::Floats; LANES]) -> Self::Floats;
     /// Largest lane.
     fn largest(self, a: Self::Floats) -> f32;
     /// One product of a tile of activations with panels of weights, in the tile size that fills this instruction set's

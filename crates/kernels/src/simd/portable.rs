@@ -138,6 +138,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn sums(self, vectors: [Floats; LANES]) -> Floats {
+        vectors.map(|vector| self.sum(vector))
+    }
+
+    #[inline(always)]
     fn largest(self, a: Floats) -> f32 {
         a.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }

@@ -170,7 +170,7 @@ impl<S: Simd> Vectors for S {
     #[inline(always)]
     fn tile(self, tile: Tile<'_, '_, f32>) {
         let Tile { left, panels, output, row, column, is_first, bias } = tile;
-        let epilogue = bias.map(|bias| Epilogue { bias: Some(bias), gelu: false });
+        let epilogue = bias.map(|bias| Epilogue { bias: Some(bias), ..Epilogue::default() });
         let place = (row, column);
         Simd::tile(self, packed::Tile::of_product(left, panels, output, place, is_first, epilogue.as_ref()));
     }
