@@ -23,6 +23,14 @@ pub enum KernelError {
         /// Shape of the input.
         found: Vec<usize>,
     },
+    /// What is to be added to the output of a linear layer has another shape.
+    #[error("linear layer: expected a residual of shape {expected:?}, found {found:?}")]
+    ResidualShape {
+        /// Shape of the output.
+        expected: Vec<usize>,
+        /// Shape of the residual.
+        found: Vec<usize>,
+    },
     /// A matrix to pack has fewer bytes than its sizes demand.
     #[error("packed matrix: {found} bytes are too few for {out_features} outputs of {in_features} inputs")]
     MatrixBytes {

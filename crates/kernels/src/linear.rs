@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Device, Layout, Result, Shape, Tensor};
 
-use crate::packed::{Epilogue, PackedMatrix, product};
+use crate::packed::{Epilogue, Finish, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
 use crate::training::{add_bias, is_trained_on_cpu};
 use crate::{Activation, KernelError, ParameterSource};
@@ -148,6 +148,26 @@ impl Linear {
         }
     }
 
+    /// `x Wᵀ + b + residual`: the product at the end of a residual branch.
+    ///
+    /// # Shapes
+    /// `x` `(…, in)`, `residual` `(…, out)` with the same leading axes; returns the shape of `residual`.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`], and when the residual has another shape.
+    pub fn forward_added(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let expected = self.output_shape(x)?;
+        if residual.dims() != expected {
+            return Err(KernelError::ResidualShape { expected, found: residual.dims().to_vec() }.into());
+        }
+        match &self.weight {
+            Matrix::Packed(weight) if !x.track_op() && !residual.track_op() => {
+                x.contiguous()?.apply_op2_no_bwd(&residual.contiguous()?, &self.product_op(weight, false))
+            }
+            _ => self.forward(x)? + residual,
+        }
+    }
+
     /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.
     ///
     /// # Shapes
@@ -205,19 +225,39 @@ impl Linear {
     }
 
     fn packed_product(&self, weight: &Arc<PackedMatrix>, x: &Tensor, gelu: bool) -> Result<Tensor> {
-        x.contiguous()?.apply_op1(PackedProduct {
-            weight: Arc::clone(weight),
-            bias: self.panel_bias.clone(),
-            gelu,
-        })
+        x.contiguous()?.apply_op1(self.product_op(weight, gelu))
+    }
+
+    fn product_op(&self, weight: &Arc<PackedMatrix>, gelu: bool) -> PackedProduct {
+        PackedProduct { weight: Arc::clone(weight), bias: self.panel_bias.clone(), gelu }
     }
 }
 
-/// A product with packed weights, its bias and, where asked for, the tanh form of GELU.
+/// A product with packed weights, its bias and, where asked for, the tanh form of GELU; with a second input, a residual that
+/// is added. Inputs are contiguous.
 struct PackedProduct {
     weight: Arc<PackedMatrix>,
     bias: Option<Arc<[f32]>>,
     gelu: bool,
+}
+
+impl PackedProduct {
+    fn compute(&self, x: &CpuStorage, layout: &Layout, finish: Finish<'_>) -> Result<(CpuStorage, Shape)> {
+        let mut shape = layout.dims().to_vec();
+        let rows = shape.iter().rev().skip(1).product();
+        if let Some(width) = shape.last_mut() {
+            *width = self.weight.out_features();
+        }
+        let epilogue = Epilogue { bias: self.bias.as_deref(), finish };
+        let y = product(&self.weight, contiguous(x, layout)?, rows, epilogue, InstructionSet::detected());
+        Ok((CpuStorage::F32(y), shape.into()))
+    }
+}
+
+/// The values of a contiguous f32 tensor.
+fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    let (start, end) = layout.contiguous_offsets().unwrap_or_default();
+    Ok(&storage.as_slice::<f32>()?[start..end])
 }
 
 impl CustomOp1 for PackedProduct {
@@ -225,26 +265,33 @@ impl CustomOp1 for PackedProduct {
         "packed-product"
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = storage.as_slice::<f32>()?;
-        let (start, end) = layout.contiguous_offsets().unwrap_or_default();
-        let mut shape = layout.dims().to_vec();
-        let rows = shape.iter().rev().skip(1).product();
-        if let Some(width) = shape.last_mut() {
-            *width = self.weight.out_features();
-        }
-        let epilogue = Epilogue { bias: self.bias.as_deref(), gelu: self.gelu };
-        let y = product(&self.weight, &x[start..end], rows, epilogue, InstructionSet::detected());
-        Ok((CpuStorage::F32(y), shape.into()))
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.compute(x, layout, if self.gelu { Finish::Gelu } else { Finish::Nothing })
     }
 
     /// Only without GELU, see [`Linear::forward_activated`]; the weights themselves are not trained.
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         if self.gelu {
-            return Err(candle_core::Error::BackwardNotSupported { op: self.name() });
+            return Err(candle_core::Error::BackwardNotSupported { op: CustomOp1::name(self) });
         }
         let weight = Matrix::Packed(Arc::clone(&self.weight)).to_tensor()?;
         let rows = gradient.reshape(((), self.weight.out_features()))?;
         Ok(Some(rows.matmul(&weight)?.reshape(x.shape())?))
+    }
+}
+
+impl CustomOp2 for PackedProduct {
+    fn name(&self) -> &'static str {
+        "packed-product-added"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.compute(x, x_layout, Finish::Add(contiguous(residual, residual_layout)?))
     }
 }

@@ -43,6 +43,11 @@ impl<T> Part<'_, T> {
         self.columns
     }
 
+    /// Index in the output's elements at which the whole row begins that row `row` of this part belongs to.
+    pub(crate) fn row_start(&self, row: usize) -> usize {
+        (self.first_row + row) * self.row_len
+    }
+
     /// Row `row` of this part.
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{Activation, Generator, LayerNorm, Linear, dropout};
+use gpt2_kernels::{Activation, Generator, LayerNorm, Linear, Matrix, PackedMatrix, WeightFormat, dropout};
 use gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 with transcendental functions of different libraries: a few units in the last place.
@@ -70,6 +70,26 @@ fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
     let expected = Tensor::from_vec(expected, (2, 3, 7), x.device())?;
     assert_close(&direct, &expected, FORWARD_TOLERANCE, "(out, in) storage");
     assert_close(&from_conv1d, &expected, FORWARD_TOLERANCE, "(in, out) storage");
+    Ok(())
+}
+
+#[test]
+fn a_residual_is_added_by_every_form_of_the_weight() -> Result<()> {
+    let (x, weight, bias) = (pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99));
+    let residual = pattern(&[2, 7, 3], 2.0, 5).transpose(1, 2)?;
+    let packed = Matrix::Packed(PackedMatrix::from_tensor(&weight, WeightFormat::F32)?.into());
+    for matrix in [Matrix::Dense(weight), packed] {
+        let layer = Linear::from_matrix(matrix, Some(bias.clone()))?;
+        let expected = (layer.forward(&x)? + &residual)?;
+        let added = layer.forward_added(&x, &residual)?;
+        assert_close(&added, &expected, FORWARD_TOLERANCE, "the sum");
+        let tracked = Var::from_tensor(&residual)?;
+        let gradients = layer.forward_added(&x, &tracked)?.sum_all()?.backward()?;
+        let gradient = gradients.get(&tracked).expect("a gradient");
+        assert!(values(gradient).iter().all(|value| *value == 1.0), "the gradient of the residual");
+        let refused = layer.forward_added(&x, &residual.narrow(1, 0, 2)?).unwrap_err();
+        assert!(refused.to_string().contains("expected a residual of shape [2, 3, 7]"), "{refused}");
+    }
     Ok(())
 }
 

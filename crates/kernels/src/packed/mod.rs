@@ -17,7 +17,7 @@ use crate::parallel::{Parts, for_each_part};
 use crate::simd::LANES;
 
 pub use pack::{MatrixBytes, StoredFloat, StoredOrder};
-pub(crate) use product::{Epilogue, Tile, compute_tile, product};
+pub(crate) use product::{Epilogue, Finish, Tile, compute_tile, product};
 
 /// Inputs of a block.
 const DEPTH: usize = 64;

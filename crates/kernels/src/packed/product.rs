@@ -1,4 +1,4 @@
-//! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias and GELU.
+//! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
 //!
 //! One row is a walk through the panels, bound by memory. Many rows are tiles: the activations are laid out once in tiles
 //! of as many rows as fill the registers, a slice of a panel stays in the first cache while all tiles of a part pass over
@@ -19,27 +19,41 @@ const TILE_PART_ROWS: usize = 144;
 /// Blocks of a slice: 256 inputs of a panel take 16 KiB, half of the smallest first cache.
 const SLICE_BLOCKS: usize = 4;
 
-/// What follows a product: `activation(x Wᵀ + bias)`.
+/// What follows a product: `finish(x Wᵀ + bias)`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {
     /// The bias, filled up with zeros to whole panels.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Whether the tanh form of GELU is applied.
-    pub(crate) gelu: bool,
+    /// What follows the bias.
+    pub(crate) finish: Finish<'a>,
+}
+
+/// The last step of an [`Epilogue`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) enum Finish<'a> {
+    /// None.
+    #[default]
+    Nothing,
+    /// The tanh form of GELU.
+    Gelu,
+    /// Adding a residual of the output's shape.
+    Add(&'a [f32]),
 }
 
 impl Epilogue<'_> {
-    /// Applies it to the outputs of a panel, the first of which is `output`.
+    /// Applies it to the outputs of a panel, the first of which is at `output` of the row that starts at `row_start`.
     #[inline(always)]
-    fn apply<S: Simd>(&self, simd: S, mut values: S::Floats, output: usize) -> S::Floats {
+    fn apply<S: Simd>(&self, simd: S, mut values: S::Floats, row_start: usize, output: usize) -> S::Floats {
         if let Some(bias) = self.bias.and_then(|bias| bias.get(output..)).and_then(|bias| bias.first_chunk())
         {
             values = simd.add(values, simd.load(bias));
         }
-        if self.gelu {
-            values = gelu_tanh(simd, values);
+        match self.finish {
+            Finish::Nothing => values,
+            Finish::Gelu => gelu_tanh(simd, values),
+            // Behind the last output of a row, the values of the next one go into lanes that are not stored.
+            Finish::Add(residual) => simd.add(values, load_first(simd, &residual[row_start + output..])),
         }
-        values
     }
 }
 
@@ -106,7 +120,7 @@ impl<B: Block> Job for PanelJob<'_, B> {
             block.accumulate(simd, inputs, &mut sums);
         }
         let sum = simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]));
-        store_first(simd, self.epilogue.apply(simd, sum, self.output), self.outputs);
+        store_first(simd, self.epilogue.apply(simd, sum, 0, self.output), self.outputs);
     }
 }
 
@@ -248,6 +262,7 @@ fn compute_whole_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, 
     let first_output = tile.part.first_column + tile.column;
     let rows = tile.part.rows() - tile.row;
     for (row, computed) in computed.iter().take(rows).enumerate() {
+        let row_start = tile.part.row_start(tile.row + row);
         let outputs = &mut tile.part.row(tile.row + row)[tile.column..];
         for (panel, (sum, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
             let mut values = simd.load(&sum.0);
@@ -255,14 +270,14 @@ fn compute_whole_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, 
                 values = simd.add(load_first(simd, outputs), values);
             }
             if let Some(epilogue) = tile.epilogue {
-                values = epilogue.apply(simd, values, first_output + panel * LANES);
+                values = epilogue.apply(simd, values, row_start, first_output + panel * LANES);
             }
             store_first(simd, values, outputs);
         }
     }
 }
 
-/// A vector of up to sixteen values, filled up with zeros.
+/// A vector of the first sixteen values, filled up with zeros where there are fewer.
 #[inline(always)]
 fn load_first<S: Simd>(simd: S, values: &[f32]) -> S::Floats {
     if let Some(whole) = values.first_chunk() {

@@ -55,7 +55,7 @@ fn products_equal_the_reference() {
                 let x = noise(rows * in_features, 2);
                 let expected = reference(&weights, &x, in_features, Some(&bias));
                 for instructions in InstructionSet::available() {
-                    let epilogue = Epilogue { bias: Some(&bias), gelu: false };
+                    let epilogue = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
                     let y = product(&matrix, &x, rows, epilogue, instructions);
                     assert_eq!(y.len(), rows * out_features);
                     // Each of the sums rounds once an addend, relative to sums of about sqrt(in).
@@ -82,13 +82,35 @@ fn gelu_follows_the_bias() {
     for rows in [1, 5] {
         let x = noise(rows * 30, 2);
         for instructions in InstructionSet::available() {
-            let plain = product(&matrix, &x, rows, Epilogue { bias: Some(&bias), gelu: false }, instructions);
-            let activated =
-                product(&matrix, &x, rows, Epilogue { bias: Some(&bias), gelu: true }, instructions);
+            let epilogue = |finish| Epilogue { bias: Some(&bias), finish };
+            let plain = product(&matrix, &x, rows, epilogue(Finish::Nothing), instructions);
+            let activated = product(&matrix, &x, rows, epilogue(Finish::Gelu), instructions);
             let plain = Tensor::from_vec(plain, rows * 20, &Device::Cpu).unwrap();
             let expected = plain.gelu().unwrap().to_vec1::<f32>().unwrap();
             for (activated, expected) in activated.iter().zip(expected) {
                 assert!((activated - expected).abs() < 1e-6, "{activated} for {expected}");
+            }
+        }
+    }
+}
+
+/// Over several slices, whole and odd panels: the residual is added once, to its own row.
+#[test]
+fn a_residual_is_added_behind_the_bias() {
+    for (out_features, in_features) in [(20, 30), (48, 300), (1, 1)] {
+        let (_, matrix) = packed(out_features, in_features, WeightFormat::F32);
+        let mut bias = noise(out_features, 3);
+        bias.resize(out_features.next_multiple_of(LANES), 0.0);
+        for rows in [1, 5, 150] {
+            let x = noise(rows * in_features, 2);
+            let residual = noise(rows * out_features, 4);
+            for instructions in InstructionSet::available() {
+                let epilogue = |finish| Epilogue { bias: Some(&bias), finish };
+                let plain = product(&matrix, &x, rows, epilogue(Finish::Nothing), instructions);
+                let added = product(&matrix, &x, rows, epilogue(Finish::Add(&residual)), instructions);
+                for ((added, plain), residual) in added.iter().zip(plain).zip(&residual) {
+                    assert_eq!(*added, plain + residual, "({out_features}, {in_features}), {rows} rows");
+                }
             }
         }
     }
