@@ -295,12 +295,11 @@ impl Quants for Nibbles {
         let (scales, inverses) = Self::scales(simd, weights);
         let mut lines = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
         for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<NIBBLE_INPUTS>().0) {
-            let indices = std::array::from_fn(|index| {
-                let quotient = simd.mul(simd.load(&weights[index].0), inverses);
-                (1..TABLE.len()).fold(simd.splat(0.0), |sum, entry| {
-                    simd.add_where_greater(sum, quotient, simd.splat(middle(entry)), simd.splat(1.0))
-                })
-            });
+            let mut indices = [simd.splat(0.0); NIBBLE_INPUTS];
+            for (index, weights) in indices.iter_mut().zip(weights) {
+                let quotient = simd.mul(simd.load(&weights.0), inverses);
+                *index = Self::add_below(simd, quotient, simd.splat(0.0), &[1.0; ENTRIES - 1]);
+            }
             simd.store_nibbles(indices, line);
         }
         (Self(lines), scales)
@@ -314,8 +313,8 @@ impl Quants for Nibbles {
 
     #[inline(always)]
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines) {
-        const UNSIGNED: [u8; 16] = {
-            let mut unsigned = [0; 16];
+        const UNSIGNED: [u8; ENTRIES] = {
+            let mut unsigned = [0; ENTRIES];
             let mut index = 0;
             while index < unsigned.len() {
                 unsigned[index] = TABLE[index].cast_unsigned() ^ 0x80;
@@ -349,18 +348,45 @@ impl Quants for Nibbles {
     }
 }
 
+/// Entries of the table.
+const ENTRIES: usize = 16;
 /// The integers of 4-bit weights: those with the smallest squared error for normally distributed weights in groups of 32, each
 /// with the best of the candidate scales (Lloyd's iteration).
-const TABLE: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
+const TABLE: [i8; ENTRIES] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
 
-/// Above this a quotient is nearer to `TABLE[entry]` than to the one before.
-const fn middle(entry: usize) -> f32 {
-    (TABLE[entry - 1] as f32 + TABLE[entry] as f32) / 2.0
+/// Half way between neighbouring entries: above it a quotient is nearer to the second.
+const MIDDLES: [f32; ENTRIES - 1] = between(0.5, 0.5);
+/// From each entry to the next.
+const STEPS: [f32; ENTRIES - 1] = between(-1.0, 1.0);
+
+/// The sums of neighbouring entries, each times its factor.
+const fn between(first: f32, second: f32) -> [f32; ENTRIES - 1] {
+    let mut sums = [0.0; ENTRIES - 1];
+    let mut index = 0;
+    while index < sums.len() {
+        sums[index] = first * TABLE[index] as f32 + second * TABLE[index + 1] as f32;
+        index += 1;
+    }
+    sums
 }
 
 impl Nibbles {
     /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
     const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
+
+    /// Adds the steps up to the entry that is nearest to the quotient.
+    #[inline(always)]
+    fn add_below<S: Simd>(
+        simd: S,
+        quotient: S::Floats,
+        mut start: S::Floats,
+        steps: &[f32; ENTRIES - 1],
+    ) -> S::Floats {
+        for (middle, step) in MIDDLES.iter().zip(steps) {
+            start = simd.add_where_greater(start, quotient, simd.splat(*middle), simd.splat(*step));
+        }
+        start
+    }
 
     /// For each lane the scale with the smallest squared error, and its reciprocal.
     #[inline(always)]
@@ -373,12 +399,7 @@ impl Nibbles {
             let mut sum = simd.splat(0.0);
             for line in group {
                 let quotient = simd.mul(simd.load(&line.0), inverses);
-                let mut value = simd.splat(f32::from(TABLE[0]));
-                for entry in 1..TABLE.len() {
-                    let step = f32::from(TABLE[entry]) - f32::from(TABLE[entry - 1]);
-                    value =
-                        simd.add_where_greater(value, quotient, simd.splat(middle(entry)), simd.splat(step));
-                }
+                let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &STEPS);
                 let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
                 sum = simd.mul_add(error, error, sum);
             }
