@@ -1,8 +1,8 @@
 //! Every kernel beside what the machine can do at most, both measured in this run: GB/s of weights for one row, GFLOP/s for
 //! many, and candle's own product.
 //!
-//! Run: `cargo bench -p gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too). The fastest of many short
-//! runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
+//! Run: `cargo bench -p gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too), and the
+//! name of an instruction set, `-- avx2` say, with that one in place of the fastest. The fastest of many short runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
 //! no criterion bench.
 
 #![expect(
@@ -39,13 +39,16 @@ fn main() {
     if let Some(threads) = std::env::args().find_map(|argument| argument.parse().ok()) {
         set_thread_count(threads);
     }
+    let chosen = std::env::args().find(|argument| limits::choose_instruction_set(argument));
+    let sets = limits::instruction_sets();
+    let instructions = chosen.as_deref().or(sets.last().copied()).unwrap_or_default();
     let values = vec![1.0f32; 64 << 20];
     let bytes = size_of_val(values.as_slice()) as f64;
     let bandwidth = bytes / 1e9 / fastest(RUNS / 4, || assert!(limits::read(&values) > 0.0));
     let mut flops = 0;
     let elapsed_s = fastest(RUNS, || flops = limits::multiply_adds(400_000_000));
     let arithmetic = flops as f64 / 1e9 / elapsed_s;
-    println!("{} threads", thread_count());
+    println!("{} threads, {instructions} of {}", thread_count(), sets.join(", "));
     println!("limits: reading {bandwidth:.1} GB/s, multiply-adds {arithmetic:.0} GFLOP/s\n");
     drop(values);
 
@@ -61,6 +64,7 @@ fn main() {
         report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
         for (format_name, format) in WeightFormat::NAMES {
             let packed = || Matrix::Packed(PackedMatrix::from_tensor(&weight, format).unwrap().into());
+            let pack_s = fastest(2, || drop(packed()));
             let layers: Vec<Linear> =
                 (0..copies).map(|_| Linear::from_matrix(packed(), None).unwrap()).collect();
             let bytes = PackedMatrix::from_tensor(&weight, format).unwrap().bytes() as f64 / 1e9;
@@ -68,6 +72,11 @@ fn main() {
             let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));
             let read = bytes * copies as f64 / one_s;
             report(name, format_name, read, bandwidth, many_flops / many_s, arithmetic);
+            println!(
+                "{:<18} packed at {:.2} million/s",
+                "",
+                (out_features * in_features) as f64 / 1e6 / pack_s
+            );
         }
     }
 

@@ -7,6 +7,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::pool::for_each_index;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
+/// Names of the instruction sets that this processor has, slowest first. The kernels take the last one.
+pub fn instruction_sets() -> Vec<&'static str> {
+    InstructionSet::available().into_iter().map(InstructionSet::name).collect()
+}
+
+/// Makes the kernels take another instruction set, to measure what other processors would get.
+///
+/// Returns whether it could be: the processor must have it, and the choice is final when the first computation starts.
+pub fn choose_instruction_set(name: &str) -> bool {
+    InstructionSet::available().into_iter().find(|set| set.name() == name).is_some_and(InstructionSet::choose)
+}
+
 /// Pieces of the work, to be shared by the threads.
 const PIECES: usize = 64;
 

@@ -1,84 +1,69 @@
-//! The blocks that packed matrices are made of: 64 inputs of 16 outputs, in each precision.
+//! The blocks that packed matrices are made of, 64 inputs of 16 outputs: what a precision has to say, and those in floating
+//! point. `quantized` has the others.
 
 use half::f16;
 
-use super::{DEPTH, GROUP};
+use super::DEPTH;
+use super::product::{Tile, tile_of_blocks};
 use crate::simd::{LANES, Line, Simd};
 
 /// Weights in f32: for each input the 16 outputs.
 pub(crate) type Expanded = [Line<[f32; LANES]>; DEPTH];
 
-/// Groups of a block.
-const GROUPS: usize = DEPTH / GROUP;
-/// Inputs in a line of bytes.
-const BYTE_INPUTS: usize = 4;
-/// Inputs in a line of nibbles.
-const NIBBLE_INPUTS: usize = 8;
+/// Blocks of a slice in floating point: 256 inputs of a panel take 16 KiB in f32, half of the smallest first cache.
+const FLOAT_SLICE_BLOCKS: usize = 4;
 
 /// A block of one precision.
 pub(crate) trait Block: Sized + Send + Sync {
+    /// What products take of the activations: values, or groups of them.
+    type Activation: Copy + Default + Send + Sync;
+    /// What tiles take of the weights.
+    type Weights;
+    /// Activations of a block.
+    const ACTIVATIONS: usize;
+    /// Blocks of a slice: what of a panel stays in the first cache while all tiles of a part pass over it.
+    const SLICE_BLOCKS: usize;
+
     /// The nearest block of this precision.
     fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self;
 
     /// The weight of one input and output, both counted within the block.
     fn value(&self, input: usize, output: usize) -> f32;
 
-    /// All weights.
-    fn expand<S: Simd>(&self, simd: S, to: &mut Expanded);
+    /// Brings the inputs of a row into the form that products take.
+    fn arrange<'a, S: Simd>(simd: S, inputs: &[f32], to: impl Iterator<Item = &'a mut Self::Activation>)
+    where
+        Self::Activation: 'a;
+
+    /// The products of one row with a panel.
+    fn row_sums<S: Simd>(simd: S, panel: &[Self], row: &[Self::Activation]) -> S::Floats;
+
+    /// Room for the weights of as many blocks, where they have to be expanded.
+    fn scratch(blocks: usize) -> Vec<Self::Weights>;
 
     /// The weights of neighbouring blocks, in `scratch` where they have to be expanded.
-    #[inline(always)]
-    fn lines<'a, S: Simd>(
+    fn weights<'a, S: Simd>(
         simd: S,
         blocks: &'a [Self],
-        scratch: &'a mut [Expanded],
-    ) -> &'a [Line<[f32; LANES]>] {
-        for (block, to) in blocks.iter().zip(scratch.iter_mut()) {
-            block.expand(simd, to);
-        }
-        scratch[..blocks.len()].as_flattened()
-    }
+        scratch: &'a mut [Self::Weights],
+    ) -> &'a [Self::Weights];
 
-    /// Adds the products of 64 inputs with their weights to four partial sums.
-    fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]);
-}
+    /// Rows of the tile that [`Block::tile`] computes.
+    fn tile_rows<S: Simd>() -> usize;
 
-/// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.
-#[inline(always)]
-fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
-    let mut highest = simd.splat(0.0);
-    let mut lowest = highest;
-    // What is not finite makes this NaN; everything else leaves it zero.
-    let mut poison = highest;
-    for line in group {
-        let weights = simd.load(&line.0);
-        highest = simd.max(highest, weights);
-        lowest = simd.min(lowest, weights);
-        poison = simd.mul_add(weights, simd.splat(0.0), poison);
-    }
-    let (mut high, mut low, mut nan) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-    simd.store(highest, &mut high);
-    simd.store(lowest, &mut low);
-    simd.store(poison, &mut nan);
-    std::array::from_fn(|lane| nan[lane] + if high[lane] >= -low[lane] { high[lane] } else { low[lane] })
-}
-
-/// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
-#[inline(always)]
-fn rounded_scales<S: Simd>(simd: S, scales: S::Floats) -> ([u16; LANES], S::Floats, S::Floats) {
-    let mut bits = [0; LANES];
-    simd.store_f16(scales, &mut bits);
-    let rounded = simd.load_f16(&bits);
-    let mut inverses = [0.0; LANES];
-    simd.store(rounded, &mut inverses);
-    let inverses = inverses.map(|scale| if scale == 0.0 { 0.0 } else { scale.recip() });
-    (bits, rounded, simd.load(&inverses))
+    /// Computes a tile.
+    fn tile<S: Simd>(simd: S, tile: Tile<'_, '_, Self::Activation, Self::Weights>);
 }
 
 /// Weights as they are.
 pub(crate) type F32Block = Expanded;
 
 impl Block for F32Block {
+    type Activation = f32;
+    type Weights = Expanded;
+    const ACTIVATIONS: usize = DEPTH;
+    const SLICE_BLOCKS: usize = FLOAT_SLICE_BLOCKS;
+
     #[inline(always)]
     fn encode<S: Simd>(_: S, weights: &Expanded) -> Self {
         *weights
@@ -89,23 +74,32 @@ impl Block for F32Block {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(&self, _: S, to: &mut Expanded) {
-        *to = *self;
+    fn arrange<'a, S: Simd>(_: S, inputs: &[f32], to: impl Iterator<Item = &'a mut f32>) {
+        copy(inputs, to);
     }
 
     #[inline(always)]
-    fn lines<'a, S: Simd>(_: S, blocks: &'a [Self], _: &'a mut [Expanded]) -> &'a [Line<[f32; LANES]>] {
-        blocks.as_flattened()
+    fn row_sums<S: Simd>(simd: S, panel: &[Self], row: &[f32]) -> S::Floats {
+        row_sums(simd, panel.iter(), row, |line| simd.load(&line.0))
+    }
+
+    fn scratch(_: usize) -> Vec<Expanded> {
+        Vec::new()
     }
 
     #[inline(always)]
-    fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]) {
-        for (lines, inputs) in self.as_chunks::<4>().0.iter().zip(inputs.as_chunks::<4>().0) {
-            for index in 0..4 {
-                let weights = simd.load(&lines[index].0);
-                sums[index] = simd.mul_add(simd.splat(inputs[index]), weights, sums[index]);
-            }
-        }
+    fn weights<'a, S: Simd>(_: S, blocks: &'a [Self], _: &'a mut [Expanded]) -> &'a [Expanded] {
+        blocks
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Expanded>) {
+        tile_of_blocks(simd, tile);
     }
 }
 
@@ -114,6 +108,11 @@ impl Block for F32Block {
 pub(crate) struct F16Block([[u16; LANES]; DEPTH]);
 
 impl Block for F16Block {
+    type Activation = f32;
+    type Weights = Expanded;
+    const ACTIVATIONS: usize = DEPTH;
+    const SLICE_BLOCKS: usize = FLOAT_SLICE_BLOCKS;
+
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
         let mut block = Self([[0; LANES]; DEPTH]);
@@ -128,192 +127,62 @@ impl Block for F16Block {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(&self, simd: S, to: &mut Expanded) {
-        for (bits, line) in self.0.iter().zip(to) {
-            simd.store(simd.load_f16(bits), &mut line.0);
-        }
+    fn arrange<'a, S: Simd>(_: S, inputs: &[f32], to: impl Iterator<Item = &'a mut f32>) {
+        copy(inputs, to);
     }
 
     #[inline(always)]
-    fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]) {
-        for (bits, inputs) in self.0.as_chunks::<4>().0.iter().zip(inputs.as_chunks::<4>().0) {
+    fn row_sums<S: Simd>(simd: S, panel: &[Self], row: &[f32]) -> S::Floats {
+        row_sums(simd, panel.iter().map(|block| &block.0), row, |line| simd.load_f16(line))
+    }
+
+    fn scratch(blocks: usize) -> Vec<Expanded> {
+        vec![[Line([0.0; LANES]); DEPTH]; blocks]
+    }
+
+    #[inline(always)]
+    fn weights<'a, S: Simd>(simd: S, blocks: &'a [Self], scratch: &'a mut [Expanded]) -> &'a [Expanded] {
+        for (block, to) in blocks.iter().zip(scratch.iter_mut()) {
+            for (bits, line) in block.0.iter().zip(to) {
+                simd.store(simd.load_f16(bits), &mut line.0);
+            }
+        }
+        &scratch[..blocks.len()]
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Expanded>) {
+        tile_of_blocks(simd, tile);
+    }
+}
+
+#[inline(always)]
+fn copy<'a>(inputs: &[f32], to: impl Iterator<Item = &'a mut f32>) {
+    for (input, to) in inputs.iter().zip(to) {
+        *to = *input;
+    }
+}
+
+/// The products of one row with a panel of lines, each `load`ed for one input; in four sums, which hide each other's latency.
+#[inline(always)]
+fn row_sums<'a, S: Simd, L: 'a>(
+    simd: S,
+    panel: impl Iterator<Item = &'a [L; DEPTH]>,
+    row: &[f32],
+    load: impl Fn(&L) -> S::Floats,
+) -> S::Floats {
+    let mut sums = [simd.splat(0.0); 4];
+    for (block, inputs) in panel.zip(row.as_chunks::<DEPTH>().0) {
+        for (lines, inputs) in block.as_chunks::<4>().0.iter().zip(inputs.as_chunks::<4>().0) {
             for index in 0..4 {
-                let weights = simd.load_f16(&bits[index]);
-                sums[index] = simd.mul_add(simd.splat(inputs[index]), weights, sums[index]);
+                sums[index] = simd.mul_add(simd.splat(inputs[index]), load(&lines[index]), sums[index]);
             }
         }
     }
-}
-
-/// 8-bit weights: lines of four inputs, output by output, and behind them the scales of both groups.
-#[repr(C, align(64))]
-pub(crate) struct Q8Block {
-    quants: [[i8; BYTE_INPUTS * LANES]; DEPTH / BYTE_INPUTS],
-    scales: [[u16; LANES]; GROUPS],
-}
-
-impl Q8Block {
-    const LINES: usize = GROUP / BYTE_INPUTS;
-}
-
-impl Block for Q8Block {
-    #[inline(always)]
-    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
-        let mut block =
-            Self { quants: [[0; BYTE_INPUTS * LANES]; DEPTH / BYTE_INPUTS], scales: [[0; LANES]; GROUPS] };
-        let groups = block.quants.as_chunks_mut::<{ Self::LINES }>().0.iter_mut().zip(&mut block.scales);
-        for ((lines, scales), weights) in groups.zip(weights.as_chunks::<GROUP>().0) {
-            let largest = largest(simd, weights).map(f32::abs);
-            let (bits, _, inverses) =
-                rounded_scales(simd, simd.mul(simd.load(&largest), simd.splat(1.0 / 127.0)));
-            *scales = bits;
-            for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
-                let quants = std::array::from_fn(|index| {
-                    let quant = simd.round(simd.mul(simd.load(&weights[index].0), inverses));
-                    simd.min(simd.max(quant, simd.splat(-127.0)), simd.splat(127.0))
-                });
-                simd.store_bytes(quants, line);
-            }
-        }
-        block
-    }
-
-    fn value(&self, input: usize, output: usize) -> f32 {
-        let quant = self.quants[input / BYTE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
-        f32::from(quant) * f16::from_bits(self.scales[input / GROUP][output]).to_f32()
-    }
-
-    #[inline(always)]
-    fn expand<S: Simd>(&self, simd: S, to: &mut Expanded) {
-        let groups = self.quants.as_chunks::<{ Self::LINES }>().0.iter().zip(&self.scales);
-        for ((lines, scales), to) in groups.zip(to.as_chunks_mut::<GROUP>().0) {
-            let scales = simd.load_f16(scales);
-            for (line, to) in lines.iter().zip(to.as_chunks_mut::<BYTE_INPUTS>().0) {
-                for (quants, to) in simd.load_bytes(line).into_iter().zip(to) {
-                    simd.store(simd.mul(quants, scales), &mut to.0);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]) {
-        let groups = self.quants.as_chunks::<{ Self::LINES }>().0.iter().zip(&self.scales);
-        for ((lines, scales), inputs) in groups.zip(inputs.as_chunks::<GROUP>().0) {
-            let mut unscaled = [simd.splat(0.0); 4];
-            for (line, inputs) in lines.iter().zip(inputs.as_chunks::<BYTE_INPUTS>().0) {
-                let quants = simd.load_bytes(line);
-                for index in 0..BYTE_INPUTS {
-                    unscaled[index] = simd.mul_add(simd.splat(inputs[index]), quants[index], unscaled[index]);
-                }
-            }
-            let scales = simd.load_f16(scales);
-            for index in 0..4 {
-                sums[index] = simd.mul_add(unscaled[index], scales, sums[index]);
-            }
-        }
-    }
-}
-
-/// 4-bit weights: lines of eight inputs, output by output four bytes, the low halves holding the first four inputs, the
-/// high halves the others, each as `q + 8`; and behind them the scales of both groups.
-#[repr(C, align(64))]
-pub(crate) struct Q4Block {
-    quants: [[u8; BYTE_INPUTS * LANES]; DEPTH / NIBBLE_INPUTS],
-    scales: [[u16; LANES]; GROUPS],
-}
-
-impl Q4Block {
-    const LINES: usize = GROUP / NIBBLE_INPUTS;
-    /// Candidate scales: the magnitude that becomes -8, in shares of the largest.
-    const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
-
-    #[inline(always)]
-    fn quants<S: Simd>(simd: S, weights: &[f32; LANES], inverse_scales: S::Floats) -> S::Floats {
-        let quant = simd.round(simd.mul(simd.load(weights), inverse_scales));
-        simd.min(simd.max(quant, simd.splat(-8.0)), simd.splat(7.0))
-    }
-
-    /// For each lane the scale with the smallest squared error, and its reciprocal.
-    #[inline(always)]
-    fn scales<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> ([u16; LANES], S::Floats) {
-        let largest = simd.load(&largest(simd, group));
-        let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
-        for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
-            let (bits, scales, inverses) =
-                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / -8.0)));
-            let mut sum = simd.splat(0.0);
-            for line in group {
-                let quants = Self::quants(simd, &line.0, inverses);
-                let error = simd.sub(simd.load(&line.0), simd.mul(quants, scales));
-                sum = simd.mul_add(error, error, sum);
-            }
-            let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
-            simd.store(sum, &mut errors);
-            simd.store(inverses, &mut inverse_scales);
-            for lane in 0..LANES {
-                if index == 0 || errors[lane] < best.0[lane] {
-                    (best.0[lane], best.1[lane], best.2[lane]) =
-                        (errors[lane], bits[lane], inverse_scales[lane]);
-                }
-            }
-        }
-        (best.1, simd.load(&best.2))
-    }
-}
-
-impl Block for Q4Block {
-    #[inline(always)]
-    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
-        let mut block =
-            Self { quants: [[0; BYTE_INPUTS * LANES]; DEPTH / NIBBLE_INPUTS], scales: [[0; LANES]; GROUPS] };
-        let groups = block.quants.as_chunks_mut::<{ Self::LINES }>().0.iter_mut().zip(&mut block.scales);
-        for ((lines, scales), weights) in groups.zip(weights.as_chunks::<GROUP>().0) {
-            let (bits, inverses) = Self::scales(simd, weights);
-            *scales = bits;
-            for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<NIBBLE_INPUTS>().0) {
-                let quants = std::array::from_fn(|index| Self::quants(simd, &weights[index].0, inverses));
-                simd.store_nibbles(quants, line);
-            }
-        }
-        block
-    }
-
-    fn value(&self, input: usize, output: usize) -> f32 {
-        let byte = self.quants[input / NIBBLE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
-        let nibble = if input % NIBBLE_INPUTS < BYTE_INPUTS { byte & 15 } else { byte >> 4 };
-        (f32::from(nibble) - 8.0) * f16::from_bits(self.scales[input / GROUP][output]).to_f32()
-    }
-
-    #[inline(always)]
-    fn expand<S: Simd>(&self, simd: S, to: &mut Expanded) {
-        let groups = self.quants.as_chunks::<{ Self::LINES }>().0.iter().zip(&self.scales);
-        for ((lines, scales), to) in groups.zip(to.as_chunks_mut::<GROUP>().0) {
-            let scales = simd.load_f16(scales);
-            for (line, to) in lines.iter().zip(to.as_chunks_mut::<NIBBLE_INPUTS>().0) {
-                for (quants, to) in simd.load_nibbles(line).into_iter().zip(to) {
-                    simd.store(simd.mul(quants, scales), &mut to.0);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn accumulate<S: Simd>(&self, simd: S, inputs: &[f32; DEPTH], sums: &mut [S::Floats; 4]) {
-        let groups = self.quants.as_chunks::<{ Self::LINES }>().0.iter().zip(&self.scales);
-        for ((lines, scales), inputs) in groups.zip(inputs.as_chunks::<GROUP>().0) {
-            let mut unscaled = [simd.splat(0.0); 4];
-            for (line, inputs) in lines.iter().zip(inputs.as_chunks::<NIBBLE_INPUTS>().0) {
-                let quants = simd.load_nibbles(line);
-                for index in 0..NIBBLE_INPUTS {
-                    let sum = &mut unscaled[index % 4];
-                    *sum = simd.mul_add(simd.splat(inputs[index]), quants[index], *sum);
-                }
-            }
-            let scales = simd.load_f16(scales);
-            for index in 0..4 {
-                sums[index] = simd.mul_add(unscaled[index], scales, sums[index]);
-            }
-        }
-    }
+    simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]))
 }

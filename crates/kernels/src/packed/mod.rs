@@ -8,16 +8,19 @@
 mod block;
 mod pack;
 mod product;
+mod quantized;
 
 use std::fmt;
 
-use block::{Block, F16Block, F32Block, Q4Block, Q8Block};
+use block::{Block, F16Block, F32Block};
+use quantized::{Bytes, Nibbles, Quantized};
 
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::LANES;
 
 pub use pack::{MatrixBytes, StoredFloat, StoredOrder};
-pub(crate) use product::{Epilogue, Finish, Tile, compute_tile, product};
+pub(crate) use product::{Epilogue, Finish, FloatTile, compute_tile, product};
+pub(crate) use quantized::{IntegerTile, QuantizedGroup, compute_integer_tile};
 
 /// Inputs of a block.
 const DEPTH: usize = 64;
@@ -66,8 +69,8 @@ impl WeightFormat {
 enum Panels {
     F32(Box<[F32Block]>),
     F16(Box<[F16Block]>),
-    Q8(Box<[Q8Block]>),
-    Q4(Box<[Q4Block]>),
+    Q8(Box<[Quantized<Bytes>]>),
+    Q4(Box<[Quantized<Nibbles>]>),
 }
 
 /// A weight matrix `(out, in)`, packed.

@@ -2,9 +2,11 @@
 //!
 //! One row is a walk through the panels, bound by memory. Many rows are tiles: the activations are laid out once in tiles
 //! of as many rows as fill the registers, a slice of a panel stays in the first cache while all tiles of a part pass over
-//! it, and weights that are not f32 are expanded once for all those rows. Every sum is added in one fixed order.
+//! it, and weights that have to be expanded are so once for all those rows. Every sum is added in one fixed order.
 
-use super::block::Block;
+use std::marker::PhantomData;
+
+use super::block::{Block, Expanded};
 use super::{DEPTH, PackedMatrix, Panels, panel_of, with_blocks};
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
@@ -16,8 +18,6 @@ const ROW_PART_PANELS: usize = 4;
 const TILE_PART_PANELS: usize = 8;
 /// Rows of a part: a multiple of every tile's, and few enough that a slice of them stays in the second cache.
 const TILE_PART_ROWS: usize = 144;
-/// Blocks of a slice: 256 inputs of a panel take 16 KiB, half of the smallest first cache.
-const SLICE_BLOCKS: usize = 4;
 
 /// What follows a product: `finish(x Wᵀ + bias)`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,23 +87,22 @@ fn one_row<B: Block>(
     instructions: InstructionSet,
     y: &mut [f32],
 ) {
-    let mut padded = vec![[0.0; DEPTH]; x.len().div_ceil(DEPTH)];
-    padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
+    let row = arranged::<B>(x, 1, matrix.in_features(), 1, instructions);
     let parts = Parts { row_len: y.len(), rows: 1, columns: ROW_PART_PANELS * LANES };
     for_each_part(y, parts, |mut part| {
         let first_panel = part.first_column / LANES;
         for (index, outputs) in part.row(0).chunks_mut(LANES).enumerate() {
             let panel = first_panel + index;
             let blocks = panel_of(blocks, panel, matrix.in_features());
-            instructions.run(PanelJob { blocks, inputs: &padded, outputs, output: panel * LANES, epilogue });
+            instructions.run(PanelJob { blocks, row: &row, outputs, output: panel * LANES, epilogue });
         }
     });
 }
 
 /// The outputs of one panel for one row.
-struct PanelJob<'a, B> {
+struct PanelJob<'a, B: Block> {
     blocks: &'a [B],
-    inputs: &'a [[f32; DEPTH]],
+    row: &'a [B::Activation],
     outputs: &'a mut [f32],
     /// Index of the first output.
     output: usize,
@@ -115,12 +114,8 @@ impl<B: Block> Job for PanelJob<'_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut sums = [simd.splat(0.0); 4];
-        for (block, inputs) in self.blocks.iter().zip(self.inputs) {
-            block.accumulate(simd, inputs, &mut sums);
-        }
-        let sum = simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]));
-        store_first(simd, self.epilogue.apply(simd, sum, 0, self.output), self.outputs);
+        let sums = B::row_sums(simd, self.blocks, self.row);
+        store_first(simd, self.epilogue.apply(simd, sums, 0, self.output), self.outputs);
     }
 }
 
@@ -134,36 +129,77 @@ fn many_rows<B: Block>(
     y: &mut [f32],
 ) {
     let in_features = matrix.in_features();
-    let tile_rows = instructions.tile_rows();
-    let depth = in_features.next_multiple_of(DEPTH);
-    let mut tiles = vec![0.0; rows.div_ceil(tile_rows) * depth * tile_rows];
-    if in_features > 0 {
-        let tile_len = depth * tile_rows;
-        for_each_part(&mut tiles, Parts { row_len: tile_len, rows: 1, columns: tile_len }, |mut part| {
-            let first_row = part.first_row * tile_rows;
-            let tile = part.row(0);
-            let rows_of_tile = x.chunks(in_features).skip(first_row).take(tile_rows);
-            for (row, inputs) in rows_of_tile.enumerate() {
-                for (input, column) in inputs.iter().zip(tile.chunks_mut(tile_rows)) {
-                    column[row] = *input;
-                }
-            }
-        });
-    }
-    let parts =
-        Parts { row_len: matrix.out_features(), rows: TILE_PART_ROWS, columns: TILE_PART_PANELS * LANES };
+    let tile_rows = instructions.run(TileRows::<B>(PhantomData));
+    let tiles = arranged::<B>(x, rows, in_features, tile_rows, instructions);
+    let parts = Parts {
+        row_len: matrix.out_features(),
+        rows: TILE_PART_ROWS.next_multiple_of(tile_rows),
+        columns: TILE_PART_PANELS * LANES,
+    };
     for_each_part(y, parts, |part| {
         let job = PartJob { blocks, in_features, tiles: &tiles, tile_rows, part, epilogue };
         instructions.run(job);
     });
 }
 
+/// Rows of a tile.
+struct TileRows<B>(PhantomData<B>);
+
+impl<B: Block> Job for TileRows<B> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        B::tile_rows::<S>()
+    }
+}
+
+/// The activations in tiles of `tile_rows` rows, and in each tile one input or group of them after the other with all its
+/// rows. What is missing to whole tiles and blocks is zero.
+fn arranged<B: Block>(
+    x: &[f32],
+    rows: usize,
+    in_features: usize,
+    tile_rows: usize,
+    instructions: InstructionSet,
+) -> Vec<B::Activation> {
+    let tile_len = in_features.div_ceil(DEPTH) * B::ACTIVATIONS * tile_rows;
+    let mut tiles = vec![B::Activation::default(); rows.div_ceil(tile_rows) * tile_len];
+    if !tiles.is_empty() {
+        for_each_part(&mut tiles, Parts { row_len: tile_len, rows: 1, columns: tile_len }, |mut part| {
+            let start = part.first_row * tile_rows * in_features;
+            let x = &x[start..x.len().min(start + tile_rows * in_features)];
+            instructions.run(Arrange::<B> { x, in_features, tile: part.row(0), tile_rows });
+        });
+    }
+    tiles
+}
+
+/// Arranges the rows of one tile.
+struct Arrange<'a, B: Block> {
+    x: &'a [f32],
+    in_features: usize,
+    tile: &'a mut [B::Activation],
+    tile_rows: usize,
+}
+
+impl<B: Block> Job for Arrange<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (row, inputs) in self.x.chunks(self.in_features).enumerate() {
+            B::arrange(simd, inputs, self.tile[row..].iter_mut().step_by(self.tile_rows));
+        }
+    }
+}
+
 /// Some outputs of some rows.
-struct PartJob<'a, 'b, B> {
+struct PartJob<'a, 'b, B: Block> {
     blocks: &'a [B],
     in_features: usize,
-    /// Activations: tile after tile, in each tile input after input, and for each input its rows.
-    tiles: &'a [f32],
+    /// Activations, as [`arranged`].
+    tiles: &'a [B::Activation],
     tile_rows: usize,
     part: Part<'b, f32>,
     epilogue: Epilogue<'a>,
@@ -174,34 +210,35 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let mut expanded = [[Line([0.0; LANES]); DEPTH]; SLICE_BLOCKS * MAX_TILE_PANELS];
+        let mut scratch = B::scratch(B::SLICE_BLOCKS * S::TILE_PANELS);
         let panel_blocks = self.in_features.div_ceil(DEPTH);
-        let tile_len = panel_blocks * DEPTH * self.tile_rows;
+        let block_len = B::ACTIVATIONS * self.tile_rows;
         let first_panel = self.part.first_column / LANES;
         let panels = self.part.columns().div_ceil(LANES);
-        for first_block in (0..panel_blocks).step_by(SLICE_BLOCKS) {
-            let slice = first_block..panel_blocks.min(first_block + SLICE_BLOCKS);
+        for first_block in (0..panel_blocks).step_by(B::SLICE_BLOCKS) {
+            let slice = first_block..panel_blocks.min(first_block + B::SLICE_BLOCKS);
             for panel in (0..panels).step_by(S::TILE_PANELS) {
                 let count = S::TILE_PANELS.min(panels - panel);
-                let mut lines: [&[Line<[f32; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-                let scratch = expanded.chunks_mut(SLICE_BLOCKS);
-                for (index, (lines, scratch)) in lines[..count].iter_mut().zip(scratch).enumerate() {
+                let mut weights: [&[B::Weights]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+                let mut rest = scratch.as_mut_slice();
+                for (index, weights) in weights[..count].iter_mut().enumerate() {
                     let blocks = panel_of(self.blocks, first_panel + panel + index, self.in_features);
-                    *lines = B::lines(simd, &blocks[slice.clone()], scratch);
+                    let (scratch, others) = rest.split_at_mut(rest.len().min(B::SLICE_BLOCKS));
+                    rest = others;
+                    *weights = B::weights(simd, &blocks[slice.clone()], scratch);
                 }
                 for row in (0..self.part.rows()).step_by(self.tile_rows) {
-                    let start = (self.part.first_row + row) / self.tile_rows * tile_len
-                        + first_block * DEPTH * self.tile_rows;
-                    let length = slice.len() * DEPTH * self.tile_rows;
-                    simd.tile(Tile {
-                        activations: &self.tiles[start..start + length],
-                        panels: &lines[..count],
+                    let tile = (self.part.first_row + row) / self.tile_rows;
+                    let start = (tile * panel_blocks + first_block) * block_len;
+                    let output = TileOutput {
                         part: &mut self.part,
                         row,
                         column: panel * LANES,
                         is_first: first_block == 0,
                         epilogue: (slice.end == panel_blocks).then_some(&self.epilogue),
-                    });
+                    };
+                    let activations = &self.tiles[start..start + slice.len() * block_len];
+                    B::tile(simd, Tile { activations, panels: &weights[..count], output });
                 }
             }
         }
@@ -212,24 +249,19 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
 const MAX_TILE_PANELS: usize = 2;
 
 /// One slice of a product for one tile.
-pub(crate) struct Tile<'a, 'b> {
-    /// For each input of the slice the activations of the tile's rows.
-    activations: &'a [f32],
+pub(crate) struct Tile<'a, 'b, A, W> {
+    /// For each input or group of inputs of the slice the activations of the tile's rows.
+    pub(super) activations: &'a [A],
     /// The slices of the panels.
-    panels: &'a [&'a [Line<[f32; LANES]>]],
-    /// Where the results go.
-    part: &'a mut Part<'b, f32>,
-    /// First row of the tile in the part.
-    row: usize,
-    /// First column of the tile in the part.
-    column: usize,
-    /// Whether this is the first slice; else its products are added to what the part holds.
-    is_first: bool,
-    /// What follows behind the last slice.
-    epilogue: Option<&'a Epilogue<'a>>,
+    pub(super) panels: &'a [&'a [W]],
+    /// Where the sums go.
+    pub(super) output: TileOutput<'a, 'b>,
 }
 
-impl<'a, 'b> Tile<'a, 'b> {
+/// A tile in f32.
+pub(crate) type FloatTile<'a, 'b> = Tile<'a, 'b, f32, Line<[f32; LANES]>>;
+
+impl<'a, 'b> FloatTile<'a, 'b> {
     /// A tile of a product of training, with what follows behind the last slice.
     pub(crate) fn of_product(
         activations: &'a [f32],
@@ -239,23 +271,91 @@ impl<'a, 'b> Tile<'a, 'b> {
         is_first: bool,
         epilogue: Option<&'a Epilogue<'a>>,
     ) -> Self {
-        Self { activations, panels, part, row, column, is_first, epilogue }
+        Self { activations, panels, output: TileOutput { part, row, column, is_first, epilogue } }
+    }
+}
+
+/// Computes a tile of whole blocks in f32.
+#[inline(always)]
+pub(super) fn tile_of_blocks<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Expanded>) {
+    let Tile { activations, panels, output } = tile;
+    let mut lines: [&[Line<[f32; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+    for (lines, blocks) in lines.iter_mut().zip(panels) {
+        *lines = blocks.as_flattened();
+    }
+    simd.tile(Tile { activations, panels: &lines[..panels.len()], output });
+}
+
+/// Where the sums of a tile go.
+pub(crate) struct TileOutput<'a, 'b> {
+    part: &'a mut Part<'b, f32>,
+    /// First row of the tile in the part.
+    row: usize,
+    /// First column of the tile in the part.
+    column: usize,
+    /// Whether this is the first slice; else its sums are added to what the part holds.
+    is_first: bool,
+    /// What follows behind the last slice.
+    epilogue: Option<&'a Epilogue<'a>>,
+}
+
+impl TileOutput<'_, '_> {
+    #[inline(always)]
+    pub(super) fn write<S: Simd, const ROWS: usize, const PANELS: usize>(
+        self,
+        simd: S,
+        sums: [[S::Floats; PANELS]; ROWS],
+    ) {
+        // Registers cannot be indexed by a number that is known at run time only; memory can.
+        let mut computed = [[Line([0.0; LANES]); PANELS]; ROWS];
+        for row in 0..ROWS {
+            for panel in 0..PANELS {
+                simd.store(sums[row][panel], &mut computed[row][panel].0);
+            }
+        }
+        let first_output = self.part.first_column + self.column;
+        let rows = self.part.rows() - self.row;
+        for (row, computed) in computed.iter().take(rows).enumerate() {
+            let row_start = self.part.row_start(self.row + row);
+            let outputs = &mut self.part.row(self.row + row)[self.column..];
+            for (panel, (sums, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
+                let mut values = simd.load(&sums.0);
+                if !self.is_first {
+                    values = simd.add(load_first(simd, outputs), values);
+                }
+                if let Some(epilogue) = self.epilogue {
+                    values = epilogue.apply(simd, values, row_start, first_output + panel * LANES);
+                }
+                store_first(simd, values, outputs);
+            }
+        }
     }
 }
 
 /// Computes a tile of `ROWS` rows and up to `PANELS` panels in registers.
 #[inline(always)]
-pub(crate) fn compute_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, tile: Tile<'_, '_>) {
-    match tile.panels.len() {
-        1 => compute_whole_tile::<S, ROWS, 1>(simd, tile),
-        _ => compute_whole_tile::<S, ROWS, PANELS>(simd, tile),
+pub(crate) fn compute_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    tile: FloatTile<'_, '_>,
+) {
+    let Tile { activations, panels, output } = tile;
+    let (inputs, _) = activations.as_chunks::<ROWS>();
+    match panels {
+        [panel] => output.write(simd, sums::<S, ROWS, 1>(simd, inputs, [panel])),
+        _ => {
+            let panels = std::array::from_fn(|index| panels[index]);
+            output.write(simd, sums::<S, ROWS, PANELS>(simd, inputs, panels));
+        }
     }
 }
 
 #[inline(always)]
-fn compute_whole_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, tile: Tile<'_, '_>) {
-    let (inputs, _) = tile.activations.as_chunks::<ROWS>();
-    let panels: [_; PANELS] = std::array::from_fn(|panel| &tile.panels[panel][..inputs.len()]);
+fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    inputs: &[[f32; ROWS]],
+    panels: [&[Line<[f32; LANES]>]; PANELS],
+) -> [[S::Floats; PANELS]; ROWS] {
+    let panels: [_; PANELS] = std::array::from_fn(|panel| &panels[panel][..inputs.len()]);
     let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
     for (index, activations) in inputs.iter().enumerate() {
         let weights: [_; PANELS] = std::array::from_fn(|panel| simd.load(&panels[panel][index].0));
@@ -266,29 +366,7 @@ fn compute_whole_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, 
             }
         }
     }
-    // Registers cannot be indexed by a number that is known at run time only; memory can.
-    let mut computed = [[Line([0.0; LANES]); PANELS]; ROWS];
-    for row in 0..ROWS {
-        for panel in 0..PANELS {
-            simd.store(sums[row][panel], &mut computed[row][panel].0);
-        }
-    }
-    let first_output = tile.part.first_column + tile.column;
-    let rows = tile.part.rows() - tile.row;
-    for (row, computed) in computed.iter().take(rows).enumerate() {
-        let row_start = tile.part.row_start(tile.row + row);
-        let outputs = &mut tile.part.row(tile.row + row)[tile.column..];
-        for (panel, (sum, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
-            let mut values = simd.load(&sum.0);
-            if !tile.is_first {
-                values = simd.add(load_first(simd, outputs), values);
-            }
-            if let Some(epilogue) = tile.epilogue {
-                values = epilogue.apply(simd, values, row_start, first_output + panel * LANES);
-            }
-            store_first(simd, values, outputs);
-        }
-    }
+    sums
 }
 
 /// A vector of the first sixteen values, filled up with zeros where there are fewer.

@@ -29,6 +29,18 @@ fn held(matrix: &PackedMatrix) -> Vec<f32> {
     matrix.rows(&(0..matrix.out_features()).collect::<Vec<_>>())
 }
 
+/// The activations that products with this format take.
+fn taken(x: &[f32], in_features: usize, format: WeightFormat) -> Vec<f32> {
+    if matches!(format, WeightFormat::F32 | WeightFormat::F16) {
+        return x.to_vec();
+    }
+    let group = |x| QuantizedGroup::nearest(x, InstructionSet::detected());
+    x.chunks(in_features)
+        .flat_map(|row| row.chunks(GROUP))
+        .flat_map(|x| group(x).values().take(x.len()).collect::<Vec<_>>())
+        .collect()
+}
+
 fn reference(weights: &[f32], x: &[f32], in_features: usize, bias: Option<&[f32]>) -> Vec<f64> {
     let mut y = Vec::new();
     for inputs in x.chunks(in_features) {
@@ -53,7 +65,7 @@ fn products_equal_the_reference() {
                     continue;
                 }
                 let x = noise(rows * in_features, 2);
-                let expected = reference(&weights, &x, in_features, Some(&bias));
+                let expected = reference(&weights, &taken(&x, in_features, format), in_features, Some(&bias));
                 for instructions in InstructionSet::available() {
                     let epilogue = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
                     let y = product(&matrix, &x, rows, epilogue, instructions);
@@ -89,6 +101,79 @@ fn gelu_follows_the_bias() {
             let expected = plain.gelu().unwrap().to_vec1::<f32>().unwrap();
             for (activated, expected) in activated.iter().zip(expected) {
                 assert!((activated - expected).abs() < 1e-6, "{activated} for {expected}");
+            }
+        }
+    }
+}
+
+/// Integers are exact: where scales are 1 and the sums below 2^24, so are the products, on every processor and whatever the
+/// signs; the largest magnitudes meet in the first output.
+#[test]
+fn products_of_integers_are_exact() {
+    let (out_features, in_features, rows) = (50, 1000, 14);
+    let integers = |count: usize, seed: u64, first: usize| -> Vec<f32> {
+        let mut values: Vec<f32> =
+            noise(count, seed).iter().map(|value| (value * 50.0).round().clamp(-127.0, 127.0)).collect();
+        for (index, value) in values.iter_mut().enumerate() {
+            // Each group holds the magnitude that makes its scale 1.
+            if index < first || index % in_features % GROUP == 7 {
+                *value = if index % 3 == 0 { -127.0 } else { 127.0 };
+            }
+        }
+        values
+    };
+    let weights = integers(out_features * in_features, 1, in_features);
+    let x = integers(rows * in_features, 2, 2 * in_features);
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    let matrix = PackedMatrix::from_tensor(&tensor, WeightFormat::Q8).unwrap();
+    let expected = reference(&weights, &x, in_features, None);
+    for instructions in InstructionSet::available() {
+        let y = product(&matrix, &x, rows, Epilogue::default(), instructions);
+        for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
+            assert_eq!(f64::from(*y), *expected, "{instructions:?}: value {index}");
+        }
+    }
+}
+
+/// A row has the same outputs whether it comes alone or among others.
+#[test]
+fn one_row_and_many_agree_to_the_bit_in_integers() {
+    let (out_features, in_features, rows) = (70, 1100, 9);
+    let x = noise(rows * in_features, 2);
+    for format in [WeightFormat::Q8, WeightFormat::Q4] {
+        let (_, matrix) = packed(out_features, in_features, format);
+        for instructions in InstructionSet::available() {
+            let many = product(&matrix, &x, rows, Epilogue::default(), instructions);
+            for (x, many) in x.chunks(in_features).zip(many.chunks(out_features)) {
+                assert_eq!(
+                    product(&matrix, x, 1, Epilogue::default(), instructions),
+                    many,
+                    "{instructions:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The bound of [`WeightFormat`] for activations, on groups of very different size and on what has no scale.
+#[test]
+fn the_error_of_activations_is_bounded() {
+    for instructions in InstructionSet::available() {
+        for magnitude in [1.0, 3e38, 1e-30, 1e-36, 1e-40, 0.0] {
+            for length in [GROUP, 5] {
+                let x: Vec<f32> =
+                    noise(length, 7).iter().map(|value| (value / 2.0).clamp(-1.0, 1.0) * magnitude).collect();
+                let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                let group = QuantizedGroup::nearest(&x, instructions);
+                for (value, taken) in x.iter().zip(group.values()) {
+                    let bound =
+                        if largest < 1e-36 { largest } else { largest * (1.0 / 254.0 + 0.5f32.powi(22)) };
+                    assert!(
+                        (value - taken).abs() <= bound,
+                        "{instructions:?}: {taken} for {value} of {largest}"
+                    );
+                }
+                assert!(group.values().skip(length).all(|value| value == 0.0));
             }
         }
     }
@@ -200,17 +285,21 @@ fn what_is_not_finite_stays_where_it_belongs() {
                 }
             }
         }
-        let (_, matrix) = packed(20, 70, WeightFormat::Q8);
         let mut x = noise(3 * 70, 2);
         x[70 + 5] = special;
-        for instructions in InstructionSet::available() {
-            let y = product(&matrix, &x, 3, Epilogue::default(), instructions);
-            for (index, y) in y.iter().enumerate() {
-                assert_eq!(
-                    y.is_finite(),
-                    index / 20 != 1,
-                    "{special} {instructions:?}: value {index} is {y}"
-                );
+        for (_, format) in WeightFormat::NAMES {
+            let (_, matrix) = packed(20, 70, format);
+            for instructions in InstructionSet::available() {
+                let y = product(&matrix, &x, 3, Epilogue::default(), instructions);
+                let alone = product(&matrix, &x[70..140], 1, Epilogue::default(), instructions);
+                assert!(alone.iter().all(|y| !y.is_finite()), "{format:?} {special} {instructions:?}");
+                for (index, y) in y.iter().enumerate() {
+                    assert_eq!(
+                        y.is_finite(),
+                        index / 20 != 1,
+                        "{format:?} {special} {instructions:?}: value {index} is {y}"
+                    );
+                }
             }
         }
     }

@@ -4,33 +4,57 @@
 
 use std::arch::x86_64::*;
 
-use super::{Job, LANES, Simd};
+use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{Tile, compute_tile};
+use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
 
-/// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+/// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
+const TILE_ROWS: usize = 6;
+const TILE_PANELS: usize = 1;
+/// With VNNI the same for integers; without it, four of the registers hold weights.
+const INTEGER_TILE_ROWS: usize = 4;
+const VNNI_TILE_ROWS: usize = 6;
+
+/// Proof that the processor has AVX2, FMA and F16C, and AVX-VNNI too if `VNNI`: only [`Avx2::detect`] makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
 /// Lanes 0 to 7 and 8 to 15.
 type Floats = [__m256; 2];
+type Integers = [__m256i; 2];
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     pub(super) fn detect() -> Option<Self> {
         let has_all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         has_all.then_some(Self(()))
     }
 
     pub(super) fn run<J: Job>(self, job: J) -> J::Output {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<J: Job>(job: J, simd: Avx2) -> J::Output {
+        fn compiled<J: Job>(job: J, simd: Avx2<false>) -> J::Output {
             job.run(simd)
         }
-        // SAFETY: `self` exists, so the processor has the features that `compiled` is compiled for.
-        unsafe { compiled(job, self) }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn compiled_with_vnni<J: Job>(job: J, simd: Avx2<true>) -> J::Output {
+            job.run(simd)
+        }
+        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+        unsafe { if VNNI { compiled_with_vnni(job, Avx2(())) } else { compiled(job, Avx2(())) } }
     }
+}
+
+/// Both halves of sixteen times four bytes.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn load_line(line: &[u8; 4 * LANES]) -> Integers {
+    let start = line.as_ptr().cast::<__m256i>();
+    // SAFETY: AVX2 by contract; both halves of 32 bytes lie within the array, and the load needs no alignment.
+    unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
 }
 
 /// Both halves of a lanewise operation.
@@ -41,11 +65,12 @@ macro_rules! lanewise {
     };
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Floats = Floats;
-    // 12 of the 16 registers accumulate; two hold the weights and one an activation.
-    const TILE_ROWS: usize = 6;
-    const TILE_PANELS: usize = 1;
+    type Integers = Integers;
+    const TILE_ROWS: usize = TILE_ROWS;
+    const TILE_PANELS: usize = TILE_PANELS;
+    const INTEGER_TILE_ROWS: usize = if VNNI { VNNI_TILE_ROWS } else { INTEGER_TILE_ROWS };
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -128,6 +153,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+        // SAFETY: `self` exists, so the processor has AVX.
+        std::array::from_fn(|half| unsafe {
+            let is_greater = _mm256_cmp_ps::<_CMP_GT_OQ>(a[half], b[half]);
+            _mm256_add_ps(sum[half], _mm256_and_ps(is_greater, addend[half]))
+        })
+    }
+
+    #[inline(always)]
     fn round(self, a: Floats) -> Floats {
         // SAFETY: `self` exists, so the processor has AVX.
         a.map(|a| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })
@@ -143,46 +177,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[i8; 4 * LANES]) -> [Floats; 4] {
-        let start = bytes.as_ptr().cast::<__m256i>();
-        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the load needs no alignment.
-        unsafe {
-            let halves = [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))];
-            // Shifting left and back right spreads the sign of the byte that was at the top.
-            let float = |top: __m256i| _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
-            [
-                halves.map(|four| float(_mm256_slli_epi32::<24>(four))),
-                halves.map(|four| float(_mm256_slli_epi32::<16>(four))),
-                halves.map(|four| float(_mm256_slli_epi32::<8>(four))),
-                halves.map(float),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [Floats; 8] {
-        let start = bytes.as_ptr().cast::<__m256i>();
-        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the load needs no alignment.
-        unsafe {
-            // With the top bit turned, `q + 8` is `q` as a signed number of four bits.
-            let turned = _mm256_set1_epi8(0x88_u8.cast_signed());
-            let halves = [start, start.add(1)].map(|half| _mm256_xor_si256(_mm256_loadu_si256(half), turned));
-            let float = |top: __m256i| _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top));
-            [
-                halves.map(|eight| float(_mm256_slli_epi32::<28>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<20>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<12>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<4>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<24>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<16>(eight))),
-                halves.map(|eight| float(_mm256_slli_epi32::<8>(eight))),
-                halves.map(float),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn store_bytes(self, values: [Floats; 4], to: &mut [i8; 4 * LANES]) {
+    fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
         let start = to.as_mut_ptr().cast::<__m256i>();
         // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
         unsafe {
@@ -203,9 +198,7 @@ impl Simd for Avx2 {
         // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
         unsafe {
             for (half, to) in [start, start.add(1)].into_iter().enumerate() {
-                let bits = |index: usize| {
-                    _mm256_add_epi32(_mm256_cvtps_epi32(values[index][half]), _mm256_set1_epi32(8))
-                };
+                let bits = |index: usize| _mm256_cvtps_epi32(values[index][half]);
                 let byte =
                     |index: usize| _mm256_or_si256(bits(index), _mm256_slli_epi32::<4>(bits(index + 4)));
                 let low = _mm256_or_si256(byte(0), _mm256_slli_epi32::<8>(byte(1)));
@@ -213,6 +206,76 @@ impl Simd for Avx2 {
                     _mm256_or_si256(_mm256_slli_epi32::<16>(byte(2)), _mm256_slli_epi32::<24>(byte(3)));
                 _mm256_storeu_si256(to, _mm256_or_si256(low, high));
             }
+        }
+    }
+
+    #[inline(always)]
+    fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
+        // SAFETY: AVX2 as `self` exists; the array has sixteen bytes, and the store needs no alignment.
+        unsafe {
+            let [low, high] = values.map(|values| _mm256_cvtps_epi32(values));
+            // Packing keeps each half of a register to itself: 0..4, 8..12, 4..8, 12..16.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, values: Integers) -> Floats {
+        // SAFETY: `self` exists, so the processor has AVX.
+        values.map(|values| unsafe { _mm256_cvtepi32_ps(values) })
+    }
+
+    #[inline(always)]
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        // SAFETY: AVX2 as `self` exists; the table has sixteen bytes, a line two times 32, and neither needs alignment.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            let look_up =
+                |indices| _mm256_shuffle_epi8(table, _mm256_and_si256(indices, _mm256_set1_epi8(15)));
+            let [low, high] = to.each_mut().map(|line| line.as_mut_ptr().cast::<__m256i>());
+            for (half, bytes) in load_line(bytes).into_iter().enumerate() {
+                _mm256_storeu_si256(low.add(half), look_up(bytes));
+                _mm256_storeu_si256(high.add(half), look_up(_mm256_srli_epi16::<4>(bytes)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[QuantizedGroup; ROWS],
+    ) -> [[Integers; PANELS]; ROWS] {
+        // SAFETY: AVX2, and AVX-VNNI where it says so, as `self` exists.
+        unsafe {
+            let start = |row: &QuantizedGroup| _mm256_set1_epi32(if VNNI { row.start } else { 0 });
+            let mut sums: [[Integers; PANELS]; ROWS] =
+                std::array::from_fn(|row| [[start(&rows[row]); 2]; PANELS]);
+            for line in 0..BYTE_LINES {
+                for panel in 0..PANELS {
+                    let weights = load_line(&panels[panel][line]);
+                    // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
+                    // 127 · 127 each: without VNNI the sign of the weight goes to the activation.
+                    let signed = weights.map(|weights| _mm256_xor_si256(weights, _mm256_set1_epi8(-128)));
+                    let magnitudes = signed.map(|weights| _mm256_abs_epi8(weights));
+                    for row in 0..ROWS {
+                        let x = _mm256_set1_epi32(rows[row].quants[line]);
+                        for half in 0..2 {
+                            let sum = &mut sums[row][panel][half];
+                            *sum = if VNNI {
+                                _mm256_dpbusd_avx_epi32(*sum, weights[half], x)
+                            } else {
+                                let x = _mm256_sign_epi8(x, signed[half]);
+                                let pairs = _mm256_maddubs_epi16(magnitudes[half], x);
+                                _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+                            };
+                        }
+                    }
+                }
+            }
+            sums
         }
     }
 
@@ -257,8 +320,32 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn tile(self, tile: Tile<'_, '_>) {
-        compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has AVX2.
+        unsafe {
+            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+            let bits = |x: __m256| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX));
+            let either = |a: Floats| _mm256_max_epi32(bits(a[0]), bits(a[1]));
+            let eight = _mm256_max_epi32(either(a), either(b));
+            let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b11_10>(four));
+            let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b01>(two));
+            f32::from_bits(_mm_cvtsi128_si32(one).cast_unsigned())
+        }
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: FloatTile<'_, '_>) {
+        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
+        if VNNI {
+            compute_integer_tile::<Self, VNNI_TILE_ROWS, TILE_PANELS>(self, tile);
+        } else {
+            compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
+        }
     }
 
     #[inline(always)]
@@ -267,6 +354,6 @@ impl Simd for Avx2 {
         tile: RowTile<'_, I>,
         store: impl FnMut(usize, usize, Floats),
     ) {
-        multiply_rows::<Self, I, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile, store);
+        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
     }
 }

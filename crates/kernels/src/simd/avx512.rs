@@ -4,15 +4,21 @@
 
 use std::arch::x86_64::*;
 
-use super::{Job, LANES, Simd};
+use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{Tile, compute_tile};
+use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
 
-/// Proof that the processor has AVX-512 F, BW, DQ and VL: only [`Avx512::detect`] makes one.
+/// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
+const TILE_ROWS: usize = 12;
+const TILE_PANELS: usize = 2;
+/// Twelve registers for the sums of a group, twelve for those of all groups, and six for operands and scales.
+const INTEGER_TILE_ROWS: usize = 6;
+
+/// Proof that the processor has AVX-512 F, BW, DQ and VL, and VNNI too if `VNNI`: only [`Avx512::detect`] makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VNNI: bool>(());
 
-impl Avx512 {
+impl<const VNNI: bool> Avx512<VNNI> {
     pub(super) fn detect() -> Option<Self> {
         let has_all = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -20,25 +26,31 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avx512vnni"));
         has_all.then_some(Self(()))
     }
 
     pub(super) fn run<J: Job>(self, job: J) -> J::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<J: Job>(job: J, simd: Avx512) -> J::Output {
+        fn compiled<J: Job>(job: J, simd: Avx512<false>) -> J::Output {
             job.run(simd)
         }
-        // SAFETY: `self` exists, so the processor has the features that `compiled` is compiled for.
-        unsafe { compiled(job, self) }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn compiled_with_vnni<J: Job>(job: J, simd: Avx512<true>) -> J::Output {
+            job.run(simd)
+        }
+        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+        unsafe { if VNNI { compiled_with_vnni(job, Avx512(())) } else { compiled(job, Avx512(())) } }
     }
 }
 
-impl Simd for Avx512 {
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type Floats = __m512;
-    // 24 of the 32 registers accumulate; activations come from memory with the multiplication.
-    const TILE_ROWS: usize = 12;
-    const TILE_PANELS: usize = 2;
+    type Integers = __m512i;
+    const TILE_ROWS: usize = TILE_ROWS;
+    const TILE_PANELS: usize = TILE_PANELS;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -122,6 +134,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn add_where_greater(self, sum: __m512, a: __m512, b: __m512, addend: __m512) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), sum, addend) }
+    }
+
+    #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
@@ -137,46 +155,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[i8; 4 * LANES]) -> [__m512; 4] {
-        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the load needs no alignment.
-        unsafe {
-            let four = _mm512_loadu_si512(bytes.as_ptr().cast());
-            // Shifting left and back right spreads the sign of the byte that was at the top.
-            let float = |top: __m512i| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top));
-            [
-                float(_mm512_slli_epi32::<24>(four)),
-                float(_mm512_slli_epi32::<16>(four)),
-                float(_mm512_slli_epi32::<8>(four)),
-                float(four),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [__m512; 8] {
-        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the load needs no alignment.
-        unsafe {
-            let eight = _mm512_loadu_si512(bytes.as_ptr().cast());
-            // Sixteen values fit into a register, and the permutation looks at the lowest four bits only.
-            let values = _mm512_setr_ps(
-                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
-            );
-            let float = |bottom: __m512i| _mm512_permutexvar_ps(bottom, values);
-            [
-                float(eight),
-                float(_mm512_srli_epi32::<8>(eight)),
-                float(_mm512_srli_epi32::<16>(eight)),
-                float(_mm512_srli_epi32::<24>(eight)),
-                float(_mm512_srli_epi32::<4>(eight)),
-                float(_mm512_srli_epi32::<12>(eight)),
-                float(_mm512_srli_epi32::<20>(eight)),
-                float(_mm512_srli_epi32::<28>(eight)),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn store_bytes(self, values: [__m512; 4], to: &mut [i8; 4 * LANES]) {
+    fn store_bytes(self, values: [__m512; 4], to: &mut [u8; 4 * LANES]) {
         // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
         unsafe {
             let byte = _mm512_set1_epi32(0xff);
@@ -191,12 +170,81 @@ impl Simd for Avx512 {
     fn store_nibbles(self, values: [__m512; 8], to: &mut [u8; 4 * LANES]) {
         // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
         unsafe {
-            let bits =
-                |index: usize| _mm512_add_epi32(_mm512_cvtps_epi32(values[index]), _mm512_set1_epi32(8));
+            let bits = |index: usize| _mm512_cvtps_epi32(values[index]);
             let byte = |index: usize| _mm512_or_si512(bits(index), _mm512_slli_epi32::<4>(bits(index + 4)));
             let low = _mm512_or_si512(byte(0), _mm512_slli_epi32::<8>(byte(1)));
             let high = _mm512_or_si512(_mm512_slli_epi32::<16>(byte(2)), _mm512_slli_epi32::<24>(byte(3)));
             _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+        }
+    }
+
+    #[inline(always)]
+    fn store_signed_bytes(self, values: __m512, to: &mut [i8; LANES]) {
+        // SAFETY: AVX-512 as `self` exists; the array has sixteen bytes, and the store needs no alignment.
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(values));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, values: __m512i) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_cvtepi32_ps(values) }
+    }
+
+    #[inline(always)]
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        // SAFETY: AVX-512 as `self` exists; lines have 64 bytes, the table sixteen, and neither needs alignment.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
+            let look_up =
+                |indices| _mm512_shuffle_epi8(table, _mm512_and_si512(indices, _mm512_set1_epi8(15)));
+            _mm512_storeu_si512(to[0].as_mut_ptr().cast(), look_up(bytes));
+            _mm512_storeu_si512(to[1].as_mut_ptr().cast(), look_up(_mm512_srli_epi16::<4>(bytes)));
+        }
+    }
+
+    #[inline(always)]
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[QuantizedGroup; ROWS],
+    ) -> [[__m512i; PANELS]; ROWS] {
+        // SAFETY: AVX-512, and VNNI where it says so, as `self` exists; lines have 64 bytes, and loads need no alignment.
+        unsafe {
+            let mut sums: [[__m512i; PANELS]; ROWS] = std::array::from_fn(|row| {
+                [_mm512_set1_epi32(if VNNI { rows[row].start } else { 0 }); PANELS]
+            });
+            for line in 0..BYTE_LINES {
+                let weights = panels.map(|lines| _mm512_loadu_si512(lines[line].as_ptr().cast()));
+                if VNNI {
+                    for row in 0..ROWS {
+                        let x = _mm512_set1_epi32(rows[row].quants[line]);
+                        for panel in 0..PANELS {
+                            let sum = &mut sums[row][panel];
+                            *sum = _mm512_dpbusd_epi32(*sum, weights[panel], x);
+                        }
+                    }
+                    continue;
+                }
+                // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
+                // 127 · 127 each: the sign of the weight goes to the activation.
+                let signed = weights.map(|weights| _mm512_xor_si512(weights, _mm512_set1_epi8(-128)));
+                let magnitudes = signed.map(|weights| _mm512_abs_epi8(weights));
+                let are_negative = signed.map(|weights| _mm512_movepi8_mask(weights));
+                for row in 0..ROWS {
+                    let x = _mm512_set1_epi32(rows[row].quants[line]);
+                    for panel in 0..PANELS {
+                        let x = _mm512_mask_sub_epi8(x, are_negative[panel], _mm512_setzero_si512(), x);
+                        let pairs = _mm512_maddubs_epi16(magnitudes[panel], x);
+                        let products = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+                        sums[row][panel] = _mm512_add_epi32(sums[row][panel], products);
+                    }
+                }
+            }
+            sums
         }
     }
 
@@ -234,8 +282,23 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn tile(self, tile: Tile<'_, '_>) {
-        compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    fn largest_magnitude(self, a: __m512, b: __m512) -> f32 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe {
+            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+            let bits = |x: __m512| _mm512_castps_si512(_mm512_abs_ps(x));
+            f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(bits(a), bits(b))))
+        }
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: FloatTile<'_, '_>) {
+        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
+        compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
     }
 
     #[inline(always)]
@@ -244,6 +307,6 @@ impl Simd for Avx512 {
         tile: RowTile<'_, I>,
         store: impl FnMut(usize, usize, __m512),
     ) {
-        multiply_rows::<Self, I, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile, store);
+        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
     }
 }

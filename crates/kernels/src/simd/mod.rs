@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 
 use crate::attention::RowTile;
-use crate::packed::Tile;
+use crate::packed::{FloatTile, IntegerTile, QuantizedGroup};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,6 +18,11 @@ mod portable;
 
 /// Lanes of a vector: the width of a panel of packed weights.
 pub(crate) const LANES: usize = 16;
+
+/// Lines of bytes that hold 32 inputs of a panel, four each.
+pub(crate) const BYTE_LINES: usize = 8;
+/// The bytes of 32 inputs of a panel: lines of four inputs, lane by lane.
+pub(crate) type ByteLines = [[u8; 4 * LANES]; BYTE_LINES];
 
 /// Sixteen values at the start of a cache line, so that loading them touches one line only.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +36,8 @@ pub(crate) struct Line<T>(pub(crate) T);
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type Floats: Copy;
+    /// Sixteen i32.
+    type Integers: Copy;
 
     fn splat(self, value: f32) -> Self::Floats;
     fn load(self, values: &[f32; LANES]) -> Self::Floats;
@@ -48,28 +55,49 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The square root.
     fn root(self, a: Self::Floats) -> Self::Floats;
+    /// `sum + addend` where `a > b`, else `sum`.
+    fn add_where_greater(
+        self,
+        sum: Self::Floats,
+        a: Self::Floats,
+        b: Self::Floats,
+        addend: Self::Floats,
+    ) -> Self::Floats;
     /// The nearest integers, ties to even.
     fn round(self, a: Self::Floats) -> Self::Floats;
     /// `2^n` for integers from -127 (which gives 0) to 127; anything for other values.
     fn power_of_two(self, n: Self::Floats) -> Self::Floats;
-    /// Signed bytes: vector `j` holds byte `j` of every group of four.
-    fn load_bytes(self, bytes: &[i8; 4 * LANES]) -> [Self::Floats; 4];
-    /// Signed halves of bytes, stored with 8 added: vector `j` holds the low half of byte `j` of every group of four, vector
-    /// `4 + j` the high half.
-    fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [Self::Floats; 8];
-    /// The inverse of [`Simd::load_bytes`] for integers from -128 to 127; anything for other values.
-    fn store_bytes(self, values: [Self::Floats; 4], to: &mut [i8; 4 * LANES]);
-    /// The inverse of [`Simd::load_nibbles`] for integers from -8 to 7; anything for other values.
+    /// Integers from 0 to 255 as bytes, anything for other values: vector `j` goes to byte `j` of every group of four.
+    fn store_bytes(self, values: [Self::Floats; 4], to: &mut [u8; 4 * LANES]);
+    /// Integers from 0 to 15 as halves of bytes, anything for other values: vector `j` goes to the low half of byte `j` of
+    /// every group of four, vector `4 + j` to the high half.
     fn store_nibbles(self, values: [Self::Floats; 8], to: &mut [u8; 4 * LANES]);
+    /// Integers from -128 to 127 as bytes, anything for other values.
+    fn store_signed_bytes(self, values: Self::Floats, to: &mut [i8; LANES]);
+    fn to_floats(self, values: Self::Integers) -> Self::Floats;
+    /// The entries of a table for halves of bytes: those of the low halves go to the first line, those of the high halves to
+    /// the second.
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]);
+    /// For each row and panel the sums over 32 inputs of `(w - 128) · x`, with the bytes of the panel as `w`, 1 to 255
+    /// each, and the row's quants as `x`.
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[QuantizedGroup; ROWS],
+    ) -> [[Self::Integers; PANELS]; ROWS];
     /// Sum of the lanes, added in halves.
     fn sum(self, a: Self::Floats) -> f32;
     /// Lane `i` is the sum of the lanes of vector `i`.
     fn sums(self, vectors: [Self::Floats; LANES]) -> Self::Floats;
     /// Largest lane.
     fn largest(self, a: Self::Floats) -> f32;
+    /// Largest magnitude in either vector, NaN where one lane is.
+    fn largest_magnitude(self, a: Self::Floats, b: Self::Floats) -> f32;
     /// One product of a tile of activations with panels of weights, in the tile size that fills this instruction set's
     /// registers.
-    fn tile(self, tile: Tile<'_, '_>);
+    fn tile(self, tile: FloatTile<'_, '_>);
+    /// The same with integers.
+    fn integer_tile(self, tile: IntegerTile<'_, '_>);
     /// The same for rows that are not laid out in tiles: `store` is given row, panel and sums.
     fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
         self,
@@ -80,6 +108,8 @@ pub(crate) trait Simd: Copy {
     const TILE_ROWS: usize;
     /// Panels of the tile that [`Simd::tile`] computes.
     const TILE_PANELS: usize;
+    /// Rows of the tile that [`Simd::integer_tile`] computes; its panels are as many as those of [`Simd::tile`].
+    const INTEGER_TILE_ROWS: usize;
 }
 
 /// A computation over vectors of any instruction set.
@@ -100,17 +130,29 @@ pub(crate) enum InstructionSet {
     Portable,
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
-    Avx2(avx2::Avx2),
+    Avx2(avx2::Avx2<false>),
+    /// AVX2 with FMA, F16C and AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni(avx2::Avx2<true>),
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
-    Avx512(avx512::Avx512),
+    Avx512(avx512::Avx512<false>),
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(avx512::Avx512<true>),
 }
 
+static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
+
 impl InstructionSet {
-    /// The fastest one here, detected once.
+    /// The fastest one here, or the one that was chosen before the first computation.
     pub(crate) fn detected() -> Self {
-        static DETECTED: OnceLock<InstructionSet> = OnceLock::new();
-        *DETECTED.get_or_init(|| Self::available().pop().unwrap_or(Self::Portable))
+        *CHOSEN.get_or_init(|| Self::available().pop().unwrap_or(Self::Portable))
+    }
+
+    /// Makes [`InstructionSet::detected`] return this one; returns whether it could.
+    pub(crate) fn choose(self) -> bool {
+        *CHOSEN.get_or_init(|| self) == self
     }
 
     /// All that this processor has, slowest first.
@@ -119,9 +161,26 @@ impl InstructionSet {
         #[cfg(target_arch = "x86_64")]
         {
             sets.extend(avx2::Avx2::detect().map(Self::Avx2));
+            sets.extend(avx2::Avx2::detect().map(Self::Avx2Vnni));
             sets.extend(avx512::Avx512::detect().map(Self::Avx512));
+            sets.extend(avx512::Avx512::detect().map(Self::Avx512Vnni));
         }
         sets
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni(_) => "avx2-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "avx512-vnni",
+        }
     }
 
     /// Runs `job` with these instructions.
@@ -131,18 +190,25 @@ impl InstructionSet {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(simd) => simd.run(job),
             #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni(simd) => simd.run(job),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512(simd) => simd.run(job),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(simd) => simd.run(job),
         }
     }
 
     /// Rows of this instruction set's tile.
     pub(crate) fn tile_rows(self) -> usize {
-        match self {
-            Self::Portable => portable::Portable::TILE_ROWS,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => avx2::Avx2::TILE_ROWS,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512(_) => avx512::Avx512::TILE_ROWS,
+        struct TileRows;
+        impl Job for TileRows {
+            type Output = usize;
+
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::TILE_ROWS
+            }
         }
+        self.run(TileRows)
     }
 }

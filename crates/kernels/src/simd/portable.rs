@@ -2,25 +2,39 @@
 
 use half::f16;
 
-use super::{LANES, Simd};
+use super::{ByteLines, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{Tile, compute_tile};
+use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
 type Floats = [f32; LANES];
+type Integers = [i32; LANES];
 
 #[inline(always)]
 fn zip(a: Floats, b: Floats, f: impl Fn(f32, f32) -> f32) -> Floats {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
+/// Adds the products of four activations, a byte each, with four bytes of every lane.
+#[inline(always)]
+fn add_products(weights: &[u8; 4 * LANES], quants: i32, sums: &mut Integers) {
+    let quants = quants.to_le_bytes().map(|quant| i32::from(quant.cast_signed()));
+    for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
+        for (weight, quant) in weights.iter().zip(quants) {
+            *sum += i32::from(*weight) * quant;
+        }
+    }
+}
+
 impl Simd for Portable {
     type Floats = Floats;
+    type Integers = Integers;
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
+    const INTEGER_TILE_ROWS: usize = 2;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -89,6 +103,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+        std::array::from_fn(|lane| if a[lane] > b[lane] { sum[lane] + addend[lane] } else { sum[lane] })
+    }
+
+    #[inline(always)]
     fn round(self, a: Floats) -> Floats {
         a.map(f32::round_ties_even)
     }
@@ -100,31 +119,60 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_bytes(self, bytes: &[i8; 4 * LANES]) -> [Floats; 4] {
-        std::array::from_fn(|byte| std::array::from_fn(|lane| f32::from(bytes[4 * lane + byte])))
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "integers of this range by contract"
+    )]
+    fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
+        *to = std::array::from_fn(|index| values[index % 4][index / 4] as u8);
     }
 
     #[inline(always)]
-    fn load_nibbles(self, bytes: &[u8; 4 * LANES]) -> [Floats; 8] {
-        std::array::from_fn(|index| {
-            let nibble = |lane: usize| (bytes[4 * lane + index % 4] >> (index / 4 * 4)) & 15;
-            std::array::from_fn(|lane| f32::from(nibble(lane)) - 8.0)
-        })
-    }
-
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the values are integers of this range by contract")]
-    fn store_bytes(self, values: [Floats; 4], to: &mut [i8; 4 * LANES]) {
-        *to = std::array::from_fn(|index| values[index % 4][index / 4] as i8);
-    }
-
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the values are integers of this range by contract")]
-    #[expect(clippy::cast_sign_loss, reason = "8 is added to them")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "integers of this range by contract"
+    )]
     fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
-        let nibble = |index: usize, lane: usize| (values[index][lane] + 8.0) as u8;
+        let nibble = |index: usize, lane: usize| values[index][lane] as u8;
         *to =
             std::array::from_fn(|index| nibble(index % 4, index / 4) | nibble(4 + index % 4, index / 4) << 4);
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "integers of this range by contract")]
+    fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
+        *to = values.map(|value| value.round_ties_even() as i8);
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_precision_loss, reason = "sums of products of bytes are below 2^24")]
+    fn to_floats(self, values: Integers) -> Floats {
+        values.map(|value| value as f32)
+    }
+
+    #[inline(always)]
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        to[0] = bytes.map(|byte| table[usize::from(byte & 15)]);
+        to[1] = bytes.map(|byte| table[usize::from(byte >> 4)]);
+    }
+
+    #[inline(always)]
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[QuantizedGroup; ROWS],
+    ) -> [[Integers; PANELS]; ROWS] {
+        std::array::from_fn(|row| {
+            panels.map(|lines| {
+                let mut sums = [rows[row].start; LANES];
+                for (line, quants) in lines.iter().zip(rows[row].quants) {
+                    add_products(line, quants, &mut sums);
+                }
+                sums
+            })
+        })
     }
 
     #[inline(always)]
@@ -148,8 +196,20 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn tile(self, tile: Tile<'_, '_>) {
+    fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
+        // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+        let largest = a.iter().chain(&b).fold(0, |largest, value| value.abs().to_bits().max(largest));
+        f32::from_bits(largest)
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: FloatTile<'_, '_>) {
         compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    }
+
+    #[inline(always)]
+    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
+        compute_integer_tile::<Self, { Self::INTEGER_TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
     }
 
     #[inline(always)]

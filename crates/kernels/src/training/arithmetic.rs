@@ -6,7 +6,7 @@
 use candle_core::{CpuStorage, WithDType};
 
 use super::product::Tile;
-use crate::packed::{self, Epilogue};
+use crate::packed::{Epilogue, FloatTile};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::vector_math;
 
@@ -172,7 +172,7 @@ impl<S: Simd> Vectors for S {
         let Tile { left, panels, output, row, column, is_first, bias } = tile;
         let epilogue = bias.map(|bias| Epilogue { bias: Some(bias), ..Epilogue::default() });
         let place = (row, column);
-        Simd::tile(self, packed::Tile::of_product(left, panels, output, place, is_first, epilogue.as_ref()));
+        Simd::tile(self, FloatTile::of_product(left, panels, output, place, is_first, epilogue.as_ref()));
     }
 }
 
