@@ -6,7 +6,7 @@
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
-use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_core::{Device, Result, Shape, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
 use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
