@@ -1,5 +1,7 @@
 //! Which keys a query may see. The polarity of a mask is settled here and nowhere else.
 
+use std::ops::Range;
+
 use candle_core::{Device, Result, Tensor};
 
 /// Which keys each query may see.
@@ -14,8 +16,8 @@ pub enum AttentionMask {
     /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
     ///
     /// The restricted attention of article 002 with radius `r` is `Window { before: r, after: r }`; a causal sliding
-    /// window has `after: 0`. Without a cache and an observer only the band is computed, so the cost is linear in the
-    /// length; an observer is shown the weights of all pairs, and a cache holds what the queries need anyway.
+    /// window has `after: 0`. Without an observer only the band is computed, so the cost is linear in the length; an
+    /// observer is shown the weights of all pairs.
     Window {
         /// Visible keys before the query's position.
         before: usize,
@@ -56,6 +58,28 @@ impl AttentionMask {
         let row_of = |index: usize| rows.get(index).or(rows.first());
         let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
         queries.map(|(row, query)| seen(row_of(row)?, query).filter(|keys| *keys > 0)).collect()
+    }
+
+    /// For each query of each row of the batch the keys that a window shows it; `None` where this is no window, or shows a
+    /// query nothing.
+    ///
+    /// `rows` is as in [`AttentionMask::additive`].
+    pub(crate) fn visible_windows(
+        &self,
+        batch: usize,
+        query_len: usize,
+        key_len: usize,
+        rows: &[RowKeys],
+    ) -> Option<Vec<Range<usize>>> {
+        let Self::Window { before, after } = self else { return None };
+        let seen = |row: &RowKeys, query: usize| {
+            let position = row.first_query + query;
+            let end = position.saturating_add(*after).saturating_add(1).min(row.key_count).min(key_len);
+            position.saturating_sub(*before)..end
+        };
+        let row_of = |index: usize| rows.get(index).or(rows.first());
+        let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
+        queries.map(|(row, query)| Some(seen(row_of(row)?, query)).filter(|keys| !keys.is_empty())).collect()
     }
 
     /// The same rule as a tensor to add to scores of shape `(B, H, T, S)`; `None` where it hides nothing.

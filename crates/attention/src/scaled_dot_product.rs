@@ -1,11 +1,11 @@
 //! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
 //!
-//! A window mask without a cache goes block by block along the band, so its cost grows with `T · (before + after)`
-//! and not with `T · S`. Causal and full attention take the CPU's kernel where nobody looks at the weights and no gradient
-//! is asked for. Everything else takes the dense products below, which are the reference of both.
+//! Causal, full and windowed attention take the CPU's kernel where nobody looks at the weights and no gradient is asked for.
+//! Else a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
+//! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{prefix_attention, softmax};
+use gpt2_kernels::{prefix_attention, softmax, window_attention};
 
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
@@ -66,22 +66,26 @@ impl ScaledDotProduct {
     ) -> Result<Tensor> {
         let (_, _, query_len, _) = q.dims4()?;
         let key_len = k.dim(TOKEN_DIM)?;
+        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
+        let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
+        if rows.is_empty() {
+            rows.push(RowKeys { first_query: 0, key_count: key_len });
+        }
+        if self.is_fused(q, k, v, pass) {
+            let batch = q.dim(BATCH_DIM)?;
+            if let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows) {
+                return prefix_attention(q, k, v, self.scale, &visible);
+            }
+            if let Some(visible) = mask.visible_windows(batch, query_len, key_len, &rows) {
+                return window_attention(q, k, v, self.scale, visible);
+            }
+        }
         if let AttentionMask::Window { before, after } = mask
             && past_lengths.is_empty()
             && !pass.is_observed()
             && before.saturating_add(*after) < key_len
         {
             return self.band(&q.contiguous()?, &k.contiguous()?, v, mask, (*before, *after), pass);
-        }
-        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
-        let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
-        if rows.is_empty() {
-            rows.push(RowKeys { first_query: 0, key_count: key_len });
-        }
-        if self.is_fused(q, k, v, pass)
-            && let Some(visible) = mask.visible_prefixes(q.dim(BATCH_DIM)?, query_len, key_len, &rows)
-        {
-            return prefix_attention(q, k, v, self.scale, &visible);
         }
         let additive = mask.additive(query_len, key_len, &rows, q.device())?;
         self.dense(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, additive.as_ref(), pass)

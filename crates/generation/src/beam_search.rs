@@ -216,7 +216,7 @@ impl Search<'_> {
             match process(self.processors, self.history(beam), &mut scores) {
                 // A beam that cannot go on leaves its place to the others.
                 Err(GenerationError::NoTokenLeft) => continue,
-                processed => processed?,
+                processed => _ = processed?,
             }
             let best = most_probable(&scores, count).into_iter();
             continuations.extend(best.map(|(token, score)| Continuation {

@@ -27,35 +27,34 @@ impl Sampler {
     /// # Errors
     /// When a logit is NaN or `+inf`, or none is left.
     pub fn sample(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<u32, GenerationError> {
-        process(&self.processors, history, logits)?;
+        let largest = process(&self.processors, history, logits)?;
         let token = match &mut self.generator {
-            None => {
-                let largest = largest(logits);
-                logits.iter().position(|logit| *logit == largest)
-            }
+            None => logits.iter().position(|logit| *logit == largest),
             Some(generator) => Probabilities::of(logits).draw(generator.uniform()),
         };
         token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
     }
 }
 
-/// Applies the processors to logits that are numbers, and checks that they leave a token.
+/// Applies the processors to logits that are numbers, checks that they leave a token, and returns the largest logit left.
 pub(crate) fn process(
     processors: &[LogitsProcessor],
     history: History<'_>,
     logits: &mut [f32],
-) -> Result<(), GenerationError> {
-    if logits.iter().fold(false, |found, logit| found | logit.is_nan() | (*logit == f32::INFINITY)) {
+) -> Result<f32, GenerationError> {
+    let unprocessed = largest(logits);
+    let has_nan = logits.iter().fold(false, |found, logit| found | logit.is_nan());
+    if has_nan || unprocessed.is_infinite() {
         return Err(GenerationError::NotFinite);
     }
-    if largest(logits) == f32::NEG_INFINITY {
-        return Err(GenerationError::NotFinite);
+    if processors.is_empty() {
+        return Ok(unprocessed);
     }
     for processor in processors {
         processor.process(history, logits)?;
     }
     match largest(logits) {
         f32::NEG_INFINITY => Err(GenerationError::NoTokenLeft),
-        _ => Ok(()),
+        largest => Ok(largest),
     }
 }

@@ -33,6 +33,7 @@ const SHAPES: [(&str, usize, usize, usize); 5] = [
 const ROWS: usize = 512;
 const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;
+const LAYERS: usize = 12;
 
 fn main() {
     // Cargo adds arguments of its own.
@@ -111,18 +112,29 @@ fn main() {
         let prefill_s = fastest(RUNS / 2, || drop(prefix_attention(&q, &q, &q, 0.125, &causal).unwrap()));
         // A query sees half of the keys on average.
         let flops = 2.0 * (HEADS * HEAD_DIM * keys * (keys + 1)) as f64 / 1e9;
-        let last = q.narrow(2, keys - 1, 1).unwrap();
-        let cache = q.contiguous().unwrap();
-        let decode_s =
-            fastest(RUNS, || drop(prefix_attention(&last, &cache, &cache, 0.125, &[keys]).unwrap()));
-        let bytes = 8.0 * (HEADS * HEAD_DIM * keys) as f64 / 1e9;
         println!(
-            "attention over {keys:>4} keys: one query {:6.1} GB/s ({:3.0}%), all queries {:6.0} GFLOP/s ({:3.0}%)",
-            bytes / decode_s,
-            100.0 * bytes / decode_s / bandwidth,
+            "attention over {keys:>4} keys: all queries {:6.0} GFLOP/s ({:3.0}%)",
             flops / prefill_s,
             100.0 * flops / prefill_s / arithmetic
         );
+        let last = q.narrow(2, keys - 1, 1).unwrap();
+        for dtype in [DType::F32, DType::F16] {
+            // As many caches as layers, so that they come from memory where they do in a model.
+            let caches: Vec<Tensor> =
+                (0..2 * LAYERS).map(|_| q.to_dtype(dtype).unwrap().force_contiguous().unwrap()).collect();
+            let decode_s = fastest(RUNS, || {
+                for cache in caches.chunks(2) {
+                    drop(prefix_attention(&last, &cache[0], &cache[1], 0.125, &[keys]).unwrap());
+                }
+            });
+            let bytes = (caches.len() * HEADS * HEAD_DIM * keys * dtype.size_in_bytes()) as f64 / 1e9;
+            println!(
+                "  one query over keys in {}: {:6.1} GB/s ({:3.0}%)",
+                dtype.as_str(),
+                bytes / decode_s,
+                100.0 * bytes / decode_s / bandwidth
+            );
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `softmax(scale · Q Kᵀ) V` on the CPU where every query sees the first keys up to some number: causal and full attention,
+//! `softmax(scale · Q Kᵀ) V` on the CPU where every query sees keys that lie side by side: causal, full and windowed attention,
 //! with and without a cache.
 //!
 //! One query, a step of decoding, is bound by memory: [`one_query`]. Many queries are bound by arithmetic: [`many_queries`].
@@ -9,6 +9,8 @@ mod new_tokens;
 mod one_query;
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 
@@ -22,22 +24,39 @@ use crate::vector_math::exp;
 pub(crate) use many_queries::{RowTile, multiply_rows};
 pub use new_tokens::write_tokens;
 
-/// Attention in f32 on the CPU, for inference: no gradient goes through it.
+/// Attention in f32 on the CPU where each query sees the first keys: causal and full attention. No gradient goes through it.
+///
+/// # Shapes
+/// As [`window_attention`]; `visible` has for each query the number of keys that it sees, from 1 to `S`.
+///
+/// # Errors
+/// As [`window_attention`].
+pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
+    window_attention(q, k, v, scale, visible.iter().map(|keys| 0..*keys).collect())
+}
+
+/// Attention in f32 on the CPU where each query sees some keys side by side. No gradient goes through it.
 ///
 /// # Shapes
 /// `q` `(B, H, T, D)` in f32; `k` `(B, H, S, D)` and `v` `(B, H, S, Dv)`, both in f32 or both in f16, as a cache may hold
-/// them; with any strides. `visible` has, for each of the `B · T`
-/// queries, the number of keys that it sees, from 1 to `S`. Returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
+/// them; with any strides. `visible` has for each of the `B · T` queries the keys that it sees, at least one of the `S`.
+/// Returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
 ///
 /// # Errors
 /// When the shapes or types are not these, or the tensors are not on the CPU.
-pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
+pub fn window_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    visible: Vec<Range<usize>>,
+) -> Result<Tensor> {
     let (batch, heads, query_len, head_dim) = q.dims4()?;
     let (_, _, key_len, value_dim) = v.dims4()?;
     let fits = k.dims() == [batch, heads, key_len, head_dim]
         && v.dims() == [batch, heads, key_len, value_dim]
         && visible.len() == batch * query_len
-        && visible.iter().all(|keys| (1..=key_len).contains(keys));
+        && visible.iter().all(|keys| !keys.is_empty() && keys.end <= key_len);
     if !fits {
         return Err(KernelError::AttentionShapes {
             q: q.dims().to_vec(),
@@ -53,18 +72,18 @@ pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible:
     }
     let rows = |x: &Tensor| if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() };
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
-    let op = PrefixAttention { scale: scale as f32, visible: visible.to_vec() };
+    let op = WindowAttention { scale: scale as f32, visible };
     rows(q)?.apply_op3_no_bwd(&rows(k)?, &rows(v)?, &op)?.transpose(1, 2)
 }
 
-struct PrefixAttention {
+struct WindowAttention {
     scale: f32,
-    visible: Vec<usize>,
+    visible: Vec<Range<usize>>,
 }
 
-impl CustomOp3 for PrefixAttention {
+impl CustomOp3 for WindowAttention {
     fn name(&self) -> &'static str {
-        "prefix-attention"
+        "window-attention"
     }
 
     /// Returns `(B, T, H, Dv)`.
@@ -187,7 +206,7 @@ fn attention<E: Element>(
     k: &Heads<'_, E>,
     v: &Heads<'_, E>,
     scale: f32,
-    visible: &[usize],
+    visible: &[Range<usize>],
     instructions: InstructionSet,
 ) -> Vec<f32> {
     if q.batch * q.tokens * q.heads * v.head_dim == 0 {

@@ -33,7 +33,7 @@ mod training;
 mod vector_math;
 
 pub use activation::Activation;
-pub use attention::{prefix_attention, write_tokens};
+pub use attention::{prefix_attention, window_attention, write_tokens};
 pub use candle_nn::ops::softmax;
 pub use dropout::dropout;
 pub use error::KernelError;

@@ -3,6 +3,9 @@
 //! Queries go in tiles of as many as fill the registers. Keys and values are laid out once in panels of 16, as packed weights
 //! are, and a tile computes its scores, their softmax and the weighted sum while they are in the nearest caches.
 
+use std::ops::Range;
+use std::slice::Chunks;
+
 use super::{Element, Heads, exponentials, largest};
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
@@ -22,7 +25,7 @@ pub(super) fn attention<E: Element>(
     k: &Heads<'_, E>,
     v: &Heads<'_, E>,
     scale: f32,
-    visible: &[usize],
+    visible: &[Range<usize>],
     instructions: InstructionSet,
 ) -> Vec<f32> {
     let row_len = q.heads * v.head_dim;
@@ -145,7 +148,7 @@ struct ManyQueries<'a, 'b> {
     key_panels: &'a [Line<[f32; LANES]>],
     value_panels: &'a [Line<[f32; LANES]>],
     scale: f32,
-    visible: &'a [usize],
+    visible: &'a [Range<usize>],
     part: Part<'b, f32>,
 }
 
@@ -165,7 +168,8 @@ impl Job for ManyQueries<'_, '_> {
             // A tile does not reach into the next row of the batch.
             let queries = S::TILE_ROWS.min(rows - row).min(tokens - token);
             let visible = &self.visible[first + row..first + row + queries];
-            let most_visible = visible.iter().copied().max().unwrap_or(0);
+            let first_visible = visible.iter().map(|keys| keys.start).min().unwrap_or(0);
+            let end_visible = visible.iter().map(|keys| keys.end).max().unwrap_or(0);
             let key_panels = self.key_len.div_ceil(LANES) * head_dim;
             let value_panels = self.value_dim.div_ceil(LANES) * self.key_len;
             let position = batch * heads + head;
@@ -173,8 +177,11 @@ impl Job for ManyQueries<'_, '_> {
             let panels = &self.key_panels[position * key_panels..(position + 1) * key_panels];
             for (index, panels) in panels.chunks(head_dim * S::TILE_PANELS).enumerate() {
                 let first_key = index * S::TILE_PANELS * LANES;
-                if first_key >= most_visible {
+                if first_key >= end_visible {
                     break;
+                }
+                if first_key + S::TILE_PANELS * LANES <= first_visible {
+                    continue;
                 }
                 let output = RowTile {
                     inputs: |query: usize| self.q.row(batch, head, token + query.min(queries - 1)),
@@ -192,8 +199,10 @@ impl Job for ManyQueries<'_, '_> {
 
             let mut inverse_sums = [0.0; MAX_TILE_ROWS];
             for (query, keys) in visible.iter().enumerate() {
-                let scores = &mut scores[query * score_len..][..most_visible];
-                let (seen, hidden) = scores.split_at_mut(*keys);
+                let scores = &mut scores[query * score_len..][..end_visible];
+                let (seen, hidden) = scores.split_at_mut(keys.end);
+                let (hidden_before, seen) = seen.split_at_mut(keys.start);
+                hidden_before[first_visible..].fill(0.0);
                 inverse_sums[query] = {
                     let shift = largest(simd, seen);
                     exponentials(simd, seen, shift).recip()
@@ -203,10 +212,11 @@ impl Job for ManyQueries<'_, '_> {
 
             let panels_of_values = &self.value_panels[position * value_panels..(position + 1) * value_panels];
             for (index, panels) in panels_of_values.chunks(self.key_len * S::TILE_PANELS).enumerate() {
+                let weights = |query: usize| &scores[query.min(queries - 1) * score_len..][..end_visible];
                 let input = RowTile {
-                    inputs: |query: usize| &scores[query.min(queries - 1) * score_len..][..most_visible],
-                    panels,
-                    depth: most_visible,
+                    inputs: |query: usize| &weights(query)[first_visible..],
+                    panels: &panels[first_visible..],
+                    depth: end_visible - first_visible,
                     panel_len: self.key_len,
                 };
                 simd.multiply(input, |query, panel, sums| {
@@ -219,17 +229,11 @@ impl Job for ManyQueries<'_, '_> {
                 });
             }
             for (query, keys) in visible.iter().enumerate() {
-                let weights = &scores[query * score_len..][..*keys];
                 let context = self.part.row(row + query);
                 if context.iter().any(|value| !value.is_finite()) {
-                    weigh_visible(
-                        simd,
-                        weights,
-                        inverse_sums[query],
-                        panels_of_values,
-                        self.key_len,
-                        context,
-                    );
+                    let scores = &scores[query * score_len..][..end_visible];
+                    let panels = panels_of_values.chunks(self.key_len);
+                    weigh_visible(simd, scores, keys, inverse_sums[query], panels, context);
                 }
             }
             row += queries;
@@ -243,14 +247,14 @@ impl Job for ManyQueries<'_, '_> {
 fn weigh_visible<S: Simd>(
     simd: S,
     weights: &[f32],
+    keys: &Range<usize>,
     inverse_sum: f32,
-    panels: &[Line<[f32; LANES]>],
-    panel_len: usize,
+    panels: Chunks<'_, Line<[f32; LANES]>>,
     context: &mut [f32],
 ) {
-    for (panel, context) in panels.chunks(panel_len).zip(context.chunks_mut(LANES)) {
+    for (panel, context) in panels.zip(context.chunks_mut(LANES)) {
         let mut sums = simd.splat(0.0);
-        for (weight, values) in weights.iter().zip(panel) {
+        for (weight, values) in weights[keys.clone()].iter().zip(&panel[keys.clone()]) {
             sums = simd.mul_add(simd.splat(*weight), simd.load(&values.0), sums);
         }
         store_first(simd, simd.mul(sums, simd.splat(inverse_sum)), context);
@@ -292,7 +296,8 @@ pub(crate) fn multiply_rows<'r, S, I, const ROWS: usize, const PANELS: usize>(
     S: Simd,
     I: Fn(usize) -> &'r [f32],
 {
-    match tile.panels.len() / tile.panel_len {
+    // A tile may begin behind the first lines of its panels.
+    match tile.panels.len().div_ceil(tile.panel_len) {
         1 => multiply_whole_tile::<S, I, ROWS, 1>(simd, tile, store),
         _ => multiply_whole_tile::<S, I, ROWS, PANELS>(simd, tile, store),
     }

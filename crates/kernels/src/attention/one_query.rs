@@ -22,10 +22,10 @@ pub(super) fn attention<E: Element>(
     k: &Heads<'_, E>,
     v: &Heads<'_, E>,
     scale: f32,
-    visible: &[usize],
+    visible: &[Range<usize>],
     instructions: InstructionSet,
 ) -> Vec<f32> {
-    let parts_of_head = visible.iter().copied().max().unwrap_or(0).div_ceil(PART_KEYS).max(1);
+    let parts_of_head = visible.iter().map(Range::len).max().unwrap_or(0).div_ceil(PART_KEYS).max(1);
     let value_dim = v.head_dim;
     // The weighted values of each part, and behind them the largest score and the sum of the weights.
     let row_len = value_dim + 2;
@@ -33,9 +33,9 @@ pub(super) fn attention<E: Element>(
     for_each_part(&mut partial, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
         let (head, index) = (part.first_row / parts_of_head, part.first_row % parts_of_head);
         let (batch, head) = (head / q.heads, head % q.heads);
-        let first_key = index * PART_KEYS;
+        let first_key = visible[batch].start + index * PART_KEYS;
         // In a batch of rows of different lengths, a part may have no keys.
-        let keys = first_key..visible[batch].clamp(first_key, first_key + PART_KEYS);
+        let keys = first_key..visible[batch].end.clamp(first_key, first_key + PART_KEYS);
         instructions.run(OnePart { q, k, v, batch, head, scale, keys, result: part.row(0) });
     });
     let mut output = vec![0.0; q.batch * q.heads * value_dim];

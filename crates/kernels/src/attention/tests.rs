@@ -21,22 +21,22 @@ fn values(x: &Tensor) -> Vec<f32> {
 }
 
 /// `softmax(scale · Q Kᵀ) V` of what is visible, head by head and query by query.
-fn reference(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Vec<f64> {
+fn reference(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[Range<usize>]) -> Vec<f64> {
     let (_, heads, query_len, head_dim) = q.dims4().unwrap();
     let (_, _, key_len, value_dim) = v.dims4().unwrap();
     let (q, k, v) = (values(q), values(k), values(v));
     let mut output = Vec::new();
     for (index, query) in q.chunks(head_dim).enumerate() {
         let (head, batch) = (index / query_len, index / query_len / heads);
-        let keys =
-            &k[head * key_len * head_dim..][..visible[batch * query_len + index % query_len] * head_dim];
+        let seen = &visible[batch * query_len + index % query_len];
+        let keys = &k[head * key_len * head_dim..][seen.start * head_dim..seen.end * head_dim];
         let product = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
         let scores: Vec<f64> =
             keys.chunks(head_dim).map(|key| -> f64 { product(key) }).map(|score| score * scale).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
-        let values = &v[head * key_len * value_dim..];
+        let values = &v[(head * key_len + seen.start) * value_dim..];
         output.extend((0..value_dim).map(|column| {
             let weighted =
                 |(key, weight): (usize, &f64)| weight / sum * f64::from(values[key * value_dim + column]);
@@ -52,7 +52,7 @@ fn computed(
     k: &Tensor,
     v: &Tensor,
     scale: f32,
-    visible: &[usize],
+    visible: &[Range<usize>],
 ) -> Vec<(InstructionSet, Vec<f32>)> {
     let (q_storage, q_layout) = q.storage_and_layout();
     let (k_storage, k_layout) = k.storage_and_layout();
@@ -94,18 +94,23 @@ fn attention_equals_the_reference() {
             let causal = |query: usize| key_len - query_len + query + 1;
             // The second row of the batch is shorter, where there is room for that.
             let shorter = (key_len - query_len).min(2 + key_len / 2);
-            let visible: Vec<usize> = (0..batch)
-                .flat_map(|row| (0..query_len).map(move |query| causal(query) - row * shorter))
-                .collect();
-            for held in [DType::F32, DType::F16] {
+            let ends =
+                || (0..batch).flat_map(|row| (0..query_len).map(move |query| causal(query) - row * shorter));
+            let all: Vec<Range<usize>> = ends().map(|end| 0..end).collect();
+            // Windows of up to 40 keys, and of 1 to 3.
+            let wide = ends().map(|end| end.saturating_sub(40)..end).collect();
+            let narrow =
+                ends().enumerate().map(|(index, end)| end.saturating_sub(1 + index % 3)..end).collect();
+            let cases = [(DType::F32, &all), (DType::F16, &all), (DType::F32, &wide), (DType::F16, &narrow)];
+            for (held, visible) in cases {
                 let cached = |width, seed| {
                     let memory = noise((batch, heads, key_len + 3, width), seed).to_dtype(held).unwrap();
                     memory.narrow(2, 0, key_len).unwrap()
                 };
                 let (k, v) = (cached(head_dim, 2), cached(value_dim, 3));
-                let expected = reference(&q, &k, &v, scale, &visible);
+                let expected = reference(&q, &k, &v, scale, visible);
                 #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
-                for (instructions, y) in computed(&q, &k, &v, scale as f32, &visible) {
+                for (instructions, y) in computed(&q, &k, &v, scale as f32, visible) {
                     assert_eq!(y.len(), expected.len());
                     for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                         // Values of about unit size, sums and exponentials in another order.
@@ -142,7 +147,7 @@ fn what_is_not_finite_reaches_the_queries_that_see_it() {
                 // The single query sees all keys, or all but the last ones.
                 for hidden in [0, key_len - 1 - place + 1] {
                     let seen = |query: usize| (key_len - query_len + query + 1).saturating_sub(hidden).max(1);
-                    let visible: Vec<usize> = (0..query_len).map(seen).collect();
+                    let visible: Vec<Range<usize>> = (0..query_len).map(|query| 0..seen(query)).collect();
                     let expected = reference(&q, &k, &v, 1.0, &visible);
                     for (instructions, y) in computed(&q, &k, &v, 1.0, &visible) {
                         for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
@@ -172,7 +177,7 @@ fn a_part_without_weight_counts_for_nothing() {
     for (finite, expects_nan) in [(599, false), (0, false), (600, true)] {
         let keys = (0..600).map(|key| if key == finite { 1.0 } else { f32::NEG_INFINITY });
         let k = Tensor::from_vec(keys.collect::<Vec<f32>>(), (1, 1, 600, 1), &Device::Cpu).unwrap();
-        for (instructions, y) in computed(&q, &k, &v, 1.0, &[600]) {
+        for (instructions, y) in computed(&q, &k, &v, 1.0, &[Range { start: 0, end: 600 }]) {
             if expects_nan {
                 assert!(y.iter().all(|y| y.is_nan()), "{instructions:?}: {y:?}");
             } else {

@@ -6,6 +6,7 @@
 //! filled with zeros. See [`WeightFormat`] for the precisions.
 
 mod block;
+mod large_pages;
 mod pack;
 mod product;
 mod quantized;

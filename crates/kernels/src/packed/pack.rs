@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, Result, Storage, Tensor};
 use half::{bf16, f16};
 
 use super::block::{Block, Expanded};
+use super::large_pages::prefer_large_pages;
 use super::{DEPTH, PackedMatrix, Panels, WeightFormat};
 use crate::KernelError;
 use crate::parallel::{Parts, for_each_part};
@@ -162,6 +163,7 @@ fn blocks<B: Block, T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
     let instructions = InstructionSet::detected();
     let panels = out_features.div_ceil(LANES);
     let mut blocks = Box::new_uninit_slice(panels * panel_blocks);
+    prefer_large_pages(&mut blocks);
     let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
     let is_output_major = values.strides.1 == 1;
     let step = STEP_BYTES / (LANES * in_features * size_of::<T>());
@@ -210,8 +212,12 @@ impl<T: Copy, F: Fn(T) -> f32> Values<'_, T, F> {
         if output_stride == 1 {
             for (input, line) in to.iter_mut().take(inputs.1).enumerate() {
                 let elements = &self.elements[start + input * input_stride..][..outputs.1];
-                for (element, value) in elements.iter().zip(&mut line.0) {
-                    *value = (self.convert)(*element);
+                if let Some(sixteen) = elements.first_chunk() {
+                    line.0 = sixteen.map(&self.convert);
+                } else {
+                    for (element, value) in elements.iter().zip(&mut line.0) {
+                        *value = (self.convert)(*element);
+                    }
                 }
             }
             return;

@@ -294,17 +294,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn sums(self, vectors: [Floats; LANES]) -> Floats {
         // SAFETY: `self` exists, so the processor has AVX.
         unsafe {
-            let eight = |index: usize| _mm256_add_ps(vectors[index][0], vectors[index][1]);
-            // Both halves hold a part of the sums of four vectors.
-            let four = |index: usize| {
-                let low = _mm256_hadd_ps(eight(index), eight(index + 1));
-                _mm256_hadd_ps(low, _mm256_hadd_ps(eight(index + 2), eight(index + 3)))
-            };
-            let whole = |index: usize| {
-                let (a, b) = (four(index), four(index + 4));
-                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
-            };
-            [whole(0), whole(8)]
+            let mut whole = [_mm256_setzero_ps(); 2];
+            for (whole, vectors) in whole.iter_mut().zip(vectors.as_chunks::<8>().0) {
+                // In each half of a register: the sums of parts of two vectors, then of four.
+                let mut twos = [_mm256_setzero_ps(); 4];
+                for (two, [a, b]) in twos.iter_mut().zip(vectors.as_chunks().0) {
+                    *two = _mm256_hadd_ps(_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1]));
+                }
+                let (a, b) = (_mm256_hadd_ps(twos[0], twos[1]), _mm256_hadd_ps(twos[2], twos[3]));
+                *whole =
+                    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            whole
         }
     }
 

@@ -258,20 +258,27 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn sums(self, vectors: [__m512; LANES]) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe {
-            // Quarters of a register: two vectors to a quarter, then four, then the quarters to each other.
-            let two = |index: usize| {
-                let (a, b) = (vectors[index], vectors[index + 1]);
-                _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)))
-            };
-            let four = |index: usize| {
-                let (a, b) = (two(index), two(index + 2));
-                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
-                _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-            };
-            // Quarters 0 and 2 of both, and quarters 1 and 3 of both.
-            let quarters =
-                |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-            quarters(quarters(four(0), four(4)), quarters(four(8), four(12)))
+            // In each quarter of a register: the sums of halves of two vectors, then of four vectors.
+            let mut twos = [_mm512_setzero_pd(); LANES / 2];
+            for (two, [a, b]) in twos.iter_mut().zip(vectors.as_chunks().0) {
+                *two =
+                    _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b)));
+            }
+            let mut fours = [_mm512_setzero_ps(); LANES / 4];
+            for (four, [a, b]) in fours.iter_mut().zip(twos.as_chunks().0) {
+                let (low, high) = (_mm512_unpacklo_pd(*a, *b), _mm512_unpackhi_pd(*a, *b));
+                *four = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            }
+            // Quarters 0 and 2 of both, and quarters 1 and 3 of both; twice, so that each quarter meets the three others.
+            let mut halves = [_mm512_setzero_ps(); 2];
+            for (half, [a, b]) in halves.iter_mut().zip(fours.as_chunks().0) {
+                *half =
+                    _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(*a, *b), _mm512_shuffle_f32x4::<0xdd>(*a, *b));
+            }
+            _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x88>(halves[0], halves[1]),
+                _mm512_shuffle_f32x4::<0xdd>(halves[0], halves[1]),
+            )
         }
     }
 
