@@ -151,7 +151,7 @@ impl<'a> BatchGenerator<'a> {
             device: device.clone(),
             waiting,
             rows: (0..rows).map(|_| None).collect(),
-            cache: Gpt2Cache::new(model.config(), rows, capacity, DType::F32, device)?,
+            cache: Gpt2Cache::new(model.config(), rows, capacity, model.dtype(), device)?,
             shared_prompt: None,
             ready: VecDeque::new(),
             started: Instant::now(),
@@ -226,7 +226,7 @@ impl<'a> BatchGenerator<'a> {
 
     /// The keys and values of some tokens, and the logits behind them.
     fn prefill(&self, ids: &[u32]) -> Result<(Gpt2Cache, Vec<f32>), GenerationError> {
-        let mut cache = Gpt2Cache::new(self.model.config(), 1, ids.len(), DType::F32, &self.device)?;
+        let mut cache = Gpt2Cache::new(self.model.config(), 1, ids.len(), self.model.dtype(), &self.device)?;
         let logits = last_logits(self.model, ids, &mut cache, &self.device)?;
         Ok((cache, logits))
     }

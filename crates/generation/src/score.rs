@@ -113,7 +113,7 @@ pub fn score_continuations(
 ) -> Result<Vec<Continuation>, GenerationError> {
     check_continuations(prompt, continuations, model.config())?;
     let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
-    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + longest - 1, DType::F32, device)?;
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len() + longest - 1, model.dtype(), device)?;
     let first = last_logits(model, prompt, &mut cache, device)?;
     let mut scored = Vec::with_capacity(continuations.len());
     for continuation in continuations {

@@ -16,7 +16,7 @@
 //! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
 //! `(B, T, C)` (behind them).
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
     Site,
@@ -67,8 +67,8 @@ impl Block {
     /// `(B, T, C)` to `(B, T, C)`.
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let attended = self.attend(&self.ln_1.forward(x)?, cache, pass)?;
-        let x = (x + attended)?;
-        let fed = self.feed(&self.ln_2.forward(&x)?, pass)?;
+        let (x, normed) = self.ln_2.forward_sum(x, &attended)?;
+        let fed = self.feed(&normed, pass)?;
         pass.show("residual", (x + fed)?)
     }
 
@@ -266,6 +266,11 @@ impl Gpt2LMHead {
     /// The configuration the model was built with.
     pub fn config(&self) -> &Gpt2Config {
         &self.transformer.config
+    }
+
+    /// The type of the activations, and of logits: that in which layer norms and position embeddings are held.
+    pub fn dtype(&self) -> DType {
+        self.transformer.wpe.dtype()
     }
 
     /// Number of distinct parameters, counted in the tensors the model holds.

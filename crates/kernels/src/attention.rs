@@ -11,10 +11,10 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::KernelError;
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 use crate::vector_math::exp;
+use crate::{KernelError, cuda};
 
 /// Queries of a part: few enough that there is work for many threads, many enough to use the keys while they are near.
 const PART_QUERIES: usize = 48;
@@ -24,6 +24,24 @@ const SUM_VECTORS: usize = 4;
 const PACK_PANELS: usize = 8;
 /// Panels of the widest tile.
 const MAX_TILE_PANELS: usize = 2;
+
+/// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
+/// in a build without the feature `cuda`, or where a gradient is wanted.
+///
+/// # Shapes
+/// As [`prefix_attention`].
+///
+/// # Errors
+/// When the GPU fails.
+pub fn prefix_attention_on_gpu(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    visible: &[usize],
+) -> Result<Option<Tensor>> {
+    cuda::prefix_attention(q, k, v, scale, visible)
+}
 
 /// Attention in f32 on the CPU, for inference: no gradient goes through it.
 ///

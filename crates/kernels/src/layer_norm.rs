@@ -6,9 +6,9 @@
 
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
 
-use crate::ParameterSource;
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
+use crate::{ParameterSource, cuda};
 
 /// Rows of a part of the output.
 const PART_ROWS: usize = 16;
@@ -51,8 +51,30 @@ impl LayerNorm {
                 let op = FusedLayerNorm { epsilon: self.epsilon };
                 x.contiguous()?.apply_op3_no_bwd(&self.weight, bias, &op)
             }
-            _ => self.forward_composed(x),
+            Some(bias) => match cuda::layer_norm(x, &self.weight, bias, self.epsilon)? {
+                Some(y) => Ok(y),
+                None => self.forward_composed(x),
+            },
+            None => self.forward_composed(x),
         }
+    }
+
+    /// The sum of `x` and `added`, and its norm: the residual stream behind a part of a block, and what the next part gets.
+    ///
+    /// # Shapes
+    /// `x` and `added` `(…, width)`; returns two of the same shape and dtype.
+    ///
+    /// # Errors
+    /// When the shapes differ, or their last axis has another width than the norm.
+    pub fn forward_sum(&self, x: &Tensor, added: &Tensor) -> Result<(Tensor, Tensor)> {
+        if let Some(bias) = &self.bias
+            && let Some(both) = cuda::add_layer_norm((x, added), &self.weight, bias, self.epsilon)?
+        {
+            return Ok(both);
+        }
+        let sum = (x + added)?;
+        let normed = self.forward(&sum)?;
+        Ok((sum, normed))
     }
 
     /// Whether the kernel can be used: f32 on the CPU, no gradient wanted, shapes that fit.

@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 use crate::packed::{Epilogue, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
 use crate::training::{add_bias, is_trained_on_cpu};
-use crate::{Activation, KernelError, ParameterSource};
+use crate::{Activation, KernelError, ParameterSource, cuda};
 
 /// The weight of a linear layer, `(out, in)`.
 #[derive(Debug, Clone)]
@@ -121,14 +121,21 @@ impl Linear {
             Matrix::Dense(weight) => weight,
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
         };
-        // One two-axis product: candle would otherwise run one product for each row of the batch.
-        let rows = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?;
-        let y = rows.reshape(shape)?;
-        match &self.bias {
-            Some(bias) if is_trained_on_cpu(&y) => add_bias(&y, bias),
-            Some(bias) => y.broadcast_add(bias),
-            None => Ok(y),
+        let y = self.dense_product(weight, x, shape)?;
+        let Some(bias) = &self.bias else { return Ok(y) };
+        if is_trained_on_cpu(&y) {
+            return add_bias(&y, bias);
         }
+        match cuda::add_bias(&y, bias)? {
+            Some(y) => Ok(y),
+            None => y.broadcast_add(bias),
+        }
+    }
+
+    /// `x Wᵀ`, in the given shape of the output.
+    fn dense_product(&self, weight: &Tensor, x: &Tensor, shape: Vec<usize>) -> Result<Tensor> {
+        // One two-axis product: candle would otherwise run one product for each row of the batch.
+        x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?.reshape(shape)
     }
 
     /// `activation(x Wᵀ + b)`.
@@ -139,13 +146,19 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
-        self.output_shape(x)?;
-        match (&self.weight, activation) {
-            (Matrix::Packed(weight), Activation::GeluTanh) if !x.track_op() => {
-                self.packed_product(weight, x, true)
+        let shape = self.output_shape(x)?;
+        match (&self.weight, &self.bias, activation) {
+            (Matrix::Packed(weight), _, Activation::GeluTanh) if !x.track_op() => {
+                return self.packed_product(weight, x, true);
             }
-            _ => activation.forward(&self.forward(x)?),
+            (Matrix::Dense(weight), Some(bias), Activation::GeluTanh) if x.device().is_cuda() => {
+                if let Some(y) = cuda::add_bias_gelu(&self.dense_product(weight, x, shape)?, bias)? {
+                    return Ok(y);
+                }
+            }
+            _ => {}
         }
+        activation.forward(&self.forward(x)?)
     }
 
     /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.

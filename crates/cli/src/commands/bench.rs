@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::arguments::BenchArguments;
 use crate::hub::Network;
-use crate::{UsageError, model, output};
+use crate::{UsageError, device, model, output};
 
 /// Lengths of the prompts that are read.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
@@ -25,6 +25,7 @@ const DECODE_AT_896: (usize, usize) = (896, 64);
 /// What `--json` prints. Speeds are tokens per second; they are absent where the context is too short for them.
 #[derive(Serialize)]
 struct Report {
+    device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
     threads: usize,
@@ -37,12 +38,15 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCode> {
-    let device = model::device(&arguments.model)?;
+    let device = device::open(&arguments.model)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     let start = Instant::now();
     let model = model::load(&checkpoint, &device, arguments.model.dtype)?;
+    device.synchronize()?;
     let load_s = start.elapsed().as_secs_f64();
-    let bench = Bench { model: &model, device: &device, kv_dtype: arguments.kv_dtype };
+    // Attention on a GPU wants keys and values of the type of its weights.
+    let kv_dtype = if device.is_cpu() { arguments.kv_dtype } else { model.dtype() };
+    let bench = Bench { model: &model, device: &device, kv_dtype };
 
     let n_positions = model.config().n_positions;
     if n_positions < DECODE.0 + DECODE.1 {
@@ -56,8 +60,9 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     }
     let decode_at_896 = bench.decode(DECODE_AT_896)?;
     let report = Report {
-        dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
-        kv_dtype: arguments.kv_dtype.as_str(),
+        device: device::name(&device),
+        dtype: arguments.model.dtype.map_or("stored", |dtype| dtype.name),
+        kv_dtype: kv_dtype.as_str(),
         threads: thread_count(),
         load_s,
         peak_rss_mib: peak_rss_mib(),
@@ -76,7 +81,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
 fn print(report: &Report) -> Result<()> {
     let line =
         |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
-    output::write_line(&format!("weights {}, {} threads", report.dtype, report.threads))?;
+    output::write_line(&format!("{}, weights {}, {} threads", report.device, report.dtype, report.threads))?;
     line("load", report.load_s * 1e3, "ms")?;
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;
@@ -104,6 +109,7 @@ impl Bench<'_> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
             let mut cache = self.cache(tokens)?;
+            self.device.synchronize()?;
             let start = Instant::now();
             self.next_token(&self.prompt(tokens), &mut cache)?;
             elapsed_s.push(start.elapsed().as_secs_f64());
@@ -134,7 +140,12 @@ impl Bench<'_> {
     fn next_token(&self, ids: &[u32], cache: &mut Gpt2Cache) -> Result<u32> {
         let ids = Tensor::from_slice(ids, (1, ids.len()), self.device)?;
         let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
-        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+        let logits = logits.flatten_all()?;
+        if !self.device.is_cpu() {
+            // Reading the result waits for the device.
+            return Ok(logits.argmax(0)?.to_scalar()?);
+        }
+        let logits = logits.to_vec1::<f32>()?;
         let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         Ok(u32::try_from(largest.map_or(0, |(id, _)| id))?)
     }
