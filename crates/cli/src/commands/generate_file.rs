@@ -23,7 +23,7 @@ use tempfile::NamedTempFile;
 use super::generate::{BATCH_SIZE, Texts, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
 use crate::loaded_model::LoadedModel;
-use crate::{EXIT_FAILURE, UsageError, generation_options, input, model, output, progress};
+use crate::{EXIT_FAILURE, UsageError, device as devices, generation_options, input, model, output, progress};
 
 /// What is written for a line of the file.
 #[derive(Serialize)]
@@ -205,7 +205,7 @@ fn settings(arguments: &GenerateArguments, config: &GenerationConfig, device: &D
         "model": arguments.model.model,
         "tokenizer": arguments.model.tokenizer,
         "dtype": arguments.model.dtype.map(|dtype| dtype.name),
-        "device": device::name(device),
+        "device": devices::name(device),
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "config": config,
