@@ -23,7 +23,9 @@ use tempfile::NamedTempFile;
 use super::generate::{BATCH_SIZE, Texts, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
 use crate::loaded_model::LoadedModel;
-use crate::{EXIT_FAILURE, UsageError, device as devices, generation_options, input, model, output, progress};
+use crate::{
+    EXIT_FAILURE, UsageError, device as devices, generation_options, input, model, output, progress,
+};
 
 /// What is written for a line of the file.
 #[derive(Serialize)]

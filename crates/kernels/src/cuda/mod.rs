@@ -7,8 +7,9 @@
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
+use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
+    CudaSlice, CudaView, DeviceRepr, DriverError, LaunchConfig, PushKernelArg, result,
 };
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
 use candle_core::op::BackpropOp;
@@ -33,7 +34,22 @@ pub(crate) fn open(index: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(index)?;
     // SAFETY: the events order the work of several streams, and this device has one.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
+    // Without memory pools there is nothing to keep.
+    let _ = keep_freed_memory(device.as_cuda_device()?);
     Ok(device)
+}
+
+/// Keeps freed memory for the next allocation. The driver would give it back whenever the program waits, as it does for
+/// each token.
+fn keep_freed_memory(device: &CudaDevice) -> Result<(), DriverError> {
+    let stream = device.cuda_stream();
+    let mut bytes = u64::MAX;
+    // SAFETY: the device is open; the attribute is a `u64`, which the driver reads before the call returns.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(stream.context().cu_device())?;
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast())
+    }
 }
 
 /// `x + bias`. `x` `(…, width)`, `bias` `(width)`.
