@@ -5,7 +5,7 @@
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{prefix_attention, softmax, window_attention};
+use gpt2_kernels::{prefix_attention, prefix_attention_on_gpu, softmax, window_attention};
 
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
@@ -71,6 +71,12 @@ impl ScaledDotProduct {
         if rows.is_empty() {
             rows.push(RowKeys { first_query: 0, key_count: key_len });
         }
+        if self.is_fused_on_gpu(q, pass)
+            && let Some(visible) = mask.visible_prefixes(q.dim(BATCH_DIM)?, query_len, key_len, &rows)
+            && let Some(context) = prefix_attention_on_gpu(q, k, v, self.scale, &visible)?
+        {
+            return Ok(context);
+        }
         if self.is_fused(q, k, v, pass) {
             let batch = q.dim(BATCH_DIM)?;
             if let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows) {
@@ -98,6 +104,13 @@ impl ScaledDotProduct {
         let held = if k.dtype() == DType::F16 { DType::F16 } else { DType::F32 };
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !pass.is_observed() && [(q, DType::F32), (k, held), (v, held)].into_iter().all(plain)
+    }
+
+    /// Whether a GPU's kernels may compute it: no dropout, nobody who looks, and scores of the precision that is wanted.
+    fn is_fused_on_gpu(&self, q: &Tensor, pass: &Pass) -> bool {
+        let is_dropped = pass.is_training() && self.dropout > 0.0;
+        let is_precise = self.precision == ScorePrecision::AsInput || q.dtype() == DType::F32;
+        q.device().is_cuda() && !is_dropped && !pass.is_observed() && is_precise
     }
 
     /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.

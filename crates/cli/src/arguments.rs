@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use candle_core::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use gpt2_training::Schedule;
-use gpt2_weights::{WeightFormat, WrittenDType};
+use gpt2_weights::WrittenDType;
 
 use crate::built_in;
 use crate::commands::train::{parse_dtype as parse_trained_dtype, parse_schedule};
+use crate::device::{DeviceChoice, WeightType, parse_device, parse_weight_type};
 
 /// Generate text with GPT-2, score texts, and look into checkpoints.
 #[derive(Debug, Parser)]
@@ -69,15 +70,18 @@ pub(crate) struct ModelArguments {
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Device to run on: cpu, cuda or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub(crate) device: String,
-    /// Precision of the weights in memory: f32, f16, q8 (8-bit blocks) or q4 (4-bit blocks) [default: as stored]
-    #[arg(long, value_name = "TYPE", value_parser = parse_format)]
-    pub(crate) dtype: Option<WeightFormat>,
-    /// Precision of cached keys and values: f32 or f16 [default: f32 with weights in f32, else f16]
+    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
+    pub(crate) device: DeviceChoice,
+    /// Precision of the weights in memory: f32 or f16, on the CPU also q8 (8-bit blocks) or q4 (4-bit blocks), on GPUs also bf16 [default: as stored]
+    #[arg(long, value_name = "TYPE", value_parser = parse_weight_type)]
+    pub(crate) dtype: Option<WeightType>,
+    /// Precision of cached keys and values: f32 or f16 [default: f32 with weights in f32, else f16; on GPUs that of the weights]
     #[arg(long, value_name = "TYPE", value_parser = parse_kv_dtype)]
     pub(crate) kv_dtype: Option<DType>,
+    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
+    #[arg(long)]
+    pub(crate) tf32: bool,
     /// Number of threads [default: as many as this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
@@ -516,20 +520,16 @@ pub(crate) struct ConvertArguments {
 Examples:
   gpt2 bench --model DIR
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
+  gpt2 bench --model DIR --device cuda --dtype f16 --json
 
 Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens behind 8, and 64 behind
 896, always the most probable one; decode_batch generates 32 behind 8 in 8 and in 32 texts at once, and counts all tokens.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-fn parse_format(name: &str) -> Result<WeightFormat, String> {
-    let names = WeightFormat::NAMES.map(|(name, _)| name).join(", ");
-    WeightFormat::from_name(name).ok_or_else(|| format!("expected one of {names}"))
 }
 
 fn parse_tolerance(text: &str) -> Result<f64, String> {

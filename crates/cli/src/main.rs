@@ -4,6 +4,7 @@
 mod arguments;
 mod built_in;
 mod commands;
+mod device;
 mod generation_options;
 mod hub;
 mod input;
@@ -62,8 +63,9 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough (`gpt2 generate … | head`).
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::print_error(&error);
-            ExitCode::from(if is_usage(&error) { EXIT_USAGE } else { EXIT_FAILURE })
+            let code = if is_usage(&error) { EXIT_USAGE } else { EXIT_FAILURE };
+            output::print_error(&device::explained(error));
+            ExitCode::from(code)
         }
     }
 }

@@ -262,6 +262,11 @@ impl Gpt2LMHead {
         &self.transformer.config
     }
 
+    /// The type of the activations, and of logits: that in which layer norms and position embeddings are held.
+    pub fn dtype(&self) -> DType {
+        self.transformer.wpe.dtype()
+    }
+
     /// Number of distinct parameters, counted in the tensors the model holds.
     pub fn parameter_count(&self) -> usize {
         let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.parameter_count() };

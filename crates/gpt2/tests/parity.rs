@@ -1,10 +1,12 @@
 //! Small seeded GPT-2s against transformers, layer by layer and at the logits (`export_gpt2` of the exporting
 //! script). The sizes of all cases differ; among them are every activation, both scaling flags, the upcast, an odd
 //! head width, an inner width below and above the usual, an untied head, one layer, one head.
+//!
+//! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` choose the device and the type, here and in `laws.rs`.
 
 use candle_core::{DType, Result, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site};
-use gpt2_testing::{Fixture, assert_close_absolute};
+use gpt2_testing::{Fixture, assert_parity, device};
 
 mod common;
 
@@ -45,7 +47,7 @@ impl Observer for Attentions {
 }
 
 fn ids(fixture: &Fixture) -> Result<Tensor> {
-    fixture.tensor("input_ids").to_dtype(DType::U32)
+    fixture.tensor("input_ids").to_dtype(DType::U32)?.to_device(&device())
 }
 
 fn logits(model: &Gpt2LMHead, ids: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
@@ -59,15 +61,10 @@ fn logits_equal_transformers() -> Result<()> {
         let model = common::model(&fixture)?;
         let expected = fixture.tensor("expected.logits");
         let every = logits(&model, &ids(&fixture)?, LogitsFor::EveryToken)?;
-        assert_close_absolute(&every, &expected, LOGITS, case);
+        assert_parity(&every, &expected, LOGITS, case);
         let last = logits(&model, &ids(&fixture)?, LogitsFor::LastToken)?;
         let tokens = expected.dim(1)?;
-        assert_close_absolute(
-            &last,
-            &expected.narrow(1, tokens - 1, 1)?,
-            LOGITS,
-            &format!("{case}, last token"),
-        );
+        assert_parity(&last, &expected.narrow(1, tokens - 1, 1)?, LOGITS, &format!("{case}, last token"));
     }
     Ok(())
 }
@@ -81,7 +78,7 @@ fn hidden_states_of_every_layer_equal_transformers() -> Result<()> {
         assert_eq!(states.len(), model.config().n_layer + 1);
         for (layer, state) in states.iter().enumerate() {
             let expected = fixture.tensor(&format!("expected.hidden_states.{layer}"));
-            assert_close_absolute(state, &expected, LOGITS, &format!("{case}, hidden state {layer}"));
+            assert_parity(state, &expected, LOGITS, &format!("{case}, hidden state {layer}"));
         }
     }
     Ok(())
@@ -98,12 +95,7 @@ fn attention_weights_of_every_layer_equal_transformers() -> Result<()> {
         assert_eq!(attentions.0.len(), model.config().n_layer);
         for (layer, weights) in attentions.0.iter().enumerate() {
             let expected = fixture.tensor(&format!("expected.attentions.{layer}"));
-            assert_close_absolute(
-                weights,
-                &expected,
-                WEIGHTS,
-                &format!("{case}, attention of layer {layer}"),
-            );
+            assert_parity(weights, &expected, WEIGHTS, &format!("{case}, attention of layer {layer}"));
         }
     }
     Ok(())

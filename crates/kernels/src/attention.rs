@@ -17,9 +17,9 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::KernelError;
 use crate::simd::{InstructionSet, LANES, Simd};
 use crate::vector_math::exp;
+use crate::{KernelError, cuda};
 
 pub(crate) use many_queries::{RowTile, multiply_rows};
 pub use new_tokens::write_tokens;
@@ -33,6 +33,24 @@ pub use new_tokens::write_tokens;
 /// As [`window_attention`].
 pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
     window_attention(q, k, v, scale, visible.iter().map(|keys| 0..*keys).collect())
+}
+
+/// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
+/// in a build without the feature `cuda`, or where a gradient is wanted.
+///
+/// # Shapes
+/// As [`prefix_attention`].
+///
+/// # Errors
+/// When the GPU fails.
+pub fn prefix_attention_on_gpu(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    visible: &[usize],
+) -> Result<Option<Tensor>> {
+    cuda::prefix_attention(q, k, v, scale, visible)
 }
 
 /// Attention in f32 on the CPU where each query sees some keys side by side. No gradient goes through it.

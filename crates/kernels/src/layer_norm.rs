@@ -6,7 +6,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-use crate::{ParameterSource, training};
+use crate::{ParameterSource, cuda, training};
 
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
 #[derive(Debug, Clone)]
@@ -40,7 +40,11 @@ impl LayerNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) if self.is_fused(x, bias) => training::layer_norm(x, &self.weight, bias, self.epsilon),
-            _ => self.forward_composed(x),
+            Some(bias) => match cuda::layer_norm(x, &self.weight, bias, self.epsilon)? {
+                Some(y) => Ok(y),
+                None => self.forward_composed(x),
+            },
+            None => self.forward_composed(x),
         }
     }
 

@@ -3,6 +3,7 @@
 //! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. Where no gradient is wanted
 //! on the CPU, layer norm, attention and products with packed weights take kernels of their own, which are tested against
 //! those compositions: `simd` says what differs between processors, `pool` how threads share the work.
+//! With the feature `cuda`, `cuda` does the same on NVIDIA GPUs.
 //! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
 //!
 //! ```
@@ -18,6 +19,9 @@
 
 mod activation;
 mod attention;
+#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
+mod cuda;
+mod device;
 mod dropout;
 mod error;
 mod layer_norm;
@@ -33,8 +37,9 @@ mod training;
 mod vector_math;
 
 pub use activation::Activation;
-pub use attention::{prefix_attention, window_attention, write_tokens};
+pub use attention::{prefix_attention, prefix_attention_on_gpu, window_attention, write_tokens};
 pub use candle_nn::ops::softmax;
+pub use device::{DeviceError, free_memory, open_cuda, open_metal, use_tf32};
 pub use dropout::dropout;
 pub use error::KernelError;
 pub use layer_norm::LayerNorm;

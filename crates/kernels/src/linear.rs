@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Device, Layout, Re
 use crate::packed::{Epilogue, Finish, PackedMatrix, product};
 use crate::simd::{InstructionSet, LANES};
 use crate::training::{self, is_cpu_float, is_trained_on_cpu};
-use crate::{Activation, KernelError, ParameterSource, WeightFormat};
+use crate::{Activation, KernelError, ParameterSource, WeightFormat, cuda};
 
 /// The weight of a linear layer, `(out, in)`.
 #[derive(Debug, Clone)]
@@ -135,13 +135,18 @@ impl Linear {
         if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
             return training::linear(x, weight, self.bias.as_ref());
         }
-        // One two-axis product: candle would otherwise run one product for each row of the batch.
-        let rows = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?;
-        let y = rows.reshape(shape)?;
-        match &self.bias {
-            Some(bias) => y.broadcast_add(bias),
-            None => Ok(y),
+        let y = self.dense_product(weight, x, shape)?;
+        let Some(bias) = &self.bias else { return Ok(y) };
+        match cuda::add_bias(&y, bias)? {
+            Some(y) => Ok(y),
+            None => y.broadcast_add(bias),
         }
+    }
+
+    /// `x Wᵀ`, in the given shape of the output.
+    fn dense_product(&self, weight: &Tensor, x: &Tensor, shape: Vec<usize>) -> Result<Tensor> {
+        // One two-axis product: candle would otherwise run one product for each row of the batch.
+        x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?.reshape(shape)
     }
 
     /// `activation(x Wᵀ + b)`.
@@ -152,13 +157,19 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
-        self.output_shape(x)?;
-        match (&self.weight, activation) {
-            (Matrix::Packed(weight), Activation::GeluTanh) if !x.track_op() => {
-                self.packed_product(weight, x, true)
+        let shape = self.output_shape(x)?;
+        match (&self.weight, &self.bias, activation) {
+            (Matrix::Packed(weight), _, Activation::GeluTanh) if !x.track_op() => {
+                return self.packed_product(weight, x, true);
             }
-            _ => activation.forward(&self.forward(x)?),
+            (Matrix::Dense(weight), Some(bias), Activation::GeluTanh) if x.device().is_cuda() => {
+                if let Some(y) = cuda::add_bias_gelu(&self.dense_product(weight, x, shape)?, bias)? {
+                    return Ok(y);
+                }
+            }
+            _ => {}
         }
+        activation.forward(&self.forward(x)?)
     }
 
     /// `x Wᵀ + b + residual`: the product at the end of a residual branch.
@@ -176,6 +187,16 @@ impl Linear {
         match &self.weight {
             Matrix::Packed(weight) if !x.track_op() && !residual.track_op() => {
                 x.contiguous()?.apply_op2_no_bwd(&residual.contiguous()?, &self.product_op(weight, false))
+            }
+            Matrix::Dense(weight)
+                if x.device().is_cuda()
+                    && let Some(bias) = &self.bias =>
+            {
+                let y = self.dense_product(weight, x, expected)?;
+                match cuda::add_bias_residual(&y, bias, residual)? {
+                    Some(y) => Ok(y),
+                    None => y.broadcast_add(bias)? + residual,
+                }
             }
             _ => training::sum(&self.forward(x)?, residual),
         }

@@ -4,12 +4,73 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
+
+/// Names the device of the tests that run on any: `cpu`, `cuda`, `cuda:N` or `metal`; the CPU without it.
+pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
+/// Names the type of the weights in those tests: `f32`, `f16` or `bf16`; f32 without it.
+pub const DTYPE_VARIABLE: &str = "GPT2_TEST_DTYPE";
+
+/// What f32 sums of a GPU may differ by: it adds in another order, and its exponential is another one.
+const GPU_TOLERANCE: f64 = 1e-3;
+/// What half precision may differ by, through all blocks: bf16 rounds each value by up to 2^-9 of it.
+const HALF_TOLERANCE: f64 = 2e-2;
+
+/// The device that `GPT2_TEST_DEVICE` names, the same one for all tests of a program.
+///
+/// # Panics
+/// When the variable names no device, or the device cannot be opened: a run that asks for it must not pass without.
+pub fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(open_device).clone()
+}
+
+fn open_device() -> Device {
+    let name = std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| "cpu".to_owned());
+    let opened = match name.split_once(':').unwrap_or((&name, "0")) {
+        ("cpu", _) => return Device::Cpu,
+        ("cuda", index) => Device::new_cuda_with_stream(index.parse().expect("a GPU's number")),
+        ("metal", index) => Device::new_metal(index.parse().expect("a GPU's number")),
+        _ => panic!("{DEVICE_VARIABLE}={name}: expected cpu, cuda, cuda:N or metal"),
+    };
+    opened.unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}={name}: {error}"))
+}
+
+/// The type that `GPT2_TEST_DTYPE` names.
+///
+/// # Panics
+/// When the variable names none.
+pub fn dtype() -> DType {
+    match std::env::var(DTYPE_VARIABLE).as_deref() {
+        Err(_) | Ok("f32") => DType::F32,
+        Ok("f16") => DType::F16,
+        Ok("bf16") => DType::BF16,
+        Ok(name) => panic!("{DTYPE_VARIABLE}={name}: expected f32, f16 or bf16"),
+    }
+}
+
+/// Checks a result of [`device`] in [`dtype`]: every element within `tolerance` of the expected one on the CPU in f32,
+/// and within the tolerance of the device and the type elsewhere, times the largest expected value where that is above 1,
+/// for roundings are of the size of what is added up.
+///
+/// # Panics
+/// When shapes differ or an element is off.
+#[track_caller]
+pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
+    let wider = match (dtype(), actual.device()) {
+        (DType::F32, Device::Cpu) => return assert_close_absolute(actual, expected, tolerance, what),
+        (DType::F32, _) => GPU_TOLERANCE,
+        _ => HALF_TOLERANCE,
+    };
+    let largest = values(expected).into_iter().map(f64::abs).fold(1.0, f64::max);
+    assert_close_absolute(actual, expected, wider.max(tolerance) * largest, what);
+}
 
 /// A set of reference tensors with the metadata that the exporting script recorded.
 pub struct Fixture {
@@ -246,7 +307,8 @@ fn assert_within(
 /// # Panics
 /// When candle cannot convert it.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
-    let flat = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
+    let flat = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.flatten_all());
+    let flat = flat.and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
     flat.to_vec1().expect("a flat tensor")
 }
 

@@ -83,7 +83,7 @@ fn load(folder: &Path, held: &str) {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let model = match WeightFormat::from_name(held) {
         Some(format) => checkpoint.load_as(format, &|_| ()),
-        None => checkpoint.load_dense(&Device::Cpu, &|_| ()),
+        None => checkpoint.load_dense(&Device::Cpu, DType::F32, &|_| ()),
     };
     let model = model.unwrap();
     let elapsed_s = start.elapsed().as_secs_f64();

@@ -241,14 +241,14 @@ impl Checkpoint {
     }
 
     /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
-    /// GGUF's Q8_0 and Q4_0 in our formats of the same numbers, everything else in f32; on other devices as f32 tensors.
-    /// `progress` is told how many bytes of the file were read since the last call.
+    /// GGUF's Q8_0 and Q4_0 in our formats of the same numbers, everything else in f32; on other devices as tensors of
+    /// [`Checkpoint::stored_dtype`]. `progress` is told how many bytes of the file were read since the last call.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.
     pub fn load(&self, device: &Device, progress: &(dyn Fn(u64) + Sync)) -> Result<Gpt2LMHead, WeightsError> {
         if !device.is_cpu() {
-            return self.load_dense(device, progress);
+            return self.load_dense(device, self.stored_dtype(), progress);
         }
         self.load_on_cpu(None, progress)
     }
@@ -266,18 +266,33 @@ impl Checkpoint {
         self.load_on_cpu(Some(format), progress)
     }
 
-    /// Builds the model from plain f32 tensors: for other devices, and as the reference for the packed products.
+    /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.
+    pub fn stored_dtype(&self) -> DType {
+        let stored = match self.naming.parameters.get("wte.weight") {
+            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
+            _ => None,
+        };
+        match stored.map(|stored| stored.dtype) {
+            Some(StoredDType::F16) => DType::F16,
+            Some(StoredDType::BF16) => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Builds the model from plain tensors of type `dtype`: for other devices, and in f32 as the reference for the packed
+    /// products.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.
     pub fn load_dense(
         &self,
         device: &Device,
+        dtype: DType,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Gpt2LMHead, WeightsError> {
         self.check()?;
         let backend = ReadParameters { checkpoint: self, progress };
-        let vb = VarBuilder::from_backend(Box::new(backend), DType::F32, device.clone());
+        let vb = VarBuilder::from_backend(Box::new(backend), dtype, device.clone());
         Ok(Gpt2LMHead::load(&self.config, &vb)?)
     }
 

@@ -47,7 +47,7 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
 
 fn assert_all_formats(path: &Path, tokens: usize) {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let dense = checkpoint.load_dense(&Device::Cpu, &|_| ()).unwrap();
+    let dense = checkpoint.load_dense(&Device::Cpu, DType::F32, &|_| ()).unwrap();
     let expected = logits(&dense, tokens);
     // f32: other orders of the same sums through all layers. The others: the rounding of the weights, 2^-12, 1/254 and 1/16
     // of the largest of a group at most, averaged by the sums and carried through the layers; the figures are about twice

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, Sampler};
 use gpt2_weights::thread_count;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::arguments::BenchArguments;
 use crate::hub::Network;
-use crate::{UsageError, model, output};
+use crate::{UsageError, device, model, output};
 
 /// Lengths of the prompts that are read.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
@@ -29,6 +29,7 @@ const BATCHES: [usize; 2] = [8, 32];
 /// What `--json` prints. Speeds are tokens per second; they are absent where the context is too short for them.
 #[derive(Serialize)]
 struct Report {
+    device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
     threads: usize,
@@ -43,10 +44,11 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCode> {
-    let device = model::device(&arguments.model)?;
+    let device = device::open(&arguments.model)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     let start = Instant::now();
     let model = model::load_with(&checkpoint, &device, &arguments.model)?;
+    device.synchronize()?;
     let load_s = start.elapsed().as_secs_f64();
     let bench = Bench { model: &model, device: &device };
 
@@ -68,7 +70,8 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
         decode_batch.extend(bench.decode(DECODE_BATCH, texts)?.map(|speed| (texts, speed)));
     }
     let report = Report {
-        dtype: arguments.model.dtype.map_or("stored", |format| format.name()),
+        device: device::name(&device),
+        dtype: arguments.model.dtype.map_or("stored", |dtype| dtype.name),
         kv_dtype: model.kv_dtype().as_str(),
         threads: thread_count(),
         load_s,
@@ -89,8 +92,8 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
 fn print(report: &Report) -> Result<()> {
     let line =
         |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
-    let (dtype, kv_dtype) = (report.dtype, report.kv_dtype);
-    output::write_line(&format!("weights {dtype}, cache {kv_dtype}, {} threads", report.threads))?;
+    let Report { device, dtype, kv_dtype, threads, .. } = report;
+    output::write_line(&format!("{device}, weights {dtype}, cache {kv_dtype}, {threads} threads"))?;
     line("load", report.load_s * 1e3, "ms")?;
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;
@@ -120,6 +123,7 @@ impl Bench<'_> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
             let mut cache = self.model.new_cache(1, tokens, self.device)?;
+            self.device.synchronize()?;
             let start = Instant::now();
             self.next_tokens(&self.prompt(tokens), 1, &mut cache)?;
             elapsed_s.push(start.elapsed().as_secs_f64());
@@ -147,9 +151,14 @@ impl Bench<'_> {
     fn next_tokens(&self, ids: &[u32], texts: usize, cache: &mut Gpt2Cache) -> Result<Vec<u32>> {
         let ids = Tensor::from_slice(ids, (texts, ids.len() / texts), self.device)?;
         let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+        let logits = logits.squeeze(1)?;
+        if !self.device.is_cpu() {
+            // Reading the result waits for the device.
+            return Ok(logits.argmax(D::Minus1)?.to_vec1()?);
+        }
         let mut sampler = Sampler::new(&GenerationConfig::default(), Vec::new(), 0);
         let history = History { ids: &[], prompt_len: 0 };
-        let rows = logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        let rows = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         rows.into_iter().map(|mut logits| Ok(sampler.sample(history, &mut logits)?)).collect()
     }
 

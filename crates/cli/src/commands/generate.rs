@@ -12,7 +12,7 @@ use super::{generate_file, generate_interactive};
 use crate::arguments::GenerateArguments;
 use crate::hub::Network;
 use crate::loaded_model::{LoadedModel, Text};
-use crate::{generation_options, input, interrupt, model, output};
+use crate::{device, generation_options, input, interrupt, model, output};
 
 /// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
 /// on every machine.
@@ -49,7 +49,7 @@ impl From<Vec<Text>> for Texts {
 }
 
 pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<ExitCode> {
-    let device = model::device(&arguments.model)?;
+    let device = device::open(&arguments.model)?;
     generation_options::check(arguments)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     checkpoint.check()?;

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use candle_core::Device;
 use gpt2_generation::GenerationConfig;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightFormat, WeightsError, encode};
+use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
@@ -23,7 +23,9 @@ use tempfile::NamedTempFile;
 use super::generate::{BATCH_SIZE, Texts, start_of_text_if_empty};
 use crate::arguments::GenerateArguments;
 use crate::loaded_model::LoadedModel;
-use crate::{EXIT_FAILURE, UsageError, generation_options, input, model, output, progress};
+use crate::{
+    EXIT_FAILURE, UsageError, device as devices, generation_options, input, model, output, progress,
+};
 
 /// What is written for a line of the file.
 #[derive(Serialize)]
@@ -76,7 +78,7 @@ pub(super) fn run(
     generation_options::notes(&config, tokenizer.as_ref()).iter().for_each(|note| output::print_note(note));
     let lines = read_lines(path, checkpoint, tokenizer.as_ref(), &config)?;
     let mut sink = match &arguments.output {
-        Some(output) => Sink::file(output, arguments.resume, &settings(arguments, &config), &lines)?,
+        Some(output) => Sink::file(output, arguments.resume, &settings(arguments, &config, device), &lines)?,
         None => Sink { written: 0, partial: None },
     };
     let model = model::load_with(checkpoint, device, &arguments.model)?;
@@ -200,12 +202,12 @@ fn json_prompt(text: &str) -> Result<JsonPrompt> {
 }
 
 /// What must be the same when a run goes on.
-fn settings(arguments: &GenerateArguments, config: &GenerationConfig) -> Value {
+fn settings(arguments: &GenerateArguments, config: &GenerationConfig, device: &Device) -> Value {
     json!({
         "model": arguments.model.model,
         "tokenizer": arguments.model.tokenizer,
-        "dtype": arguments.model.dtype.map(WeightFormat::name),
-        "device": arguments.model.device,
+        "dtype": arguments.model.dtype.map(|dtype| dtype.name),
+        "device": devices::name(device),
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "config": config,

@@ -14,7 +14,7 @@ use super::generate::start_of_text_if_empty;
 use crate::arguments::ScoreArguments;
 use crate::hub::Network;
 use crate::input::Input;
-use crate::{input, model, output, progress};
+use crate::{device, input, model, output, progress};
 
 /// What `--json` prints of a text.
 #[derive(Serialize)]
@@ -62,7 +62,7 @@ struct Best {
 }
 
 pub(crate) fn run(arguments: &ScoreArguments, network: Network) -> Result<ExitCode> {
-    let device = model::device(&arguments.model)?;
+    let device = device::open(&arguments.model)?;
     let checkpoint = model::open(&arguments.model.model, network)?;
     checkpoint.check()?;
     let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;

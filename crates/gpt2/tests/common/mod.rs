@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_testing::Fixture;
+use gpt2_testing::{Fixture, device, dtype};
 
-/// Loads the model of a fixture, which holds its tensors as transformers saves them.
+/// Loads the model of a fixture, which holds its tensors as transformers saves them, on the device of the tests.
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {
     let config =
         Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).expect("a config that is supported");
@@ -26,5 +26,5 @@ pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>)
         Ok((name, tensor))
     });
     let tensors = turned.collect::<Result<HashMap<_, _>>>()?;
-    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors, dtype(), &device()))
 }

@@ -1,0 +1,229 @@
+// Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. `mod.rs` launches them.
+//
+// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Letters in shapes: B batch,
+// T queries, S keys, H heads, D width of a head.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace {
+
+constexpr unsigned WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffff;
+/// Warps that share the keys of one query.
+constexpr unsigned ATTENTION_WARPS = 16;
+/// Keys that a warp reads at once, so that it waits for memory once and not for each.
+constexpr unsigned KEYS_AT_ONCE = 4;
+
+__device__ float value_of(float x) { return x; }
+__device__ float value_of(__half x) { return __half2float(x); }
+__device__ float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ T rounded(float x);
+template <> __device__ float rounded(float x) { return x; }
+template <> __device__ __half rounded(float x) { return __float2half_rn(x); }
+template <> __device__ __nv_bfloat16 rounded(float x) { return __float2bfloat16_rn(x); }
+
+__device__ float warp_sum(float x) {
+  for (unsigned distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
+  return x;
+}
+
+__device__ float warp_max(float x) {
+  for (unsigned distance = WARP / 2; distance > 0; distance /= 2)
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, distance));
+  return x;
+}
+
+/// Combines a value of every thread of the block; `shared` has room for one of each warp. Every thread gets the result.
+template <float (*COMBINED)(float)> __device__ float over_block(float x, float neutral, float *shared) {
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  x = COMBINED(x);
+  __syncthreads(); // an earlier result may still be read
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  return COMBINED(lane < blockDim.x / WARP ? shared[lane] : neutral);
+}
+
+/// The tanh form, as GPT-2 has it.
+__device__ float gelu(float x) {
+  const float SQRT_2_OVER_PI = 0.7978845608028654f;
+  return 0.5f * x * (1.0f + tanhf(SQRT_2_OVER_PI * (x + 0.044715f * x * x * x)));
+}
+
+/// What follows the bias.
+enum Finish { NOTHING, GELU, ADD };
+
+/// y = x + bias, its GELU, or its sum with `residual`. `x`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any grid.
+template <typename T, Finish FINISH>
+__device__ void add_bias(const T *x, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    float sum = value_of(x[i]) + value_of(bias[i % width]);
+    if (FINISH == ADD) sum += value_of(residual[i]);
+    y[i] = rounded<T>(FINISH == GELU ? gelu(sum) : sum);
+  }
+}
+
+/// Layer norm. A block for each row of `width` values.
+template <typename T>
+__device__ void layer_norm(const T *x, const T *weight, const T *bias, T *y, unsigned width, float epsilon) {
+  __shared__ float shared[WARP];
+  const size_t start = size_t(blockIdx.x) * width;
+  x += start;
+  y += start;
+  float total = 0.0f;
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) total += value_of(x[i]);
+  const float mean = over_block<warp_sum>(total, 0.0f, shared) / width;
+  float squares = 0.0f;
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+    const float centered = value_of(x[i]) - mean;
+    squares += centered * centered;
+  }
+  const float deviation = sqrtf(over_block<warp_sum>(squares, 0.0f, shared) / width + epsilon);
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+    const float normalized = (value_of(x[i]) - mean) / deviation;
+    y[i] = rounded<T>(normalized * value_of(weight[i]) + value_of(bias[i]));
+  }
+}
+
+/// The keys that a query sees: `visible[row]`, or `first + query` where there is no list.
+__device__ unsigned visible_keys(const unsigned *visible, unsigned first, unsigned batch, unsigned queries,
+                                 unsigned query) {
+  return visible ? visible[batch * queries + query] : first + query;
+}
+
+/// Softmax of `scale * scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
+template <typename T>
+__device__ void prefix_softmax(const T *scores, T *weights, const unsigned *visible, unsigned first, unsigned heads,
+                               unsigned queries, unsigned keys, float scale) {
+  __shared__ float shared[WARP];
+  const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
+  const unsigned count = visible_keys(visible, first, batch, queries, query);
+  scores += size_t(blockIdx.x) * keys;
+  weights += size_t(blockIdx.x) * keys;
+  float largest = -INFINITY;
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x)
+    largest = fmaxf(largest, scale * value_of(scores[key]));
+  largest = over_block<warp_max>(largest, -INFINITY, shared);
+  float total = 0.0f;
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x)
+    total += expf(scale * value_of(scores[key]) - largest);
+  total = over_block<warp_sum>(total, 0.0f, shared);
+  for (unsigned key = threadIdx.x; key < keys; key += blockDim.x)
+    weights[key] = rounded<T>(key < count ? expf(scale * value_of(scores[key]) - largest) / total : 0.0f);
+}
+
+/// Where the rows of a `(B, H, T, D)` tensor are.
+struct Strides {
+  size_t batch, head, token;
+};
+
+/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys, reading each key and
+/// each value once. A block for each head and batch row, its warps each with keys of their own and a softmax of their own,
+/// which are joined at the end. `context` `(B, H, D)`; D is at most `WARP * CHUNKS`.
+template <typename T, unsigned CHUNKS>
+__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
+                       const unsigned *visible, unsigned first, unsigned head_dim, float scale) {
+  __shared__ float maxima[ATTENTION_WARPS], sums[ATTENTION_WARPS], contexts[ATTENTION_WARPS][WARP * CHUNKS];
+  const unsigned head = blockIdx.x, batch = blockIdx.y;
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const unsigned count = visible_keys(visible, first, batch, 1, 0);
+  q += batch * qs.batch + head * qs.head;
+  k += batch * ks.batch + head * ks.head;
+  v += batch * vs.batch + head * vs.head;
+  context += (size_t(batch) * gridDim.x + head) * head_dim;
+
+  float query[CHUNKS], total[CHUNKS], largest = -INFINITY, sum = 0.0f;
+  for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
+    const unsigned d = chunk * WARP + lane;
+    query[chunk] = d < head_dim ? scale * value_of(q[d]) : 0.0f;
+    total[chunk] = 0.0f;
+  }
+  for (unsigned start = warp * KEYS_AT_ONCE; start < count; start += ATTENTION_WARPS * KEYS_AT_ONCE) {
+    float scores[KEYS_AT_ONCE], values[KEYS_AT_ONCE][CHUNKS];
+#pragma unroll
+    for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
+      // Behind the last key the last one is read again, and weighs nothing.
+      const size_t key = min(start + i, count - 1);
+      scores[i] = 0.0f;
+#pragma unroll
+      for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
+        const unsigned d = chunk * WARP + lane;
+        scores[i] += d < head_dim ? query[chunk] * value_of(k[key * ks.token + d]) : 0.0f;
+        values[i][chunk] = d < head_dim ? value_of(v[key * vs.token + d]) : 0.0f;
+      }
+    }
+    float new_largest = largest;
+#pragma unroll
+    for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
+      scores[i] = start + i < count ? warp_sum(scores[i]) : -INFINITY;
+      new_largest = fmaxf(new_largest, scores[i]);
+    }
+    const float kept = expf(largest - new_largest);
+    largest = new_largest;
+    sum *= kept;
+    for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] *= kept;
+#pragma unroll
+    for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
+      const float weight = expf(scores[i] - largest);
+      sum += weight;
+      for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] += weight * values[i][chunk];
+    }
+  }
+
+  if (lane == 0) {
+    maxima[warp] = largest;
+    sums[warp] = sum;
+  }
+  for (unsigned chunk = 0; chunk < CHUNKS; chunk++) contexts[warp][chunk * WARP + lane] = total[chunk];
+  __syncthreads();
+  largest = -INFINITY;
+  for (unsigned other = 0; other < ATTENTION_WARPS; other++) largest = fmaxf(largest, maxima[other]);
+  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    float numerator = 0.0f, denominator = 0.0f;
+    for (unsigned other = 0; other < ATTENTION_WARPS; other++) {
+      // A warp without keys has a maximum of -inf and counts as nothing.
+      const float factor = expf(maxima[other] - largest);
+      numerator += factor * contexts[other][d];
+      denominator += factor * sums[other];
+    }
+    context[d] = rounded<T>(numerator / denominator);
+  }
+}
+
+} // namespace
+
+#define ATTEND(NAME, T, WIDTH)                                                                                          \
+  extern "C" __global__ void attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,        \
+                                                     Strides ks, Strides vs, const unsigned *visible, unsigned first,   \
+                                                     unsigned head_dim, float scale) {                                  \
+    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, visible, first, head_dim, scale);                             \
+  }
+
+#define KERNELS(NAME, T)                                                                                                \
+  extern "C" __global__ void add_bias_##NAME(const T *x, const T *bias, T *y, size_t count, unsigned width) {           \
+    add_bias<T, NOTHING>(x, bias, nullptr, y, count, width);                                                            \
+  }                                                                                                                     \
+  extern "C" __global__ void add_bias_gelu_##NAME(const T *x, const T *bias, T *y, size_t count, unsigned width) {      \
+    add_bias<T, GELU>(x, bias, nullptr, y, count, width);                                                               \
+  }                                                                                                                     \
+  extern "C" __global__ void add_bias_residual_##NAME(const T *x, const T *bias, const T *residual, T *y, size_t count, \
+                                                    unsigned width) {                                                   \
+    add_bias<T, ADD>(x, bias, residual, y, count, width);                                                               \
+  }                                                                                                                     \
+  extern "C" __global__ void layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,        \
+                                               float epsilon) {                                                         \
+    layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
+  }                                                                                                                     \
+  extern "C" __global__ void prefix_softmax_##NAME(const T *scores, T *weights, const unsigned *visible, unsigned first,\
+                                                   unsigned heads, unsigned queries, unsigned keys, float scale) {      \
+    prefix_softmax<T>(scores, weights, visible, first, heads, queries, keys, scale);                                    \
+  }                                                                                                                     \
+  ATTEND(NAME, T, 64)                                                                                                   \
+  ATTEND(NAME, T, 128)                                                                                                  \
+  ATTEND(NAME, T, 256)
+
+KERNELS(f32, float)
+KERNELS(f16, __half)
+KERNELS(bf16, __nv_bfloat16)

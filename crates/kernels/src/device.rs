@@ -1,0 +1,97 @@
+//! Opening GPUs, with errors that say what is missing.
+
+use candle_core::Device;
+use thiserror::Error;
+
+/// Why a GPU cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The feature is off.
+    #[error("this program was built without {name}; build it with --features {feature}")]
+    NotBuilt {
+        /// What was asked for.
+        name: &'static str,
+        /// The feature that has it.
+        feature: &'static str,
+    },
+    /// There is no driver, or it finds no GPU.
+    #[error(
+        "no NVIDIA driver with a GPU was found ({found}); use --device cpu, or look at what nvidia-smi says"
+    )]
+    NoDriver {
+        /// What the driver's library said.
+        found: String,
+    },
+    /// There are GPUs, and none with this number.
+    #[error("there is no GPU {index}: the driver has {count}, counted from 0")]
+    NoSuchGpu {
+        /// The number asked for.
+        index: usize,
+        /// GPUs that there are.
+        count: usize,
+    },
+    /// The GPU is there and does not work with this program.
+    #[error("GPU {index} cannot be used: {source}")]
+    Unusable {
+        /// The GPU's number.
+        index: usize,
+        /// What the libraries said.
+        source: candle_core::Error,
+    },
+}
+
+/// Opens GPU `index` of the NVIDIA driver.
+///
+/// # Errors
+/// When the feature `cuda` is off, there is no driver, no such GPU, or the GPU does not answer.
+#[cfg(feature = "cuda")]
+pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
+    use candle_core::cuda_backend::cudarc::driver::CudaContext;
+
+    let count = CudaContext::device_count();
+    let count = count.map_err(|error| DeviceError::NoDriver { found: format!("{:?}", error.0) })?;
+    let count = usize::try_from(count).unwrap_or_default();
+    if count == 0 {
+        return Err(DeviceError::NoDriver { found: "it counts none".into() });
+    }
+    if index >= count {
+        return Err(DeviceError::NoSuchGpu { index, count });
+    }
+    crate::cuda::open(index).map_err(|source| DeviceError::Unusable { index, source })
+}
+
+/// Opens GPU `index` of the NVIDIA driver.
+///
+/// # Errors
+/// Always: the feature `cuda` is off.
+#[cfg(not(feature = "cuda"))]
+pub fn open_cuda(_: usize) -> Result<Device, DeviceError> {
+    Err(DeviceError::NotBuilt { name: "CUDA", feature: "cuda" })
+}
+
+/// Opens GPU `index` of Apple's Metal.
+///
+/// # Errors
+/// When the feature `metal` is off, or there is no such GPU.
+pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
+    if !candle_core::utils::metal_is_available() {
+        return Err(DeviceError::NotBuilt { name: "Metal", feature: "metal" });
+    }
+    Device::new_metal(index).map_err(|source| DeviceError::Unusable { index, source })
+}
+
+/// Bytes of memory that are free on an NVIDIA GPU; `None` for other devices, and where the driver does not say.
+pub fn free_memory(device: &Device) -> Option<usize> {
+    #[cfg(feature = "cuda")]
+    if let Ok(device) = device.as_cuda_device() {
+        return device.cuda_stream().context().mem_get_info().ok().map(|(free, _)| free);
+    }
+    let _ = device;
+    None
+}
+
+/// Whether products of f32 matrices on NVIDIA GPUs round their inputs to TF32, with 10 bits behind the binary point.
+pub fn use_tf32(is_on: bool) {
+    candle_core::cuda::set_gemm_reduced_precision_f32(is_on);
+}

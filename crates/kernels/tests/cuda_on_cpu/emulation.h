@@ -1,0 +1,107 @@
+// Runs CUDA kernels on a CPU: block after block, each thread a fiber that yields where it waits for others. It shows that the
+// arithmetic and the waiting are right; speed, and what only a GPU reorders, it does not show.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __global__
+// One block runs at a time, so what its threads share may be static.
+#define __shared__ static
+#define threadIdx (running->index)
+
+struct Dim {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// Lets its threads through when all have come.
+struct Barrier {
+  unsigned size = 0, waiting = 0, opened = 0;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack;
+  Dim index;
+  float exchanged = 0;
+  bool is_done = false;
+};
+
+constexpr unsigned WARP_SIZE = 32;
+inline Dim blockIdx, blockDim, gridDim;
+inline std::vector<Thread> threads;
+inline Thread *running;
+inline ucontext_t scheduler;
+inline Barrier block_barrier;
+inline std::vector<Barrier> warp_barriers;
+inline std::function<void()> kernel;
+
+inline void wait_at(Barrier &barrier) {
+  const unsigned opened = barrier.opened;
+  if (++barrier.waiting == barrier.size) {
+    barrier.waiting = 0;
+    barrier.opened++;
+  }
+  while (barrier.opened == opened) {
+    Thread *self = running;
+    swapcontext(&self->context, &scheduler);
+    running = self;
+  }
+}
+
+inline void __syncthreads() { wait_at(block_barrier); }
+
+inline float __shfl_xor_sync(unsigned, float x, unsigned distance) {
+  Thread *self = running;
+  Barrier &barrier = warp_barriers[self->index.x / WARP_SIZE];
+  self->exchanged = x;
+  wait_at(barrier);
+  const float other = threads[self->index.x ^ distance].exchanged;
+  wait_at(barrier);
+  return other;
+}
+
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
+inline void run_thread() {
+  kernel();
+  running->is_done = true;
+  swapcontext(&running->context, &scheduler);
+}
+
+/// Runs `call` once for each thread of each block.
+inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
+  constexpr size_t STACK_BYTES = 64 * 1024;
+  kernel = std::move(call);
+  gridDim = grid;
+  blockDim = {block_size, 1, 1};
+  for (unsigned block = 0; block < grid.x * grid.y; block++) {
+    blockIdx = {block % grid.x, block / grid.x, 0};
+    block_barrier = {block_size};
+    warp_barriers.assign(block_size / WARP_SIZE, {WARP_SIZE});
+    threads = std::vector<Thread>(block_size);
+    for (unsigned i = 0; i < block_size; i++) {
+      Thread &thread = threads[i];
+      thread.index = {i, 0, 0};
+      thread.stack.resize(STACK_BYTES);
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.data();
+      thread.context.uc_stack.ss_size = STACK_BYTES;
+      makecontext(&thread.context, run_thread, 0);
+    }
+    for (bool is_running = true; is_running;) {
+      is_running = false;
+      for (Thread &thread : threads) {
+        if (thread.is_done) continue;
+        is_running = true;
+        running = &thread;
+        swapcontext(&scheduler, &thread.context);
+      }
+    }
+  }
+}

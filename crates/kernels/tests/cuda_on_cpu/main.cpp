@@ -1,0 +1,190 @@
+// The kernels of src/cuda/kernels.cu, emulated, against plain loops in f64. `scripts/check_cuda_kernels.sh` runs it.
+
+#include "emulation.h"
+
+#include "../../src/cuda/kernels.cu"
+
+#include <algorithm>
+#include <cstdio>
+#include <numbers>
+#include <random>
+#include <string>
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+std::mt19937 generator(1);
+int failures = 0;
+
+template <typename T> std::vector<T> random_values(size_t count, float scale, float offset = 0) {
+  std::uniform_real_distribution<float> uniform(-scale, scale);
+  std::vector<T> values(count);
+  for (T &value : values) value = rounded<T>(uniform(generator) + offset);
+  return values;
+}
+
+/// The largest difference, over the largest expected value where that is above 1.
+template <typename T>
+void compare(const std::string &what, const std::vector<T> &found, const Doubles &expected, double tolerance) {
+  double largest = 1, worst = 0;
+  for (double value : expected) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < found.size(); i++) {
+    const double difference = std::fabs(value_of(found[i]) - expected[i]) / largest;
+    if (!(difference <= worst)) worst = difference; // keeps NaN
+  }
+  const bool is_close = worst <= tolerance;
+  failures += !is_close;
+  std::printf("%-32s %.1e %s\n", what.c_str(), worst, is_close ? "" : "TOO FAR");
+}
+
+/// The kernels of one element type.
+template <typename T> struct Kernels;
+#define KERNELS_OF(NAME, T)                                                                                             \
+  template <> struct Kernels<T> {                                                                                       \
+    static constexpr auto bias = add_bias_##NAME, bias_gelu = add_bias_gelu_##NAME;                                     \
+    static constexpr auto norm = layer_norm_##NAME;                                                                     \
+    static constexpr auto bias_residual = add_bias_residual_##NAME;                                                     \
+    static constexpr auto softmax = prefix_softmax_##NAME;                                                              \
+    static constexpr auto attend(unsigned width) {                                                                      \
+      return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
+    }                                                                                                                   \
+  };
+KERNELS_OF(f32, float)
+KERNELS_OF(f16, __half)
+KERNELS_OF(bf16, __nv_bfloat16)
+
+template <typename T> void biases(double tolerance) {
+  for (auto [rows, width] : {std::pair(1u, 5u), std::pair(7u, 300u), std::pair(1u, 3072u)}) {
+    const auto x = random_values<T>(rows * width, 3), bias = random_values<T>(width, 1);
+    const auto residual = random_values<T>(rows * width, 1);
+    std::vector<T> y(x.size());
+    Doubles sums(x.size()), activated(x.size()), added(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+      const double z = sums[i] = value_of(x[i]) + value_of(bias[i % width]);
+      added[i] = z + value_of(residual[i]);
+      activated[i] = 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+    }
+    const std::string what = std::to_string(rows) + " x " + std::to_string(width);
+    launch({2, 1, 1}, 256, [&] { Kernels<T>::bias(x.data(), bias.data(), y.data(), x.size(), width); });
+    compare("bias " + what, y, sums, tolerance);
+    launch({1, 1, 1}, 256, [&] { Kernels<T>::bias_gelu(x.data(), bias.data(), y.data(), x.size(), width); });
+    compare("bias and gelu " + what, y, activated, tolerance);
+    launch({1, 1, 1}, 256,
+           [&] { Kernels<T>::bias_residual(x.data(), bias.data(), residual.data(), y.data(), x.size(), width); });
+    compare("bias and residual " + what, y, added, tolerance);
+  }
+}
+
+template <typename T> Doubles normed(const std::vector<T> &x, const std::vector<T> &weight, const std::vector<T> &bias) {
+  const size_t width = weight.size();
+  Doubles y(x.size());
+  for (size_t start = 0; start < x.size(); start += width) {
+    double mean = 0, variance = 0;
+    for (size_t i = 0; i < width; i++) mean += value_of(x[start + i]) / width;
+    for (size_t i = 0; i < width; i++) variance += std::pow(value_of(x[start + i]) - mean, 2) / width;
+    for (size_t i = 0; i < width; i++)
+      y[start + i] =
+          (value_of(x[start + i]) - mean) / std::sqrt(variance + 1e-5) * value_of(weight[i]) + value_of(bias[i]);
+  }
+  return y;
+}
+
+template <typename T> void layer_norms(double tolerance) {
+  for (auto [rows, width] : {std::pair(1u, 1u), std::pair(1u, 20u), std::pair(3u, 256u), std::pair(4u, 768u),
+                             std::pair(2u, 1601u)}) {
+    // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
+    const auto x = random_values<T>(rows * width, 2, 8);
+    const auto weight = random_values<T>(width, 1), bias = random_values<T>(width, 1);
+    std::vector<T> y(x.size());
+    const std::string what = std::to_string(rows) + " x " + std::to_string(width);
+    launch({rows, 1, 1}, 256,
+           [&] { Kernels<T>::norm(x.data(), weight.data(), bias.data(), y.data(), width, 1e-5f); });
+    compare("norm " + what, y, normed(x, weight, bias), tolerance);
+  }
+}
+
+/// Queries of two batch rows, and the keys that each sees.
+struct Rows {
+  unsigned queries, keys;
+  std::vector<unsigned> visible;
+  /// Whether each query of a row sees one key more than the one before, so that no list is needed.
+  bool is_regular;
+};
+
+template <typename T> void attention(double tolerance) {
+  constexpr unsigned BATCH = 2, HEADS = 3;
+  const std::vector<Rows> cases = {{1, 1, {1, 1}, true},
+                                   {1, 7, {7, 7}, true},
+                                   {1, 130, {130, 65}, false},
+                                   {1, 1024, {1024, 1}, false},
+                                   {5, 9, {5, 6, 7, 8, 9, 5, 6, 7, 8, 9}, true},
+                                   {4, 20, {17, 18, 19, 20, 3, 4, 5, 6}, false}};
+  for (const auto &[queries, keys, visible, is_regular] : cases) {
+    const unsigned *list = is_regular ? nullptr : visible.data();
+    const std::string what = std::to_string(queries) + " of " + std::to_string(keys);
+    const auto scores = random_values<T>(BATCH * HEADS * queries * keys, 5);
+    std::vector<T> weights(scores.size());
+    Doubles expected(scores.size());
+    for (unsigned row = 0; row < BATCH * HEADS * queries; row++) {
+      const unsigned seen = visible[row / (HEADS * queries) * queries + row % queries];
+      double total = 0;
+      for (unsigned key = 0; key < seen; key++) total += std::exp(0.3 * value_of(scores[row * keys + key]));
+      for (unsigned key = 0; key < seen; key++)
+        expected[row * keys + key] = std::exp(0.3 * value_of(scores[row * keys + key])) / total;
+    }
+    launch({BATCH * HEADS * queries, 1, 1}, 256, [&] {
+      Kernels<T>::softmax(scores.data(), weights.data(), list, visible[0], HEADS, queries, keys, 0.3f);
+    });
+    compare("softmax " + what, weights, expected, tolerance);
+    if (queries > 1) continue;
+    for (unsigned width : {6u, 64u, 80u, 128u, 200u, 256u}) {
+      // Queries lie in a fused projection, keys and values in a longer cache.
+      const size_t capacity = keys + 5;
+      const auto q = random_values<T>(BATCH * 3 * HEADS * width, 2);
+      const auto k = random_values<T>(BATCH * HEADS * capacity * width, 1);
+      const auto v = random_values<T>(BATCH * HEADS * capacity * width, 1);
+      const Strides query_strides{3 * HEADS * width, width, 3 * HEADS * width};
+      const Strides cache_strides{HEADS * capacity * width, capacity * width, width};
+      std::vector<T> context(BATCH * HEADS * width);
+      Doubles contexts(context.size());
+      const double scale = 1 / std::sqrt(width);
+      for (unsigned row = 0; row < BATCH * HEADS; row++) {
+        const T *query = &q[row / HEADS * query_strides.batch + row % HEADS * width];
+        double total = 0;
+        for (unsigned key = 0; key < visible[row / HEADS]; key++) {
+          const size_t place = (row * capacity + key) * width;
+          double score = 0;
+          for (unsigned i = 0; i < width; i++) score += double(value_of(query[i])) * value_of(k[place + i]);
+          const double weight = std::exp(score * scale);
+          total += weight;
+          for (unsigned i = 0; i < width; i++) contexts[row * width + i] += weight * value_of(v[place + i]);
+        }
+        for (unsigned i = 0; i < width; i++) contexts[row * width + i] /= total;
+      }
+      launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
+        Kernels<T>::attend(width)(q.data(), k.data(), v.data(), context.data(), query_strides, cache_strides,
+                                  cache_strides, list, visible[0], width, float(scale));
+      });
+      compare("attention " + what + ", " + std::to_string(width) + " wide", context, contexts, tolerance);
+    }
+  }
+}
+
+/// `tolerance`: a few roundings of the type, of values up to 1.
+template <typename T> void all(const char *name, double tolerance) {
+  std::printf("== %s\n", name);
+  biases<T>(tolerance);
+  layer_norms<T>(tolerance);
+  attention<T>(tolerance);
+}
+
+} // namespace
+
+int main() {
+  all<float>("f32", 1e-6);
+  all<__half>("f16", 5e-4);
+  all<__nv_bfloat16>("bf16", 4e-3);
+  std::printf("%d too far\n", failures);
+  return failures > 0;
+}

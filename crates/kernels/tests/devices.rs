@@ -1,0 +1,100 @@
+//! Layers and attention on the device and in the type that `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` name, against the same
+//! in f32 on the CPU from candle's plain operations. On a GPU this reaches every kernel of `cuda`.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use gpt2_kernels::{Activation, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax};
+use gpt2_testing::{assert_parity, device, dtype, pattern};
+
+/// Two f32 computations of sums of up to 300 products of values below 1.
+const TIGHT: f64 = 2e-6;
+
+/// Values that are the same on the device and on the CPU: rounded to the type there is to test.
+fn rounded(shape: &[usize], scale: f64, offset: u64) -> Result<Tensor> {
+    pattern(shape, scale, offset).to_dtype(dtype())?.to_dtype(DType::F32)
+}
+
+fn on_device(x: &Tensor) -> Result<Tensor> {
+    x.to_device(&device())?.to_dtype(dtype())
+}
+
+#[test]
+fn linear_layers_with_what_follows_them() -> Result<()> {
+    for (rows, input, output) in [(1, 5, 3), (1, 300, 1601), (7, 64, 96), (33, 48, 50)] {
+        let x = rounded(&[1, rows, input], 2.0, 1)?;
+        let (weight, bias) = (rounded(&[output, input], 0.2, 2)?, rounded(&[output], 1.0, 3)?);
+        let product = x.squeeze(0)?.matmul(&weight.t()?)?.broadcast_add(&bias)?.unsqueeze(0)?;
+        let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
+        let what = format!("({rows}, {input}) to {output}");
+        assert_parity(&layer.forward(&on_device(&x)?)?, &product, TIGHT, &what);
+        let residual = rounded(&[1, rows, output], 2.0, 4)?;
+        let added = layer.forward_added(&on_device(&x)?, &on_device(&residual)?)?;
+        assert_parity(&added, &(&product + &residual)?, TIGHT, &what);
+        let activated = layer.forward_activated(&on_device(&x)?, Activation::GeluTanh)?;
+        assert_parity(&activated, &product.gelu()?, TIGHT, &what);
+        let activated = layer.forward_activated(&on_device(&x)?, Activation::Relu)?;
+        assert_parity(&activated, &product.relu()?, TIGHT, &what);
+    }
+    Ok(())
+}
+
+#[test]
+fn layer_norms() -> Result<()> {
+    for (rows, width) in [(1, 1), (1, 20), (3, 256), (5, 768), (2, 1601)] {
+        // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
+        let x = (rounded(&[2, rows, width], 4.0, 1)? + 8.0)?.to_dtype(dtype())?.to_dtype(DType::F32)?;
+        let (weight, bias) = (rounded(&[width], 1.0, 3)?, rounded(&[width], 1.0, 4)?);
+        let reference = |x: &Tensor| {
+            let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+            let variance = (centered.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?;
+            centered.broadcast_div(&variance.sqrt()?)?.broadcast_mul(&weight)?.broadcast_add(&bias)
+        };
+        let norm = LayerNorm::new(on_device(&weight)?, Some(on_device(&bias)?), 1e-5);
+        let what = format!("{rows} rows of {width}");
+        assert_parity(&norm.forward(&on_device(&x)?)?, &reference(&x)?, 3e-6, &what);
+    }
+    Ok(())
+}
+
+/// One query and many, regular and ragged rows, head widths of every kernel and beyond them, keys and values that are
+/// views into a longer cache.
+#[test]
+fn attention_over_the_first_keys() -> Result<()> {
+    const CAPACITY: usize = 150;
+    for (query_len, key_len, visible) in [
+        (1, 1, vec![1, 1]),
+        (1, 7, vec![7, 7]),
+        (1, 130, vec![130, 65]),
+        (5, 9, vec![5, 6, 7, 8, 9, 5, 6, 7, 8, 9]),
+        (4, 20, vec![17, 18, 19, 20, 3, 4, 5, 6]),
+        (3, 4, vec![4; 6]),
+    ] {
+        for head_dim in [6, 64, 80, 128, 200, 300] {
+            let q = rounded(&[2, query_len, 3, head_dim], 2.0, 1)?.transpose(1, 2)?;
+            let cache = |offset| rounded(&[2, 3, CAPACITY, head_dim], 2.0, offset);
+            let (k, v) = (cache(2)?.narrow(2, 0, key_len)?, cache(3)?.narrow(2, 0, key_len)?);
+            let scale = 1.0 / (head_dim as f64).sqrt();
+            let mask: Vec<f32> = visible
+                .iter()
+                .flat_map(|seen| {
+                    (0..key_len).map(move |key| if key < *seen { 0.0 } else { f32::NEG_INFINITY })
+                })
+                .collect();
+            let mask = Tensor::from_vec(mask, (2, 1, query_len, key_len), &Device::Cpu)?;
+            let scores = (q.contiguous()?.matmul(&k.contiguous()?.t()?)? * scale)?.broadcast_add(&mask)?;
+            let expected = softmax(&scores, D::Minus1)?.matmul(&v.contiguous()?)?;
+            let what = format!("{query_len} queries of {key_len} keys, {head_dim} wide");
+            let narrowed = |x: &Tensor| on_device(x)?.narrow(2, 0, key_len);
+            let (q, k, v) = (on_device(&q)?, narrowed(&cache(2)?)?, narrowed(&cache(3)?)?);
+            let found = match prefix_attention_on_gpu(&q, &k, &v, scale, &visible)? {
+                Some(found) => found,
+                None => {
+                    assert!(!q.device().is_cuda(), "the GPU's kernels apply");
+                    let [q, k, v] = [q, k, v].map(|x| x.to_device(&Device::Cpu)?.to_dtype(DType::F32));
+                    prefix_attention(&q?, &k?, &v?, scale, &visible)?
+                }
+            };
+            assert_parity(&found, &expected, 3e-6, &what);
+        }
+    }
+    Ok(())
+}
