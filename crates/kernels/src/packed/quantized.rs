@@ -140,9 +140,10 @@ impl<Q: Quants> Block for Quantized<Q> {
 
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
-        let groups = weights.as_chunks::<GROUP>().0;
-        let [(first, first_scales), (second, second_scales)] =
-            [0, 1].map(|group| Q::encode(simd, &groups[group]));
+        let (groups, _) = weights.as_chunks::<GROUP>();
+        // No closure for both: what is not inlined is not compiled for its instruction set.
+        let (first, first_scales) = Q::encode(simd, &groups[0]);
+        let (second, second_scales) = Q::encode(simd, &groups[1]);
         Self { quants: [first, second], scales: [first_scales, second_scales] }
     }
 
