@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "threads write disjoint parts of one output")]
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -99,6 +100,30 @@ impl<T> Part<'_, T> {
     }
 }
 
+/// An output of `len` elements whose parts `work` computes, on all threads of the pool.
+///
+/// `work` finds default values; they are written part by part, by the thread that then computes the part, since clearing a
+/// large output on one thread takes longer than an integer product with its weights.
+///
+/// `len` is a multiple of `parts.row_len`, which is not zero; neither are the sizes of the parts.
+pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
+    len: usize,
+    parts: Parts,
+    work: impl Fn(Part<'_, T>) + Sync,
+) -> Vec<T> {
+    let mut output = Box::new_uninit_slice(len);
+    for_each_part(&mut output, parts, |mut part: Part<'_, MaybeUninit<T>>| {
+        for row in 0..part.rows() {
+            part.row(row).fill(MaybeUninit::new(T::default()));
+        }
+        let Part { first_row, first_column, rows, columns, row_len, start, .. } = part;
+        let start = start.cast();
+        work(Part { first_row, first_column, rows, columns, row_len, start, output: PhantomData });
+    });
+    // SAFETY: every element belongs to a part, and all elements of each part were written.
+    unsafe { output.assume_init() }.into_vec()
+}
+
 /// Gives every part of `output` to `work`, on all threads of the pool.
 ///
 /// `output` holds whole rows of `parts.row_len`, which is not zero; neither are the sizes of the parts.
@@ -178,6 +203,13 @@ mod tests {
             });
             assert_eq!(output, (1..=rows * row_len).collect::<Vec<_>>());
         }
+        let parts = Parts { row_len: 7, rows: 2, columns: 3 };
+        let computed = computed_in_parts(35, parts, |mut part: Part<'_, i32>| {
+            for row in 0..part.rows() {
+                part.row(row).iter_mut().for_each(|element| *element += 1);
+            }
+        });
+        assert_eq!(computed, [1; 35]);
         for_each_part(&mut Vec::<f32>::new(), Parts { row_len: 3, rows: 1, columns: 1 }, |_| {
             panic!("no part")
         });

@@ -39,7 +39,7 @@ impl StoredDType {
         match self {
             Self::F16 => WeightFormat::F16,
             Self::Quantized(GgmlDType::Q8_0) => WeightFormat::Q8,
-            Self::Quantized(GgmlDType::Q4_0) => WeightFormat::Q4,
+            Self::Quantized(GgmlDType::Q4_0) => WeightFormat::Q4Linear,
             _ => WeightFormat::F32,
         }
     }

@@ -63,10 +63,14 @@ fn assert_all_formats(path: &Path, tokens: usize) {
         let found = logits(&packed, tokens);
         let off = difference(&found, &expected);
         assert!(off <= tolerance, "{format:?}: logits differ by {off:e} of the largest");
+        // Where activations are rounded to integers, the smallest difference can turn one of them, so nothing closer than
+        // the format itself can be asked for.
+        let is_float = matches!(format, WeightFormat::F32 | WeightFormat::F16);
+        let (exact, half) = if is_float { (1e-5, 2e-3) } else { (tolerance, tolerance) };
         let off = difference(&cached_logits(&packed, tokens, DType::F32), &found);
-        assert!(off <= 1e-5, "{format:?}: with a cache the logits differ by {off:e} of the largest");
+        assert!(off <= exact, "{format:?}: with a cache the logits differ by {off:e} of the largest");
         let off = difference(&cached_logits(&packed, tokens, DType::F16), &found);
-        assert!(off <= 2e-3, "{format:?}: with a cache in f16 the logits differ by {off:e} of the largest");
+        assert!(off <= half, "{format:?}: with a cache in f16 the logits differ by {off:e} of the largest");
     }
 }
 

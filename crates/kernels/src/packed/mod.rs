@@ -14,7 +14,7 @@ mod quantized;
 use std::fmt;
 
 use block::{Block, F16Block, F32Block};
-use quantized::{Bytes, Nibbles, Quantized};
+use quantized::{Bytes, Linear, Nibbles, Normal, Quantized};
 
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::LANES;
@@ -28,7 +28,13 @@ const DEPTH: usize = 64;
 /// Inputs that share a scale.
 const GROUP: usize = 32;
 
-/// The precision in which the weights of linear layers are held; activations are f32 in all of them.
+/// The precision in which the weights of linear layers are held.
+///
+/// With f32 and f16 weights products are computed in f32. With integer weights they are computed in integers: each row of
+/// activations is rounded to 8 bits once a product, in groups of 32 inputs as `x ≈ a p` with `a = max|x| / 127` in f32 and
+/// `p = round(x / a)`, so that `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero, and one that holds
+/// what is not finite makes the row's outputs NaN. A product of a group is `s a Σ q p`, its integer sum exact, so that of
+/// the result's error nothing but these two roundings and the f32 sum over the groups remains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
     /// 32-bit floating point: the weights of the checkpoint.
@@ -39,14 +45,19 @@ pub enum WeightFormat {
     /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
     /// normal f16 numbers.
     Q8,
-    /// 4-bit integers with an f16 scale for every 32 inputs of an output, 4.5 bits a weight: `w ≈ s q` with `q` from -8
-    /// to 7, and of a row of candidate scales the one with the smallest squared error. The first candidate takes the
-    /// weight of the largest magnitude to -8, so the squared error is at most that of `|w - s q| ≤ max|w| (1/8 + 2^-11)`.
+    /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
+    /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
+    /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
+    /// to the first entry, -127; no two entries are more than 28 apart and the last is 110, so the squared error is at most
+    /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)`.
     Q4,
+    /// The same with the integers from -8 to 7 as table, which holds the weights of GGUF's `Q4_0` as they are. The squared
+    /// error is at most that of `|w - s q| ≤ max|w| (1/8 + 2^-11)`.
+    Q4Linear,
 }
 
 impl WeightFormat {
-    /// Every format with its name.
+    /// Every format to choose, with its name.
     pub const NAMES: [(&'static str, Self); 4] =
         [("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q4", Self::Q4)];
 
@@ -62,6 +73,7 @@ impl WeightFormat {
             Self::F16 => "f16",
             Self::Q8 => "q8",
             Self::Q4 => "q4",
+            Self::Q4Linear => "q4_0",
         }
     }
 }
@@ -71,7 +83,8 @@ enum Panels {
     F32(Box<[F32Block]>),
     F16(Box<[F16Block]>),
     Q8(Box<[Quantized<Bytes>]>),
-    Q4(Box<[Quantized<Nibbles>]>),
+    Q4(Box<[Quantized<Nibbles<Normal>>]>),
+    Q4Linear(Box<[Quantized<Nibbles<Linear>>]>),
 }
 
 /// A weight matrix `(out, in)`, packed.
@@ -89,6 +102,7 @@ macro_rules! with_blocks {
             Panels::F16($blocks) => $body,
             Panels::Q8($blocks) => $body,
             Panels::Q4($blocks) => $body,
+            Panels::Q4Linear($blocks) => $body,
         }
     };
 }
@@ -112,6 +126,7 @@ impl PackedMatrix {
             Panels::F16(_) => WeightFormat::F16,
             Panels::Q8(_) => WeightFormat::Q8,
             Panels::Q4(_) => WeightFormat::Q4,
+            Panels::Q4Linear(_) => WeightFormat::Q4Linear,
         }
     }
 

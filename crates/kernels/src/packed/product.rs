@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use super::block::{Block, Expanded};
 use super::{DEPTH, PackedMatrix, Panels, panel_of, with_blocks};
-use crate::parallel::{Part, Parts, for_each_part};
+use crate::parallel::{Part, Parts, computed_in_parts};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 use crate::vector_math::gelu_tanh;
 
@@ -68,15 +68,13 @@ pub(crate) fn product(
     epilogue: Epilogue<'_>,
     instructions: InstructionSet,
 ) -> Vec<f32> {
-    let mut y = vec![0.0; rows * matrix.out_features()];
-    if y.is_empty() {
-        return y;
+    if rows * matrix.out_features() == 0 {
+        return Vec::new();
     }
     with_blocks!(&matrix.panels, |blocks| match rows {
-        1 => one_row(matrix, blocks, x, epilogue, instructions, &mut y),
-        _ => many_rows(matrix, blocks, x, rows, epilogue, instructions, &mut y),
-    });
-    y
+        1 => one_row(matrix, blocks, x, epilogue, instructions),
+        _ => many_rows(matrix, blocks, x, rows, epilogue, instructions),
+    })
 }
 
 fn one_row<B: Block>(
@@ -85,18 +83,17 @@ fn one_row<B: Block>(
     x: &[f32],
     epilogue: Epilogue<'_>,
     instructions: InstructionSet,
-    y: &mut [f32],
-) {
+) -> Vec<f32> {
     let row = arranged::<B>(x, 1, matrix.in_features(), 1, instructions);
-    let parts = Parts { row_len: y.len(), rows: 1, columns: ROW_PART_PANELS * LANES };
-    for_each_part(y, parts, |mut part| {
+    let parts = Parts { row_len: matrix.out_features(), rows: 1, columns: ROW_PART_PANELS * LANES };
+    computed_in_parts(matrix.out_features(), parts, |mut part| {
         let first_panel = part.first_column / LANES;
         for (index, outputs) in part.row(0).chunks_mut(LANES).enumerate() {
             let panel = first_panel + index;
             let blocks = panel_of(blocks, panel, matrix.in_features());
             instructions.run(PanelJob { blocks, row: &row, outputs, output: panel * LANES, epilogue });
         }
-    });
+    })
 }
 
 /// The outputs of one panel for one row.
@@ -126,8 +123,7 @@ fn many_rows<B: Block>(
     rows: usize,
     epilogue: Epilogue<'_>,
     instructions: InstructionSet,
-    y: &mut [f32],
-) {
+) -> Vec<f32> {
     let in_features = matrix.in_features();
     let tile_rows = instructions.run(TileRows::<B>(PhantomData));
     let tiles = arranged::<B>(x, rows, in_features, tile_rows, instructions);
@@ -136,10 +132,10 @@ fn many_rows<B: Block>(
         rows: TILE_PART_ROWS.next_multiple_of(tile_rows),
         columns: TILE_PART_PANELS * LANES,
     };
-    for_each_part(y, parts, |part| {
+    computed_in_parts(rows * matrix.out_features(), parts, |part| {
         let job = PartJob { blocks, in_features, tiles: &tiles, tile_rows, part, epilogue };
         instructions.run(job);
-    });
+    })
 }
 
 /// Rows of a tile.
@@ -164,15 +160,15 @@ fn arranged<B: Block>(
     instructions: InstructionSet,
 ) -> Vec<B::Activation> {
     let tile_len = in_features.div_ceil(DEPTH) * B::ACTIVATIONS * tile_rows;
-    let mut tiles = vec![B::Activation::default(); rows.div_ceil(tile_rows) * tile_len];
-    if !tiles.is_empty() {
-        for_each_part(&mut tiles, Parts { row_len: tile_len, rows: 1, columns: tile_len }, |mut part| {
-            let start = part.first_row * tile_rows * in_features;
-            let x = &x[start..x.len().min(start + tile_rows * in_features)];
-            instructions.run(Arrange::<B> { x, in_features, tile: part.row(0), tile_rows });
-        });
+    if tile_len == 0 {
+        return Vec::new();
     }
-    tiles
+    let parts = Parts { row_len: tile_len, rows: 1, columns: tile_len };
+    computed_in_parts(rows.div_ceil(tile_rows) * tile_len, parts, |mut part| {
+        let start = part.first_row * tile_rows * in_features;
+        let x = &x[start..x.len().min(start + tile_rows * in_features)];
+        instructions.run(Arrange::<B> { x, in_features, tile: part.row(0), tile_rows });
+    })
 }
 
 /// Arranges the rows of one tile.
@@ -215,7 +211,8 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
         let block_len = B::ACTIVATIONS * self.tile_rows;
         let first_panel = self.part.first_column / LANES;
         let panels = self.part.columns().div_ceil(LANES);
-        for first_block in (0..panel_blocks).step_by(B::SLICE_BLOCKS) {
+        // Without inputs there is one empty slice, for the epilogue.
+        for first_block in (0..panel_blocks.max(1)).step_by(B::SLICE_BLOCKS) {
             let slice = first_block..panel_blocks.min(first_block + B::SLICE_BLOCKS);
             for panel in (0..panels).step_by(S::TILE_PANELS) {
                 let count = S::TILE_PANELS.min(panels - panel);

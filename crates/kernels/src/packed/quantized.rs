@@ -6,6 +6,8 @@
 //! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
 //! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use super::block::{Block, Expanded};
@@ -121,7 +123,7 @@ pub(crate) struct Bytes(ByteLines);
 /// Indices into a table of 16 integers: lines of eight inputs, output by output four bytes, the low halves holding the first
 /// four inputs, the high halves the others.
 #[repr(C, align(64))]
-pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
+pub(crate) struct Nibbles<T>([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS], PhantomData<T>);
 
 /// A block of integers, and behind them the scales of its groups.
 #[derive(Clone, Copy)]
@@ -140,9 +142,10 @@ impl<Q: Quants> Block for Quantized<Q> {
 
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
-        let groups = weights.as_chunks::<GROUP>().0;
-        let [(first, first_scales), (second, second_scales)] =
-            [0, 1].map(|group| Q::encode(simd, &groups[group]));
+        let (groups, _) = weights.as_chunks::<GROUP>();
+        // No closure for both: what is not inlined is not compiled for its instruction set.
+        let (first, first_scales) = Q::encode(simd, &groups[0]);
+        let (second, second_scales) = Q::encode(simd, &groups[1]);
         Self { quants: [first, second], scales: [first_scales, second_scales] }
     }
 
@@ -289,7 +292,28 @@ impl Quants for Bytes {
     }
 }
 
-impl Quants for Nibbles {
+/// The integers of 4-bit weights, in ascending order; the first has the largest magnitude.
+pub(crate) trait Table: Send + Sync {
+    /// The integers.
+    const ENTRIES: [i8; 16];
+}
+
+/// The integers with the smallest squared error for normally distributed weights in groups of 32, each with the best of the
+/// candidate scales (Lloyd's iteration).
+pub(crate) struct Normal;
+
+impl Table for Normal {
+    const ENTRIES: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
+}
+
+/// Equal steps.
+pub(crate) struct Linear;
+
+impl Table for Linear {
+    const ENTRIES: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
+}
+
+impl<T: Table> Quants for Nibbles<T> {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
         let (scales, inverses) = Self::scales(simd, weights);
@@ -298,32 +322,23 @@ impl Quants for Nibbles {
             let mut indices = [simd.splat(0.0); NIBBLE_INPUTS];
             for (index, weights) in indices.iter_mut().zip(weights) {
                 let quotient = simd.mul(simd.load(&weights.0), inverses);
-                *index = Self::add_below(simd, quotient, simd.splat(0.0), &[1.0; ENTRIES - 1]);
+                *index = Self::add_below(simd, quotient, simd.splat(0.0), &[1.0; 15]);
             }
             simd.store_nibbles(indices, line);
         }
-        (Self(lines), scales)
+        (Self(lines, PhantomData), scales)
     }
 
     fn value(&self, input: usize, output: usize) -> f32 {
         let byte = self.0[input / NIBBLE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
         let index = if input % NIBBLE_INPUTS < BYTE_INPUTS { byte & 15 } else { byte >> 4 };
-        f32::from(TABLE[usize::from(index)])
+        f32::from(T::ENTRIES[usize::from(index)])
     }
 
     #[inline(always)]
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines) {
-        const UNSIGNED: [u8; ENTRIES] = {
-            let mut unsigned = [0; ENTRIES];
-            let mut index = 0;
-            while index < unsigned.len() {
-                unsigned[index] = TABLE[index].cast_unsigned() ^ 0x80;
-                index += 1;
-            }
-            unsigned
-        };
         for (line, to) in self.0.iter().zip(to.as_chunks_mut::<2>().0) {
-            simd.look_up_nibbles(line, &UNSIGNED, to);
+            simd.look_up_nibbles(line, &Self::UNSIGNED, to);
         }
     }
 
@@ -348,31 +363,35 @@ impl Quants for Nibbles {
     }
 }
 
-/// Entries of the table.
-const ENTRIES: usize = 16;
-/// The integers of 4-bit weights: those with the smallest squared error for normally distributed weights in groups of 32, each
-/// with the best of the candidate scales (Lloyd's iteration).
-const TABLE: [i8; ENTRIES] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
-
-/// Half way between neighbouring entries: above it a quotient is nearer to the second.
-const MIDDLES: [f32; ENTRIES - 1] = between(0.5, 0.5);
-/// From each entry to the next.
-const STEPS: [f32; ENTRIES - 1] = between(-1.0, 1.0);
-
-/// The sums of neighbouring entries, each times its factor.
-const fn between(first: f32, second: f32) -> [f32; ENTRIES - 1] {
-    let mut sums = [0.0; ENTRIES - 1];
-    let mut index = 0;
-    while index < sums.len() {
-        sums[index] = first * TABLE[index] as f32 + second * TABLE[index + 1] as f32;
-        index += 1;
-    }
-    sums
-}
-
-impl Nibbles {
+impl<T: Table> Nibbles<T> {
     /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
     const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
+
+    /// The table with 128 added.
+    const UNSIGNED: [u8; 16] = {
+        let mut unsigned = [0; 16];
+        let mut index = 0;
+        while index < unsigned.len() {
+            unsigned[index] = T::ENTRIES[index].cast_unsigned() ^ 0x80;
+            index += 1;
+        }
+        unsigned
+    };
+    /// Half way between neighbouring entries: above it a quotient is nearer to the second.
+    const MIDDLES: [f32; 15] = Self::of_neighbours(0.5, 0.5);
+    /// From each entry to the next.
+    const STEPS: [f32; 15] = Self::of_neighbours(-1.0, 1.0);
+
+    /// The sums of neighbouring entries, each times its factor.
+    const fn of_neighbours(first: f32, second: f32) -> [f32; 15] {
+        let mut sums = [0.0; 15];
+        let mut index = 0;
+        while index < sums.len() {
+            sums[index] = first * T::ENTRIES[index] as f32 + second * T::ENTRIES[index + 1] as f32;
+            index += 1;
+        }
+        sums
+    }
 
     /// Adds the steps up to the entry that is nearest to the quotient.
     #[inline(always)]
@@ -380,9 +399,9 @@ impl Nibbles {
         simd: S,
         quotient: S::Floats,
         mut start: S::Floats,
-        steps: &[f32; ENTRIES - 1],
+        steps: &[f32; 15],
     ) -> S::Floats {
-        for (middle, step) in MIDDLES.iter().zip(steps) {
+        for (middle, step) in Self::MIDDLES.iter().zip(steps) {
             start = simd.add_where_greater(start, quotient, simd.splat(*middle), simd.splat(*step));
         }
         start
@@ -395,11 +414,12 @@ impl Nibbles {
         let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
         for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
             let (bits, scales, inverses) =
-                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(TABLE[0]))));
+                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(T::ENTRIES[0]))));
             let mut sum = simd.splat(0.0);
             for line in group {
                 let quotient = simd.mul(simd.load(&line.0), inverses);
-                let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &STEPS);
+                let value =
+                    Self::add_below(simd, quotient, simd.splat(f32::from(T::ENTRIES[0])), &Self::STEPS);
                 let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
                 sum = simd.mul_add(error, error, sum);
             }

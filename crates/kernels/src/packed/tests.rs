@@ -13,6 +13,9 @@ const SHAPES: [(usize, usize); 9] =
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
 
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4, WeightFormat::Q4Linear];
+
 /// Values without a pattern, of about unit size.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
     crate::random::noise(count, seed, 0.0, 2.0)
@@ -55,7 +58,7 @@ fn reference(weights: &[f32], x: &[f32], in_features: usize, bias: Option<&[f32]
 #[test]
 fn products_equal_the_reference() {
     for (out_features, in_features) in SHAPES {
-        for (_, format) in WeightFormat::NAMES {
+        for format in FORMATS {
             let (_, matrix) = packed(out_features, in_features, format);
             let weights = held(&matrix);
             let mut bias = noise(out_features, 3);
@@ -140,7 +143,7 @@ fn products_of_integers_are_exact() {
 fn one_row_and_many_agree_to_the_bit_in_integers() {
     let (out_features, in_features, rows) = (70, 1100, 9);
     let x = noise(rows * in_features, 2);
-    for format in [WeightFormat::Q8, WeightFormat::Q4] {
+    for format in [WeightFormat::Q8, WeightFormat::Q4, WeightFormat::Q4Linear] {
         let (_, matrix) = packed(out_features, in_features, format);
         for instructions in InstructionSet::available() {
             let many = product(&matrix, &x, rows, Epilogue::default(), instructions);
@@ -210,7 +213,7 @@ fn the_error_of_each_format_is_bounded() {
         *weight *= [1.0, 1e-3, 100.0][index / GROUP % 3];
     }
     let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    for (_, format) in WeightFormat::NAMES {
+    for format in FORMATS {
         let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
         for (group, held) in weights.chunks(GROUP).zip(held(&matrix).chunks(GROUP)) {
             let largest = group.iter().fold(0.0f32, |a, b| a.max(b.abs()));
@@ -221,12 +224,30 @@ fn the_error_of_each_format_is_bounded() {
                 WeightFormat::F32 => assert!(within(0.0)),
                 WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
                 WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
-                WeightFormat::Q4 => {
-                    let bound = largest * (1.0 / 8.0 + 0.5f32.powi(11));
+                WeightFormat::Q4 | WeightFormat::Q4Linear => {
+                    let share = if format == WeightFormat::Q4 { 17.0 / 127.0 } else { 1.0 / 8.0 };
+                    let bound = largest * (share + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
                 }
             }
         }
+    }
+}
+
+/// Weights that a 4-bit format can hold come back as they were.
+#[test]
+fn what_a_table_holds_is_kept() {
+    use quantized::{Linear, Normal, Table};
+    let (out_features, in_features) = (20, 96);
+    for (format, entries) in [(WeightFormat::Q4, Normal::ENTRIES), (WeightFormat::Q4Linear, Linear::ENTRIES)]
+    {
+        let weights: Vec<f32> = (0..out_features * in_features)
+            .map(|index| {
+                f32::from(entries[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
+            })
+            .collect();
+        let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+        assert_eq!(held(&PackedMatrix::from_tensor(&tensor, format).unwrap()), weights);
     }
 }
 
@@ -270,7 +291,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
         let (mut weights, _) = packed(20, 70, WeightFormat::F32);
         weights[3 * 70 + 66] = special;
         let tensor = Tensor::from_slice(&weights, (20, 70), &Device::Cpu).unwrap();
-        for (_, format) in WeightFormat::NAMES {
+        for format in FORMATS {
             let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
             for (rows, instructions) in [1, 3].into_iter().flat_map(|rows| {
                 InstructionSet::available().into_iter().map(move |instructions| (rows, instructions))
@@ -287,7 +308,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
         }
         let mut x = noise(3 * 70, 2);
         x[70 + 5] = special;
-        for (_, format) in WeightFormat::NAMES {
+        for format in FORMATS {
             let (_, matrix) = packed(20, 70, format);
             for instructions in InstructionSet::available() {
                 let y = product(&matrix, &x, 3, Epilogue::default(), instructions);
@@ -312,6 +333,7 @@ fn bits_per_weight() {
         (WeightFormat::F16, 16.0),
         (WeightFormat::Q8, 8.5),
         (WeightFormat::Q4, 4.5),
+        (WeightFormat::Q4Linear, 4.5),
     ] {
         let (_, matrix) = packed(48, 768, format);
         assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
