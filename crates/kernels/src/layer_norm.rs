@@ -105,17 +105,30 @@ mod tests {
         }
     }
 
+    /// Rows with NaN, infinite, huge and denormal values, and rows without any difference, in vectors and behind the last one.
     #[test]
-    fn what_is_not_finite_spoils_its_row_only() {
-        let mut x = vec![1f32; 3 * 20];
-        x[25] = f32::INFINITY;
-        x[24] = 2.0;
-        let constant = |value: f32| Tensor::full(value, 20, &Device::Cpu).unwrap();
-        let norm = LayerNorm::new(constant(1.0), Some(constant(0.0)), 1e-5);
-        let y = norm.forward(&Tensor::from_vec(x, (3, 20), &Device::Cpu).unwrap()).unwrap();
-        let y = y.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        for (row, y) in y.chunks(20).enumerate() {
-            assert_eq!(y.iter().all(|y| y.is_nan()), row == 1, "row {row}: {y:?}");
+    fn special_rows_are_those_of_the_composition() {
+        const SPECIAL: [f32; 7] =
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e30, 1e-40, f32::MIN_POSITIVE];
+        for width in [5, 16, 35] {
+            let mut x = noise(3 * SPECIAL.len() * width, 1, 3.0, 2.0);
+            for (index, (special, rows)) in SPECIAL.into_iter().zip(x.chunks_mut(3 * width)).enumerate() {
+                rows[(7 * index + 2) % width] = special;
+                rows[width..2 * width].fill(special);
+                rows[2 * width..].iter_mut().for_each(|x| *x *= 1e-40);
+            }
+            let (weight, bias) = (noise(width, 2, 1.0, 1.0), noise(width, 3, 0.0, 1.0));
+            let tensor = |values: &[f32]| Tensor::from_slice(values, values.len(), &Device::Cpu).unwrap();
+            let norm = LayerNorm::new(tensor(&weight), Some(tensor(&bias)), 1e-5);
+            let expected = norm.forward_composed(&tensor(&x).reshape(((), width)).unwrap()).unwrap();
+            let expected = expected.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let y = norm.forward(&tensor(&x).reshape(((), width)).unwrap()).unwrap();
+            let y = y.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
+                let is_same = y.is_nan() == expected.is_nan() && (y - expected).abs().max(0.0) < 3e-6;
+                let (row, value) = (index / width, x[index]);
+                assert!(is_same, "{width}: row {row}, {y} for {expected}, of {value:e}");
+            }
         }
     }
 }

@@ -360,3 +360,57 @@ fn a_large_matrix_is_packed_in_steps() {
         }
     }
 }
+
+/// Denormal, huge and infinite values, NaN and minus zero, in weights and in activations, come out as from a plain sum over
+/// the weights that the format holds.
+#[test]
+fn special_values_come_out_as_in_the_reference() {
+    const SPECIAL: [f32; 10] = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        -3e38,
+        1e-40,
+        -1e-44,
+        -0.0,
+        6e-8, // the smallest f16
+        7e4,  // more than the largest
+    ];
+    let (out_features, in_features, rows) = (21, 70, 13);
+    let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
+    for (index, special) in SPECIAL.into_iter().enumerate() {
+        // Some of them behind the last whole vector or block.
+        weights[index * in_features + (index * 13 + 63) % in_features] = special;
+        x[index * in_features + (index * 7 + 68) % in_features] = special;
+    }
+    weights[15 * in_features..16 * in_features].iter_mut().for_each(|weight| *weight *= 1e-40);
+    weights[20 * in_features..].iter_mut().for_each(|weight| *weight *= 1e-6);
+    x[12 * in_features..].iter_mut().for_each(|x| *x *= 1e-40);
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    for format in [WeightFormat::F32, WeightFormat::F16] {
+        let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+        let held = held(&matrix);
+        let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();
+        let expected = reference(&held, &x, in_features, None);
+        let magnitudes = reference(&magnitudes(&held), &magnitudes(&x), in_features, None);
+        for instructions in InstructionSet::available() {
+            let alone = x.chunks(in_features);
+            let alone = alone.flat_map(|x| product(&matrix, x, 1, Epilogue::default(), instructions));
+            let together = product(&matrix, &x, rows, Epilogue::default(), instructions);
+            let all = together.into_iter().chain(alone);
+            let all_expected = expected.iter().zip(&magnitudes).cycle();
+            for (index, (y, (expected, magnitude))) in all.zip(all_expected).enumerate() {
+                #[expect(clippy::cast_possible_truncation, reason = "beyond f32 the result is infinite")]
+                let rounded = *expected as f32;
+                // Each product and each sum rounds: relative to what is summed, or to the smallest f32.
+                let unit = f64::from(f32::EPSILON) * magnitude + f64::from(f32::from_bits(1));
+                let is_close = (f64::from(y) - expected).abs() <= in_features as f64 * unit;
+                assert!(
+                    y == rounded || (y.is_nan() && rounded.is_nan()) || (rounded.is_finite() && is_close),
+                    "{format:?} {instructions:?}: value {index} is {y:e} for {expected:e}"
+                );
+            }
+        }
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! A kernel is a [`Job`], written once over the trait [`Simd`]. [`InstructionSet::run`] compiles it for every instruction
 //! set and calls the one that was detected, so the released program needs no `target-cpu`. Sixteen lanes are one
-//! register of AVX-512, two of AVX2, and an array in portable code. A value of a [`Simd`] type proves that the processor
-//! has those instructions; that is what makes calling them sound.
+//! register of AVX-512, two of AVX2, four of NEON, and an array in portable code. A value of a [`Simd`] type proves that the
+//! processor has those instructions; that is what makes calling them sound.
 
 use std::sync::OnceLock;
 
@@ -14,7 +14,11 @@ use crate::packed::{FloatTile, IntegerTile, QuantizedGroup};
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 /// Lanes of a vector: the width of a panel of packed weights.
 pub(crate) const LANES: usize = 16;
@@ -140,6 +144,12 @@ pub(crate) enum InstructionSet {
     /// AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni(avx512::Avx512<true>),
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon<false>),
+    /// NEON with dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot(neon::Neon<true>),
 }
 
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
@@ -165,6 +175,11 @@ impl InstructionSet {
             sets.extend(avx512::Avx512::detect().map(Self::Avx512));
             sets.extend(avx512::Avx512::detect().map(Self::Avx512Vnni));
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            sets.extend(neon::Neon::detect().map(Self::Neon));
+            sets.extend(neon::Neon::detect().map(Self::NeonDot));
+        }
         sets
     }
 
@@ -180,6 +195,10 @@ impl InstructionSet {
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(_) => "avx512-vnni",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot(_) => "neon-dot",
         }
     }
 
@@ -195,6 +214,10 @@ impl InstructionSet {
             Self::Avx512(simd) => simd.run(job),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(simd) => simd.run(job),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(simd) => simd.run(job),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot(simd) => simd.run(job),
         }
     }
 

@@ -1,0 +1,329 @@
+//! NEON, which every 64-bit ARM processor with an operating system has: sixteen lanes are four registers.
+
+#![expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
+
+use std::arch::aarch64::*;
+use std::arch::{asm, is_aarch64_feature_detected};
+
+use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
+use crate::attention::{RowTile, multiply_rows};
+use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
+
+/// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
+const TILE_ROWS: usize = 6;
+const TILE_PANELS: usize = 1;
+/// Twelve registers for the sums of a group, twelve for those of all groups, and the others for operands and scales.
+const INTEGER_TILE_ROWS: usize = 3;
+
+/// Lanes of a register, and bytes of one.
+const QUARTER: usize = LANES / 4;
+const REGISTER_BYTES: usize = 16;
+
+/// Proof that the processor has NEON, and its dot products of bytes too if `DOT`: only [`Neon::detect`] makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Neon<const DOT: bool>(());
+
+/// Lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
+type Floats = [float32x4_t; 4];
+type Integers = [int32x4_t; 4];
+
+impl<const DOT: bool> Neon<DOT> {
+    pub(super) fn detect() -> Option<Self> {
+        // Integers are taken as registers of bytes, the lowest first.
+        let has_all = cfg!(target_endian = "little")
+            && is_aarch64_feature_detected!("neon")
+            && (!DOT || is_aarch64_feature_detected!("dotprod"));
+        has_all.then_some(Self(()))
+    }
+
+    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
+        #[target_feature(enable = "neon")]
+        fn compiled<J: Job>(job: J, simd: Neon<false>) -> J::Output {
+            job.run(simd)
+        }
+        #[target_feature(enable = "neon,dotprod")]
+        fn compiled_with_dot<J: Job>(job: J, simd: Neon<true>) -> J::Output {
+            job.run(simd)
+        }
+        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+        unsafe { if DOT { compiled_with_dot(job, Neon(())) } else { compiled(job, Neon(())) } }
+    }
+
+    /// The nearest integers, ties to even.
+    #[inline(always)]
+    fn integers(self, a: Floats) -> Integers {
+        // SAFETY: `self` exists, so the processor has NEON.
+        a.map(|a| unsafe { vcvtnq_s32_f32(a) })
+    }
+
+    /// Byte `j` of each group of four from the lowest byte of vector `j`.
+    #[inline(always)]
+    fn store_lowest(self, integers: [Integers; 4], to: &mut [u8; 4 * LANES]) {
+        for (quarter, to) in to.as_chunks_mut::<REGISTER_BYTES>().0.iter_mut().enumerate() {
+            // SAFETY: NEON as `self` exists; the array has 16 bytes, and the store needs no alignment.
+            unsafe {
+                // Each step keeps the bytes below and replaces all above.
+                let one = vsliq_n_s32::<8>(integers[0][quarter], integers[1][quarter]);
+                let two = vsliq_n_s32::<16>(one, integers[2][quarter]);
+                let three = vsliq_n_s32::<24>(two, integers[3][quarter]);
+                vst1q_u8(to.as_mut_ptr(), vreinterpretq_u8_s32(three));
+            }
+        }
+    }
+
+    /// Adds to each lane of `sum` the products of its four bytes of `a` and `b`, -127 to 127 each.
+    #[inline(always)]
+    fn add_products(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        if DOT {
+            let mut sum = sum;
+            // The intrinsic `vdotq_s32` is stable since Rust 1.98 only.
+            // SAFETY: `self` exists, so the processor has the instruction, which only writes the register that is named.
+            unsafe {
+                asm!(
+                    "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+                    sum = inout(vreg) sum, a = in(vreg) a, b = in(vreg) b,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            return sum;
+        }
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe {
+            // 16 bits hold the sum of two products.
+            let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+            vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8(a, b)))
+        }
+    }
+}
+
+/// All quarters of a lanewise operation.
+macro_rules! lanewise {
+    ($intrinsic:ident, $($operand:expr),+) => {
+        // SAFETY: `self` exists, so the processor has NEON.
+        std::array::from_fn(|quarter| unsafe { $intrinsic($($operand[quarter]),+) })
+    };
+}
+
+impl<const DOT: bool> Simd for Neon<DOT> {
+    type Floats = Floats;
+    type Integers = Integers;
+    const TILE_ROWS: usize = TILE_ROWS;
+    const TILE_PANELS: usize = TILE_PANELS;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Floats {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe { [vdupq_n_f32(value); 4] }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Floats {
+        let quarters = values.as_chunks::<QUARTER>().0;
+        // SAFETY: NEON as `self` exists; a quarter has four values, and the load needs no alignment.
+        std::array::from_fn(|quarter| unsafe { vld1q_f32(quarters[quarter].as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        let quarters = bits.as_chunks::<QUARTER>().0;
+        // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment.
+        std::array::from_fn(|quarter| unsafe {
+            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(quarters[quarter].as_ptr())))
+        })
+    }
+
+    #[inline(always)]
+    fn store(self, values: Floats, to: &mut [f32; LANES]) {
+        for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
+            // SAFETY: NEON as `self` exists; a quarter has four values, and the store needs no alignment.
+            unsafe { vst1q_f32(to.as_mut_ptr(), values) }
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
+            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment.
+            unsafe { vst1_u16(to.as_mut_ptr(), vreinterpret_u16_f16(vcvt_f16_f32(values))) }
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(vaddq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(vsubq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(vmulq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(vdivq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        lanewise!(vfmaq_f32, c, a, b)
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        // NEON's own minimum is NaN where either operand is.
+        let is_less: [uint32x4_t; 4] = lanewise!(vcltq_f32, a, b);
+        lanewise!(vbslq_f32, is_less, a, b)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        let is_greater: [uint32x4_t; 4] = lanewise!(vcgtq_f32, a, b);
+        lanewise!(vbslq_f32, is_greater, a, b)
+    }
+
+    #[inline(always)]
+    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+        let is_greater: [uint32x4_t; 4] = lanewise!(vcgtq_f32, a, b);
+        lanewise!(vbslq_f32, is_greater, self.add(sum, addend), sum)
+    }
+
+    #[inline(always)]
+    fn round(self, a: Floats) -> Floats {
+        lanewise!(vrndnq_f32, a)
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Floats) -> Floats {
+        // SAFETY: `self` exists, so the processor has NEON.
+        self.integers(n)
+            .map(|n| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127)))) })
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
+        self.store_lowest(values.map(|values| self.integers(values)), to);
+    }
+
+    #[inline(always)]
+    fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
+        let nibbles = values.map(|values| self.integers(values));
+        let bytes = std::array::from_fn(|byte| -> Integers {
+            let (low, high) = (nibbles[byte], nibbles[4 + byte]);
+            // SAFETY: `self` exists, so the processor has NEON.
+            std::array::from_fn(|quarter| unsafe { vsliq_n_s32::<4>(low[quarter], high[quarter]) })
+        });
+        self.store_lowest(bytes, to);
+    }
+
+    #[inline(always)]
+    fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
+        let [a, b, c, d] = self.integers(values);
+        // SAFETY: NEON as `self` exists; the array has 16 bytes, and the store needs no alignment.
+        unsafe {
+            let low = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
+            let high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
+            vst1q_s8(to.as_mut_ptr(), vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+        }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, values: Integers) -> Floats {
+        lanewise!(vcvtq_f32_s32, values)
+    }
+
+    #[inline(always)]
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        let [low, high] = to.each_mut().map(|line| line.as_chunks_mut::<REGISTER_BYTES>().0);
+        let quarters = bytes.as_chunks::<REGISTER_BYTES>().0.iter().zip(low).zip(high);
+        for ((bytes, low), high) in quarters {
+            // SAFETY: NEON as `self` exists; each array has 16 bytes, and neither loads nor stores need alignment.
+            unsafe {
+                let (table, bytes) = (vld1q_u8(table.as_ptr()), vld1q_u8(bytes.as_ptr()));
+                vst1q_u8(low.as_mut_ptr(), vqtbl1q_u8(table, vandq_u8(bytes, vdupq_n_u8(15))));
+                vst1q_u8(high.as_mut_ptr(), vqtbl1q_u8(table, vshrq_n_u8::<4>(bytes)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[QuantizedGroup; ROWS],
+    ) -> [[Integers; PANELS]; ROWS] {
+        // SAFETY: `self` exists, so the processor has NEON.
+        let mut sums = unsafe { [[[vdupq_n_s32(0); 4]; PANELS]; ROWS] };
+        for line in 0..BYTE_LINES {
+            let weights: [[int8x16_t; 4]; PANELS] = panels.map(|lines| {
+                let quarters = lines[line].as_chunks::<REGISTER_BYTES>().0;
+                // SAFETY: NEON as `self` exists; a quarter has 16 bytes, and the load needs no alignment.
+                std::array::from_fn(|quarter| unsafe {
+                    vreinterpretq_s8_u8(veorq_u8(vld1q_u8(quarters[quarter].as_ptr()), vdupq_n_u8(128)))
+                })
+            });
+            for row in 0..ROWS {
+                // SAFETY: `self` exists, so the processor has NEON.
+                let x = unsafe { vreinterpretq_s8_s32(vdupq_n_s32(rows[row].quants[line])) };
+                for panel in 0..PANELS {
+                    for quarter in 0..4 {
+                        let sum = &mut sums[row][panel][quarter];
+                        *sum = self.add_products(*sum, weights[panel][quarter], x);
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn sum(self, a: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe {
+            let four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+            vaddv_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a[0], a[2]), vmaxnmq_f32(a[1], a[3]))) }
+    }
+
+    #[inline(always)]
+    fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe {
+            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+            let bits = |x: float32x4_t| vreinterpretq_u32_f32(vabsq_f32(x));
+            let either =
+                |x: Floats| vmaxq_u32(vmaxq_u32(bits(x[0]), bits(x[1])), vmaxq_u32(bits(x[2]), bits(x[3])));
+            f32::from_bits(vmaxvq_u32(vmaxq_u32(either(a), either(b))))
+        }
+    }
+
+    #[inline(always)]
+    fn tile(self, tile: FloatTile<'_, '_>) {
+        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
+        compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
+        self,
+        tile: RowTile<'_, I>,
+        store: impl FnMut(usize, usize, Floats),
+    ) {
+        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
+    }
+}

@@ -1,0 +1,282 @@
+//! Every operation of every instruction set against the portable one, lane by lane.
+
+use half::f16;
+
+use super::*;
+
+/// What floats can be: ordinary, ties of rounding, not finite, denormal, at the edges of f32 and of f16.
+const SPECIAL: [f32; 2 * LANES] = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    -2.5,
+    3.499_999_8,
+    1.0 / 3.0,
+    -1e-3,
+    f32::NAN,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::MAX,
+    f32::MIN,
+    f32::MIN_POSITIVE,
+    -f32::MIN_POSITIVE,
+    1e-40,
+    -1e-45,
+    8_388_609.0,
+    -8_388_607.5,
+    4_194_304.5,
+    65_504.0,
+    65_519.0,
+    65_520.0,
+    -65_536.0,
+    6.1e-5,
+    6e-8,
+    2.98e-8,
+    -2.99e-8,
+    2_049.0,
+    2_051.0,
+];
+
+fn is_same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// Runs `job` with every instruction set; all have to return what the portable one does, up to which NaN a NaN is.
+fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
+    let expected = InstructionSet::Portable.run(job);
+    for instructions in InstructionSet::available() {
+        let found = instructions.run(job);
+        assert_eq!(found.len(), expected.len());
+        for (index, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
+            assert!(is_same(found, *expected), "{instructions:?}, value {index}: {found:e} for {expected:e}");
+        }
+    }
+}
+
+/// Each special value with each other one: the sixteen first and the sixteen second operands.
+fn pairs() -> impl Iterator<Item = ([f32; LANES], [f32; LANES])> {
+    (0..SPECIAL.len()).flat_map(|shift| {
+        SPECIAL.as_chunks().0.iter().enumerate().map(move |(index, a)| {
+            (*a, std::array::from_fn(|lane| SPECIAL[(index * LANES + lane + shift) % SPECIAL.len()]))
+        })
+    })
+}
+
+#[inline(always)]
+fn stored<S: Simd>(simd: S, values: S::Floats) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    simd.store(values, &mut lanes);
+    lanes
+}
+
+#[derive(Clone, Copy)]
+struct Lanewise([f32; LANES], [f32; LANES]);
+
+impl Job for Lanewise {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        let (a, b) = (simd.load(&self.0), simd.load(&self.1));
+        let splat = simd.splat(self.0[3]);
+        let results = [
+            simd.add(a, b),
+            simd.sub(a, b),
+            simd.mul(a, b),
+            simd.div(a, b),
+            simd.min(a, b),
+            simd.max(a, b),
+            simd.round(a),
+            simd.add(splat, b),
+            simd.add_where_greater(simd.splat(1.0), a, b, splat),
+        ];
+        results.map(|values| stored(simd, values)).as_flattened().to_vec()
+    }
+}
+
+#[test]
+fn lanewise_operations_are_those_of_the_portable_set() {
+    pairs().for_each(|(a, b)| compare(Lanewise(a, b)));
+}
+
+#[derive(Clone, Copy)]
+struct MulAdd([f32; LANES], [f32; LANES], [f32; LANES]);
+
+impl Job for MulAdd {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+        stored(simd, simd.mul_add(simd.load(&self.0), simd.load(&self.1), simd.load(&self.2)))
+    }
+}
+
+#[test]
+fn a_product_and_a_sum_are_rounded_once_or_each() {
+    for ((a, b), c) in pairs().flat_map(|pair| [1.0, -1e30, f32::INFINITY].map(|c| (pair, [c; LANES]))) {
+        for instructions in InstructionSet::available() {
+            for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
+                let (a, b, c) = (a[lane], b[lane], c[lane]);
+                let expected =
+                    if instructions == InstructionSet::Portable { a * b + c } else { a.mul_add(b, c) };
+                assert!(
+                    is_same(found, expected),
+                    "{instructions:?}: {a:e} · {b:e} + {c:e} = {found:e}, not {expected:e}"
+                );
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Powers(i16);
+
+impl Job for Powers {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        stored(simd, simd.power_of_two(simd.splat(f32::from(self.0)))).to_vec()
+    }
+}
+
+#[test]
+fn powers_of_two_are_exact() {
+    for exponent in -127..=127 {
+        compare(Powers(exponent));
+        let expected = if exponent == -127 { 0.0 } else { f32::from(exponent).exp2() };
+        assert_eq!(InstructionSet::Portable.run(Powers(exponent)), [expected; LANES]);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct FromHalves([u16; LANES]);
+
+impl Job for FromHalves {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        stored(simd, simd.load_f16(&self.0)).to_vec()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ToHalves([f32; LANES]);
+
+impl Job for ToHalves {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        let mut halves = [0; LANES];
+        simd.store_f16(simd.load(&self.0), &mut halves);
+        halves.map(|bits| f16::from_bits(bits).to_f32()).to_vec()
+    }
+}
+
+#[test]
+fn every_half_is_converted_exactly_and_every_tie_to_even() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    for bits in halves.as_chunks().0 {
+        compare(FromHalves(*bits));
+        // The half itself, and the middle between it and the next one, with a little less and a little more.
+        let middle = bits.map(|bits| (f16::from_bits(bits).to_f32().to_bits()) + (1 << 12));
+        for floats in [
+            middle.map(|bits| bits - (1 << 12)),
+            middle,
+            middle.map(|bits| bits - 1),
+            middle.map(|bits| bits + 1),
+        ] {
+            compare(ToHalves(floats.map(f32::from_bits)));
+        }
+    }
+    SPECIAL.as_chunks().0.iter().for_each(|values| compare(ToHalves(*values)));
+}
+
+/// Whole numbers from 0 to 255, and a table.
+#[derive(Clone, Copy)]
+struct Bytes([u8; 4 * LANES], [u8; 16]);
+
+impl Job for Bytes {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        let floats = |bytes: [u8; LANES]| simd.load(&bytes.map(f32::from));
+        let vectors: [[u8; LANES]; 4] =
+            std::array::from_fn(|byte| std::array::from_fn(|lane| self.0[4 * lane + byte]));
+        let (mut bytes, mut nibbles, mut signed) = ([0; 4 * LANES], [0; 4 * LANES], [[0; LANES]; 4]);
+        simd.store_bytes(vectors.map(floats), &mut bytes);
+        let halves = [0, 1, 2, 3, 4, 5, 6, 7]
+            .map(|index| floats(vectors[index % 4].map(|byte| (byte >> (index / 4 * 4)) & 15)));
+        simd.store_nibbles(halves, &mut nibbles);
+        assert_eq!((bytes, nibbles), (self.0, self.0));
+        for (signed, vector) in signed.iter_mut().zip(&vectors) {
+            simd.store_signed_bytes(simd.sub(floats(*vector), simd.splat(128.0)), signed);
+        }
+        let mut entries = [[0; 4 * LANES]; 2];
+        simd.look_up_nibbles(&self.0, &self.1, &mut entries);
+        let signed = signed.as_flattened().iter().map(|value| f32::from(*value));
+        signed.chain(entries.as_flattened().iter().map(|entry| f32::from(*entry))).collect()
+    }
+}
+
+/// `first`, `first + step` and so on.
+fn progression<const COUNT: usize>(first: u8, step: u8) -> [u8; COUNT] {
+    let mut next = first;
+    std::array::from_fn(|_| {
+        let value = next;
+        next = value.wrapping_add(step);
+        value
+    })
+}
+
+#[test]
+fn every_byte_is_read_and_written_at_every_place() {
+    let table = progression(7, 29);
+    for first in 0..=u8::MAX {
+        compare(Bytes(progression(first, 37), table));
+    }
+    // Byte 2 of group 5 is 66 = 4 · 16 + 2.
+    let read = InstructionSet::Portable.run(Bytes(progression(0, 3), table));
+    let (low, high) = (4 * LANES, 8 * LANES);
+    assert_eq!((read[2 * LANES + 5], read[low + 22], read[high + 22]), (-62.0, 65.0, 123.0));
+}
+
+#[derive(Clone, Copy)]
+struct AcrossLanes([f32; LANES]);
+
+impl Job for AcrossLanes {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        let values = simd.load(&self.0);
+        vec![simd.sum(values), simd.largest(values), simd.largest_magnitude(values, simd.splat(0.0))]
+    }
+}
+
+#[test]
+fn sums_and_the_largest_see_every_lane() {
+    // Whole numbers, so that the sum is exact in any order.
+    let lanes: [f32; LANES] = std::array::from_fn(|lane| (lane * lane) as f32 - 300.0);
+    for shift in 0..LANES {
+        let mut values = lanes;
+        values.rotate_right(shift);
+        compare(AcrossLanes(values));
+        assert_eq!(InstructionSet::Portable.run(AcrossLanes(values)), [1240.0 - 4800.0, -75.0, 300.0]);
+        values[shift] = f32::INFINITY;
+        compare(AcrossLanes(values));
+        values[(shift + 1) % LANES] = f32::NEG_INFINITY;
+        compare(AcrossLanes(values));
+        for instructions in InstructionSet::available() {
+            values[shift] = f32::NAN;
+            let found = instructions.run(AcrossLanes(values));
+            assert!(found[0].is_nan() && found[2].is_nan(), "{instructions:?}: {found:?}");
+        }
+    }
+}
