@@ -215,20 +215,6 @@ pub(crate) struct Tile<'a, 'b> {
     epilogue: Option<&'a Epilogue<'a>>,
 }
 
-impl<'a, 'b> Tile<'a, 'b> {
-    /// A tile of a product of training, with what follows behind the last slice.
-    pub(crate) fn of_product(
-        activations: &'a [f32],
-        panels: &'a [&'a [Line<[f32; LANES]>]],
-        part: &'a mut Part<'b, f32>,
-        (row, column): (usize, usize),
-        is_first: bool,
-        epilogue: Option<&'a Epilogue<'a>>,
-    ) -> Self {
-        Self { activations, panels, part, row, column, is_first, epilogue }
-    }
-}
-
 /// Computes a tile of `ROWS` rows and up to `PANELS` panels in registers.
 #[inline(always)]
 pub(crate) fn compute_tile<S: Simd, const ROWS: usize, const PANELS: usize>(simd: S, tile: Tile<'_, '_>) {

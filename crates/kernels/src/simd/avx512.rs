@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::{Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{Tile, compute_tile};
+use crate::training;
 
 /// Proof that the processor has AVX-512 F, BW, DQ and VL: only [`Avx512::detect`] makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,6 +216,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn tile(self, tile: Tile<'_, '_>) {
         compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use half::f16;
 use super::{LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{Tile, compute_tile};
+use crate::training;
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -145,6 +146,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn tile(self, tile: Tile<'_, '_>) {
         compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
     }
 
     #[inline(always)]
