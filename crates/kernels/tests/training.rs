@@ -284,33 +284,35 @@ fn low_rank_sums_have_the_gradients_of_finite_differences_and_leave_the_weight_a
     Ok(())
 }
 
-/// A small network of operations with a backward pass of their own: variables and the loss of them.
-fn network() -> Result<(Vec<Var>, impl Fn(&[Var], Activation, bool) -> Result<Tensor>)> {
+/// The variables of a small network.
+fn variables() -> Result<Vec<Var>> {
     let shapes: [&[usize]; 8] = [&[11, 6], &[4, 6], &[6], &[6], &[18, 6], &[18], &[6, 6], &[6]];
     let tensors =
         shapes.iter().enumerate().map(|(index, shape)| Var::from_tensor(&pattern(shape, 1.0, index as u64)));
-    let loss = |variables: &[Var], activation: Activation, is_again: bool| -> Result<Tensor> {
-        let [wte, wpe, weight, bias, c_attn, c_attn_bias, c_proj, c_proj_bias] = variables else {
-            unreachable!()
-        };
-        let tensor = |variable: &Var| variable.as_tensor().clone();
-        let ids = Tensor::new(&[[1u32, 0, 3], [7, 3, 0]], &Device::Cpu)?;
-        let head = Linear::new(tensor(wte), None)?;
-        let norm = LayerNorm::new(tensor(weight), Some(tensor(bias)), 1e-5);
-        let qkv = Linear::new(tensor(c_attn), Some(tensor(c_attn_bias)))?;
-        let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
-        let block = move |x: &Tensor| {
-            let dropped = dropout(&norm.forward(x)?, 0.2, &mut Generator::new(7))?;
-            let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
-            sum(x, &activation.forward(&projection.forward(&context)?)?)
-        };
-        let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
-        for _ in 0..2 {
-            x = if is_again { recomputed(&x, block.clone())? } else { block(&x)? };
-        }
-        head_loss(&x, wte, &[3, 1, 10, 0, 4, 4])
+    tensors.collect()
+}
+
+/// The loss of a small network of operations with a backward pass of their own.
+fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Tensor> {
+    let [wte, wpe, weight, bias, c_attn, c_attn_bias, c_proj, c_proj_bias] = variables else {
+        unreachable!()
     };
-    Ok((tensors.collect::<Result<_>>()?, loss))
+    let tensor = |variable: &Var| variable.as_tensor().clone();
+    let ids = Tensor::new(&[[1u32, 0, 3], [7, 3, 0]], &Device::Cpu)?;
+    let head = Linear::new(tensor(wte), None)?;
+    let norm = LayerNorm::new(tensor(weight), Some(tensor(bias)), 1e-5);
+    let qkv = Linear::new(tensor(c_attn), Some(tensor(c_attn_bias)))?;
+    let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
+    let block = move |x: &Tensor| {
+        let dropped = dropout(&norm.forward(x)?, 0.2, &mut Generator::new(7))?;
+        let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
+        sum(x, &activation.forward(&projection.forward(&context)?)?)
+    };
+    let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
+    for _ in 0..2 {
+        x = if is_again { recomputed(&x, block.clone())? } else { block(&x)? };
+    }
+    head_loss(&x, wte, &[3, 1, 10, 0, 4, 4])
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
@@ -319,7 +321,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 
 #[test]
 fn gradients_are_those_of_candle_for_operations_of_both() -> Result<()> {
-    let (variables, loss) = network()?;
+    let variables = variables()?;
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     // candle's own ReLU ends the way through the operations here, which is then candle's.
     for activation in [Activation::GeluTanh, Activation::Relu] {
@@ -337,7 +339,7 @@ fn gradients_are_those_of_candle_for_operations_of_both() -> Result<()> {
 
 #[test]
 fn gradients_use_memory_again_and_add_up() -> Result<()> {
-    let (variables, loss) = network()?;
+    let variables = variables()?;
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let run = |before| -> Result<Vec<Tensor>> {
         let (_, found) = gradients(&tensors, before, 1.0, || loss(&variables, Activation::GeluTanh, false))?;
@@ -356,7 +358,7 @@ fn gradients_use_memory_again_and_add_up() -> Result<()> {
 
 #[test]
 fn what_is_computed_again_has_the_same_gradients() -> Result<()> {
-    let (variables, loss) = network()?;
+    let variables = variables()?;
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let run = |is_again| {
         gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::GeluTanh, is_again))
