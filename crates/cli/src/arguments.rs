@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
-    /// Train a model from scratch, or go on with a checkpoint
+    /// Train a model from scratch, or go on with a checkpoint; on the CPU, whatever other devices there are
     Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),

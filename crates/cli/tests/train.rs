@@ -324,7 +324,7 @@ fn recomputation_changes_no_number() {
 #[test]
 fn a_tokenizer_of_another_model_is_refused() {
     let bench = Bench::new();
-    bench.write("config.json", CONFIG.replace("280", "700"));
+    bench.write("config.json", CONFIG.replace("280", "380"));
     let output = bench.train("large", &["--steps", "1"]);
     assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));
     let tiny = CheckpointFolder::tiny();

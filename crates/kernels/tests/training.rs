@@ -4,8 +4,9 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
-    Activation, AdamWStep, AttentionDropout, Generator, LayerNorm, Linear, adamw_step,
-    causal_attention_reference, causal_self_attention, dropout, head_loss, head_loss_reference, squared_norm,
+    Activation, AdamWStep, AttentionDropout, Before, Generator, LayerNorm, Linear, adamw_step, add_positions,
+    causal_attention_reference, causal_self_attention, dropout, gradients, head_loss, head_loss_reference,
+    low_rank_sum, recomputed, squared_norm, sum,
 };
 use gpt2_testing::{assert_close, pattern, values};
 
@@ -243,5 +244,131 @@ fn the_squared_norm_is_the_sum_of_squares() -> Result<()> {
     let x = pattern(&[3, 7001], 2.0, 0);
     let expected: f64 = values(&x).iter().map(|value| value * value).sum();
     assert!((squared_norm(&x)? / expected - 1.0).abs() < 1e-12);
+    Ok(())
+}
+
+#[test]
+fn embeddings_have_the_gradients_of_finite_differences() -> Result<()> {
+    // Row 1 is looked up twice, row 2 never; the positions are rows 1 to 3 of five.
+    let ids = Tensor::new(&[[1u32, 0, 3], [1, 3, 0]], &Device::Cpu)?;
+    assert_gradients(&[pattern(&[4, 5], 2.0, 0), pattern(&[5, 5], 2.0, 9)], |inputs| {
+        let tokens = Linear::new(inputs[0].clone(), None)?.embedding(&ids)?;
+        add_positions(&tokens, &inputs[1], 1)
+    })?;
+    let table = Var::from_tensor(&pattern(&[4, 5], 2.0, 0))?;
+    let layer = Linear::new(table.as_tensor().clone(), None)?;
+    let error = layer.embedding(&Tensor::new(&[4u32], &Device::Cpu)?).unwrap_err().to_string();
+    assert!(error.contains('4'), "{error}");
+    Ok(())
+}
+
+#[test]
+fn residual_sums_have_the_gradients_of_finite_differences() -> Result<()> {
+    assert_gradients(&[pattern(&[2, 7], 2.0, 0), pattern(&[2, 7], 2.0, 9)], |inputs| {
+        // The first input takes part twice, so that its gradients are added.
+        sum(&inputs[0], &sum(&inputs[0], &inputs[1])?)
+    })
+}
+
+#[test]
+fn low_rank_sums_have_the_gradients_of_finite_differences_and_leave_the_weight_alone() -> Result<()> {
+    let weight = pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?;
+    assert_gradients(&[pattern(&[2, 5], 2.0, 0), pattern(&[7, 2], 2.0, 9)], |inputs| {
+        low_rank_sum(&weight, &inputs[0], &inputs[1], 1.5)
+    })?;
+    let variable = Var::from_tensor(&weight)?;
+    let (a, b) =
+        (Var::from_tensor(&pattern(&[2, 5], 2.0, 0).to_dtype(DType::F64)?)?, pattern(&[7, 2], 2.0, 9));
+    let y = low_rank_sum(&variable, &a, &b.to_dtype(DType::F64)?, 1.5)?;
+    assert!(y.sum_all()?.backward()?.get(&variable).is_none());
+    Ok(())
+}
+
+/// The variables of a small network.
+fn variables() -> Result<Vec<Var>> {
+    let shapes: [&[usize]; 8] = [&[11, 6], &[4, 6], &[6], &[6], &[18, 6], &[18], &[6, 6], &[6]];
+    let tensors =
+        shapes.iter().enumerate().map(|(index, shape)| Var::from_tensor(&pattern(shape, 1.0, index as u64)));
+    tensors.collect()
+}
+
+/// The loss of a small network of operations with a backward pass of their own.
+fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Tensor> {
+    let [wte, wpe, weight, bias, c_attn, c_attn_bias, c_proj, c_proj_bias] = variables else {
+        unreachable!()
+    };
+    let tensor = |variable: &Var| variable.as_tensor().clone();
+    let ids = Tensor::new(&[[1u32, 0, 3], [7, 3, 0]], &Device::Cpu)?;
+    let head = Linear::new(tensor(wte), None)?;
+    let norm = LayerNorm::new(tensor(weight), Some(tensor(bias)), 1e-5);
+    let qkv = Linear::new(tensor(c_attn), Some(tensor(c_attn_bias)))?;
+    let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
+    let block = move |x: &Tensor| {
+        let dropped = dropout(&norm.forward(x)?, 0.2, &mut Generator::new(7))?;
+        let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
+        sum(x, &activation.forward(&projection.forward(&context)?)?)
+    };
+    let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
+    for _ in 0..2 {
+        x = if is_again { recomputed(&x, block.clone())? } else { block(&x)? };
+    }
+    head_loss(&x, wte, &[3, 1, 10, 0, 4, 4])
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn gradients_are_those_of_candle_for_operations_of_both() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    // candle's own ReLU ends the way through the operations here, which is then candle's.
+    for activation in [Activation::GeluTanh, Activation::Relu] {
+        let expected = loss(&variables, activation, false)?.backward()?;
+        let (value, found) =
+            gradients(&tensors, Before::Nothing, 0.5, || loss(&variables, activation, false))?;
+        assert!((value - f64::from(loss(&variables, activation, false)?.to_scalar::<f32>()?)).abs() < 1e-12);
+        for (index, (variable, found)) in variables.iter().zip(found).enumerate() {
+            let expected = (expected.get(variable).expect("a gradient") * 0.5)?;
+            assert_close(&found.expect("a gradient"), &expected, F32_TOLERANCE, &format!("variable {index}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_use_memory_again_and_add_up() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |before| -> Result<Vec<Tensor>> {
+        let (_, found) = gradients(&tensors, before, 1.0, || loss(&variables, Activation::GeluTanh, false))?;
+        Ok(found.into_iter().map(|gradient| gradient.expect("a gradient")).collect())
+    };
+    let fresh = run(Before::Nothing)?;
+    let expected: Vec<Vec<u32>> = fresh.iter().map(bits).collect();
+    let again = run(Before::Memory(fresh))?;
+    assert_eq!(again.iter().map(bits).collect::<Vec<_>>(), expected);
+    let twice = run(Before::Gradients(again))?;
+    for (twice, once) in twice.iter().zip(run(Before::Nothing)?) {
+        assert_close(twice, &(once * 2.0)?, F32_TOLERANCE, "twice the gradient");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_gradients() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |is_again| {
+        gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::GeluTanh, is_again))
+    };
+    let ((kept_loss, kept), (again_loss, again)) = (run(false)?, run(true)?);
+    assert_eq!(kept_loss, again_loss);
+    for (kept, again) in kept.iter().zip(&again) {
+        assert_eq!(bits(kept.as_ref().unwrap()), bits(again.as_ref().unwrap()));
+    }
+    let relu = gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::Relu, true));
+    assert!(relu.unwrap_err().to_string().contains("computed again"));
     Ok(())
 }

@@ -2,7 +2,8 @@
 //!
 //! The model is the one of `gpt2`, run with a training [`Pass`](gpt2::Pass); the parameters are [`Parameters`] in place of a
 //! file. Everything random (initialisation, order of the windows, dropout) is drawn from one seed and from the number of
-//! the step, so a run that is resumed goes on with the very numbers of one that was not interrupted.
+//! the step, so a run that is resumed goes on with the very numbers of one that was not interrupted: for any number of
+//! threads, on a processor with the same vector instructions; others round the last bits of sums in another way.
 //!
 //! ```
 //! use candle_core::Device;

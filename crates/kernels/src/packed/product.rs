@@ -258,20 +258,6 @@ pub(crate) struct Tile<'a, 'b, A, W> {
 /// A tile in f32.
 pub(crate) type FloatTile<'a, 'b> = Tile<'a, 'b, f32, Line<[f32; LANES]>>;
 
-impl<'a, 'b> FloatTile<'a, 'b> {
-    /// A tile of a product of training, with what follows behind the last slice.
-    pub(crate) fn of_product(
-        activations: &'a [f32],
-        panels: &'a [&'a [Line<[f32; LANES]>]],
-        part: &'a mut Part<'b, f32>,
-        (row, column): (usize, usize),
-        is_first: bool,
-        epilogue: Option<&'a Epilogue<'a>>,
-    ) -> Self {
-        Self { activations, panels, output: TileOutput { part, row, column, is_first, epilogue } }
-    }
-}
-
 /// Computes a tile of whole blocks in f32.
 #[inline(always)]
 pub(super) fn tile_of_blocks<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Expanded>) {

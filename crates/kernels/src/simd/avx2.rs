@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
+use crate::training;
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;
@@ -347,6 +348,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         } else {
             compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
         }
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
+use crate::training;
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;
@@ -306,6 +307,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     fn integer_tile(self, tile: IntegerTile<'_, '_>) {
         compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use crate::attention::RowTile;
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup};
+use crate::training;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -108,6 +109,8 @@ pub(crate) trait Simd: Copy {
         tile: RowTile<'_, I>,
         store: impl FnMut(usize, usize, Self::Floats),
     );
+    /// One tile of a product of training.
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>);
     /// Rows of the tile that [`Simd::tile`] computes.
     const TILE_ROWS: usize;
     /// Panels of the tile that [`Simd::tile`] computes.

@@ -8,6 +8,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
+use crate::training;
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
 const TILE_ROWS: usize = 6;
@@ -194,6 +195,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn root(self, a: Floats) -> Floats {
+        lanewise!(vsqrtq_f32, a)
+    }
+
+    #[inline(always)]
     fn round(self, a: Floats) -> Floats {
         lanewise!(vrndnq_f32, a)
     }
@@ -291,6 +297,22 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn sums(self, vectors: [Floats; LANES]) -> Floats {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe {
+            let mut fours = [vdupq_n_f32(0.0); LANES];
+            for (four, a) in fours.iter_mut().zip(vectors) {
+                *four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+            }
+            let mut sums = [vdupq_n_f32(0.0); 4];
+            for (sums, [a, b, c, d]) in sums.iter_mut().zip(fours.as_chunks::<4>().0) {
+                *sums = vpaddq_f32(vpaddq_f32(*a, *b), vpaddq_f32(*c, *d));
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
     fn largest(self, a: Floats) -> f32 {
         // SAFETY: `self` exists, so the processor has NEON.
         unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a[0], a[2]), vmaxnmq_f32(a[1], a[3]))) }
@@ -311,6 +333,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn tile(self, tile: FloatTile<'_, '_>) {
         compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
     }
 
     #[inline(always)]

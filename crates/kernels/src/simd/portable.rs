@@ -5,6 +5,7 @@ use half::f16;
 use super::{ByteLines, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
+use crate::training;
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -210,6 +211,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn integer_tile(self, tile: IntegerTile<'_, '_>) {
         compute_integer_tile::<Self, { Self::INTEGER_TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
+    }
+
+    #[inline(always)]
+    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
+        training::compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
     }
 
     #[inline(always)]

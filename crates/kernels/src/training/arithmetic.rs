@@ -5,8 +5,7 @@
 
 use candle_core::{CpuStorage, WithDType};
 
-use super::product::Tile;
-use crate::packed::{Epilogue, FloatTile};
+use super::product::{Tile, compute_tile};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::vector_math;
 
@@ -20,8 +19,8 @@ pub(crate) trait Real: WithDType {
     /// The nearest number of this type.
     fn of(value: f64) -> Self;
 
-    /// Rows of the tile in which products are computed here.
-    fn tile_rows() -> usize;
+    /// Rows and panels of the tile in which products are computed here.
+    fn tile_size() -> (usize, usize);
 
     /// The square root.
     fn root(self) -> Self;
@@ -169,10 +168,7 @@ impl<S: Simd> Vectors for S {
 
     #[inline(always)]
     fn tile(self, tile: Tile<'_, '_, f32>) {
-        let Tile { left, panels, output, row, column, is_first, bias } = tile;
-        let epilogue = bias.map(|bias| Epilogue { bias: Some(bias), ..Epilogue::default() });
-        let place = (row, column);
-        Simd::tile(self, FloatTile::of_product(left, panels, output, place, is_first, epilogue.as_ref()));
+        self.training_tile(tile);
     }
 }
 
@@ -186,8 +182,17 @@ impl Real for f32 {
         value as Self
     }
 
-    fn tile_rows() -> usize {
-        InstructionSet::detected().tile_rows()
+    fn tile_size() -> (usize, usize) {
+        struct Size;
+        impl Work<f32> for Size {
+            type Output = (usize, usize);
+
+            #[inline(always)]
+            fn run<V: Vectors<Real = f32>>(self, _: V) -> (usize, usize) {
+                (V::TILE_ROWS, V::TILE_PANELS)
+            }
+        }
+        Self::vectorized(Size)
     }
 
     fn root(self) -> Self {
@@ -224,8 +229,8 @@ impl Real for f64 {
         value
     }
 
-    fn tile_rows() -> usize {
-        <Doubles as Vectors>::TILE_ROWS
+    fn tile_size() -> (usize, usize) {
+        (Doubles::TILE_ROWS, Doubles::TILE_PANELS)
     }
 
     fn root(self) -> Self {
@@ -308,21 +313,6 @@ impl Vectors for Doubles {
     }
 
     fn tile(self, tile: Tile<'_, '_, f64>) {
-        let Tile { left, panels, output, row, column, is_first, bias } = tile;
-        let bias = bias.map(|bias| &bias[output.first_column + column..]);
-        let (left, _) = left.as_chunks::<{ <Self as Vectors>::TILE_ROWS }>();
-        let rows = <Self as Vectors>::TILE_ROWS.min(output.rows() - row);
-        for tile_row in 0..rows {
-            let outputs = &mut output.row(row + tile_row)[column..];
-            let outputs = outputs.chunks_mut(LANES).zip(panels).flat_map(|(outputs, panel)| {
-                outputs.iter_mut().enumerate().map(move |(lane, value)| (value, lane, panel))
-            });
-            for (index, (value, lane, panel)) in outputs.enumerate() {
-                let products = left.iter().zip(*panel).map(|(left, line)| left[tile_row] * line.0[lane]);
-                let sum: f64 = products.sum();
-                let before = if is_first { 0.0 } else { *value };
-                *value = before + sum + bias.map_or(0.0, |bias| bias[index]);
-            }
-        }
+        compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
     }
 }

@@ -325,8 +325,8 @@ impl<T: Real> Work<T> for Forward<'_, '_, T> {
         let Self { mut head, output } = self;
         let Sizes { tokens, head_dim, .. } = head.sizes;
         let (mut keys, mut values) = (Panels::new(), Panels::new());
-        keys.pack(head.rows(head.keys).transposed(), head_dim, tokens);
-        values.pack(head.rows(head.values), tokens, head_dim);
+        keys.pack(v, head.rows(head.keys).transposed(), head_dim, tokens);
+        values.pack(v, head.rows(head.values), tokens, head_dim);
         let mut room = Room::new(tokens, head.mask.is_some());
         for (first, count) in query_blocks(tokens) {
             head.weights(v, (first, count), &keys, &mut room);
@@ -366,9 +366,9 @@ impl<T: Real> Work<T> for Backward<'_, '_, T> {
         let (stride, output_stride) = (head.sizes.stride(), head.sizes.width());
         let [mut key_columns, mut key_rows, mut value_columns, mut block_rows] =
             std::array::from_fn(|_| Panels::new());
-        key_columns.pack(head.rows(head.keys).transposed(), head_dim, tokens);
-        key_rows.pack(head.rows(head.keys), tokens, head_dim);
-        value_columns.pack(head.rows(head.values).transposed(), head_dim, tokens);
+        key_columns.pack(v, head.rows(head.keys).transposed(), head_dim, tokens);
+        key_rows.pack(v, head.rows(head.keys), tokens, head_dim);
+        value_columns.pack(v, head.rows(head.values).transposed(), head_dim, tokens);
         let mut room = Room::new(tokens, head.mask.is_some());
         let mut scores = vec![T::ZERO; QUERY_BLOCK * tokens];
         for (first, count) in query_blocks(tokens) {
@@ -379,7 +379,7 @@ impl<T: Real> Work<T> for Backward<'_, '_, T> {
             let output_gradient = Matrix::rows(&output_gradient[first * output_stride..], output_stride);
 
             let value_gradient = gradients.stepped(VALUE, 3, visible);
-            block_rows.pack(output_gradient, count, head_dim);
+            block_rows.pack(v, output_gradient, count, head_dim);
             let dropped_rows = Matrix::rows(dropped, tokens);
             multiply(v, dropped_rows.transposed(), &block_rows, count, value_gradient, true, tiles);
 
@@ -397,7 +397,7 @@ impl<T: Real> Work<T> for Backward<'_, '_, T> {
             multiply(v, score_rows, &key_rows, visible, query_gradient, false, tiles);
 
             let key_gradient = gradients.stepped(KEY, 3, visible);
-            block_rows.pack(head.rows(&head.queries[first * stride..]), count, head_dim);
+            block_rows.pack(v, head.rows(&head.queries[first * stride..]), count, head_dim);
             multiply(v, score_rows.transposed(), &block_rows, count, key_gradient, true, tiles);
         }
     }

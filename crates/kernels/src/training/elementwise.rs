@@ -59,10 +59,17 @@ impl<T: Real, F: Lanewise<T, N>, const N: usize> Work<T> for Map<'_, T, F, N> {
         let (vectors, rest) = output.as_chunks_mut::<LANES>();
         let chunks = inputs.map(|input| input.as_chunks::<LANES>());
         for (index, output) in vectors.iter_mut().enumerate() {
-            v.store(function.apply(v, std::array::from_fn(|input| v.load(&chunks[input].0[index]))), output);
+            let mut given = [v.splat(T::ZERO); N];
+            for (given, chunk) in given.iter_mut().zip(&chunks) {
+                *given = v.load(&chunk.0[index]);
+            }
+            v.store(function.apply(v, given), output);
         }
-        let inputs = std::array::from_fn(|input| v.load_first(chunks[input].1, T::ZERO));
-        v.store_first(function.apply(v, inputs), rest);
+        let mut given = [v.splat(T::ZERO); N];
+        for (given, chunk) in given.iter_mut().zip(&chunks) {
+            *given = v.load_first(chunk.1, T::ZERO);
+        }
+        v.store_first(function.apply(v, given), rest);
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Each has a plain composition of candle operations beside it, which every other device and type takes and which the
 //! tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
-//! backward pass, and vector code for the functions that candle computes one value at a time.
+//! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm and
+//! GELU serve inference too. Every sum is added in one order, whatever the number of threads.
 
 mod adamw;
 mod arithmetic;
@@ -30,6 +31,7 @@ pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::linear;
 pub use low_rank::low_rank_sum;
 pub use operation::{Before, gradients, recomputed};
+pub(crate) use product::{Tile, compute_tile};
 
 /// Whether `x` is where and what the operations here work on, and gradients are asked for: it leads to a variable, or it is
 /// computed within [`gradients`], where what follows may lead to one.

@@ -415,7 +415,9 @@ pub fn recomputed(
 }
 
 /// A computation that is to be made again.
-struct Recomputed(Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>);
+struct Recomputed(Box<Computation>);
+
+type Computation = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
 
 impl Operation for Recomputed {
     fn name(&self) -> &'static str {

@@ -1,7 +1,7 @@
 //! Matrix products of training, `C = A B` and `C += A B`, with any operand transposed.
 //!
-//! Both operands are laid out anew for the tiles of [`Simd::tile`](crate::simd::Simd::tile), a slice of the depth at a time:
-//! the right one in panels of sixteen columns, once for all threads; the left one in tiles of as many rows as the registers
+//! Both operands are laid out anew for the tiles that fill the registers, a slice of the depth at a time:
+//! the right one in panels of sixteen columns, those of a tile side by side, once for all threads; the left one in tiles of as many rows as the registers
 //! hold, by the thread that multiplies them. A slice of a panel stays in the first cache while the tiles of a part pass
 //! over it, and those stay in the second. The slices are the same for any number of threads, and so is every sum.
 
@@ -16,8 +16,6 @@ const SLICE: usize = 256;
 const BLOCK_COLUMNS: usize = 3072;
 /// Rows of a part at most; a slice of them takes 144 KiB in f32.
 const PART_ROWS: usize = 144;
-/// Panels of the widest tile.
-const MAX_TILE_PANELS: usize = 2;
 
 /// A matrix inside a slice; the element `(row, column)` stands at `row · row_stride + column · column_stride`, and one of
 /// the strides is 1.
@@ -41,63 +39,73 @@ impl<'a, T: Real> Matrix<'a, T> {
         Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
 
-    /// Lays out some rows for a tile: for each of `depth` columns the rows, filled up with zeros to `tile_rows`.
+    /// Lays out the rows of a tile, filled up with zeros to `tile_rows`: as rows of [`SLICE`] values where the matrix has
+    /// rows, else for each of `depth` columns the values of all rows.
     #[inline(always)]
     fn pack_tile(self, rows: (usize, usize), depth: (usize, usize), tile_rows: usize, tile: &mut [T]) {
         let (first_row, row_count) = rows;
         let start = first_row * self.row_stride + depth.0 * self.column_stride;
-        if self.row_stride == 1 {
-            for (index, column) in tile.chunks_exact_mut(tile_rows).take(depth.1).enumerate() {
-                let start = start + index * self.column_stride;
-                column[..row_count].copy_from_slice(&self.values[start..start + row_count]);
-                column[row_count..].fill(T::ZERO);
+        if self.has_rows() {
+            for (row, values) in tile.chunks_exact_mut(SLICE).enumerate() {
+                if row < row_count {
+                    let start = start + row * self.row_stride;
+                    values[..depth.1].copy_from_slice(&self.values[start..start + depth.1]);
+                } else {
+                    values.fill(T::ZERO);
+                }
             }
             return;
         }
-        for row in 0..tile_rows {
-            let values = tile[row..].iter_mut().step_by(tile_rows).take(depth.1);
-            if row < row_count {
-                let start = start + row * self.row_stride;
-                for (value, given) in values.zip(&self.values[start..start + depth.1]) {
-                    *value = *given;
-                }
+        for (index, column) in tile.chunks_exact_mut(tile_rows).take(depth.1).enumerate() {
+            let values = &self.values[start + index * self.column_stride..];
+            if row_count == tile_rows {
+                // A length that is known, so that no function is called for a few values.
+                column.copy_from_slice(&values[..tile_rows]);
             } else {
-                values.for_each(|value| *value = T::ZERO);
+                column[..row_count].copy_from_slice(&values[..row_count]);
+                column[row_count..].fill(T::ZERO);
             }
         }
     }
 
-    /// Lays out sixteen columns as a panel: for each of `depth` rows the columns, filled up with zeros.
+    /// Whether the values of a row lie side by side.
     #[inline(always)]
-    fn pack_panel(self, depth: (usize, usize), columns: (usize, usize), panel: &mut [Line<[T; LANES]>]) {
-        let (first_column, column_count) = (columns.0, columns.1.min(LANES));
-        let start = depth.0 * self.row_stride + first_column * self.column_stride;
-        if self.column_stride == 1 {
-            for (index, line) in panel.iter_mut().enumerate() {
-                let values = &self.values[start + index * self.row_stride..];
-                match values.first_chunk() {
-                    Some(whole) if column_count == LANES => line.0 = *whole,
-                    _ => {
-                        line.0 = [T::ZERO; LANES];
-                        line.0[..column_count].copy_from_slice(&values[..column_count]);
-                    }
+    fn has_rows(self) -> bool {
+        self.column_stride == 1
+    }
+
+    /// Lays out the columns of a tile: for each of `depth` rows the lines of its `panels` panels, filled up with zeros.
+    #[inline(always)]
+    fn pack_panels(
+        self,
+        depth: (usize, usize),
+        (first_column, column_count): (usize, usize),
+        panels: usize,
+        lines: &mut [Line<[T; LANES]>],
+    ) {
+        for panel in 0..panels {
+            let first = first_column + panel * LANES;
+            let count = column_count.saturating_sub(panel * LANES).min(LANES);
+            let lines = lines[panel..].iter_mut().step_by(panels);
+            let start = depth.0 * self.row_stride + first * self.column_stride;
+            if count == LANES && self.column_stride == 1 {
+                for (index, line) in lines.enumerate() {
+                    let values = self.values[start + index * self.row_stride..].first_chunk();
+                    line.0 = *values.unwrap_or(&[T::ZERO; LANES]);
                 }
-            }
-            return;
-        }
-        let depth = panel.len();
-        let column = |lane: usize| &self.values[start + lane * self.column_stride..][..depth];
-        if column_count == LANES {
-            let columns: [&[T]; LANES] = std::array::from_fn(column);
-            for (index, line) in panel.iter_mut().enumerate() {
-                line.0 = std::array::from_fn(|lane| columns[lane][index]);
-            }
-            return;
-        }
-        panel.fill(Line([T::ZERO; LANES]));
-        for lane in 0..column_count {
-            for (line, value) in panel.iter_mut().zip(column(lane)) {
-                line.0[lane] = *value;
+            } else if count == LANES {
+                let columns: [&[T]; LANES] =
+                    std::array::from_fn(|lane| &self.values[start + lane * self.column_stride..][..depth.1]);
+                for (index, line) in lines.enumerate() {
+                    line.0 = std::array::from_fn(|lane| columns[lane][index]);
+                }
+            } else {
+                for (index, line) in lines.enumerate() {
+                    let value = |lane: usize| {
+                        self.values[start + index * self.row_stride + lane * self.column_stride]
+                    };
+                    line.0 = std::array::from_fn(|lane| if lane < count { value(lane) } else { T::ZERO });
+                }
             }
         }
     }
@@ -105,20 +113,87 @@ impl<'a, T: Real> Matrix<'a, T> {
 
 /// One tile of a product, for one slice of its depth.
 pub(crate) struct Tile<'a, 'b, T> {
-    /// For each step of the slice the values of the tile's rows.
-    pub(crate) left: &'a [T],
-    /// Slices of panels.
-    pub(crate) panels: &'a [&'a [Line<[T; LANES]>]],
+    /// The tile's rows, as [`Matrix::pack_tile`] lays them out.
+    left: &'a [T],
+    /// Whether these are rows.
+    has_rows: bool,
+    /// For each step of the slice the lines of the tile's panels.
+    right: &'a [Line<[T; LANES]>],
     /// Where the results go.
-    pub(crate) output: &'a mut Part<'b, T>,
+    output: &'a mut Part<'b, T>,
     /// First row of the tile in the output.
-    pub(crate) row: usize,
+    row: usize,
     /// First column of the tile in the output.
-    pub(crate) column: usize,
+    column: usize,
     /// Whether the output is overwritten; else the products are added to it.
-    pub(crate) is_first: bool,
-    /// What is added to every row of the output, filled up to whole panels.
-    pub(crate) bias: Option<&'a [T]>,
+    is_first: bool,
+    /// What is added to every row of the output, filled up to whole tiles.
+    bias: Option<&'a [T]>,
+}
+
+/// For each row of a tile the sums over all steps of `left(step, row)` times the step's lines.
+#[inline(always)]
+fn sum_products<V: Vectors, const ROWS: usize, const PANELS: usize>(
+    v: V,
+    right: &[[Line<[V::Real; LANES]>; PANELS]],
+    left: impl Fn(usize, usize) -> V::Real,
+) -> [[V::Vector; PANELS]; ROWS] {
+    let mut sums = [[v.splat(V::Real::ZERO); PANELS]; ROWS];
+    for (index, right) in right.iter().enumerate() {
+        let mut lines = [v.splat(V::Real::ZERO); PANELS];
+        for panel in 0..PANELS {
+            lines[panel] = v.load(&right[panel].0);
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let value = v.splat(left(index, row));
+            for panel in 0..PANELS {
+                sums[panel] = v.mul_add(value, lines[panel], sums[panel]);
+            }
+        }
+    }
+    sums
+}
+
+/// Computes a tile of `ROWS` rows and `PANELS` panels in registers.
+#[inline(always)]
+pub(crate) fn compute_tile<V: Vectors, const ROWS: usize, const PANELS: usize>(
+    v: V,
+    tile: Tile<'_, '_, V::Real>,
+) {
+    let zero = V::Real::ZERO;
+    let (right, _) = tile.right.as_chunks::<PANELS>();
+    let sums: [[V::Vector; PANELS]; ROWS] = if tile.has_rows {
+        let (left, _) = tile.left.as_chunks::<SLICE>();
+        let Some(left) = left.first_chunk::<ROWS>() else { return };
+        let right = &right[..right.len().min(SLICE)];
+        sum_products(v, right, |index, row| left[row][index])
+    } else {
+        let (left, _) = tile.left.as_chunks::<ROWS>();
+        let left = &left[..right.len()];
+        sum_products(v, right, |index, row| left[index][row])
+    };
+    // Registers cannot be indexed by a number that is known at run time only; memory can.
+    let mut computed = [[Line([zero; LANES]); PANELS]; ROWS];
+    for row in 0..ROWS {
+        for panel in 0..PANELS {
+            v.store(sums[row][panel], &mut computed[row][panel].0);
+        }
+    }
+    let bias = tile.bias.map(|bias| &bias[tile.output.first_column + tile.column..]);
+    let rows = tile.output.rows() - tile.row;
+    for (row, computed) in computed.iter().take(rows).enumerate() {
+        let outputs = tile.output.row(tile.row + row)[tile.column..].chunks_mut(LANES);
+        for (panel, (sums, outputs)) in computed.iter().zip(outputs).enumerate() {
+            let mut values = v.load(&sums.0);
+            if !tile.is_first {
+                values = v.add(values, v.load_first(outputs, zero));
+            }
+            if let Some(bias) = bias {
+                values = v.add(values, v.load_first(&bias[panel * LANES..], zero));
+            }
+            v.store_first(values, outputs);
+        }
+    }
 }
 
 /// What becomes of the output's values.
@@ -146,31 +221,34 @@ pub(crate) fn product<T: Real>(
     let bias = match mode {
         Output::Biased(bias) => {
             let mut bias = bias.to_vec();
-            bias.resize(columns.next_multiple_of(LANES), T::ZERO);
+            // The last tile may be wider than the output.
+            bias.resize(columns + 2 * LANES, T::ZERO);
             Some(bias)
         }
         Output::Fresh | Output::Sum => None,
     };
-    let tile_rows = T::tile_rows();
-    let mut panels = Vec::new();
+    let (tile_rows, tile_panels) = T::tile_size();
+    let mut lines = Vec::new();
     for first_column in (0..columns).step_by(BLOCK_COLUMNS) {
         let width = BLOCK_COLUMNS.min(columns - first_column);
         // One slice of nothing where there is no depth, so that the output is written.
         for first in (0..depth.max(1)).step_by(SLICE) {
             let slice = (first, SLICE.min(depth - first));
-            panels.resize(width.div_ceil(LANES) * slice.1, Line([T::ZERO; LANES]));
-            if slice.1 > 0 {
-                let parts = Parts { row_len: slice.1, rows: 4, columns: slice.1 };
-                for_each_part(&mut panels, parts, |mut part| {
+            let group_len = slice.1 * tile_panels;
+            lines.resize(width.div_ceil(tile_panels * LANES) * group_len, Line([T::ZERO; LANES]));
+            if group_len > 0 {
+                let parts = Parts { row_len: group_len, rows: 2, columns: group_len };
+                for_each_part(&mut lines, parts, |mut part| {
                     T::vectorized(PackPanels { right, slice, first_column, width, part: &mut part });
                 });
             }
             let is_last = first + SLICE >= depth;
             let bias = bias.as_deref().filter(|_| is_last);
             let is_first = first == 0 && mode != Output::Sum;
-            let parts = parts(rows, (columns, width), tile_rows);
+            let parts = parts(rows, (columns, width), (tile_rows, tile_panels));
             for_each_part_in(output, parts, first_column..first_column + width, |mut part| {
-                let lines = &panels[(part.first_column - first_column) / LANES * slice.1..];
+                let group = (part.first_column - first_column) / (tile_panels * LANES);
+                let lines = &lines[group * group_len..];
                 let first_row = part.first_row;
                 let part = &mut part;
                 T::vectorized(MultiplyPart { left, first_row, slice, lines, part, is_first, bias });
@@ -180,12 +258,13 @@ pub(crate) fn product<T: Real>(
 }
 
 /// Parts of whole tiles, as many for each thread; fewer columns where there are not enough rows.
-fn parts(rows: usize, (row_len, width): (usize, usize), tile_rows: usize) -> Parts {
+fn parts(rows: usize, (row_len, width): (usize, usize), tile: (usize, usize)) -> Parts {
+    let (tile_rows, tile_panels) = tile;
     let threads = thread_count();
     let tiles = rows.div_ceil(tile_rows);
     let wanted = tiles.div_ceil(PART_ROWS / tile_rows).next_multiple_of(threads).min(tiles);
     let across = threads.div_ceil(wanted);
-    let columns = width.div_ceil(across).next_multiple_of(MAX_TILE_PANELS * LANES);
+    let columns = width.div_ceil(across).next_multiple_of(tile_panels * LANES);
     Parts { row_len, rows: tiles.div_ceil(wanted) * tile_rows, columns }
 }
 
@@ -194,7 +273,7 @@ struct PackPanels<'a, 'b, T> {
     slice: (usize, usize),
     first_column: usize,
     width: usize,
-    /// Some of the panels, each a row.
+    /// The lines of some tiles, each tile's a row.
     part: &'a mut Part<'b, Line<[T; LANES]>>,
 }
 
@@ -204,9 +283,9 @@ impl<T: Real> Work<T> for PackPanels<'_, '_, T> {
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, _: V) {
         for index in 0..self.part.rows() {
-            let column = (self.part.first_row + index) * LANES;
+            let column = (self.part.first_row + index) * V::TILE_PANELS * LANES;
             let columns = (self.first_column + column, self.width - column);
-            self.right.pack_panel(self.slice, columns, self.part.row(index));
+            self.right.pack_panels(self.slice, columns, V::TILE_PANELS, self.part.row(index));
         }
     }
 }
@@ -216,7 +295,7 @@ struct MultiplyPart<'a, 'b, T> {
     /// The part's first row in the left operand.
     first_row: usize,
     slice: (usize, usize),
-    /// The panels of the part's columns and of those behind.
+    /// The lines of the part's columns and of those behind.
     lines: &'a [Line<[T; LANES]>],
     part: &'a mut Part<'b, T>,
     is_first: bool,
@@ -234,7 +313,7 @@ impl<T: Real> Work<T> for MultiplyPart<'_, '_, T> {
     }
 }
 
-/// The product of some rows of `left` with panels that are `panel_len` lines apart, for one slice of the depth.
+/// The product of some rows of `left` with columns laid out for a depth of `laid_out`, for one slice of it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "inlined into two callers, which name them")]
 fn multiply_slice<V: Vectors>(
@@ -242,30 +321,27 @@ fn multiply_slice<V: Vectors>(
     left: Matrix<'_, V::Real>,
     first_row: usize,
     slice: (usize, usize),
-    (lines, panel_len): (&[Line<[V::Real; LANES]>], usize),
+    (lines, laid_out): (&[Line<[V::Real; LANES]>], usize),
     part: &mut Part<'_, V::Real>,
     is_first: bool,
     bias: Option<&[V::Real]>,
     room: &mut Vec<V::Real>,
 ) {
     let (tile_rows, rows, columns) = (V::TILE_ROWS, part.rows(), part.columns());
-    let tile_len = tile_rows * slice.1;
+    let has_rows = left.has_rows();
+    let tile_len = tile_rows * if has_rows { SLICE } else { slice.1 };
     room.resize(rows.div_ceil(tile_rows) * tile_len, V::Real::ZERO);
-    for (index, tile) in room.chunks_exact_mut(tile_len.max(1)).enumerate() {
+    for (index, tile) in room.chunks_exact_mut(tile_len.max(1)).enumerate().filter(|_| slice.1 > 0) {
         let row = index * tile_rows;
         left.pack_tile((first_row + row, tile_rows.min(rows - row)), slice, tile_rows, tile);
     }
-    let panels = columns.div_ceil(LANES);
-    for panel in (0..panels).step_by(V::TILE_PANELS) {
-        let count = V::TILE_PANELS.min(panels - panel);
-        let mut chosen: [&[Line<[V::Real; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-        for (index, chosen) in chosen[..count].iter_mut().enumerate() {
-            *chosen = &lines[(panel + index) * panel_len..][..slice.1];
-        }
+    let tile_columns = V::TILE_PANELS * LANES;
+    for column in (0..columns).step_by(tile_columns) {
+        let group = &lines[column / tile_columns * laid_out * V::TILE_PANELS..];
+        let right = &group[..slice.1 * V::TILE_PANELS];
         for row in (0..rows).step_by(tile_rows) {
             let left = &room[row / tile_rows * tile_len..][..tile_len];
-            let (panels, column) = (&chosen[..count], panel * LANES);
-            v.tile(Tile { left, panels, output: &mut *part, row, column, is_first, bias });
+            v.tile(Tile { left, has_rows, right, output: &mut *part, row, column, is_first, bias });
         }
     }
 }
@@ -284,12 +360,19 @@ impl<T: Real> Panels<T> {
 
     /// Lays out a matrix `(depth, columns)`.
     #[inline(always)]
-    pub(crate) fn pack(&mut self, right: Matrix<'_, T>, depth: usize, columns: usize) {
+    pub(crate) fn pack<V: Vectors<Real = T>>(
+        &mut self,
+        _: V,
+        right: Matrix<'_, T>,
+        depth: usize,
+        columns: usize,
+    ) {
+        let (tile_columns, group_len) = (V::TILE_PANELS * LANES, depth * V::TILE_PANELS);
         self.depth = depth;
-        self.lines.resize(columns.div_ceil(LANES) * depth, Line([T::ZERO; LANES]));
-        for (index, panel) in self.lines.chunks_exact_mut(depth.max(1)).enumerate() {
-            let first = index * LANES;
-            right.pack_panel((0, depth), (first, columns - first), panel);
+        self.lines.resize(columns.div_ceil(tile_columns) * group_len, Line([T::ZERO; LANES]));
+        for (index, lines) in self.lines.chunks_exact_mut(group_len.max(1)).enumerate() {
+            let first = index * tile_columns;
+            right.pack_panels((0, depth), (first, columns - first), V::TILE_PANELS, lines);
         }
     }
 }
@@ -308,7 +391,7 @@ pub(crate) fn multiply<V: Vectors>(
 ) {
     for first in (0..depth).step_by(SLICE) {
         let slice = (first, SLICE.min(depth - first));
-        let lines = (&right.lines[first..], right.depth);
+        let lines = (&right.lines[first * V::TILE_PANELS..], right.depth);
         let is_first = first == 0 && !is_sum;
         multiply_slice(v, left, 0, slice, lines, &mut output, is_first, None, room);
     }
@@ -380,7 +463,7 @@ mod tests {
             fn run<S: Simd>(self, simd: S) {
                 let Self(left, right, sizes, output) = self;
                 let mut panels = Panels::new();
-                panels.pack(right, sizes.1, sizes.2);
+                panels.pack(simd, right, sizes.1, sizes.2);
                 let output = Part::of_rows(output, sizes.2, (sizes.0, sizes.2));
                 multiply(simd, left, &panels, sizes.1, output, false, &mut Vec::new());
             }
