@@ -60,7 +60,7 @@ pub(crate) type F32Block = Expanded;
 
 impl Block for F32Block {
     type Activation = f32;
-    type Weights = Expanded;
+    type Weights = Self;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = FLOAT_SLICE_BLOCKS;
 
@@ -83,12 +83,12 @@ impl Block for F32Block {
         row_sums(simd, panel.iter(), row, |line| simd.load(&line.0))
     }
 
-    fn scratch(_: usize) -> Vec<Expanded> {
+    fn scratch(_: usize) -> Vec<Self> {
         Vec::new()
     }
 
     #[inline(always)]
-    fn weights<'a, S: Simd>(_: S, blocks: &'a [Self], _: &'a mut [Expanded]) -> &'a [Expanded] {
+    fn weights<'a, S: Simd>(_: S, blocks: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
         blocks
     }
 

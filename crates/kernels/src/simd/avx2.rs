@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
+use super::{ByteLines, Job, LANES, Simd};
 use crate::attention::{RowTile, multiply_rows};
 use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
 use crate::training;
@@ -254,9 +254,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let start = |row: &QuantizedGroup| _mm256_set1_epi32(if VNNI { row.start } else { 0 });
             let mut sums: [[Integers; PANELS]; ROWS] =
                 std::array::from_fn(|row| [[start(&rows[row]); 2]; PANELS]);
-            for line in 0..BYTE_LINES {
-                for panel in 0..PANELS {
-                    let weights = load_line(&panels[panel][line]);
+            for (panel, lines) in panels.into_iter().enumerate() {
+                for (line, weights) in lines.iter().enumerate() {
+                    let weights = load_line(weights);
                     // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
                     // 127 · 127 each: without VNNI the sign of the weight goes to the activation.
                     let signed = weights.map(|weights| _mm256_xor_si256(weights, _mm256_set1_epi8(-128)));
