@@ -73,7 +73,7 @@ pub(crate) struct ModelArguments {
     /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
     pub(crate) device: DeviceChoice,
-    /// Precision of the weights in memory: f32 or f16, on the CPU also q8 (8-bit blocks) or q4 (4-bit blocks), on GPUs also bf16 [default: as stored]
+    /// Precision of the weights in memory: f32 or f16, on the CPU also q8 (8-bit blocks) or q4 (4-bit blocks), on GPUs also bf16 [default: what is stored, exactly: f16, else f32]
     #[arg(long, value_name = "TYPE", value_parser = parse_weight_type)]
     pub(crate) dtype: Option<WeightType>,
     /// Precision of cached keys and values: f32 or f16 [default: f32 with weights in f32, else f16; on GPUs that of the weights]

@@ -241,8 +241,8 @@ impl Checkpoint {
     }
 
     /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
-    /// GGUF's Q8_0 and Q4_0 in our formats of the same numbers, everything else in f32; on other devices as tensors of
-    /// [`Checkpoint::stored_dtype`]. `progress` is told how many bytes of the file were read since the last call.
+    /// everything else in f32, GGUF's small integers too, whose fast products would round the activations; on other devices as
+    /// tensors of [`Checkpoint::stored_dtype`]. `progress` is told how many bytes of the file were read since the last call.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.

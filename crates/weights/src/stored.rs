@@ -34,12 +34,10 @@ impl StoredDType {
         !matches!(self, Self::Other(_))
     }
 
-    /// The format in which packed weights of this type lose nothing.
+    /// The format in which nothing is lost: GGUF's small integers too are computed exactly only as f32.
     pub(crate) fn weight_format(self) -> WeightFormat {
         match self {
             Self::F16 => WeightFormat::F16,
-            Self::Quantized(GgmlDType::Q8_0) => WeightFormat::Q8,
-            Self::Quantized(GgmlDType::Q4_0) => WeightFormat::Q4Linear,
             _ => WeightFormat::F32,
         }
     }

@@ -98,7 +98,7 @@ impl Block for F32Block {
     }
 
     #[inline(always)]
-    fn tile<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Expanded>) {
+    fn tile<S: Simd>(simd: S, tile: Tile<'_, '_, f32, Self>) {
         tile_of_blocks(simd, tile);
     }
 }

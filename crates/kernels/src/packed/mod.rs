@@ -14,7 +14,7 @@ mod quantized;
 use std::fmt;
 
 use block::{Block, F16Block, F32Block};
-use quantized::{Bytes, Linear, Nibbles, Normal, Quantized};
+use quantized::{Bytes, Nibbles, Quantized};
 
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::LANES;
@@ -51,9 +51,6 @@ pub enum WeightFormat {
     /// to the first entry, -127; no two entries are more than 28 apart and the last is 110, so the squared error is at most
     /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)`.
     Q4,
-    /// The same with the integers from -8 to 7 as table, which holds the weights of GGUF's `Q4_0` as they are. The squared
-    /// error is at most that of `|w - s q| ≤ max|w| (1/8 + 2^-11)`.
-    Q4Linear,
 }
 
 impl WeightFormat {
@@ -73,7 +70,6 @@ impl WeightFormat {
             Self::F16 => "f16",
             Self::Q8 => "q8",
             Self::Q4 => "q4",
-            Self::Q4Linear => "q4_0",
         }
     }
 }
@@ -83,8 +79,7 @@ enum Panels {
     F32(Box<[F32Block]>),
     F16(Box<[F16Block]>),
     Q8(Box<[Quantized<Bytes>]>),
-    Q4(Box<[Quantized<Nibbles<Normal>>]>),
-    Q4Linear(Box<[Quantized<Nibbles<Linear>>]>),
+    Q4(Box<[Quantized<Nibbles>]>),
 }
 
 /// A weight matrix `(out, in)`, packed.
@@ -102,7 +97,6 @@ macro_rules! with_blocks {
             Panels::F16($blocks) => $body,
             Panels::Q8($blocks) => $body,
             Panels::Q4($blocks) => $body,
-            Panels::Q4Linear($blocks) => $body,
         }
     };
 }
@@ -126,7 +120,6 @@ impl PackedMatrix {
             Panels::F16(_) => WeightFormat::F16,
             Panels::Q8(_) => WeightFormat::Q8,
             Panels::Q4(_) => WeightFormat::Q4,
-            Panels::Q4Linear(_) => WeightFormat::Q4Linear,
         }
     }
 

@@ -6,8 +6,6 @@
 //! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
 //! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
 
-use std::marker::PhantomData;
-
 use half::f16;
 
 use super::block::{Block, Expanded};
@@ -123,7 +121,7 @@ pub(crate) struct Bytes(ByteLines);
 /// Indices into a table of 16 integers: lines of eight inputs, output by output four bytes, the low halves holding the first
 /// four inputs, the high halves the others.
 #[repr(C, align(64))]
-pub(crate) struct Nibbles<T>([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS], PhantomData<T>);
+pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
 /// A block of integers, and behind them the scales of its groups.
 #[derive(Clone, Copy)]
@@ -292,28 +290,11 @@ impl Quants for Bytes {
     }
 }
 
-/// The integers of 4-bit weights, in ascending order; the first has the largest magnitude.
-pub(crate) trait Table: Send + Sync {
-    /// The integers.
-    const ENTRIES: [i8; 16];
-}
+/// The integers of 4-bit weights, in ascending order; the first has the largest magnitude. They have the smallest squared
+/// error for normally distributed weights in groups of 32, each with the best of the candidate scales (Lloyd's iteration).
+pub(super) const TABLE: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
 
-/// The integers with the smallest squared error for normally distributed weights in groups of 32, each with the best of the
-/// candidate scales (Lloyd's iteration).
-pub(crate) struct Normal;
-
-impl Table for Normal {
-    const ENTRIES: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
-}
-
-/// Equal steps.
-pub(crate) struct Linear;
-
-impl Table for Linear {
-    const ENTRIES: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
-}
-
-impl<T: Table> Quants for Nibbles<T> {
+impl Quants for Nibbles {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
         let (scales, inverses) = Self::scales(simd, weights);
@@ -326,13 +307,13 @@ impl<T: Table> Quants for Nibbles<T> {
             }
             simd.store_nibbles(indices, line);
         }
-        (Self(lines, PhantomData), scales)
+        (Self(lines), scales)
     }
 
     fn value(&self, input: usize, output: usize) -> f32 {
         let byte = self.0[input / NIBBLE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
         let index = if input % NIBBLE_INPUTS < BYTE_INPUTS { byte & 15 } else { byte >> 4 };
-        f32::from(T::ENTRIES[usize::from(index)])
+        f32::from(TABLE[usize::from(index)])
     }
 
     #[inline(always)]
@@ -363,7 +344,7 @@ impl<T: Table> Quants for Nibbles<T> {
     }
 }
 
-impl<T: Table> Nibbles<T> {
+impl Nibbles {
     /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
     const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
 
@@ -372,7 +353,7 @@ impl<T: Table> Nibbles<T> {
         let mut unsigned = [0; 16];
         let mut index = 0;
         while index < unsigned.len() {
-            unsigned[index] = T::ENTRIES[index].cast_unsigned() ^ 0x80;
+            unsigned[index] = TABLE[index].cast_unsigned() ^ 0x80;
             index += 1;
         }
         unsigned
@@ -387,7 +368,7 @@ impl<T: Table> Nibbles<T> {
         let mut sums = [0.0; 15];
         let mut index = 0;
         while index < sums.len() {
-            sums[index] = first * T::ENTRIES[index] as f32 + second * T::ENTRIES[index + 1] as f32;
+            sums[index] = first * TABLE[index] as f32 + second * TABLE[index + 1] as f32;
             index += 1;
         }
         sums
@@ -414,12 +395,11 @@ impl<T: Table> Nibbles<T> {
         let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
         for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
             let (bits, scales, inverses) =
-                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(T::ENTRIES[0]))));
+                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(TABLE[0]))));
             let mut sum = simd.splat(0.0);
             for line in group {
                 let quotient = simd.mul(simd.load(&line.0), inverses);
-                let value =
-                    Self::add_below(simd, quotient, simd.splat(f32::from(T::ENTRIES[0])), &Self::STEPS);
+                let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &Self::STEPS);
                 let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
                 sum = simd.mul_add(error, error, sum);
             }

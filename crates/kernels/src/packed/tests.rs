@@ -13,8 +13,7 @@ const SHAPES: [(usize, usize); 9] =
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
 
-const FORMATS: [WeightFormat; 5] =
-    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4, WeightFormat::Q4Linear];
+const FORMATS: [WeightFormat; 4] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4];
 
 /// Values without a pattern, of about unit size.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
@@ -143,7 +142,7 @@ fn products_of_integers_are_exact() {
 fn one_row_and_many_agree_to_the_bit_in_integers() {
     let (out_features, in_features, rows) = (70, 1100, 9);
     let x = noise(rows * in_features, 2);
-    for format in [WeightFormat::Q8, WeightFormat::Q4, WeightFormat::Q4Linear] {
+    for format in [WeightFormat::Q8, WeightFormat::Q4] {
         let (_, matrix) = packed(out_features, in_features, format);
         for instructions in InstructionSet::available() {
             let many = product(&matrix, &x, rows, Epilogue::default(), instructions);
@@ -224,9 +223,8 @@ fn the_error_of_each_format_is_bounded() {
                 WeightFormat::F32 => assert!(within(0.0)),
                 WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
                 WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
-                WeightFormat::Q4 | WeightFormat::Q4Linear => {
-                    let share = if format == WeightFormat::Q4 { 17.0 / 127.0 } else { 1.0 / 8.0 };
-                    let bound = largest * (share + 0.5f32.powi(10));
+                WeightFormat::Q4 => {
+                    let bound = largest * (17.0 / 127.0 + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
                 }
             }
@@ -234,21 +232,17 @@ fn the_error_of_each_format_is_bounded() {
     }
 }
 
-/// Weights that a 4-bit format can hold come back as they were.
+/// Weights that the 4-bit format can hold come back as they were.
 #[test]
-fn what_a_table_holds_is_kept() {
-    use quantized::{Linear, Normal, Table};
+fn what_the_table_holds_is_kept() {
     let (out_features, in_features) = (20, 96);
-    for (format, entries) in [(WeightFormat::Q4, Normal::ENTRIES), (WeightFormat::Q4Linear, Linear::ENTRIES)]
-    {
-        let weights: Vec<f32> = (0..out_features * in_features)
-            .map(|index| {
-                f32::from(entries[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
-            })
-            .collect();
-        let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-        assert_eq!(held(&PackedMatrix::from_tensor(&tensor, format).unwrap()), weights);
-    }
+    let weights: Vec<f32> = (0..out_features * in_features)
+        .map(|index| {
+            f32::from(quantized::TABLE[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
+        })
+        .collect();
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q4).unwrap()), weights);
 }
 
 #[test]
@@ -333,7 +327,6 @@ fn bits_per_weight() {
         (WeightFormat::F16, 16.0),
         (WeightFormat::Q8, 8.5),
         (WeightFormat::Q4, 4.5),
-        (WeightFormat::Q4Linear, 4.5),
     ] {
         let (_, matrix) = packed(48, 768, format);
         assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
