@@ -9,7 +9,7 @@
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaView, DeviceRepr, DriverError, LaunchConfig, PushKernelArg, result,
+    CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg, result,
 };
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
 use candle_core::op::BackpropOp;
@@ -41,14 +41,14 @@ pub(crate) fn open(index: usize) -> Result<Device> {
 
 /// Keeps freed memory for the next allocation. The driver would give it back whenever the program waits, as it does for
 /// each token.
-fn keep_freed_memory(device: &CudaDevice) -> Result<(), DriverError> {
+fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
     let mut bytes = u64::MAX;
     // SAFETY: the device is open; the attribute is a `u64`, which the driver reads before the call returns.
     unsafe {
-        let pool = result::device::get_default_mem_pool(stream.context().cu_device())?;
+        let pool = result::device::get_default_mem_pool(stream.context().cu_device()).w()?;
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        result::mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast())
+        result::mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast()).w()
     }
 }
 
