@@ -170,20 +170,22 @@ impl InstructionSet {
 
     /// All that this processor has, slowest first.
     pub(crate) fn available() -> Vec<Self> {
-        let mut sets = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            sets.extend(avx2::Avx2::detect().map(Self::Avx2));
-            sets.extend(avx2::Avx2::detect().map(Self::Avx2Vnni));
-            sets.extend(avx512::Avx512::detect().map(Self::Avx512));
-            sets.extend(avx512::Avx512::detect().map(Self::Avx512Vnni));
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            sets.extend(neon::Neon::detect().map(Self::Neon));
-            sets.extend(neon::Neon::detect().map(Self::NeonDot));
-        }
-        sets
+        let sets = [
+            Some(Self::Portable),
+            #[cfg(target_arch = "x86_64")]
+            avx2::Avx2::detect().map(Self::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            avx2::Avx2::detect().map(Self::Avx2Vnni),
+            #[cfg(target_arch = "x86_64")]
+            avx512::Avx512::detect().map(Self::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            avx512::Avx512::detect().map(Self::Avx512Vnni),
+            #[cfg(target_arch = "aarch64")]
+            neon::Neon::detect().map(Self::Neon),
+            #[cfg(target_arch = "aarch64")]
+            neon::Neon::detect().map(Self::NeonDot),
+        ];
+        sets.into_iter().flatten().collect()
     }
 
     /// Its name.
