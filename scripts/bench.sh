@@ -17,7 +17,7 @@ trap 'rm -f "$results"' EXIT
 python3 "$compare" --peers "$peers" --ours "$ours" --rounds "$rounds" --json | tee "$results"
 
 processor=$(sed -n 's/^model name\t*: //p' /proc/cpuinfo | head -n 1)
-flags=$(grep -m 1 -o -w -E 'avx2|avx512f|avx512_vnni' /proc/cpuinfo | sort -u | tr '\n' ' ')
+flags=$({ grep -m 1 -o -w -E 'avx2|avx512f|avx512_vnni' /proc/cpuinfo || true; } | sort -u | tr '\n' ' ')
 heading="$processor ($(nproc) cores; ${flags% }), $(date +%F), commit $(git rev-parse --short HEAD), median of $rounds rounds"
 python3 - "$results" "$heading" <<'PYTHON'
 import json

@@ -140,20 +140,26 @@ fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
 
 #[test]
 fn rows_of_different_lengths_equal_the_rows_alone() -> Result<()> {
+    for mask in [AttentionMask::Causal, AttentionMask::Window { before: 2, after: 0 }] {
+        rows_equal_the_rows_alone(&mask)?;
+    }
+    Ok(())
+}
+
+fn rows_equal_the_rows_alone(mask: &AttentionMask) -> Result<()> {
     let (_, layer) = separate_and_fused()?;
-    let mask = AttentionMask::Causal;
     let x = pattern(&[2, 6, 15], 2.0, 0);
     // Row 0 is cut back to two tokens, row 1 keeps four; then both get the same step.
     let mut ragged = cache(2, 8)?;
-    step(&layer, &x.narrow(1, 0, 4)?, &mask, &mut ragged)?;
+    step(&layer, &x.narrow(1, 0, 4)?, mask, &mut ragged)?;
     ragged.truncate(0, 2)?;
     let next = pattern(&[2, 2, 15], 2.0, 900);
-    let together = step(&layer, &next, &mask, &mut ragged)?;
+    let together = step(&layer, &next, mask, &mut ragged)?;
     assert_eq!(ragged.lengths(), [4, 6]);
     for (row, past) in [(0, 2), (1, 4)] {
         let mut alone = cache(1, 8)?;
-        step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, &mask, &mut alone)?;
-        let expected = step(&layer, &next.narrow(0, row, 1)?, &mask, &mut alone)?;
+        step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, mask, &mut alone)?;
+        let expected = step(&layer, &next.narrow(0, row, 1)?, mask, &mut alone)?;
         assert_close(&together.narrow(0, row, 1)?, &expected, SAME, &format!("row {row}"));
     }
     Ok(())

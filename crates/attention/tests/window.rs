@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 use gpt2_testing::{assert_close, pattern};
 
@@ -19,6 +19,12 @@ impl Heads {
     fn new(query_len: usize, key_len: usize) -> Self {
         let heads = |tokens: usize, offset| pattern(&[2, 3, tokens, 5], 4.0, offset);
         Self { q: heads(query_len, 0), k: heads(key_len, 5000), v: heads(key_len, 9000) }
+    }
+
+    /// The same where gradients are asked for, which the kernel does not give.
+    fn tracked(query_len: usize, key_len: usize) -> Result<Self> {
+        let Self { q, k, v } = Self::new(query_len, key_len);
+        Ok(Self { q: Var::from_tensor(&q)?.into_inner(), k, v })
     }
 
     fn attend(&self, mask: &AttentionMask) -> Result<Tensor> {
@@ -46,6 +52,26 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
             let whole = heads.attend(&dense_window(tokens, tokens, before, after))?;
             assert_close(&band, &whole, SAME, &format!("{tokens} tokens, window {before}, {after}"));
         }
+    }
+    Ok(())
+}
+
+/// Block by block, where the kernel cannot be used: values and gradients.
+#[test]
+fn the_band_has_the_gradients_of_the_masked_whole() -> Result<()> {
+    for (tokens, before, after) in [(33, 1, 1), (100, 5, 9), (100, 40, 40)] {
+        let heads = Heads::tracked(tokens, tokens)?;
+        let (band, whole) = (
+            heads.attend(&AttentionMask::Window { before, after })?,
+            heads.attend(&dense_window(tokens, tokens, before, after))?,
+        );
+        let what = format!("{tokens} tokens, window {before}, {after}");
+        assert_close(&band, &whole, SAME, &what);
+        let gradient = |output: &Tensor| -> Result<Tensor> {
+            let gradients = (output * pattern(output.dims(), 1.0, 77))?.sum_all()?.backward()?;
+            Ok(gradients.get(&heads.q).unwrap().clone())
+        };
+        assert_close(&gradient(&band)?, &gradient(&whole)?, 10.0 * SAME, &what);
     }
     Ok(())
 }

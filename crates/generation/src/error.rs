@@ -99,7 +99,9 @@ pub enum GenerationError {
         tokens: usize,
     },
     /// The model's logits are not numbers.
-    #[error("the model's logits are not finite; check its weights with `gpt2 verify`")]
+    #[error(
+        "the model's logits are not finite; check its weights with `gpt2 verify`, and keep keys and values in f32 (`--kv-dtype f32`)"
+    )]
     NotFinite,
     /// The options remove every token.
     #[error("no token is left to choose from: the options and processors remove all of them")]

@@ -71,7 +71,8 @@ pub fn window_attention(
 ) -> Result<Tensor> {
     let (batch, heads, query_len, head_dim) = q.dims4()?;
     let (_, _, key_len, value_dim) = v.dims4()?;
-    let fits = k.dims() == [batch, heads, key_len, head_dim]
+    let fits = head_dim > 0
+        && k.dims() == [batch, heads, key_len, head_dim]
         && v.dims() == [batch, heads, key_len, value_dim]
         && visible.len() == batch * query_len
         && visible.iter().all(|keys| !keys.is_empty() && keys.end <= key_len);

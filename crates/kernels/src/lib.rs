@@ -51,5 +51,5 @@ pub use random::Generator;
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
     causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,
-    recomputed, squared_norm, sum,
+    recomputed, squared_norm, sum, without_gradients,
 };

@@ -24,6 +24,9 @@ pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recompute
     // The backward pass holds one block's gradients besides, or a block that is computed again.
     let kept = if recomputes { blocks * width + 2 * block } else { (blocks + 1) * block };
     let parameters = ParameterCounts::new(config).unique as u64;
-    let values = (COPIES * parameters).saturating_add(tokens.saturating_mul(kept)).saturating_add(LOGITS);
+    // From the second batch of a step on, the head's gradient is made beside the sum.
+    let head = if numbers.accumulate > 1 { (config.vocab_size * config.n_embd) as u64 } else { 0 };
+    let values =
+        (COPIES * parameters + head).saturating_add(tokens.saturating_mul(kept)).saturating_add(LOGITS);
     values.saturating_mul(F32_BYTES)
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
-use gpt2_kernels::{Activation, AdamWStep, Before, head_loss};
+use gpt2_kernels::{Activation, AdamWStep, Before, head_loss, without_gradients};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -221,17 +221,18 @@ impl Trainer {
     /// less memory for a third more time.
     ///
     /// # Errors
-    /// When the model has an activation function that cannot be computed again.
+    /// When the model has an activation function that cannot be computed again, or adapters are trained.
     pub fn recomputing(self, recomputes: bool) -> Result<Self, TrainingError> {
         let activation = self.config.activation_function;
-        if recomputes && activation != Activation::GeluTanh {
-            return Err(TrainingError::OptionOutOfRange {
-                option: "recompute",
-                expected: "a model with the activation function gelu_new".into(),
-                found: format!("{activation:?}"),
-            });
-        }
-        Ok(Self { recomputes, ..self })
+        let (expected, found) = match &self.weights {
+            _ if !recomputes => return Ok(self),
+            Weights::Adapted(_) => ("a training of all weights", "adapters".into()),
+            Weights::Trained(_) if activation != Activation::GeluTanh => {
+                ("a model with the activation function gelu_new", format!("{activation:?}"))
+            }
+            Weights::Trained(_) => return Ok(Self { recomputes, ..self }),
+        };
+        Err(TrainingError::OptionOutOfRange { option: "recompute", expected: expected.into(), found })
     }
 
     /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
@@ -343,8 +344,10 @@ impl Trainer {
     /// # Errors
     /// When the device has no room.
     pub fn evaluate(&self, batch: &Batch) -> Result<f64, TrainingError> {
-        let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
-        let loss = head_loss(&hidden.detach(), &head.detach(), &batch.targets)?;
+        let loss = without_gradients(|| {
+            let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
+            head_loss(&hidden, &head, &batch.targets)
+        })?;
         Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 

@@ -242,7 +242,7 @@ impl Checkpoint {
 
     /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
     /// everything else in f32, GGUF's small integers too, whose fast products would round the activations; on other devices as
-    /// tensors of [`Checkpoint::stored_dtype`]. `progress` is told how many bytes of the file were read since the last call.
+    /// tensors of [`Checkpoint::stored_dtype`]. On the CPU its caches keep keys and values in f32. `progress` is told how many bytes of the file were read since the last call.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.
@@ -250,7 +250,7 @@ impl Checkpoint {
         if !device.is_cpu() {
             return self.load_dense(device, self.stored_dtype(), progress);
         }
-        self.load_on_cpu(None, progress)
+        Ok(self.load_on_cpu(None, progress)?.with_kv_dtype(DType::F32))
     }
 
     /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`; with `Q4`, embedding

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use candle_core::Device;
-use gpt2::{Gpt2Config, ParameterCounts};
+use gpt2::{Activation, Gpt2Config, ParameterCounts};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
@@ -59,7 +59,10 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     if let Some(lora) = lora(arguments) {
         lora.check(&start.config)?;
     }
-    check_memory(&start.config, &numbers, arguments.recompute)?;
+    let can_recompute = arguments.lora_rank.is_none()
+        && start.config.activation_function == Activation::GeluTanh
+        && !arguments.recompute;
+    check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
     let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
@@ -223,7 +226,12 @@ fn hyperparameters(arguments: &TrainArguments, config: &Gpt2Config) -> Hyperpara
 }
 
 /// Refuses a training that the machine's memory cannot hold.
-fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> Result<()> {
+fn check_memory(
+    config: &Gpt2Config,
+    numbers: &Hyperparameters,
+    recomputes: bool,
+    can_recompute: bool,
+) -> Result<()> {
     let needed = estimated_bytes(config, numbers, recomputes);
     let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
@@ -234,7 +242,7 @@ fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool
         numbers.context,
         mebibytes(needed),
         mebibytes(available),
-        if recomputes { "" } else { ", or add --recompute" },
+        if can_recompute { ", or add --recompute" } else { "" },
     );
     Err(UsageError(message).into())
 }

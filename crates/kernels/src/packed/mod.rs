@@ -49,7 +49,7 @@ pub enum WeightFormat {
     /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
     /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
     /// to the first entry, -127; no two entries are more than 28 apart and the last is 110, so the squared error is at most
-    /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)`.
+    /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)` for scales that are normal f16 numbers.
     Q4,
 }
 

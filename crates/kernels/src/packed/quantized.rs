@@ -105,6 +105,9 @@ pub(crate) trait Quants: Sized + Send + Sync {
     /// The bytes: its own, or what [`Quants::expand`] made.
     fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines;
 
+    /// Room for as many blocks, where they have to be expanded.
+    fn scratch(blocks: usize) -> Vec<Quantized<Bytes>>;
+
     /// The blocks with all integers as bytes, in `scratch` where they have to be expanded.
     fn blocks<'a, S: Simd>(
         simd: S,
@@ -171,8 +174,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     fn scratch(blocks: usize) -> Vec<Quantized<Bytes>> {
-        let quants = [Bytes(NO_BYTES); GROUPS];
-        vec![Quantized { quants, scales: [[0; LANES]; GROUPS] }; blocks]
+        Q::scratch(blocks)
     }
 
     #[inline(always)]
@@ -280,6 +282,10 @@ impl Quants for Bytes {
         &self.0
     }
 
+    fn scratch(_: usize) -> Vec<Quantized<Bytes>> {
+        Vec::new()
+    }
+
     #[inline(always)]
     fn blocks<'a, S: Simd>(
         _: S,
@@ -326,6 +332,11 @@ impl Quants for Nibbles {
     #[inline(always)]
     fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines {
         expanded
+    }
+
+    fn scratch(blocks: usize) -> Vec<Quantized<Bytes>> {
+        let quants = [Bytes(NO_BYTES); GROUPS];
+        vec![Quantized { quants, scales: [[0; LANES]; GROUPS] }; blocks]
     }
 
     #[inline(always)]

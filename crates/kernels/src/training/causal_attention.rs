@@ -134,6 +134,9 @@ impl CausalAttention {
         let row_len = heads * head_dim;
         let output = with_elements::<T, 1, _>([qkv], |[qkv]| {
             let mut output = vec![T::ZERO; batch * tokens * row_len];
+            if output.is_empty() {
+                return Ok(output);
+            }
             // The columns of a head in the rows of a text are a part.
             let parts = Parts { row_len, rows: tokens, columns: head_dim };
             for_each_part(&mut output, parts, |mut part| {

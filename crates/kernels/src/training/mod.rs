@@ -30,7 +30,7 @@ pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::linear;
 pub use low_rank::low_rank_sum;
-pub use operation::{Before, gradients, recomputed};
+pub use operation::{Before, gradients, recomputed, without_gradients};
 pub(crate) use product::{Tile, compute_tile};
 
 /// Whether `x` is where and what the operations here work on, and gradients are asked for: it leads to a variable, or it is

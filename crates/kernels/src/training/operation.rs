@@ -111,6 +111,14 @@ fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, R
     }
 }
 
+/// Computes without keeping anything for gradients.
+///
+/// # Errors
+/// Those of the computation.
+pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
+    Ok(with_tape(Tape::Paused, compute)?.0)
+}
+
 /// Memory for the gradient of a variable that is known before the way back begins; to be handed to [`Sums::add`] then.
 pub(crate) fn memory_for(variable: &Tensor) -> Result<Tensor> {
     let memory = TAPE.with_borrow_mut(|tape| match tape {
@@ -197,6 +205,15 @@ impl Sums {
         }
     }
 
+    /// The same, in memory that nobody else has.
+    fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
+        match self.0.remove(&id) {
+            Some(Sum::Owned(sum)) => Ok(Some(sum)),
+            Some(Sum::Shared(sum)) => Ok(Some(sum.copy()?)),
+            Some(Sum::Memory(_)) | None => Ok(None),
+        }
+    }
+
     /// The memory for a tensor's first gradient, if there is some.
     fn take_memory(&mut self, id: TensorId) -> Option<Tensor> {
         match self.0.remove(&id)? {
@@ -274,7 +291,14 @@ impl Node {
     ) -> Result<[Option<Tensor>; N]> {
         let mut sums = Sums::default();
         self.operation.backward(&inputs.map(Tensor::clone), gradient, &mut sums)?;
-        Ok(inputs.map(|input| sums.take(input.id())))
+        let gradients = inputs.map(|input| sums.take(input.id()));
+        if !sums.0.is_empty() {
+            candle_core::bail!(
+                "{}: variables inside would get no gradients, since operations of candle's follow it",
+                self.operation.name()
+            );
+        }
+        Ok(gradients)
     }
 }
 
@@ -389,7 +413,8 @@ pub fn gradients(
             }
         }
     }
-    Ok((value, variables.iter().map(|variable| sums.take(variable.id())).collect()))
+    let gradients = variables.iter().map(|variable| sums.take_owned(variable.id())).collect::<Result<_>>()?;
+    Ok((value, gradients))
 }
 
 /// What `compute` makes of `x`, where gradients are asked for: without keeping anything but `x`, and by computing it again
