@@ -70,7 +70,8 @@ ar rcs "$dir/driver/libcuda.a" "$dir/driver/driver.o"
 cat >"$dir/env" <<ENV
 # Source this before cargo, and before the program unless its machine has the libraries of CUDA 13 itself.
 export CUDA_HOME="$root" CUDA_PATH="$root" NVCC="$root/bin/nvcc" CUDARC_CUDA_VERSION=13000
-export CUDA_COMPUTE_CAP="\${CUDA_COMPUTE_CAP:-90}"
+# Intermediate code for Ampere, which the driver compiles for every later GPU; that of 90 runs on Hopper alone.
+export CUDA_COMPUTE_CAP="\${CUDA_COMPUTE_CAP:-80}"
 export PATH="$root/bin:\$PATH"
 export LIBRARY_PATH="$dir/driver:$root/lib\${LIBRARY_PATH:+:\$LIBRARY_PATH}"
 export LD_LIBRARY_PATH="$root/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"

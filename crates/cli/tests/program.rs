@@ -10,6 +10,7 @@ use std::process::Stdio;
 
 use candle_core::{DType, Device, Tensor};
 use common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use gpt2_kernels::{DeviceError, open_cuda};
 use gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
 
@@ -353,6 +354,12 @@ fn failed_jobs_end_with_code_1() {
     assert_refused(&device, FAILURE, "/dev/zero: more than 268435456 bytes of text");
     let missing = run(&["generate", "--prompt-file", "/no/such/file", "--model", path(folder.path())]);
     assert_refused(&missing, FAILURE, "/no/such/file");
+    if let Err(DeviceError::NoDriver { .. }) = open_cuda(0) {
+        for device in ["cuda", "cuda:3"] {
+            let no_driver = run(&["generate", "x", "--model", path(folder.path()), "--device", device]);
+            assert_refused(&no_driver, FAILURE, "no NVIDIA driver with a GPU was found");
+        }
+    }
 }
 
 #[test]
