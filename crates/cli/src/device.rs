@@ -106,7 +106,7 @@ fn automatic(dtype: Option<WeightType>) -> Device {
     }
     open_cuda(0).unwrap_or_else(|error| {
         if matches!(error, DeviceError::Unusable { .. }) {
-            output::print_note(&format!("{error}; running on the CPU"));
+            output::print_note(&format!("{:#}; running on the CPU", anyhow::Error::new(error)));
         }
         Device::Cpu
     })

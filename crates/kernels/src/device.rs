@@ -32,7 +32,7 @@ pub enum DeviceError {
         count: usize,
     },
     /// The GPU is there and does not work with this program.
-    #[error("GPU {index} cannot be used: {source}")]
+    #[error("GPU {index} cannot be used")]
     Unusable {
         /// The GPU's number.
         index: usize,
