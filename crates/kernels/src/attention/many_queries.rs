@@ -8,14 +8,12 @@ use std::slice::Chunks;
 
 use super::{Element, Heads, exponentials, largest};
 use crate::parallel::{Part, Parts, for_each_part};
-use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
+use crate::simd::{InstructionSet, Job, LANES, Line, MAX_TILE_PANELS, Simd, store_first};
 
 /// Queries of a part: few enough that there is work for many threads, many enough to use the keys while they are near.
 const PART_QUERIES: usize = 48;
 /// Panels of keys that are packed in one part.
 const PACK_PANELS: usize = 8;
-/// Panels of the widest tile.
-const MAX_TILE_PANELS: usize = 2;
 /// Rows of the highest tile.
 const MAX_TILE_ROWS: usize = 12;
 
@@ -258,19 +256,6 @@ fn weigh_visible<S: Simd>(
             sums = simd.mul_add(simd.splat(*weight), simd.load(&values.0), sums);
         }
         store_first(simd, simd.mul(sums, simd.splat(inverse_sum)), context);
-    }
-}
-
-/// Stores as many lanes as there is room for.
-#[inline(always)]
-fn store_first<S: Simd>(simd: S, values: S::Floats, to: &mut [f32]) {
-    match to.first_chunk_mut() {
-        Some(to) => simd.store(values, to),
-        None => {
-            let mut whole = [0.0; LANES];
-            simd.store(values, &mut whole);
-            to.copy_from_slice(&whole[..to.len()]);
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::block::{Block, Expanded};
 use super::{DEPTH, PackedMatrix, Panels, panel_of, with_blocks};
 use crate::parallel::{Part, Parts, computed_in_parts};
-use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
+use crate::simd::{InstructionSet, Job, LANES, Line, MAX_TILE_PANELS, Simd, load_first, store_first};
 use crate::vector_math::gelu_tanh;
 
 /// Panels of a part when there is one row.
@@ -242,9 +242,6 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
     }
 }
 
-/// Panels of the widest tile.
-const MAX_TILE_PANELS: usize = 2;
-
 /// One slice of a product for one tile.
 pub(crate) struct Tile<'a, 'b, A, W> {
     /// For each input or group of inputs of the slice the activations of the tile's rows.
@@ -350,27 +347,4 @@ fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         }
     }
     sums
-}
-
-/// A vector of the first sixteen values, filled up with zeros where there are fewer.
-#[inline(always)]
-fn load_first<S: Simd>(simd: S, values: &[f32]) -> S::Floats {
-    if let Some(whole) = values.first_chunk() {
-        return simd.load(whole);
-    }
-    let mut whole = [0.0; LANES];
-    whole[..values.len()].copy_from_slice(values);
-    simd.load(&whole)
-}
-
-/// Stores as many lanes as there is room for.
-#[inline(always)]
-fn store_first<S: Simd>(simd: S, values: S::Floats, to: &mut [f32]) {
-    if let Some(whole) = to.first_chunk_mut() {
-        simd.store(values, whole);
-        return;
-    }
-    let mut whole = [0.0; LANES];
-    simd.store(values, &mut whole);
-    to.copy_from_slice(&whole[..to.len()]);
 }

@@ -23,6 +23,8 @@ mod tests;
 
 /// Lanes of a vector: the width of a panel of packed weights.
 pub(crate) const LANES: usize = 16;
+/// Panels of the widest tile of any instruction set.
+pub(crate) const MAX_TILE_PANELS: usize = 2;
 
 /// Lines of bytes that hold 32 inputs of a panel, four each.
 pub(crate) const BYTE_LINES: usize = 8;
@@ -117,6 +119,29 @@ pub(crate) trait Simd: Copy {
     const TILE_PANELS: usize;
     /// Rows of the tile that [`Simd::integer_tile`] computes; its panels are as many as those of [`Simd::tile`].
     const INTEGER_TILE_ROWS: usize;
+}
+
+/// A vector of the first sixteen values, filled up with zeros where there are fewer.
+#[inline(always)]
+pub(crate) fn load_first<S: Simd>(simd: S, values: &[f32]) -> S::Floats {
+    if let Some(whole) = values.first_chunk() {
+        return simd.load(whole);
+    }
+    let mut whole = [0.0; LANES];
+    whole[..values.len()].copy_from_slice(values);
+    simd.load(&whole)
+}
+
+/// Stores as many lanes as there is room for.
+#[inline(always)]
+pub(crate) fn store_first<S: Simd>(simd: S, values: S::Floats, to: &mut [f32]) {
+    if let Some(whole) = to.first_chunk_mut() {
+        simd.store(values, whole);
+        return;
+    }
+    let mut whole = [0.0; LANES];
+    simd.store(values, &mut whole);
+    to.copy_from_slice(&whole[..to.len()]);
 }
 
 /// A computation over vectors of any instruction set.
