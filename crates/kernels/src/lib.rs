@@ -24,6 +24,7 @@ mod cuda;
 mod device;
 mod dropout;
 mod error;
+mod fetch;
 mod layer_norm;
 pub mod limits;
 mod linear;

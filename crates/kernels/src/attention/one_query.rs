@@ -3,11 +3,13 @@
 //! Each key and each value is read once and in order, in parts of 256 keys. A part gives the largest of its scores, the sum of
 //! their exponentials relative to it and the values weighted with those; parts are put together one after the other, as
 //! online softmax does (Milakov and Gimelshein, arXiv:1805.02867). The parts are the same for any number of threads, so the
-//! result is too. Sixteen scores are summed at once, so that no key costs a sum across a vector of its own.
+//! result is too. Sixteen scores are summed at once, so that no key costs a sum across a vector of its own. While a part's keys
+//! are read its values are fetched, so that memory is busy all the time.
 
 use std::ops::Range;
 
 use super::{Element, Heads, exponentials, largest};
+use crate::fetch::{AHEAD, fetch};
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
@@ -88,7 +90,11 @@ impl<E: Element> Job for OnePart<'_, E> {
             let mut products = [simd.splat(0.0); LANES];
             for (lane, products) in products.iter_mut().enumerate() {
                 // The last key stands in for those behind it, whose scores are not looked at.
-                *products = multiply(simd, query, k.row(batch, head, (first_key + lane).min(keys.end - 1)));
+                let key = (first_key + lane).min(keys.end - 1);
+                let row = k.row(batch, head, key);
+                fetch(row, AHEAD);
+                fetch(v.row(batch, head, key), 0);
+                *products = multiply(simd, query, row);
             }
             simd.store(simd.mul(simd.sums(products), scale), scores);
         }

@@ -1,7 +1,7 @@
 //! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
 //!
 //! One row is a walk through the panels, bound by memory. Many rows are tiles: the activations are laid out once in tiles
-//! of as many rows as fill the registers, a slice of a panel stays in the first cache while all tiles of a part pass over
+//! of as many rows as fill the registers, a slice of a panel stays in the nearer caches while all tiles of a part pass over
 //! it, and weights that have to be expanded are so once for all those rows. Every sum is added in one fixed order.
 
 use std::marker::PhantomData;
@@ -16,8 +16,10 @@ use crate::vector_math::gelu_tanh;
 const ROW_PART_PANELS: usize = 4;
 /// Panels of a part when there are many rows.
 const TILE_PART_PANELS: usize = 8;
-/// Rows of a part: a multiple of every tile's, and few enough that a slice of them stays in the second cache.
-const TILE_PART_ROWS: usize = 144;
+/// Rows of a part: a multiple of every tile's, and few enough that a slice of them stays in the second cache (288 KiB).
+const TILE_PART_ROWS: usize = 96;
+/// Products that are added one to the other in f32.
+const CHAIN: usize = 256;
 
 /// What follows a product: `finish(x Wᵀ + bias)`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -184,9 +186,7 @@ impl<B: Block> Job for Arrange<'_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (row, inputs) in self.x.chunks(self.in_features).enumerate() {
-            B::arrange(simd, inputs, self.tile[row..].iter_mut().step_by(self.tile_rows));
-        }
+        B::arrange(simd, self.x.chunks(self.in_features), self.tile, self.tile_rows);
     }
 }
 
@@ -329,8 +329,28 @@ pub(crate) fn compute_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
+/// For each row and panel the products, those of [`CHAIN`] inputs first: a long chain of roundings in f32 shows in its sum.
 #[inline(always)]
 fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    inputs: &[[f32; ROWS]],
+    panels: [&[Line<[f32; LANES]>]; PANELS],
+) -> [[S::Floats; PANELS]; ROWS] {
+    let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
+    for (index, inputs) in inputs.chunks(CHAIN).enumerate() {
+        let panels = panels.map(|panel| &panel[index * CHAIN..]);
+        let chain = chain_sums(simd, inputs, panels);
+        for row in 0..ROWS {
+            for panel in 0..PANELS {
+                sums[row][panel] = simd.add(sums[row][panel], chain[row][panel]);
+            }
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+fn chain_sums<S: Simd, const ROWS: usize, const PANELS: usize>(
     simd: S,
     inputs: &[[f32; ROWS]],
     panels: [&[Line<[f32; LANES]>]; PANELS],

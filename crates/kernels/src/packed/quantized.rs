@@ -6,11 +6,14 @@
 //! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
 //! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
 
+use std::slice::Chunks;
+
 use half::f16;
 
 use super::block::{Block, Expanded};
 use super::product::Tile;
 use super::{DEPTH, GROUP};
+use crate::fetch::{AHEAD, fetch};
 use crate::simd::{ByteLines, LANES, Line, Simd};
 
 /// Groups of a block.
@@ -156,9 +159,11 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     #[inline(always)]
-    fn arrange<'a, S: Simd>(simd: S, inputs: &[f32], to: impl Iterator<Item = &'a mut QuantizedGroup>) {
-        for (inputs, to) in inputs.chunks(GROUP).zip(to) {
-            *to = QuantizedGroup::of(simd, inputs);
+    fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [QuantizedGroup], tile_rows: usize) {
+        for (row, inputs) in rows.enumerate() {
+            for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(tile_rows)) {
+                *to = QuantizedGroup::of(simd, inputs);
+            }
         }
     }
 
@@ -228,6 +233,10 @@ fn sums<S: Simd, Q: Quants, const ROWS: usize, const PANELS: usize>(
     let panels: [_; PANELS] = std::array::from_fn(|panel| &panels[panel][..blocks]);
     let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
     for (block, rows) in rows.as_chunks::<GROUPS>().0.iter().enumerate() {
+        // One row is a walk through memory, the panels of many rows stay in the caches.
+        if ROWS == 1 {
+            fetch(std::slice::from_ref(&panels[0][block]), AHEAD);
+        }
         for (group, rows) in rows.iter().enumerate() {
             let mut scratch = [NO_BYTES; PANELS];
             for (scratch, panel) in scratch.iter_mut().zip(panels) {
