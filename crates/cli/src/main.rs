@@ -10,6 +10,7 @@ mod hub;
 mod input;
 mod interrupt;
 mod loaded_model;
+mod memory;
 mod model;
 mod output;
 mod progress;
@@ -43,6 +44,7 @@ impl std::fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 fn main() -> ExitCode {
+    memory::keep_freed();
     let Arguments { command, offline } = Arguments::parse();
     threads::set(command.threads());
     let network = Network::new(offline);

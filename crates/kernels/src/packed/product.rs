@@ -9,15 +9,18 @@ use std::marker::PhantomData;
 use super::block::{Block, Expanded};
 use super::{DEPTH, PackedMatrix, Panels, panel_of, with_blocks};
 use crate::parallel::{Part, Parts, computed_in_parts};
+use crate::pool::thread_count;
 use crate::simd::{InstructionSet, Job, LANES, Line, MAX_TILE_PANELS, Simd, load_first, store_first};
 use crate::vector_math::gelu_tanh;
 
 /// Panels of a part when there is one row.
 const ROW_PART_PANELS: usize = 4;
-/// Panels of a part when there are many rows.
+/// Most panels of a part when there are many rows.
 const TILE_PART_PANELS: usize = 8;
-/// Rows of a part: a multiple of every tile's, and few enough that a slice of them stays in the second cache (288 KiB).
-const TILE_PART_ROWS: usize = 96;
+/// Most rows of a part, but for what fills its last tile: few enough that a slice of them stays in the second cache.
+const TILE_PART_ROWS: usize = 144;
+/// Parts for each thread, where there is work for so many: the last one is then waited for a short time only.
+const PARTS_PER_THREAD: usize = 4;
 /// Products that are added one to the other in f32.
 const CHAIN: usize = 256;
 
@@ -129,10 +132,13 @@ fn many_rows<B: Block>(
     let in_features = matrix.in_features();
     let tile_rows = instructions.run(TileRows::<B>(PhantomData));
     let tiles = arranged::<B>(x, rows, in_features, tile_rows, instructions);
+    // Every part of rows reads all weights, so there are as few of them as possible, of one size.
+    let row_parts = rows.div_ceil(TILE_PART_ROWS);
+    let panels = matrix.out_features().div_ceil(LANES) * row_parts / (PARTS_PER_THREAD * thread_count());
     let parts = Parts {
         row_len: matrix.out_features(),
-        rows: TILE_PART_ROWS.next_multiple_of(tile_rows),
-        columns: TILE_PART_PANELS * LANES,
+        rows: rows.div_ceil(row_parts).next_multiple_of(tile_rows),
+        columns: panels.clamp(MAX_TILE_PANELS, TILE_PART_PANELS).next_multiple_of(MAX_TILE_PANELS) * LANES,
     };
     computed_in_parts(rows * matrix.out_features(), parts, |part| {
         let job = PartJob { blocks, in_features, tiles: &tiles, tile_rows, part, epilogue };
