@@ -55,7 +55,6 @@ struct Pool {
     generation: AtomicUsize,
     /// Threads that take part in the task and may still use it.
     active: AtomicUsize,
-    has_panicked: AtomicBool,
 }
 
 #[derive(Default)]
@@ -71,14 +70,15 @@ struct Slot {
 #[repr(align(64))]
 struct Share(AtomicUsize);
 
-/// The work of a region, borrowed from its caller.
+/// The work of a region, and whether a thread panicked at it, both borrowed from its caller.
 #[derive(Clone, Copy)]
 struct Task {
     work: *const (dyn Fn(usize) + Sync),
     count: usize,
+    has_panicked: *const AtomicBool,
 }
 
-// SAFETY: the pointer is to a value that may be shared between threads, and only shared references are made of it.
+// SAFETY: the pointers are to values that may be shared between threads, and only shared references are made of them.
 unsafe impl Send for Task {}
 
 impl Pool {
@@ -90,7 +90,6 @@ impl Pool {
             published: Condvar::new(),
             generation: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
-            has_panicked: AtomicBool::new(false),
         }));
         for index in 1..=threads {
             // Where the system has no more threads to give, the others do the work.
@@ -130,16 +129,16 @@ impl Pool {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
         };
         let mut slot = self.lock();
-        if slot.task.is_some() {
+        // A region that is closed already may still have threads that take from the shares.
+        if slot.task.is_some() || self.active.load(Ordering::Acquire) > 0 {
             drop(slot);
             (0..count).for_each(work);
             return;
         }
-        let task = Task { work: borrowed, count };
-        // No thread takes from the shares any more: the last region waited for those that did.
+        let has_panicked = AtomicBool::new(false);
+        let task = Task { work: borrowed, count, has_panicked: &raw const has_panicked };
         self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         slot.task = Some(task);
-        self.has_panicked.store(false, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Release);
         if slot.sleeping > 0 {
             self.published.notify_all();
@@ -149,7 +148,7 @@ impl Pool {
         // SAFETY: this function has not returned.
         unsafe { self.work(task, 0) };
         drop(region);
-        assert!(!self.has_panicked.load(Ordering::Relaxed), "a computing thread panicked");
+        assert!(!has_panicked.load(Ordering::Relaxed), "a computing thread panicked");
     }
 
     /// What a thread does all its life; it begins with its own share.
@@ -166,7 +165,8 @@ impl Pool {
             // SAFETY: the caller waits until this thread is no longer counted as active.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.work(task, share) }));
             if result.is_err() {
-                self.has_panicked.store(true, Ordering::Relaxed);
+                // SAFETY: as above.
+                unsafe { &*task.has_panicked }.store(true, Ordering::Relaxed);
             }
             self.active.fetch_sub(1, Ordering::Release);
         }
@@ -238,6 +238,28 @@ mod tests {
             }
         });
         pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
+    }
+
+    /// Threads of a region that is about to end must not meet the next one's indices.
+    #[test]
+    fn regions_of_several_callers_follow_each_other() {
+        let pool = Pool::start(2);
+        std::thread::scope(|scope| {
+            for caller in 0..3 {
+                scope.spawn(move || {
+                    for region in 0..2_000 {
+                        let done: [AtomicUsize; 6] = Default::default();
+                        let count = 2 + (region + caller) % 5;
+                        pool.run(count, &|index| {
+                            yield_now();
+                            done[index].fetch_add(1, Ordering::Relaxed);
+                        });
+                        let done = done.map(AtomicUsize::into_inner);
+                        assert!(done.iter().enumerate().all(|(index, done)| *done == usize::from(index < count)));
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Blocks of small integers, and the groups of activations that are multiplied with them in integer arithmetic.
 //!
 //! 32 inputs share a scale, on either side: a group of weights is `w ≈ s q`, a group of activations `x ≈ a p`. The sum of
-//! the products `q p` of a group is exact in 32 bits; it is converted to f32 once and multiplied by `s a`, and these are
+//! the products `q p` of a group is exact in 32 bits; it is converted to f32 once and multiplied by `s` and `a`, and these are
 //! added group by group, those of a slice of 512 inputs first. That order is the same for one row and for many, and
 //! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
 //! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
@@ -250,9 +250,9 @@ fn sums<S: Simd, Q: Quants, const ROWS: usize, const PANELS: usize>(
             for row in 0..ROWS {
                 let scale = simd.splat(rows[row].scale);
                 for panel in 0..PANELS {
-                    let product = simd.to_floats(products[row][panel]);
-                    sums[row][panel] =
-                        simd.mul_add(product, simd.mul(scales[panel], scale), sums[row][panel]);
+                    // The product of both scales alone could be infinite where the sum of the products is zero.
+                    let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
+                    sums[row][panel] = simd.mul_add(product, scale, sums[row][panel]);
                 }
             }
         }

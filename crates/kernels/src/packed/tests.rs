@@ -407,3 +407,47 @@ fn special_values_come_out_as_in_the_reference() {
         }
     }
 }
+
+/// The same in integers, against the weights that the format holds and the activations that the product takes. What is not
+/// finite need not be the same infinity: a group that holds it is NaN as a whole.
+#[test]
+fn special_values_come_out_as_in_the_reference_of_integers() {
+    const SPECIAL: [f32; 8] = [f32::MAX, -3e38, 1e-40, -1e-44, -0.0, 6e-8, 7e4, 2e-36];
+    let (out_features, in_features, rows) = (21, 70, 13);
+    let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
+    for (index, special) in SPECIAL.into_iter().enumerate() {
+        weights[index * in_features + (index * 13 + 63) % in_features] = special;
+        x[index * in_features + (index * 7 + 68) % in_features] = special;
+    }
+    // Whole rows of denormal weights, of weights below the smallest normal scale, and of denormal and of huge activations.
+    weights[15 * in_features..16 * in_features].iter_mut().for_each(|weight| *weight *= 1e-40);
+    weights[20 * in_features..].iter_mut().for_each(|weight| *weight *= 1e-6);
+    x[11 * in_features..12 * in_features].iter_mut().for_each(|x| *x *= 1e37);
+    x[12 * in_features..].iter_mut().for_each(|x| *x *= 1e-40);
+    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+    for format in [WeightFormat::Q8, WeightFormat::Q4] {
+        let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+        let (held, taken) = (held(&matrix), taken(&x, in_features, format));
+        let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();
+        let expected = reference(&held, &taken, in_features, None);
+        let magnitudes = reference(&magnitudes(&held), &magnitudes(&taken), in_features, None);
+        for instructions in InstructionSet::available() {
+            let alone = x.chunks(in_features);
+            let alone = alone.flat_map(|x| product(&matrix, x, 1, Epilogue::default(), instructions));
+            let together = product(&matrix, &x, rows, Epilogue::default(), instructions);
+            let all_expected = expected.iter().zip(&magnitudes).cycle();
+            for (index, (y, (expected, magnitude))) in
+                together.into_iter().chain(alone).zip(all_expected).enumerate()
+            {
+                // Each product and each sum rounds: relative to what is summed, or to the smallest f32.
+                let unit = f64::from(f32::EPSILON) * magnitude + f64::from(f32::from_bits(1));
+                let is_beyond = !magnitude.is_finite() || *magnitude > f64::from(f32::MAX);
+                let is_close = (f64::from(y) - expected).abs() <= in_features as f64 * unit;
+                assert!(
+                    is_close || (is_beyond && !y.is_finite()),
+                    "{format:?} {instructions:?}: value {index} is {y:e} for {expected:e} of {magnitude:e}"
+                );
+            }
+        }
+    }
+}

@@ -89,6 +89,7 @@ impl Job for Lanewise {
             simd.div(a, b),
             simd.min(a, b),
             simd.max(a, b),
+            simd.root(a),
             simd.round(a),
             simd.add(splat, b),
             simd.add_where_greater(simd.splat(1.0), a, b, splat),
@@ -277,6 +278,36 @@ fn sums_and_the_largest_see_every_lane() {
             values[shift] = f32::NAN;
             let found = instructions.run(AcrossLanes(values));
             assert!(found[0].is_nan() && found[2].is_nan(), "{instructions:?}: {found:?}");
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SumsOfVectors([[f32; LANES]; LANES]);
+
+impl Job for SumsOfVectors {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        stored(simd, simd.sums(self.0.map(|vector| simd.load(&vector)))).to_vec()
+    }
+}
+
+#[test]
+fn each_vector_is_summed_into_its_own_lane() {
+    for vector in 0..LANES {
+        for lane in 0..LANES {
+            // Powers of two, so that the sum of a vector says which lanes it holds; one value stands out.
+            let mut vectors = std::array::from_fn(|vector| {
+                std::array::from_fn(|lane| (vector + 1) as f32 * 0.5f32.powi(lane as i32))
+            });
+            vectors[vector][lane] = 300.0;
+            let expected: Vec<f32> =
+                vectors.iter().map(|vector: &[f32; LANES]| vector.iter().sum()).collect();
+            for instructions in InstructionSet::available() {
+                assert_eq!(instructions.run(SumsOfVectors(vectors)), expected, "{instructions:?}");
+            }
         }
     }
 }
