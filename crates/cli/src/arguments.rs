@@ -73,10 +73,10 @@ pub(crate) struct ModelArguments {
     /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
     pub(crate) device: DeviceChoice,
-    /// Precision of the weights in memory: f32 or f16, on the CPU also q8 (8-bit blocks) or q4 (4-bit blocks, embedding and head in q8), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
+    /// Precision of the weights in memory: f32 or f16, on the CPU also q8, q6 or q4 (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
     #[arg(long, value_name = "TYPE", value_parser = parse_weight_type)]
     pub(crate) dtype: Option<WeightType>,
-    /// Precision of cached keys and values: f32 or f16 [default: f32, with --dtype f16, q8 or q4 f16; on GPUs that of the weights]
+    /// Precision of cached keys and values: f32 or f16 [default: f32, with --dtype f16, q8, q6 or q4 f16; on GPUs that of the weights]
     #[arg(long, value_name = "TYPE", value_parser = parse_kv_dtype)]
     pub(crate) kv_dtype: Option<DType>,
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction

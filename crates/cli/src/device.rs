@@ -42,11 +42,12 @@ pub(crate) struct WeightType {
     gpu: Option<DType>,
 }
 
-const WEIGHT_TYPES: [WeightType; 5] = [
+const WEIGHT_TYPES: [WeightType; 6] = [
     WeightType { name: "f32", cpu: Some(WeightFormat::F32), gpu: Some(DType::F32) },
     WeightType { name: "f16", cpu: Some(WeightFormat::F16), gpu: Some(DType::F16) },
     WeightType { name: "bf16", cpu: None, gpu: Some(DType::BF16) },
     WeightType { name: "q8", cpu: Some(WeightFormat::Q8), gpu: None },
+    WeightType { name: "q6", cpu: Some(WeightFormat::Q6), gpu: None },
     WeightType { name: "q4", cpu: Some(WeightFormat::Q4), gpu: None },
 ];
 
@@ -60,12 +61,12 @@ pub(crate) fn parse_weight_type(name: &str) -> Result<WeightType, String> {
 
 impl WeightType {
     pub(crate) fn on_cpu(self) -> Result<WeightFormat, UsageError> {
-        let refusal = "the CPU holds weights in f32, f16, q8 or q4; without --dtype it takes what is stored, bf16 as f32";
+        let refusal = "the CPU holds weights in f32, f16, q8, q6 or q4; without --dtype it takes what is stored, bf16 as f32";
         self.cpu.ok_or_else(|| UsageError(format!("--dtype {}: {refusal}", self.name)))
     }
 
     pub(crate) fn on_gpu(self) -> Result<DType, UsageError> {
-        let refusal = "a GPU holds weights in f32, f16 or bf16; q8 and q4 need --device cpu";
+        let refusal = "a GPU holds weights in f32, f16 or bf16; q8, q6 and q4 need --device cpu";
         self.gpu.ok_or_else(|| UsageError(format!("--dtype {}: {refusal}", self.name)))
     }
 }

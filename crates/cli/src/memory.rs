@@ -16,10 +16,7 @@ pub(crate) fn keep_freed() {
         const KEPT: libc::c_int = 256 << 20;
         // SAFETY: the call changes two numbers of the allocator and is made before there is a second thread.
         let tuned = unsafe {
-            [
-                libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_KEPT),
-                libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT),
-            ]
+            [libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_KEPT), libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT)]
         };
         // Where a number is declined, everything works as before, only slower.
         let _ = tuned;

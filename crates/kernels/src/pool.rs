@@ -255,7 +255,9 @@ mod tests {
                             done[index].fetch_add(1, Ordering::Relaxed);
                         });
                         let done = done.map(AtomicUsize::into_inner);
-                        assert!(done.iter().enumerate().all(|(index, done)| *done == usize::from(index < count)));
+                        assert!(
+                            done.iter().enumerate().all(|(index, done)| *done == usize::from(index < count))
+                        );
                     }
                 });
             }

@@ -254,7 +254,7 @@ impl Checkpoint {
     }
 
     /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`; with `Q4`, embedding
-    /// and head are held in `Q8`.
+    /// and head are held in `Q6`.
     ///
     /// # Errors
     /// When the tensors are not those of the model.
@@ -504,7 +504,7 @@ impl gpt2_kernels::ParameterSource for PackParameters<'_> {
         let path = self.name(name);
         let stored = self.stored(&path);
         let format = match self.format {
-            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q8,
+            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q6,
             Some(format) => format,
             None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
         };

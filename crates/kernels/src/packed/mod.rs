@@ -14,7 +14,7 @@ mod quantized;
 use std::fmt;
 
 use block::{Block, F16Block, F32Block};
-use quantized::{Bytes, Nibbles, Quantized};
+use quantized::{Bytes, Nibbles, Quantized, Sixes};
 
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::LANES;
@@ -45,6 +45,10 @@ pub enum WeightFormat {
     /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
     /// normal f16 numbers.
     Q8,
+    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ s q` with
+    /// `s = max|w| / 31` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal f16
+    /// numbers.
+    Q6,
     /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
     /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
     /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
@@ -55,8 +59,8 @@ pub enum WeightFormat {
 
 impl WeightFormat {
     /// Every format to choose, with its name.
-    pub const NAMES: [(&'static str, Self); 4] =
-        [("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q4", Self::Q4)];
+    pub const NAMES: [(&'static str, Self); 5] =
+        [("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q6", Self::Q6), ("q4", Self::Q4)];
 
     /// The format called `name` in [`WeightFormat::NAMES`].
     pub fn from_name(name: &str) -> Option<Self> {
@@ -69,6 +73,7 @@ impl WeightFormat {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Q8 => "q8",
+            Self::Q6 => "q6",
             Self::Q4 => "q4",
         }
     }
@@ -79,6 +84,7 @@ enum Panels {
     F32(Box<[F32Block]>),
     F16(Box<[F16Block]>),
     Q8(Box<[Quantized<Bytes>]>),
+    Q6(Box<[Quantized<Sixes>]>),
     Q4(Box<[Quantized<Nibbles>]>),
 }
 
@@ -96,6 +102,7 @@ macro_rules! with_blocks {
             Panels::F32($blocks) => $body,
             Panels::F16($blocks) => $body,
             Panels::Q8($blocks) => $body,
+            Panels::Q6($blocks) => $body,
             Panels::Q4($blocks) => $body,
         }
     };
@@ -119,6 +126,7 @@ impl PackedMatrix {
             Panels::F32(_) => WeightFormat::F32,
             Panels::F16(_) => WeightFormat::F16,
             Panels::Q8(_) => WeightFormat::Q8,
+            Panels::Q6(_) => WeightFormat::Q6,
             Panels::Q4(_) => WeightFormat::Q4,
         }
     }

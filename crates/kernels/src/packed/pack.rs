@@ -145,6 +145,7 @@ fn pack<T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
         WeightFormat::F32 => Panels::F32(blocks(values, shape, read)),
         WeightFormat::F16 => Panels::F16(blocks(values, shape, read)),
         WeightFormat::Q8 => Panels::Q8(blocks(values, shape, read)),
+        WeightFormat::Q6 => Panels::Q6(blocks(values, shape, read)),
         WeightFormat::Q4 => Panels::Q4(blocks(values, shape, read)),
     };
     PackedMatrix { out_features: shape.0, in_features: shape.1, panels }

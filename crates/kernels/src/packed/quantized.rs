@@ -22,10 +22,16 @@ const GROUPS: usize = DEPTH / GROUP;
 const BYTE_INPUTS: usize = 4;
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
+/// Inputs in a line of quarters of bytes.
+const QUARTER_INPUTS: usize = 16;
 /// What is added to the integers of weights.
 const OFFSET: f32 = 128.0;
 /// The largest magnitude of an 8-bit weight or activation.
 const LARGEST_BYTE: f32 = 127.0;
+/// Distance of neighbouring 6-bit weights, in those of 8 bits.
+const SIX_STEP: f32 = 4.0;
+/// The largest magnitude of a 6-bit weight, in its own steps.
+const LARGEST_SIX: f32 = 31.0;
 /// Activations that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
 const SMALLEST_ACTIVATION: f32 = 1e-36;
 
@@ -106,23 +112,46 @@ pub(crate) trait Quants: Sized + Send + Sync {
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines);
 
     /// The bytes: its own, or what [`Quants::expand`] made.
-    fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines;
+    #[inline(always)]
+    fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines {
+        expanded
+    }
 
     /// Room for as many blocks, where they have to be expanded.
-    fn scratch(blocks: usize) -> Vec<Quantized<Bytes>>;
+    fn scratch(blocks: usize) -> Vec<Quantized<Bytes>> {
+        let quants = [Bytes(NO_BYTES); GROUPS];
+        vec![Quantized { quants, scales: [[0; LANES]; GROUPS] }; blocks]
+    }
 
     /// The blocks with all integers as bytes, in `scratch` where they have to be expanded.
+    #[inline(always)]
     fn blocks<'a, S: Simd>(
         simd: S,
         blocks: &'a [Quantized<Self>],
         scratch: &'a mut [Quantized<Bytes>],
-    ) -> &'a [Quantized<Bytes>];
+    ) -> &'a [Quantized<Bytes>] {
+        for (block, to) in blocks.iter().zip(scratch.iter_mut()) {
+            to.scales = block.scales;
+            for (quants, to) in block.quants.iter().zip(&mut to.quants) {
+                quants.expand(simd, &mut to.0);
+            }
+        }
+        &scratch[..blocks.len()]
+    }
 }
 
 /// 8-bit integers with 128 added.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Bytes(ByteLines);
+
+/// 6-bit integers, a quarter of those of [`Bytes`]: the low four bits in halves of bytes, in lines of eight inputs as
+/// [`Nibbles`] has its indices, the high two in quarters of bytes, in lines of sixteen inputs.
+#[repr(C, align(64))]
+pub(crate) struct Sixes {
+    low: [[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS],
+    high: [[u8; BYTE_INPUTS * LANES]; GROUP / QUARTER_INPUTS],
+}
 
 /// Indices into a table of 16 integers: lines of eight inputs, output by output four bytes, the low halves holding the first
 /// four inputs, the high halves the others.
@@ -263,18 +292,7 @@ fn sums<S: Simd, Q: Quants, const ROWS: usize, const PANELS: usize>(
 impl Quants for Bytes {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
-        let largest = largest(simd, weights).map(f32::abs);
-        let (scales, _, inverses) =
-            rounded_scales(simd, simd.mul(simd.load(&largest), simd.splat(1.0 / LARGEST_BYTE)));
-        let mut lines = NO_BYTES;
-        for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
-            let quants = std::array::from_fn(|index| {
-                let quant = simd.round(simd.mul(simd.load(&weights[index].0), inverses));
-                let quant = simd.min(simd.max(quant, simd.splat(-LARGEST_BYTE)), simd.splat(LARGEST_BYTE));
-                simd.add(quant, simd.splat(OFFSET))
-            });
-            simd.store_bytes(quants, line);
-        }
+        let (lines, scales) = encoded_bytes(simd, weights, 1.0, LARGEST_BYTE);
         (Self(lines), scales)
     }
 
@@ -302,6 +320,46 @@ impl Quants for Bytes {
         _: &'a mut [Quantized<Self>],
     ) -> &'a [Quantized<Self>] {
         blocks
+    }
+}
+
+impl Quants for Sixes {
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
+        let (lines, scales) = encoded_bytes(simd, weights, SIX_STEP, LARGEST_SIX);
+        let mut low = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
+        for (low, lines) in low.iter_mut().zip(lines.as_chunks::<2>().0) {
+            for (low, (first, second)) in low.iter_mut().zip(lines[0].iter().zip(&lines[1])) {
+                *low = (first >> 2 & 0x0f) | (second << 2 & 0xf0);
+            }
+        }
+        let mut high = [[0; BYTE_INPUTS * LANES]; GROUP / QUARTER_INPUTS];
+        for (high, lines) in high.iter_mut().zip(lines.as_chunks::<4>().0) {
+            for (index, high) in high.iter_mut().enumerate() {
+                *high = (0..4).fold(0, |high, line| high | (lines[line][index] >> 6) << (2 * line));
+            }
+        }
+        (Self { low, high }, scales)
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        let column = output * BYTE_INPUTS + input % BYTE_INPUTS;
+        let line = input / BYTE_INPUTS;
+        let low = self.low[line / 2][column] >> (4 * (line % 2)) & 0x0f;
+        let high = self.high[line / 4][column] >> (2 * (line % 4)) & 0x03;
+        f32::from(low << 2 | high << 6) - OFFSET
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(&self, _: S, to: &mut ByteLines) {
+        for (line, to) in to.iter_mut().enumerate() {
+            let (low, high) = (&self.low[line / 2], &self.high[line / 4]);
+            for (index, to) in to.iter_mut().enumerate() {
+                // A line is in one place of its bytes, so the shifts are the same for all of them.
+                let low = if line % 2 == 0 { low[index] << 2 & 0x3c } else { low[index] >> 2 & 0x3c };
+                *to = low | (high[index] << (6 - 2 * (line % 4)) & 0xc0);
+            }
+        }
     }
 }
 
@@ -336,31 +394,6 @@ impl Quants for Nibbles {
         for (line, to) in self.0.iter().zip(to.as_chunks_mut::<2>().0) {
             simd.look_up_nibbles(line, &Self::UNSIGNED, to);
         }
-    }
-
-    #[inline(always)]
-    fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines {
-        expanded
-    }
-
-    fn scratch(blocks: usize) -> Vec<Quantized<Bytes>> {
-        let quants = [Bytes(NO_BYTES); GROUPS];
-        vec![Quantized { quants, scales: [[0; LANES]; GROUPS] }; blocks]
-    }
-
-    #[inline(always)]
-    fn blocks<'a, S: Simd>(
-        simd: S,
-        blocks: &'a [Quantized<Self>],
-        scratch: &'a mut [Quantized<Bytes>],
-    ) -> &'a [Quantized<Bytes>] {
-        for (block, to) in blocks.iter().zip(scratch.iter_mut()) {
-            to.scales = block.scales;
-            for (quants, to) in block.quants.iter().zip(&mut to.quants) {
-                quants.expand(simd, &mut to.0);
-            }
-        }
-        &scratch[..blocks.len()]
     }
 }
 
@@ -435,6 +468,30 @@ impl Nibbles {
         }
         (best.1, simd.load(&best.2))
     }
+}
+
+/// The nearest of the integers `step · i` with `|i| ≤ largest_index`, 128 added, and the scales.
+#[inline(always)]
+fn encoded_bytes<S: Simd>(
+    simd: S,
+    weights: &[Line<[f32; LANES]>; GROUP],
+    step: f32,
+    largest_index: f32,
+) -> (ByteLines, [u16; LANES]) {
+    let largest = largest(simd, weights).map(f32::abs);
+    let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / (step * largest_index)));
+    let (scales, _, inverses) = rounded_scales(simd, scales);
+    let inverses = simd.mul(inverses, simd.splat(1.0 / step));
+    let mut lines = NO_BYTES;
+    for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
+        let quants = std::array::from_fn(|index| {
+            let quant = simd.round(simd.mul(simd.load(&weights[index].0), inverses));
+            let quant = simd.min(simd.max(quant, simd.splat(-largest_index)), simd.splat(largest_index));
+            simd.mul_add(quant, simd.splat(step), simd.splat(OFFSET))
+        });
+        simd.store_bytes(quants, line);
+    }
+    (lines, scales)
 }
 
 /// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.

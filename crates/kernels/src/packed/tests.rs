@@ -13,7 +13,10 @@ const SHAPES: [(usize, usize); 9] =
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
 
-const FORMATS: [WeightFormat; 4] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4];
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4];
+/// Those that are multiplied in integers.
+const INTEGER_FORMATS: [WeightFormat; 3] = [WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4];
 
 /// Values without a pattern, of about unit size.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
@@ -142,7 +145,7 @@ fn products_of_integers_are_exact() {
 fn one_row_and_many_agree_to_the_bit_in_integers() {
     let (out_features, in_features, rows) = (70, 1100, 9);
     let x = noise(rows * in_features, 2);
-    for format in [WeightFormat::Q8, WeightFormat::Q4] {
+    for format in INTEGER_FORMATS {
         let (_, matrix) = packed(out_features, in_features, format);
         for instructions in InstructionSet::available() {
             let many = product(&matrix, &x, rows, Epilogue::default(), instructions);
@@ -223,6 +226,7 @@ fn the_error_of_each_format_is_bounded() {
                 WeightFormat::F32 => assert!(within(0.0)),
                 WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
                 WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
+                WeightFormat::Q6 => assert!(within(1.0 / 62.0 + 0.5f32.powi(11))),
                 WeightFormat::Q4 => {
                     let bound = largest * (17.0 / 127.0 + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
@@ -243,6 +247,27 @@ fn what_the_table_holds_is_kept() {
         .collect();
     let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
     assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q4).unwrap()), weights);
+}
+
+/// Every 6-bit integer, at every place of a group, comes back as it was.
+#[test]
+fn six_bits_are_kept() {
+    let (out_features, in_features) = (63, 96);
+    let weights: Vec<f32> = (0..out_features * in_features)
+        .map(|index| ((index / in_features + index % in_features * 5) % 63) as f32 - 31.0)
+        .map(|quant| quant / 8.0)
+        .collect();
+    // 32 neighbours go through more than half of the integers, so the largest magnitude is made to be there.
+    let with_largest = |weights: &[f32]| {
+        let mut weights = weights.to_vec();
+        weights.iter_mut().step_by(GROUP).for_each(|weight| *weight = 31.0 / 8.0);
+        weights
+    };
+    for weights in [with_largest(&weights), with_largest(&weights.iter().rev().copied().collect::<Vec<_>>())]
+    {
+        let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
+        assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q6).unwrap()), weights);
+    }
 }
 
 #[test]
@@ -326,6 +351,7 @@ fn bits_per_weight() {
         (WeightFormat::F32, 32.0),
         (WeightFormat::F16, 16.0),
         (WeightFormat::Q8, 8.5),
+        (WeightFormat::Q6, 6.5),
         (WeightFormat::Q4, 4.5),
     ] {
         let (_, matrix) = packed(48, 768, format);
@@ -425,7 +451,7 @@ fn special_values_come_out_as_in_the_reference_of_integers() {
     x[11 * in_features..12 * in_features].iter_mut().for_each(|x| *x *= 1e37);
     x[12 * in_features..].iter_mut().for_each(|x| *x *= 1e-40);
     let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    for format in [WeightFormat::Q8, WeightFormat::Q4] {
+    for format in INTEGER_FORMATS {
         let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
         let (held, taken) = (held(&matrix), taken(&x, in_features, format));
         let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();

@@ -300,7 +300,7 @@ fn each_vector_is_summed_into_its_own_lane() {
         for lane in 0..LANES {
             // Powers of two, so that the sum of a vector says which lanes it holds; one value stands out.
             let mut vectors = std::array::from_fn(|vector| {
-                std::array::from_fn(|lane| (vector + 1) as f32 * 0.5f32.powi(lane as i32))
+                std::array::from_fn(|lane| (vector + 1) as f32 / (1 << lane) as f32)
             });
             vectors[vector][lane] = 300.0;
             let expected: Vec<f32> =
