@@ -22,7 +22,7 @@ pub(crate) fn set(threads: Option<usize>) {
             continue;
         }
         #[expect(unsafe_code, reason = "candle takes these from the environment only")]
-        // SAFETY: the program calls this first of all, while it has one thread, so nobody reads the environment meanwhile.
+        // SAFETY: the program calls this while it has one thread, so nobody reads the environment meanwhile.
         unsafe {
             std::env::set_var(variable, value);
         }

@@ -47,7 +47,7 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
 
 struct Pool {
     slot: Mutex<Slot>,
-    /// The next index of each thread's share, the caller's first.
+    /// How many indices of each thread's share are taken, the caller's first.
     shares: Box<[Share]>,
     /// Signalled when a task is published.
     published: Condvar,
@@ -65,7 +65,7 @@ struct Slot {
     sleeping: usize,
 }
 
-/// The next index of a share, on a cache line of its own.
+/// How many indices of a share are taken, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Share(AtomicUsize);
@@ -98,8 +98,8 @@ impl Pool {
         pool
     }
 
-    /// The indices of a share.
-    fn share(&self, share: usize, count: usize) -> Range<usize> {
+    /// The indices below `count` that belong to a share.
+    fn indices_of(&self, share: usize, count: usize) -> Range<usize> {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
 
@@ -111,13 +111,13 @@ impl Pool {
         // SAFETY: the caller's region has not returned, so what it borrowed is still there.
         let work = unsafe { &*task.work };
         for share in (first..self.shares.len()).chain(0..first) {
-            let Range { start, end } = self.share(share, task.count);
-            loop {
-                let index = start + self.shares[share].0.fetch_add(1, Ordering::Relaxed);
-                if index >= end {
-                    break;
+            let indices = self.indices_of(share, task.count);
+            let taken = &self.shares[share].0;
+            // Looking first leaves the shares that are used up to those who still write to theirs.
+            while taken.load(Ordering::Relaxed) < indices.len() {
+                if let Some(index) = indices.clone().nth(taken.fetch_add(1, Ordering::Relaxed)) {
+                    work(index);
                 }
-                work(index);
             }
         }
     }

@@ -35,8 +35,9 @@ fn open_device() -> Device {
     let name = std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| "cpu".to_owned());
     let opened = match name.split_once(':').unwrap_or((&name, "0")) {
         ("cpu", _) => return Device::Cpu,
-        ("cuda", index) => Device::new_cuda_with_stream(index.parse().expect("a GPU's number")),
-        ("metal", index) => Device::new_metal(index.parse().expect("a GPU's number")),
+        // As the program opens them, with its settings.
+        ("cuda", index) => gpt2_kernels::open_cuda(index.parse().expect("a GPU's number")),
+        ("metal", index) => gpt2_kernels::open_metal(index.parse().expect("a GPU's number")),
         _ => panic!("{DEVICE_VARIABLE}={name}: expected cpu, cuda, cuda:N or metal"),
     };
     opened.unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}={name}: {error}"))

@@ -56,7 +56,7 @@ fn assert_all_formats(path: &Path, tokens: usize) {
         (WeightFormat::F32, 1e-5),
         (WeightFormat::F16, 1e-3),
         (WeightFormat::Q8, 3e-2),
-        (WeightFormat::Q6, 1e-1),
+        (WeightFormat::Q6, 2e-1),
         (WeightFormat::Q4, 4e-1),
     ] {
         let packed = checkpoint.load_as(format, &|_| ()).unwrap();
@@ -78,6 +78,17 @@ fn assert_all_formats(path: &Path, tokens: usize) {
 #[test]
 fn the_tiny_checkpoint_in_every_precision() {
     assert_all_formats(CheckpointFolder::tiny().path(), 24);
+}
+
+/// Four bits for the blocks, six for embedding and head, which are one matrix here.
+#[test]
+fn q4_holds_the_tables_in_q6() {
+    let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    let model = checkpoint.load_as(WeightFormat::Q4, &|_| ()).unwrap();
+    let head = format!("PackedMatrix(q6 ({},", model.config().vocab_size);
+    let shown = format!("{model:?}");
+    assert_eq!((shown.matches(&head).count(), shown.matches("PackedMatrix(q6").count()), (2, 2), "{shown}");
+    assert_eq!(shown.matches("PackedMatrix(q4").count(), 4 * model.config().n_layer);
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Large pages behind packed weights, where the system has them: memory that is touched for the first time then costs one
 //! fault for each 2 MiB and not one for each 4 KiB, which is a third of the time that loading takes.
 
-#![expect(unsafe_code, reason = "advice on memory is a call of the system")]
-
 use std::mem::MaybeUninit;
 
 /// Asks for large pages behind the part of `memory` that fills whole ones. It takes no more memory than before: what a large
@@ -16,6 +14,7 @@ pub(super) fn prefer_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
     let skipped = start.align_offset(LARGE_PAGE);
     let length = bytes.saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
     if length > 0 {
+        #[expect(unsafe_code, reason = "advice on memory is a call of the system")]
         // SAFETY: the range lies inside `memory`, and the advice changes what stands behind it, not what it holds.
         let advised = unsafe { libc::madvise(start.add(skipped).cast(), length, libc::MADV_HUGEPAGE) };
         // Where it is declined, small pages do.

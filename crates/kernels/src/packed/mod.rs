@@ -45,9 +45,9 @@ pub enum WeightFormat {
     /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
     /// normal f16 numbers.
     Q8,
-    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ s q` with
-    /// `s = max|w| / 31` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal f16
-    /// numbers.
+    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ 4 s q` with
+    /// `s = max|w| / 124` and `q = round(w / 4 s)`, so that `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal
+    /// f16 numbers.
     Q6,
     /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
     /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The

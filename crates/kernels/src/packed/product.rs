@@ -17,9 +17,10 @@ use crate::vector_math::gelu_tanh;
 const ROW_PART_PANELS: usize = 4;
 /// Most panels of a part when there are many rows.
 const TILE_PART_PANELS: usize = 8;
-/// Most rows of a part, but for what fills its last tile: few enough that a slice of them stays in the second cache.
+/// Most rows of a part, but for what fills its last tile: few enough that a slice of them, 432 KiB in f32, stays in the
+/// second cache.
 const TILE_PART_ROWS: usize = 144;
-/// Parts for each thread, where there is work for so many: the last one is then waited for a short time only.
+/// At least so many parts for each thread, where there is work for them: the last one is then waited for a short time only.
 const PARTS_PER_THREAD: usize = 4;
 /// Products that are added one to the other in f32.
 const CHAIN: usize = 256;
@@ -212,8 +213,9 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let mut scratch = B::scratch(B::SLICE_BLOCKS * S::TILE_PANELS);
         let panel_blocks = self.in_features.div_ceil(DEPTH);
+        let slice_blocks = B::SLICE_BLOCKS.min(panel_blocks);
+        let mut scratch = B::scratch(slice_blocks * S::TILE_PANELS);
         let block_len = B::ACTIVATIONS * self.tile_rows;
         let first_panel = self.part.first_column / LANES;
         let panels = self.part.columns().div_ceil(LANES);
@@ -226,7 +228,7 @@ impl<B: Block> Job for PartJob<'_, '_, B> {
                 let mut rest = scratch.as_mut_slice();
                 for (index, weights) in weights[..count].iter_mut().enumerate() {
                     let blocks = panel_of(self.blocks, first_panel + panel + index, self.in_features);
-                    let (scratch, others) = rest.split_at_mut(rest.len().min(B::SLICE_BLOCKS));
+                    let (scratch, others) = rest.split_at_mut(rest.len().min(slice_blocks));
                     rest = others;
                     *weights = B::weights(simd, &blocks[slice.clone()], scratch);
                 }

@@ -30,8 +30,6 @@ const OFFSET: f32 = 128.0;
 const LARGEST_BYTE: f32 = 127.0;
 /// Distance of neighbouring 6-bit weights, in those of 8 bits.
 const SIX_STEP: f32 = 4.0;
-/// The largest magnitude of a 6-bit weight, in its own steps.
-const LARGEST_SIX: f32 = 31.0;
 /// Activations that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
 const SMALLEST_ACTIVATION: f32 = 1e-36;
 
@@ -292,7 +290,7 @@ fn sums<S: Simd, Q: Quants, const ROWS: usize, const PANELS: usize>(
 impl Quants for Bytes {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
-        let (lines, scales) = encoded_bytes(simd, weights, 1.0, LARGEST_BYTE);
+        let (lines, scales) = encoded_bytes(simd, weights, 1.0);
         (Self(lines), scales)
     }
 
@@ -326,7 +324,7 @@ impl Quants for Bytes {
 impl Quants for Sixes {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
-        let (lines, scales) = encoded_bytes(simd, weights, SIX_STEP, LARGEST_SIX);
+        let (lines, scales) = encoded_bytes(simd, weights, SIX_STEP);
         let mut low = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
         for (low, lines) in low.iter_mut().zip(lines.as_chunks::<2>().0) {
             for (low, (first, second)) in low.iter_mut().zip(lines[0].iter().zip(&lines[1])) {
@@ -470,14 +468,14 @@ impl Nibbles {
     }
 }
 
-/// The nearest of the integers `step · i` with `|i| ≤ largest_index`, 128 added, and the scales.
+/// The nearest multiples of `step` from -127 to 127, with 128 added, and the scales.
 #[inline(always)]
 fn encoded_bytes<S: Simd>(
     simd: S,
     weights: &[Line<[f32; LANES]>; GROUP],
     step: f32,
-    largest_index: f32,
 ) -> (ByteLines, [u16; LANES]) {
+    let largest_index = (LARGEST_BYTE / step).trunc();
     let largest = largest(simd, weights).map(f32::abs);
     let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / (step * largest_index)));
     let (scales, _, inverses) = rounded_scales(simd, scales);

@@ -7,9 +7,10 @@ use candle_core::{Device, Tensor};
 use super::*;
 use crate::simd::InstructionSet;
 
-/// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, its vocabulary, a single value.
-const SHAPES: [(usize, usize); 9] =
-    [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (129, 300), (50_257, 8)];
+/// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, more than two slices, its vocabulary, a single
+/// value.
+const SHAPES: [(usize, usize); 10] =
+    [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (33, 1601), (129, 300), (50_257, 8)];
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
 
@@ -187,8 +188,10 @@ fn the_error_of_activations_is_bounded() {
 /// Over several slices, whole and odd panels: the residual is added once, to its own row.
 #[test]
 fn a_residual_is_added_behind_the_bias() {
-    for (out_features, in_features) in [(20, 30), (48, 300), (1, 1)] {
-        let (_, matrix) = packed(out_features, in_features, WeightFormat::F32);
+    let shapes = [(20, 30), (48, 840), (1, 1)];
+    let cases = shapes.iter().flat_map(|shape| FORMATS.map(|format| (*shape, format)));
+    for ((out_features, in_features), format) in cases {
+        let (_, matrix) = packed(out_features, in_features, format);
         let mut bias = noise(out_features, 3);
         bias.resize(out_features.next_multiple_of(LANES), 0.0);
         for rows in [1, 5, 150] {
@@ -199,7 +202,11 @@ fn a_residual_is_added_behind_the_bias() {
                 let plain = product(&matrix, &x, rows, epilogue(Finish::Nothing), instructions);
                 let added = product(&matrix, &x, rows, epilogue(Finish::Add(&residual)), instructions);
                 for ((added, plain), residual) in added.iter().zip(plain).zip(&residual) {
-                    assert_eq!(*added, plain + residual, "({out_features}, {in_features}), {rows} rows");
+                    assert_eq!(
+                        *added,
+                        plain + residual,
+                        "{format:?} ({out_features}, {in_features}), {rows} rows"
+                    );
                 }
             }
         }
@@ -249,22 +256,16 @@ fn what_the_table_holds_is_kept() {
     assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q4).unwrap()), weights);
 }
 
-/// Every 6-bit integer, at every place of a group, comes back as it was.
+/// Every 6-bit integer, at every place of a group but that of its largest magnitude, comes back as it was.
 #[test]
 fn six_bits_are_kept() {
     let (out_features, in_features) = (63, 96);
-    let weights: Vec<f32> = (0..out_features * in_features)
-        .map(|index| ((index / in_features + index % in_features * 5) % 63) as f32 - 31.0)
-        .map(|quant| quant / 8.0)
-        .collect();
-    // 32 neighbours go through more than half of the integers, so the largest magnitude is made to be there.
-    let with_largest = |weights: &[f32]| {
-        let mut weights = weights.to_vec();
-        weights.iter_mut().step_by(GROUP).for_each(|weight| *weight = 31.0 / 8.0);
-        weights
-    };
-    for weights in [with_largest(&weights), with_largest(&weights.iter().rev().copied().collect::<Vec<_>>())]
-    {
+    for largest in [0, GROUP - 1] {
+        let quant = |index: usize| match index % in_features % GROUP {
+            place if place == largest => 31.0,
+            place => ((index / in_features + place * 5) % 63) as f32 - 31.0,
+        };
+        let weights: Vec<f32> = (0..out_features * in_features).map(|index| quant(index) / 8.0).collect();
         let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
         assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q6).unwrap()), weights);
     }
