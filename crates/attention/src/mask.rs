@@ -16,8 +16,8 @@ pub enum AttentionMask {
     /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
     ///
     /// The restricted attention of article 002 with radius `r` is `Window { before: r, after: r }`; a causal sliding
-    /// window has `after: 0`. Without an observer only the band is computed, so the cost is linear in the length; an
-    /// observer is shown the weights of all pairs.
+    /// window has `after: 0`. Only the band is computed, so the cost is linear in the length, but for an observer, who is
+    /// shown the weights of all pairs, and with a cache anywhere but on the CPU.
     Window {
         /// Visible keys before the query's position.
         before: usize,
