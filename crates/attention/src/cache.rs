@@ -5,7 +5,7 @@
 //! inference; training runs without one.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::write_tokens;
+use gpt2_kernels::{write_step, write_tokens};
 
 use crate::AttentionError;
 
@@ -84,6 +84,37 @@ impl KvCache {
         self.lengths.iter_mut().for_each(|length| *length += added);
         let longest = past + added;
         Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))
+    }
+
+    /// Writes the keys and values of one new token behind the `lengths` of each row, which are read from the device's memory.
+    /// The cache's own lengths stay as they are until [`KvCache::advance`].
+    ///
+    /// # Shapes
+    /// `keys` and `values` `(B, H, 1, D)`, `lengths` `(B)` of u32; returns the whole memory, `(B, H, capacity, D)` each.
+    ///
+    /// # Errors
+    /// When the shapes are not those of the cache, or no kernel can do it.
+    pub fn write_step(
+        &mut self,
+        keys: &Tensor,
+        values: &Tensor,
+        lengths: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        write_step([&self.keys, &self.values], [keys, values], lengths)?;
+        Ok((self.keys.clone(), self.values.clone()))
+    }
+
+    /// Counts the token that [`KvCache::write_step`] wrote for each row.
+    ///
+    /// # Errors
+    /// When a row would pass the capacity; the cache is then unchanged.
+    pub fn advance(&mut self) -> Result<()> {
+        let (past, capacity) = (self.longest(), self.shape.capacity);
+        if past >= capacity {
+            return Err(AttentionError::CacheFull { past, added: 1, capacity }.into());
+        }
+        self.lengths.iter_mut().for_each(|length| *length += 1);
+        Ok(())
     }
 
     /// Forgets the tokens of `row` behind the first `kept`.

@@ -304,6 +304,10 @@ impl MultiHeadAttention {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
+        let is_step = cache.is_some() && matches!(mask, AttentionMask::Causal) && pass.is_inference();
+        if pass.lengths().is_some() && !is_step {
+            return Err(AttentionError::NotAStep.into());
+        }
         if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
             (&self.projection, memory, cache.as_deref(), mask)
             && is_trained_on_cpu(x)
@@ -315,6 +319,10 @@ impl MultiHeadAttention {
         }
         let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
         let (past_lengths, k, v) = match cache {
+            Some(cache) if let Some(lengths) = pass.lengths() => {
+                let (k, v) = cache.write_step(&k, &v, lengths)?; // (B, H, capacity, D)
+                (Vec::new(), k, v)
+            }
             Some(cache) => {
                 let past_lengths = cache.lengths().to_vec();
                 let (k, v) = cache.append(&k, &v)?; // (B, H, S, D)

@@ -30,6 +30,7 @@ pub struct Pass<'a> {
     observer: Option<&'a mut dyn Observer>,
     layer: Option<usize>,
     recomputes: bool,
+    lengths: Option<Tensor>,
 }
 
 impl<'a> Pass<'a> {
@@ -51,6 +52,23 @@ impl<'a> Pass<'a> {
     /// The same pass; in training, blocks then keep their inputs only, and are computed again for their gradients.
     pub fn recomputing(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
+    }
+
+    /// The same pass as a step of one new token for each row, whose caches hold `lengths` `(B)` tokens of u32. Their numbers
+    /// are read from the device's memory wherever they count, so that a recording of the step serves all steps. The
+    /// lengths of the caches themselves are not used and do not change: [`KvCache::advance`](crate::KvCache::advance).
+    pub fn behind(self, lengths: Tensor) -> Self {
+        Self { lengths: Some(lengths), ..self }
+    }
+
+    /// The lengths given to [`Pass::behind`].
+    pub fn lengths(&self) -> Option<&Tensor> {
+        self.lengths.as_ref()
+    }
+
+    /// Whether nothing is drawn and nobody looks.
+    pub fn is_inference(&self) -> bool {
+        !self.is_training() && !self.is_observed()
     }
 
     /// Whether blocks are to be computed by [`Pass::recompute`].
@@ -128,7 +146,7 @@ impl<'a> Pass<'a> {
         name: &'static str,
         rate: f64,
     ) -> Result<Tensor> {
-        if !self.is_training() && !self.is_observed() {
+        if self.is_inference() {
             return layer.forward_added(x, residual);
         }
         let output = self.show(name, layer.forward(x)?)?;

@@ -73,6 +73,9 @@ impl WeightType {
 
 /// Opens the device that `--device` names, and refuses what it cannot do.
 pub(crate) fn open(arguments: &ModelArguments) -> Result<Device> {
+    if let (Some(dtype), DeviceChoice::Cuda(_) | DeviceChoice::Metal) = (arguments.dtype, arguments.device) {
+        dtype.on_gpu()?;
+    }
     let opened = match arguments.device {
         DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Auto => Ok(automatic(arguments.dtype)),
@@ -85,12 +88,8 @@ pub(crate) fn open(arguments: &ModelArguments) -> Result<Device> {
         }
         error => anyhow::Error::new(error),
     })?;
-    if let Some(dtype) = arguments.dtype {
-        if device.is_cpu() {
-            dtype.on_cpu()?;
-        } else {
-            dtype.on_gpu()?;
-        }
+    if let Some(dtype) = arguments.dtype.filter(|_| device.is_cpu()) {
+        dtype.on_cpu()?;
     }
     if arguments.tf32 && !device.is_cuda() {
         let message = format!("--tf32: NVIDIA GPUs have it, and this would run on {}", name(&device));

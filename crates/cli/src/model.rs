@@ -47,7 +47,8 @@ pub(crate) fn load(
         (dtype, gpu) => {
             let dtype = dtype.map_or(Ok(checkpoint.stored_dtype()), WeightType::on_gpu)?;
             check_room(checkpoint.config(), dtype, gpu)?;
-            checkpoint.load_dense(gpu, dtype, &progress)?
+            // The program gives a device work from one thread only.
+            checkpoint.load_dense(gpu, dtype, &progress)?.with_recorded_steps()
         }
     };
     bar.finish_and_clear();

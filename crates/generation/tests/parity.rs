@@ -18,7 +18,8 @@ const LOGPROB: f64 = 1e-4;
 const LOGPROB_ON_GPU: f64 = 1e-3;
 
 fn load(folder: &Path) -> Gpt2LMHead {
-    Checkpoint::open(folder).unwrap().load(&device(), &|_| ()).unwrap()
+    // As the program loads it.
+    Checkpoint::open(folder).unwrap().load(&device(), &|_| ()).unwrap().with_recorded_steps()
 }
 
 fn ids(value: &Value) -> Vec<u32> {

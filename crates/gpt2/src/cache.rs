@@ -3,12 +3,15 @@
 use candle_core::{DType, Device, Result};
 use gpt2_attention::{KvCache, KvCacheShape};
 
+use crate::recorder::Steps;
 use crate::{Gpt2Config, Gpt2LMHead, ModelError};
 
 /// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
 #[derive(Debug)]
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,
+    /// On NVIDIA GPUs: the recording of a step that reads and writes these layers.
+    pub(crate) steps: Steps,
 }
 
 impl Gpt2Cache {
@@ -26,7 +29,7 @@ impl Gpt2Cache {
         let shape = KvCacheShape { batch, num_heads: config.n_head, capacity, head_dim: config.head_dim() };
         let layers =
             (0..config.n_layer).map(|_| KvCache::new(shape, dtype, device)).collect::<Result<_>>()?;
-        Ok(Self { layers })
+        Ok(Self { layers, steps: Steps::default() })
     }
 
     /// Tokens held by each row.
@@ -48,7 +51,7 @@ impl Gpt2Cache {
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<_>>()?;
-        Ok(Self { layers })
+        Ok(Self { layers, steps: Steps::default() })
     }
 
     /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
@@ -62,6 +65,16 @@ impl Gpt2Cache {
         }
         let layers = self.layers.iter_mut().zip(&source.layers);
         layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row))
+    }
+
+    /// Tokens that each row can hold.
+    pub(crate) fn capacity(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.shape().capacity)
+    }
+
+    /// Counts a token of each row that a step has written.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        self.layers.iter_mut().try_for_each(KvCache::advance)
     }
 
     /// Number of blocks the cache is for.

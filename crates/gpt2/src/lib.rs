@@ -26,6 +26,7 @@ mod config;
 mod error;
 mod model;
 mod parameters;
+mod recorder;
 
 pub use cache::Gpt2Cache;
 pub use config::{Gpt2Config, PRESETS};

@@ -23,6 +23,7 @@ use gpt2_attention::{
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
+use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
 /// Axis of the tokens in a `(B, T, C)` tensor.
@@ -168,7 +169,9 @@ impl Gpt2Model {
             return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
         let token_embeddings = self.wte.embedding(ids)?; // (B, T, C)
-        let x = if past_lengths.iter().all(|length| *length == past) {
+        let x = if let Some(lengths) = pass.lengths() {
+            (token_embeddings + self.wpe.embedding(lengths)?.unsqueeze(TOKEN_DIM)?)?
+        } else if past_lengths.iter().all(|length| *length == past) {
             add_positions(&token_embeddings, &self.wpe, past)?
         } else {
             let rows = past_lengths.iter().map(|length| self.wpe.narrow(0, *length, tokens));
@@ -201,6 +204,7 @@ pub struct Gpt2LMHead {
     transformer: Gpt2Model,
     lm_head: Linear,
     pub(crate) kv_dtype: DType,
+    pub(crate) step_recorder: Option<StepRecorder>,
 }
 
 impl Gpt2LMHead {
@@ -215,7 +219,7 @@ impl Gpt2LMHead {
             false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
         };
         let kv_dtype = lm_head.weight().kept_dtype();
-        Ok(Self { transformer, lm_head, kv_dtype })
+        Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
     /// Logits of the next token.
@@ -230,9 +234,14 @@ impl Gpt2LMHead {
         &self,
         ids: &Tensor,
         logits_for: LogitsFor,
-        cache: Option<&mut Gpt2Cache>,
+        mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
+            && let Some(logits) = recorder.step(self, ids, cache, pass)?
+        {
+            return Ok(logits);
+        }
         let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
         self.logits(&hidden_states, logits_for)
     }

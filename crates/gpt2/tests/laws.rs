@@ -163,6 +163,94 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
     Ok(())
 }
 
+/// Lengths that kernels read from memory give what the lengths of the cache give; the cache waits to be told.
+#[test]
+fn a_step_behind_lengths_in_memory_is_any_other() -> Result<()> {
+    let model = model()?;
+    let ragged = || -> Result<Gpt2Cache> {
+        let mut ragged = cache(&model, 2)?;
+        step(&model, &ids(&[&[5, 9, 70, 3, 8], &[1, 2, 3, 4, 5]]), &mut ragged)?;
+        ragged.truncate(0, 2)?;
+        Ok(ragged)
+    };
+    let (mut numbers, mut memory) = (ragged()?, ragged()?);
+    let token = ids(&[&[30], &[40]]);
+    let expected = step(&model, &token, &mut numbers)?;
+    for _ in 0..2 {
+        let mut pass = Pass::inference().behind(Tensor::new(&[2u32, 5], &device())?);
+        let found = model.forward(&token, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
+        assert_parity(&found, &expected, SAME, "behind lengths in memory");
+        assert_eq!(memory.lengths(), [2, 5], "so the same step gives the same again");
+    }
+    Ok(())
+}
+
+/// Steps with a cache that goes through all it can go through: replayed on a GPU, computed elsewhere, the same everywhere.
+#[test]
+fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
+    let (plain, recorder) = (model()?, model()?.with_recorded_steps());
+    let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
+    let mut kept = Vec::new();
+    let mut both = |expected: &mut Gpt2Cache, found: &mut Gpt2Cache, rows: &[&[u32]]| -> Result<()> {
+        let expected_logits = step(&plain, &ids(rows), expected)?;
+        kept.push((step(&recorder, &ids(rows), found)?, expected_logits));
+        assert_eq!(found.lengths(), expected.lengths());
+        Ok(())
+    };
+    both(&mut expected, &mut found, &[&[5, 9], &[1, 2]])?;
+    assert!(!found.is_recorded(), "a prompt is not");
+    for token in [8, 40, 77] {
+        both(&mut expected, &mut found, &[&[token], &[token + 1]])?;
+    }
+    assert_eq!(found.is_recorded(), device().is_cuda(), "from the second step on");
+    // Rows of other lengths than those of the recorded step, and a prompt between its replays.
+    for cache in [&mut expected, &mut found] {
+        cache.truncate(0, 2)?;
+    }
+    both(&mut expected, &mut found, &[&[33], &[34]])?;
+    both(&mut expected, &mut found, &[&[6, 7], &[0, 78]])?;
+    both(&mut expected, &mut found, &[&[12], &[11]])?;
+    // A fork records for itself.
+    let (mut forked_expected, mut forked) = (expected.fork(&[1, 0, 1])?, found.fork(&[1, 0, 1])?);
+    for token in [3, 2, 1] {
+        both(&mut forked_expected, &mut forked, &[&[token], &[token + 4], &[token + 9]])?;
+        both(&mut expected, &mut found, &[&[token], &[token]])?;
+    }
+    // Logits that were handed out stay what they were.
+    for (index, (found, expected)) in kept.iter().enumerate() {
+        assert_parity(found, expected, SAME, &format!("pass {index}"));
+    }
+    // Full: refused as ever, and unchanged.
+    let message = |model: &Gpt2LMHead, cache: &mut Gpt2Cache| {
+        let error = step(model, &ids(&[&[1], &[1]]), cache).unwrap_err().to_string();
+        assert_eq!(cache.lengths(), [9, 12]);
+        error.lines().next().map(str::to_owned)
+    };
+    assert_eq!(message(&recorder, &mut found), message(&plain, &mut expected));
+    Ok(())
+}
+
+/// A cache that a model has recorded steps with goes on with another model, which records its own.
+#[test]
+fn a_recording_serves_one_model() -> Result<()> {
+    let one = model()?.with_recorded_steps();
+    let config = Gpt2Config { scale_attn_weights: false, ..one.config().clone() };
+    let tensors = Fixture::open("gpt2/upcast").tensors_below("transformer.");
+    let other = common::from_conv1d(&config, tensors)?.with_recorded_steps();
+    let run = |models: [&Gpt2LMHead; 8]| -> Result<Vec<Tensor>> {
+        let mut cache = cache(&one, 1)?;
+        models.iter().zip(1..).map(|(model, token)| step(model, &ids(&[&[token]]), &mut cache)).collect()
+    };
+    let plain =
+        (model()?, common::from_conv1d(&config, Fixture::open("gpt2/upcast").tensors_below("transformer."))?);
+    let expected = run([&plain.0, &plain.0, &plain.0, &plain.1, &plain.1, &plain.1, &plain.0, &plain.1])?;
+    let found = run([&one, &one, &one, &other, &other, &other, &one, &other])?;
+    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_parity(found, expected, SAME, &format!("step {index}"));
+    }
+    Ok(())
+}
+
 /// FIELD §2 row 15: checked before anything is computed, with the numbers.
 #[test]
 fn tokens_that_do_not_fit_are_refused() -> Result<()> {

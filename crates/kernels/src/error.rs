@@ -69,6 +69,14 @@ pub enum KernelError {
         /// Place of the first token of each row.
         positions: Vec<usize>,
     },
+    /// There is no kernel for a step that reads its places from memory.
+    #[error("attention: no kernel for a step of {token:?} over a memory of {memory:?}")]
+    NotAStep {
+        /// Shape and type of the new token's queries or keys.
+        token: (Vec<usize>, DType),
+        /// Shape and type of the memory.
+        memory: (Vec<usize>, DType),
+    },
     /// An embedding was asked for rows that its table does not have.
     #[error("embedding: row {row} of a table of {rows}")]
     NoSuchRow {

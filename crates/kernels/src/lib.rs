@@ -34,12 +34,14 @@ mod parameters;
 mod pool;
 mod random;
 mod simd;
+mod step;
 mod training;
 mod vector_math;
 
 pub use activation::Activation;
 pub use attention::{prefix_attention, prefix_attention_on_gpu, window_attention, write_tokens};
 pub use candle_nn::ops::softmax;
+pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, free_memory, open_cuda, open_metal, use_tf32};
 pub use dropout::dropout;
 pub use error::KernelError;
@@ -49,6 +51,7 @@ pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightForm
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;
+pub use step::{step_attention, write_step};
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
     causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,

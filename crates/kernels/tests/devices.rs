@@ -2,8 +2,11 @@
 //! in f32 on the CPU from candle's plain operations. On a GPU this reaches every kernel of `cuda`.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_kernels::{Activation, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax};
-use gpt2_testing::{assert_parity, device, dtype, pattern};
+use gpt2_kernels::{
+    Activation, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax, step_attention,
+    write_step, write_tokens,
+};
+use gpt2_testing::{assert_parity, device, dtype, pattern, values};
 
 /// Two f32 computations of sums of up to 300 products of values below 1.
 const TIGHT: f64 = 2e-6;
@@ -51,6 +54,44 @@ fn layer_norms() -> Result<()> {
         let norm = LayerNorm::new(on_device(&weight)?, Some(on_device(&bias)?), 1e-5);
         let what = format!("{rows} rows of {width}");
         assert_parity(&norm.forward(&on_device(&x)?)?, &reference(&x)?, 3e-6, &what);
+    }
+    Ok(())
+}
+
+/// Keys and values of a step go where lengths in memory say, and one query sees the keys that they count: every row by
+/// itself, for every width that there is a kernel for.
+#[test]
+fn steps_behind_lengths_in_memory() -> Result<()> {
+    const CAPACITY: usize = 130;
+    const LENGTHS: [u32; 3] = [0, 129, 64];
+    let places = LENGTHS.map(|length| length as usize);
+    for head_dim in [6, 64, 80, 128, 200, 256] {
+        // Queries, keys and values lie in one fused projection.
+        let projected = rounded(&[3, 1, 6, head_dim], 2.0, 1)?;
+        let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
+        let third = |projected: &Tensor, index: usize| projected.transpose(1, 2)?.narrow(1, 2 * index, 2);
+        let [keys, new_values] = [memory(2)?.copy()?, memory(3)?.copy()?];
+        write_tokens(&keys, &third(&projected, 1)?, &places)?;
+        write_tokens(&new_values, &third(&projected, 2)?, &places)?;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let seen = places.map(|length| length + 1);
+        let context = prefix_attention(&third(&projected, 0)?, &keys, &new_values, scale, &seen)?;
+
+        let lengths = Tensor::new(&LENGTHS, &device())?;
+        let on_device_projected = on_device(&projected)?;
+        let memories = [on_device(&memory(2)?)?, on_device(&memory(3)?)?].map(|memory| memory.copy());
+        let [key_memory, value_memory] = memories;
+        let memories = [&key_memory?, &value_memory?];
+        let third = |index| third(&on_device_projected, index);
+        // The CPU has its kernel for f32 only.
+        if device().is_cuda() || dtype() == DType::F32 {
+            write_step(memories, [&third(1)?, &third(2)?], &lengths)?;
+            for (found, expected) in memories.into_iter().zip([&keys, &new_values]) {
+                assert!(values(found) == values(expected), "written {head_dim} wide");
+            }
+            let found = step_attention(&third(0)?, memories[0], memories[1], scale, &lengths)?;
+            assert_parity(&found, &context, 3e-6, &format!("{head_dim} wide"));
+        }
     }
     Ok(())
 }

@@ -32,6 +32,9 @@ struct Report {
     device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
+    /// Whether decoding replayed recorded steps; absent on the CPU, which has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    records_steps: Option<bool>,
     threads: usize,
     load_s: f64,
     /// The most memory this process held for one text; absent where the system does not say.
@@ -50,7 +53,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     let model = model::load_with(&checkpoint, &device, &arguments.model)?;
     device.synchronize()?;
     let load_s = start.elapsed().as_secs_f64();
-    let bench = Bench { model: &model, device: &device };
+    let mut bench = Bench { model: &model, device: &device, records_steps: None };
 
     let n_positions = model.config().n_positions;
     if n_positions < DECODE.0 + DECODE.1 {
@@ -73,6 +76,7 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
         device: device::name(&device),
         dtype: arguments.model.dtype.map_or("stored", |dtype| dtype.name),
         kv_dtype: model.kv_dtype().as_str(),
+        records_steps: bench.records_steps,
         threads: thread_count(),
         load_s,
         peak_rss_mib,
@@ -94,6 +98,9 @@ fn print(report: &Report) -> Result<()> {
         |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
     let Report { device, dtype, kv_dtype, threads, .. } = report;
     output::write_line(&format!("{device}, weights {dtype}, cache {kv_dtype}, {threads} threads"))?;
+    if report.records_steps == Some(false) {
+        output::write_line("steps could not be recorded: each starts its kernels one by one")?;
+    }
     line("load", report.load_s * 1e3, "ms")?;
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;
@@ -115,6 +122,8 @@ fn print(report: &Report) -> Result<()> {
 struct Bench<'a> {
     model: &'a Gpt2LMHead,
     device: &'a Device,
+    /// Whether all decoding replayed recorded steps.
+    records_steps: Option<bool>,
 }
 
 impl Bench<'_> {
@@ -123,9 +132,11 @@ impl Bench<'_> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
             let mut cache = self.model.new_cache(1, tokens, self.device)?;
+            let prompt = self.prompt(1, tokens)?;
             self.device.synchronize()?;
             let start = Instant::now();
-            self.next_tokens(&self.prompt(tokens), 1, &mut cache)?;
+            self.next_tokens(&prompt, &mut cache)?;
+            self.device.synchronize()?;
             elapsed_s.push(start.elapsed().as_secs_f64());
         }
         elapsed_s.sort_by(f64::total_cmp);
@@ -134,38 +145,50 @@ impl Bench<'_> {
 
     /// Greedy tokens per second of some texts at once, behind a prompt and without the time for it; `None` where they do not
     /// fit.
-    fn decode(&self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
+    fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
             return Ok(None);
         }
         let mut cache = self.model.new_cache(texts, prompt_tokens + new_tokens, self.device)?;
-        let mut tokens = self.next_tokens(&self.prompt(texts * prompt_tokens), texts, &mut cache)?;
+        let prompt = self.prompt(texts, prompt_tokens)?;
+        let mut tokens = self.next_tokens(&prompt, &mut cache)?;
+        if !self.device.is_cpu() {
+            // The first steps record.
+            for _ in 0..2 {
+                self.next_tokens(&tokens, &mut cache)?;
+            }
+            (0..texts).try_for_each(|text| cache.truncate(text, prompt_tokens))?;
+            *self.records_steps.get_or_insert(true) &= cache.is_recorded();
+        }
+        self.device.synchronize()?;
         let start = Instant::now();
         for _ in 0..new_tokens {
-            tokens = self.next_tokens(&tokens, texts, &mut cache)?;
+            tokens = self.next_tokens(&tokens, &mut cache)?;
         }
+        self.device.synchronize()?;
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
-    /// The most probable token behind each text, of which `ids` has a piece of the same length for each.
-    fn next_tokens(&self, ids: &[u32], texts: usize, cache: &mut Gpt2Cache) -> Result<Vec<u32>> {
-        let ids = Tensor::from_slice(ids, (texts, ids.len() / texts), self.device)?;
-        let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+    /// The most probable token behind each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
+    fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
+        let logits = self.model.forward(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+        let (texts, _, _) = logits.dims3()?;
         let logits = logits.squeeze(1)?;
         if !self.device.is_cpu() {
-            // Reading the result waits for the device.
-            return Ok(logits.argmax(D::Minus1)?.to_vec1()?);
+            return Ok(logits.argmax_keepdim(D::Minus1)?);
         }
         let mut sampler = Sampler::new(&GenerationConfig::default(), Vec::new(), 0);
         let history = History { ids: &[], prompt_len: 0 };
         let rows = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-        rows.into_iter().map(|mut logits| Ok(sampler.sample(history, &mut logits)?)).collect()
+        let ids = rows.into_iter().map(|mut logits| Ok(sampler.sample(history, &mut logits)?));
+        Ok(Tensor::from_vec(ids.collect::<Result<Vec<_>>>()?, (texts, 1), self.device)?)
     }
 
-    /// Ids spread over the vocabulary.
-    fn prompt(&self, tokens: usize) -> Vec<u32> {
+    /// Ids spread over the vocabulary, `(texts, tokens)`.
+    fn prompt(&self, texts: usize, tokens: usize) -> Result<Tensor> {
         let id = |index: usize| u32::try_from((index * 7919 + 3) % self.model.config().vocab_size);
-        (0..tokens).filter_map(|index| id(index).ok()).collect()
+        let ids = (0..texts * tokens).map(id).collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::from_vec(ids, (texts, tokens), self.device)?)
     }
 }
 

@@ -1,6 +1,8 @@
 //! What `cuda` is in a build without the feature: nothing applies.
 
-use candle_core::{Result, Tensor};
+use std::convert::Infallible;
+
+use candle_core::{Device, Result, Tensor};
 
 pub(crate) fn add_bias(_: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
     Ok(None)
@@ -26,4 +28,48 @@ pub(crate) fn prefix_attention(
     _: &[usize],
 ) -> Result<Option<Tensor>> {
     Ok(None)
+}
+
+pub(crate) fn step_attention(
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: f64,
+    _: &Tensor,
+) -> Result<Option<Tensor>> {
+    Ok(None)
+}
+
+pub(crate) fn write_step(_: [&Tensor; 2], _: [&Tensor; 2], _: &Tensor) -> Result<bool> {
+    Ok(false)
+}
+
+/// Work of a GPU that can be done again; there is none in a build without the feature `cuda`.
+#[derive(Debug)]
+pub struct Recording(Infallible);
+
+impl Recording {
+    /// Records what `work` gives an NVIDIA GPU to do.
+    ///
+    /// # Errors
+    /// Always: the feature `cuda` is off.
+    pub fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Self> {
+        candle_core::bail!("this program was built without CUDA")
+    }
+
+    /// Does the recorded work once more.
+    ///
+    /// # Errors
+    /// Never: there is none.
+    pub fn replay(&mut self) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Does `work`, so that it can be recorded.
+///
+/// # Errors
+/// Those of `work`.
+pub fn prepared<T>(_: &Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    work()
 }

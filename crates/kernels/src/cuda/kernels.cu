@@ -87,19 +87,19 @@ __device__ void layer_norm(const T *x, const T *weight, const T *bias, T *y, uns
   }
 }
 
-/// The keys that a query sees: `visible[row]`, or `first + query` where there is no list.
-__device__ unsigned visible_keys(const unsigned *visible, unsigned first, unsigned batch, unsigned queries,
-                                 unsigned query) {
-  return visible ? visible[batch * queries + query] : first + query;
+/// The keys that a query sees: `more` than the list says for it, or than its number where there is no list; at most `keys`.
+__device__ unsigned visible_keys(const unsigned *list, unsigned more, unsigned batch, unsigned queries, unsigned query,
+                                 unsigned keys) {
+  return min((list ? list[batch * queries + query] : query) + more, keys);
 }
 
 /// Softmax of `scale * scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
 template <typename T>
-__device__ void prefix_softmax(const T *scores, T *weights, const unsigned *visible, unsigned first, unsigned heads,
+__device__ void prefix_softmax(const T *scores, T *weights, const unsigned *list, unsigned more, unsigned heads,
                                unsigned queries, unsigned keys, float scale) {
   __shared__ float shared[WARP];
   const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
-  const unsigned count = visible_keys(visible, first, batch, queries, query);
+  const unsigned count = visible_keys(list, more, batch, queries, query, keys);
   scores += size_t(blockIdx.x) * keys;
   weights += size_t(blockIdx.x) * keys;
   float largest = -INFINITY;
@@ -119,16 +119,32 @@ struct Strides {
   size_t batch, head, token;
 };
 
+/// Writes the key and the value of a new token of each row behind the `lengths[row]` ones in memory. `keys` and `values`
+/// `(B, H, 1, D)`, memory `(B, H, S, D)`, in one piece; a block for each head and batch row.
+template <typename T>
+__device__ void write_step(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
+                           const unsigned *lengths, unsigned capacity, unsigned head_dim) {
+  const unsigned head = blockIdx.x, batch = blockIdx.y, length = lengths[batch];
+  if (length >= capacity) return;
+  keys += batch * ks.batch + head * ks.head;
+  values += batch * vs.batch + head * vs.head;
+  const size_t place = ((size_t(batch) * gridDim.x + head) * capacity + length) * head_dim;
+  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    key_memory[place + d] = keys[d];
+    value_memory[place + d] = values[d];
+  }
+}
+
 /// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys, reading each key and
 /// each value once. A block for each head and batch row, its warps each with keys of their own and a softmax of their own,
 /// which are joined at the end. `context` `(B, H, D)`; D is at most `WARP * CHUNKS`.
 template <typename T, unsigned CHUNKS>
 __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
-                       const unsigned *visible, unsigned first, unsigned head_dim, float scale) {
+                       const unsigned *list, unsigned more, unsigned keys, unsigned head_dim, float scale) {
   __shared__ float maxima[ATTENTION_WARPS], sums[ATTENTION_WARPS], contexts[ATTENTION_WARPS][WARP * CHUNKS];
   const unsigned head = blockIdx.x, batch = blockIdx.y;
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  const unsigned count = visible_keys(visible, first, batch, 1, 0);
+  const unsigned count = visible_keys(list, more, batch, 1, 0, keys);
   q += batch * qs.batch + head * qs.head;
   k += batch * ks.batch + head * ks.head;
   v += batch * vs.batch + head * vs.head;
@@ -196,9 +212,9 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
 
 #define ATTEND(NAME, T, WIDTH)                                                                                          \
   extern "C" __global__ void attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,        \
-                                                     Strides ks, Strides vs, const unsigned *visible, unsigned first,   \
-                                                     unsigned head_dim, float scale) {                                  \
-    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, visible, first, head_dim, scale);                             \
+                                                     Strides ks, Strides vs, const unsigned *list, unsigned more,       \
+                                                     unsigned keys, unsigned head_dim, float scale) {                   \
+    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, more, keys, head_dim, scale);                           \
   }
 
 #define KERNELS(NAME, T)                                                                                                \
@@ -216,9 +232,14 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
                                                float epsilon) {                                                         \
     layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
   }                                                                                                                     \
-  extern "C" __global__ void prefix_softmax_##NAME(const T *scores, T *weights, const unsigned *visible, unsigned first,\
+  extern "C" __global__ void prefix_softmax_##NAME(const T *scores, T *weights, const unsigned *list, unsigned more,    \
                                                    unsigned heads, unsigned queries, unsigned keys, float scale) {      \
-    prefix_softmax<T>(scores, weights, visible, first, heads, queries, keys, scale);                                    \
+    prefix_softmax<T>(scores, weights, list, more, heads, queries, keys, scale);                                        \
+  }                                                                                                                     \
+  extern "C" __global__ void write_step_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,          \
+                                               Strides ks, Strides vs, const unsigned *lengths, unsigned capacity,      \
+                                               unsigned head_dim) {                                                     \
+    write_step<T>(keys, values, key_memory, value_memory, ks, vs, lengths, capacity, head_dim);                         \
   }                                                                                                                     \
   ATTEND(NAME, T, 64)                                                                                                   \
   ATTEND(NAME, T, 128)                                                                                                  \

@@ -46,6 +46,7 @@ template <typename T> struct Kernels;
     static constexpr auto norm = layer_norm_##NAME;                                                                     \
     static constexpr auto bias_residual = add_bias_residual_##NAME;                                                     \
     static constexpr auto softmax = prefix_softmax_##NAME;                                                              \
+    static constexpr auto write = write_step_##NAME;                                                                    \
     static constexpr auto attend(unsigned width) {                                                                      \
       return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
     }                                                                                                                   \
@@ -121,7 +122,7 @@ template <typename T> void attention(double tolerance) {
                                    {5, 9, {5, 6, 7, 8, 9, 5, 6, 7, 8, 9}, true},
                                    {4, 20, {17, 18, 19, 20, 3, 4, 5, 6}, false}};
   for (const auto &[queries, keys, visible, is_regular] : cases) {
-    const unsigned *list = is_regular ? nullptr : visible.data();
+    const unsigned *list = is_regular ? nullptr : visible.data(), more = is_regular ? visible[0] : 0;
     const std::string what = std::to_string(queries) + " of " + std::to_string(keys);
     const auto scores = random_values<T>(BATCH * HEADS * queries * keys, 5);
     std::vector<T> weights(scores.size());
@@ -134,7 +135,7 @@ template <typename T> void attention(double tolerance) {
         expected[row * keys + key] = std::exp(0.3 * value_of(scores[row * keys + key])) / total;
     }
     launch({BATCH * HEADS * queries, 1, 1}, 256, [&] {
-      Kernels<T>::softmax(scores.data(), weights.data(), list, visible[0], HEADS, queries, keys, 0.3f);
+      Kernels<T>::softmax(scores.data(), weights.data(), list, more, HEADS, queries, keys, 0.3f);
     });
     compare("softmax " + what, weights, expected, tolerance);
     if (queries > 1) continue;
@@ -164,10 +165,45 @@ template <typename T> void attention(double tolerance) {
       }
       launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
         Kernels<T>::attend(width)(q.data(), k.data(), v.data(), context.data(), query_strides, cache_strides,
-                                  cache_strides, list, visible[0], width, float(scale));
+                                  cache_strides, list, more, keys, width, float(scale));
       });
       compare("attention " + what + ", " + std::to_string(width) + " wide", context, contexts, tolerance);
+      // A step names the keys before its own.
+      const std::vector<unsigned> lengths = {visible[0] - 1, visible[1] - 1};
+      std::vector<T> stepped(context.size());
+      launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
+        Kernels<T>::attend(width)(q.data(), k.data(), v.data(), stepped.data(), query_strides, cache_strides,
+                                  cache_strides, lengths.data(), 1, keys, width, float(scale));
+      });
+      compare("step " + what + ", " + std::to_string(width) + " wide", stepped, contexts, tolerance);
     }
+  }
+}
+
+/// Each new key and value is behind those of its row, and nothing else has changed; a row without room stays as it is.
+template <typename T> void steps_in_memory() {
+  constexpr unsigned BATCH = 3, HEADS = 2, CAPACITY = 5;
+  for (unsigned width : {6u, 64u, 80u}) {
+    // Keys and values lie in a fused projection.
+    const auto projected = random_values<T>(BATCH * 3 * HEADS * width, 2);
+    const Strides strides{3 * HEADS * width, width, 3 * HEADS * width};
+    const T *keys = &projected[HEADS * width], *values = &projected[2 * HEADS * width];
+    auto key_memory = random_values<T>(BATCH * HEADS * CAPACITY * width, 1), value_memory = key_memory;
+    Doubles expected_keys(key_memory.size()), expected_values(key_memory.size());
+    const std::vector<unsigned> lengths = {4, 0, 5};
+    for (size_t i = 0; i < key_memory.size(); i++) {
+      const size_t row = i / width / CAPACITY / HEADS, head = i / width / CAPACITY % HEADS;
+      const bool is_new = i / width % CAPACITY == lengths[row];
+      const size_t from = row * strides.batch + head * width + i % width;
+      expected_keys[i] = value_of(is_new ? keys[from] : key_memory[i]);
+      expected_values[i] = value_of(is_new ? values[from] : value_memory[i]);
+    }
+    launch({HEADS, BATCH, 1}, 64, [&] {
+      Kernels<T>::write(keys, values, key_memory.data(), value_memory.data(), strides, strides, lengths.data(),
+                        CAPACITY, width);
+    });
+    compare("keys of a step, " + std::to_string(width) + " wide", key_memory, expected_keys, 0);
+    compare("values of a step, " + std::to_string(width) + " wide", value_memory, expected_values, 0);
   }
 }
 
@@ -177,6 +213,7 @@ template <typename T> void all(const char *name, double tolerance) {
   biases<T>(tolerance);
   layer_norms<T>(tolerance);
   attention<T>(tolerance);
+  steps_in_memory<T>();
 }
 
 } // namespace

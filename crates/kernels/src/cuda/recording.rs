@@ -1,0 +1,69 @@
+//! What a GPU was given to do, recorded, to be given again in one call: a CUDA graph.
+
+#![expect(unsafe_code, reason = "a graph is moved to the thread that uses it")]
+
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::CudaGraph;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use candle_core::{Device, Result};
+
+/// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
+pub struct Recording {
+    graph: CudaGraph,
+}
+
+// SAFETY: the driver asks for one thread at a time, not for a certain one, and only `&mut self` reaches the graph.
+unsafe impl Send for Recording {}
+// SAFETY: as above.
+unsafe impl Sync for Recording {}
+
+impl Recording {
+    /// Records what `work` gives the device to do, without doing it.
+    ///
+    /// The memory that the work reads and writes must outlive the recording, but for what it allocates itself, which is
+    /// the recording's own and must not leave `work`. What the work does on the host is not recorded.
+    ///
+    /// # Errors
+    /// Those of `work`; when the device is no NVIDIA GPU with a stream of its own, as [`crate::open_cuda`] gives it, or the
+    /// work waits for the device, uploads what [`crate::prepared`] has not seen, or uses more memory than there is.
+    pub fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let device = device.as_cuda_device()?;
+        let stream = device.cuda_stream();
+        let kept_uploads = device.enable_cuda_graph_htod_cache();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).w()?;
+        let worked = work();
+        drop(kept_uploads);
+        // What went wrong where no error could be returned; taken here, or ending the recording would fail over it.
+        let noticed = stream.context().check_err();
+        let recorded =
+            stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+        worked?;
+        noticed.w()?;
+        let graph = recorded.w()?;
+        let graph = graph.ok_or_else(|| candle_core::Error::Msg("the GPU recorded nothing".into()))?;
+        Ok(Self { graph })
+    }
+
+    /// Does the recorded work once more, in the order of the device's stream.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn replay(&mut self) -> Result<()> {
+        self.graph.launch().w()
+    }
+}
+
+impl std::fmt::Debug for Recording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recording").finish_non_exhaustive()
+    }
+}
+
+/// Does `work`, and keeps on the device what candle uploads for its kernels, so that the same work can be recorded.
+///
+/// # Errors
+/// Those of `work`, and when the device is no NVIDIA GPU.
+pub fn prepared<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _kept_uploads = device.as_cuda_device()?.enable_cuda_graph_htod_cache();
+    work()
+}
