@@ -78,9 +78,7 @@ impl KvCache {
         if past + added > capacity {
             return Err(AttentionError::CacheFull { past, added, capacity }.into());
         }
-        for (memory, new) in [(&self.keys, keys), (&self.values, values)] {
-            write_tokens(memory, new, &self.lengths)?;
-        }
+        write_tokens([&self.keys, &self.values], [keys, values], &self.lengths)?;
         self.lengths.iter_mut().for_each(|length| *length += added);
         let longest = past + added;
         Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))

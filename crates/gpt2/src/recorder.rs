@@ -114,7 +114,9 @@ impl StepRecorder {
             _ => {
                 let (ids, model_id) = (ids.contiguous()?.copy()?, Arc::clone(&self.model));
                 let logits = prepared(device, || compute(model, &ids, &lengths, cache))?;
-                let memory = StepMemory { ids, lengths, logits: logits.copy()?, model: model_id };
+                let memory = StepMemory { ids, lengths, logits: logits.zeros_like()?, model: model_id };
+                // As the recording will: every kernel of it has then run once.
+                memory.logits.slice_set(&logits, 0, 0)?;
                 return Ok((logits, Steps::Prepared(memory)));
             }
         };

@@ -20,9 +20,7 @@ pub fn write_step(memories: [&Tensor; 2], [keys, values]: [&Tensor; 2], lengths:
             false => Err(not_a_step(keys, memories[0])),
         };
     }
-    let places = places(lengths, 0)?;
-    write_tokens(memories[0], keys, &places)?;
-    write_tokens(memories[1], values, &places)
+    write_tokens(memories, [keys, values], &places(lengths, 0)?)
 }
 
 /// Attention of the new token of each row over the `lengths[b]` tokens before it and itself, as
@@ -72,8 +70,7 @@ mod tests {
         let lengths = Tensor::new(&LENGTHS, &Device::Cpu).unwrap();
         let (found, expected) = (memories(), memories());
         write_step(found.each_ref(), [&k, &v], &lengths).unwrap();
-        write_tokens(&expected[0], &k, &places).unwrap();
-        write_tokens(&expected[1], &v, &places).unwrap();
+        write_tokens(expected.each_ref(), [&k, &v], &places).unwrap();
         let values = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(values(found), values(expected));

@@ -71,8 +71,7 @@ fn steps_behind_lengths_in_memory() -> Result<()> {
         let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
         let third = |projected: &Tensor, index: usize| projected.transpose(1, 2)?.narrow(1, 2 * index, 2);
         let [keys, new_values] = [memory(2)?.copy()?, memory(3)?.copy()?];
-        write_tokens(&keys, &third(&projected, 1)?, &places)?;
-        write_tokens(&new_values, &third(&projected, 2)?, &places)?;
+        write_tokens([&keys, &new_values], [&third(&projected, 1)?, &third(&projected, 2)?], &places)?;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let seen = places.map(|length| length + 1);
         let context = prefix_attention(&third(&projected, 0)?, &keys, &new_values, scale, &seen)?;

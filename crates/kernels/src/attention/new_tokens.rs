@@ -5,9 +5,9 @@ use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 
 use super::{Element, Heads};
-use crate::KernelError;
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
+use crate::{KernelError, cuda};
 
 /// Fewest values that are worth the threads.
 const MIN_SHARED_VALUES: usize = 1 << 15;
@@ -16,15 +16,25 @@ const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// Writes tokens into memory in place, those of row `b` from place `positions[b]` on, rounded to the type of the memory. No
-/// gradient goes through it.
+/// Writes the keys and values of new tokens into two memories in place, those of row `b` from place `positions[b]` on, rounded
+/// to the type of the memory. No gradient goes through it.
 ///
 /// # Shapes
-/// `memory` `(B, H, S, D)`, contiguous; `tokens` `(B, H, T, D)` with any strides.
+/// Memories `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)` with any strides.
 ///
 /// # Errors
 /// When the shapes are not these, or the tokens of a row do not fit behind its position.
-pub fn write_tokens(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
+pub fn write_tokens(memories: [&Tensor; 2], [keys, values]: [&Tensor; 2], positions: &[usize]) -> Result<()> {
+    check(memories[0], keys, positions)?;
+    check(memories[1], values, positions)?;
+    if keys.device().is_cuda() && cuda::write_tokens(memories, [keys, values], positions)? {
+        return Ok(());
+    }
+    write_each(memories[0], keys, positions)?;
+    write_each(memories[1], values, positions)
+}
+
+fn check(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
     let (batch, heads, capacity, head_dim) = memory.dims4()?;
     let (_, _, added, _) = tokens.dims4()?;
     let has_room = |position: &usize| position.checked_add(added).is_some_and(|end| end <= capacity);
@@ -35,6 +45,11 @@ pub fn write_tokens(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Re
         let (memory, tokens) = (memory.dims().to_vec(), tokens.dims().to_vec());
         return Err(KernelError::TokensDoNotFit { memory, tokens, positions: positions.to_vec() }.into());
     }
+    Ok(())
+}
+
+/// The keys or the values.
+fn write_each(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
     let is_kernels = memory.is_contiguous()
         && [memory, tokens].into_iter().all(|x| x.device().is_cpu())
         && matches!(memory.dtype(), DType::F32 | DType::F16)
@@ -167,13 +182,17 @@ mod tests {
                 for dtype in [DType::F32, DType::F16] {
                     let memory =
                         || Tensor::ones((batch, heads, capacity, head_dim), dtype, &Device::Cpu).unwrap();
-                    let (written, expected) = (memory(), memory());
-                    write_tokens(&written, &tokens, &positions).unwrap();
-                    write_with_candle(&expected, &tokens, &positions).unwrap();
+                    let (written, expected) = ([memory(), memory()], [memory(), memory()]);
+                    let others = tokens.neg().unwrap();
+                    write_tokens(written.each_ref(), [&tokens, &others], &positions).unwrap();
+                    write_with_candle(&expected[0], &tokens, &positions).unwrap();
+                    write_with_candle(&expected[1], &others, &positions).unwrap();
                     let values = |x: &Tensor| {
                         x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
                     };
-                    assert_eq!(values(&written), values(&expected), "{dtype:?} {positions:?}");
+                    for (written, expected) in written.iter().zip(&expected) {
+                        assert_eq!(values(written), values(expected), "{dtype:?} {positions:?}");
+                    }
                 }
             }
         }
@@ -190,7 +209,7 @@ mod tests {
             (zeros((2, 3, 2, 4)), vec![0]),
             (zeros((2, 2, 2, 4)), vec![0, 0]),
         ] {
-            let error = write_tokens(&memory, &tokens, &positions).unwrap_err().to_string();
+            let error = write_tokens([&memory; 2], [&tokens; 2], &positions).unwrap_err().to_string();
             assert!(error.contains("[2, 3, 5, 4]"), "{error}");
         }
     }

@@ -40,6 +40,10 @@ pub(crate) fn step_attention(
     Ok(None)
 }
 
+pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Result<bool> {
+    Ok(false)
+}
+
 pub(crate) fn write_step(_: [&Tensor; 2], _: [&Tensor; 2], _: &Tensor) -> Result<bool> {
     Ok(false)
 }

@@ -93,25 +93,22 @@ __device__ unsigned visible_keys(const unsigned *list, unsigned more, unsigned b
   return min((list ? list[batch * queries + query] : query) + more, keys);
 }
 
-/// Softmax of `scale * scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
+/// Softmax of `scores` over the visible keys, zero behind them, in place. `(B, H, T, S)`; a block for each row of S.
 template <typename T>
-__device__ void prefix_softmax(const T *scores, T *weights, const unsigned *list, unsigned more, unsigned heads,
-                               unsigned queries, unsigned keys, float scale) {
+__device__ void prefix_softmax(T *scores, const unsigned *list, unsigned more, unsigned heads, unsigned queries,
+                               unsigned keys) {
   __shared__ float shared[WARP];
   const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
   const unsigned count = visible_keys(list, more, batch, queries, query, keys);
   scores += size_t(blockIdx.x) * keys;
-  weights += size_t(blockIdx.x) * keys;
   float largest = -INFINITY;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x)
-    largest = fmaxf(largest, scale * value_of(scores[key]));
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) largest = fmaxf(largest, value_of(scores[key]));
   largest = over_block<warp_max>(largest, -INFINITY, shared);
   float total = 0.0f;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x)
-    total += expf(scale * value_of(scores[key]) - largest);
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) total += expf(value_of(scores[key]) - largest);
   total = over_block<warp_sum>(total, 0.0f, shared);
   for (unsigned key = threadIdx.x; key < keys; key += blockDim.x)
-    weights[key] = rounded<T>(key < count ? expf(scale * value_of(scores[key]) - largest) / total : 0.0f);
+    scores[key] = rounded<T>(key < count ? expf(value_of(scores[key]) - largest) / total : 0.0f);
 }
 
 /// Where the rows of a `(B, H, T, D)` tensor are.
@@ -119,19 +116,23 @@ struct Strides {
   size_t batch, head, token;
 };
 
-/// Writes the key and the value of a new token of each row behind the `lengths[row]` ones in memory. `keys` and `values`
-/// `(B, H, 1, D)`, memory `(B, H, S, D)`, in one piece; a block for each head and batch row.
+/// Writes the keys and values of new tokens into memory, those of each row from place `more` on behind what the list says
+/// for it, or 0 where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
+/// head and batch row, and any number of them for the tokens.
 template <typename T>
-__device__ void write_step(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
-                           const unsigned *lengths, unsigned capacity, unsigned head_dim) {
-  const unsigned head = blockIdx.x, batch = blockIdx.y, length = lengths[batch];
-  if (length >= capacity) return;
+__device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
+                             const unsigned *list, unsigned more, unsigned tokens, unsigned capacity,
+                             unsigned head_dim) {
+  const unsigned head = blockIdx.x, batch = blockIdx.y, first = (list ? list[batch] : 0) + more;
   keys += batch * ks.batch + head * ks.head;
   values += batch * vs.batch + head * vs.head;
-  const size_t place = ((size_t(batch) * gridDim.x + head) * capacity + length) * head_dim;
-  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    key_memory[place + d] = keys[d];
-    value_memory[place + d] = values[d];
+  const size_t memory = (size_t(batch) * gridDim.x + head) * capacity;
+  for (unsigned token = blockIdx.z; token < tokens && first + token < capacity; token += gridDim.z) {
+    const size_t place = (memory + first + token) * head_dim;
+    for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
+      key_memory[place + d] = keys[token * ks.token + d];
+      value_memory[place + d] = values[token * vs.token + d];
+    }
   }
 }
 
@@ -232,14 +233,14 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
                                                float epsilon) {                                                         \
     layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
   }                                                                                                                     \
-  extern "C" __global__ void prefix_softmax_##NAME(const T *scores, T *weights, const unsigned *list, unsigned more,    \
-                                                   unsigned heads, unsigned queries, unsigned keys, float scale) {      \
-    prefix_softmax<T>(scores, weights, list, more, heads, queries, keys, scale);                                        \
+  extern "C" __global__ void prefix_softmax_##NAME(T *scores, const unsigned *list, unsigned more, unsigned heads,      \
+                                                   unsigned queries, unsigned keys) {                                   \
+    prefix_softmax<T>(scores, list, more, heads, queries, keys);                                                        \
   }                                                                                                                     \
-  extern "C" __global__ void write_step_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,          \
-                                               Strides ks, Strides vs, const unsigned *lengths, unsigned capacity,      \
-                                               unsigned head_dim) {                                                     \
-    write_step<T>(keys, values, key_memory, value_memory, ks, vs, lengths, capacity, head_dim);                         \
+  extern "C" __global__ void write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,        \
+                                                 Strides ks, Strides vs, const unsigned *list, unsigned more,           \
+                                                 unsigned tokens, unsigned capacity, unsigned head_dim) {               \
+    write_tokens<T>(keys, values, key_memory, value_memory, ks, vs, list, more, tokens, capacity, head_dim);            \
   }                                                                                                                     \
   ATTEND(NAME, T, 64)                                                                                                   \
   ATTEND(NAME, T, 128)                                                                                                  \

@@ -80,8 +80,8 @@ inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
   kernel = std::move(call);
   gridDim = grid;
   blockDim = {block_size, 1, 1};
-  for (unsigned block = 0; block < grid.x * grid.y; block++) {
-    blockIdx = {block % grid.x, block / grid.x, 0};
+  for (unsigned block = 0; block < grid.x * grid.y * grid.z; block++) {
+    blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
     block_barrier = {block_size};
     warp_barriers.assign(block_size / WARP_SIZE, {WARP_SIZE});
     threads = std::vector<Thread>(block_size);

@@ -46,7 +46,7 @@ template <typename T> struct Kernels;
     static constexpr auto norm = layer_norm_##NAME;                                                                     \
     static constexpr auto bias_residual = add_bias_residual_##NAME;                                                     \
     static constexpr auto softmax = prefix_softmax_##NAME;                                                              \
-    static constexpr auto write = write_step_##NAME;                                                                    \
+    static constexpr auto write = write_tokens_##NAME;                                                                  \
     static constexpr auto attend(unsigned width) {                                                                      \
       return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
     }                                                                                                                   \
@@ -125,17 +125,17 @@ template <typename T> void attention(double tolerance) {
     const unsigned *list = is_regular ? nullptr : visible.data(), more = is_regular ? visible[0] : 0;
     const std::string what = std::to_string(queries) + " of " + std::to_string(keys);
     const auto scores = random_values<T>(BATCH * HEADS * queries * keys, 5);
-    std::vector<T> weights(scores.size());
+    std::vector<T> weights = scores;
     Doubles expected(scores.size());
     for (unsigned row = 0; row < BATCH * HEADS * queries; row++) {
       const unsigned seen = visible[row / (HEADS * queries) * queries + row % queries];
       double total = 0;
-      for (unsigned key = 0; key < seen; key++) total += std::exp(0.3 * value_of(scores[row * keys + key]));
+      for (unsigned key = 0; key < seen; key++) total += std::exp(double(value_of(scores[row * keys + key])));
       for (unsigned key = 0; key < seen; key++)
-        expected[row * keys + key] = std::exp(0.3 * value_of(scores[row * keys + key])) / total;
+        expected[row * keys + key] = std::exp(double(value_of(scores[row * keys + key]))) / total;
     }
     launch({BATCH * HEADS * queries, 1, 1}, 256, [&] {
-      Kernels<T>::softmax(scores.data(), weights.data(), list, more, HEADS, queries, keys, 0.3f);
+      Kernels<T>::softmax(weights.data(), list, more, HEADS, queries, keys);
     });
     compare("softmax " + what, weights, expected, tolerance);
     if (queries > 1) continue;
@@ -180,30 +180,35 @@ template <typename T> void attention(double tolerance) {
   }
 }
 
-/// Each new key and value is behind those of its row, and nothing else has changed; a row without room stays as it is.
-template <typename T> void steps_in_memory() {
-  constexpr unsigned BATCH = 3, HEADS = 2, CAPACITY = 5;
+/// Each new key and value is behind those of its row, and nothing else has changed; what has no room is left out.
+template <typename T> void new_tokens() {
+  constexpr unsigned BATCH = 3, HEADS = 2, CAPACITY = 5, TOKENS = 2;
   for (unsigned width : {6u, 64u, 80u}) {
-    // Keys and values lie in a fused projection.
-    const auto projected = random_values<T>(BATCH * 3 * HEADS * width, 2);
-    const Strides strides{3 * HEADS * width, width, 3 * HEADS * width};
-    const T *keys = &projected[HEADS * width], *values = &projected[2 * HEADS * width];
-    auto key_memory = random_values<T>(BATCH * HEADS * CAPACITY * width, 1), value_memory = key_memory;
-    Doubles expected_keys(key_memory.size()), expected_values(key_memory.size());
-    const std::vector<unsigned> lengths = {4, 0, 5};
-    for (size_t i = 0; i < key_memory.size(); i++) {
-      const size_t row = i / width / CAPACITY / HEADS, head = i / width / CAPACITY % HEADS;
-      const bool is_new = i / width % CAPACITY == lengths[row];
-      const size_t from = row * strides.batch + head * width + i % width;
-      expected_keys[i] = value_of(is_new ? keys[from] : key_memory[i]);
-      expected_values[i] = value_of(is_new ? values[from] : value_memory[i]);
+    for (const auto &lengths : {std::vector<unsigned>{3, 0, 4}, std::vector<unsigned>{2, 2, 2}}) {
+      // Keys and values lie in a fused projection.
+      const auto projected = random_values<T>(BATCH * TOKENS * 3 * HEADS * width, 2);
+      const Strides strides{TOKENS * 3 * HEADS * width, width, 3 * HEADS * width};
+      const T *keys = &projected[HEADS * width], *values = &projected[2 * HEADS * width];
+      auto key_memory = random_values<T>(BATCH * HEADS * CAPACITY * width, 1), value_memory = key_memory;
+      Doubles expected_keys(key_memory.size()), expected_values(key_memory.size());
+      for (size_t i = 0; i < key_memory.size(); i++) {
+        const size_t row = i / width / CAPACITY / HEADS, head = i / width / CAPACITY % HEADS;
+        const size_t token = i / width % CAPACITY - lengths[row]; // beyond all tokens in front of them
+        const size_t from = row * strides.batch + head * strides.head + token * strides.token + i % width;
+        expected_keys[i] = value_of(token < TOKENS ? keys[from] : key_memory[i]);
+        expected_values[i] = value_of(token < TOKENS ? values[from] : value_memory[i]);
+      }
+      const bool is_listed = lengths[0] != lengths[1];
+      for (unsigned blocks = 1; blocks <= TOKENS; blocks++) {
+        auto new_keys = key_memory, new_values = value_memory;
+        launch({HEADS, BATCH, blocks}, 64, [&] {
+          Kernels<T>::write(keys, values, new_keys.data(), new_values.data(), strides, strides,
+                            is_listed ? lengths.data() : nullptr, is_listed ? 0 : lengths[0], TOKENS, CAPACITY, width);
+        });
+        compare("new keys, " + std::to_string(width) + " wide", new_keys, expected_keys, 0);
+        compare("new values, " + std::to_string(width) + " wide", new_values, expected_values, 0);
+      }
     }
-    launch({HEADS, BATCH, 1}, 64, [&] {
-      Kernels<T>::write(keys, values, key_memory.data(), value_memory.data(), strides, strides, lengths.data(),
-                        CAPACITY, width);
-    });
-    compare("keys of a step, " + std::to_string(width) + " wide", key_memory, expected_keys, 0);
-    compare("values of a step, " + std::to_string(width) + " wide", value_memory, expected_values, 0);
   }
 }
 
@@ -213,7 +218,7 @@ template <typename T> void all(const char *name, double tolerance) {
   biases<T>(tolerance);
   layer_norms<T>(tolerance);
   attention<T>(tolerance);
-  steps_in_memory<T>();
+  new_tokens<T>();
 }
 
 } // namespace

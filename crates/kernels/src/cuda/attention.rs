@@ -1,0 +1,440 @@
+//! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
+//!
+//! One query, a step of decoding, is one kernel. Many are two matrix products, for which GPUs have units of their own, and a
+//! kernel for mask and softmax between them. Queries, keys and values are read where they lie, whatever their strides.
+
+#![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
+
+use std::ffi::c_void;
+
+use candle_core::cuda_backend::cudarc::cublas::result::gemm_strided_batched_ex;
+use candle_core::cuda_backend::cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t,
+};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr, PushKernelArg};
+use candle_core::cuda_backend::{CudaDevice, WrapErr, gemm_reduced_precision_f32};
+use candle_core::{DType, Result, Shape, Tensor};
+use half::{bf16, f16};
+
+use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
+
+/// Threads of a block that writes rows of one head.
+const HEAD_THREADS: u32 = 64;
+/// `WARP * ATTENTION_WARPS` of the kernels.
+const ATTENTION_THREADS: u32 = 512;
+/// Widths of a head up to which a kernel for one query was compiled.
+const HEAD_WIDTHS: [usize; 3] = [64, 128, 256];
+/// Blocks along the last axis of a grid.
+const MAX_DEPTH: usize = 65_535;
+/// A null pointer of the device.
+const NO_LIST: u64 = 0;
+
+/// Attention over the first keys up to some number, as [`crate::prefix_attention`] computes it on the CPU.
+pub(crate) fn prefix_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    visible: &[usize],
+) -> Result<Option<Tensor>> {
+    if !applies(&[q, k, v]) {
+        return Ok(None);
+    }
+    let (batch, heads, query_len, head_dim) = q.dims4()?;
+    let (_, _, key_len, value_dim) = v.dims4()?;
+    let fits = k.dims() == [batch, heads, key_len, head_dim]
+        && v.dims() == [batch, heads, key_len, value_dim]
+        && visible.len() == batch * query_len
+        && visible.iter().all(|keys| (1..=key_len).contains(keys));
+    if !fits {
+        return Ok(None);
+    }
+    let list = uploaded_list(visible, query_len, q.device().as_cuda_device()?)?;
+    let visible = Numbers::new(&list, visible)?;
+    match compiled_width(head_dim, value_dim).filter(|_| query_len == 1) {
+        Some(width) => by_type!(q.dtype(), attend(width, [q, k, v], scale, &visible)),
+        None => by_type!(q.dtype(), attend_many([q, k, v], scale, &visible)),
+    }
+    .map(Some)
+}
+
+/// Attention as in [`crate::step_attention`].
+pub(crate) fn step_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    lengths: &Tensor,
+) -> Result<Option<Tensor>> {
+    let (batch, heads, query_len, head_dim) = q.dims4()?;
+    let (_, _, key_len, value_dim) = v.dims4()?;
+    let fits = query_len == 1
+        && k.dims() == [batch, heads, key_len, head_dim]
+        && v.dims() == [batch, heads, key_len, value_dim]
+        && counts_rows(lengths, batch);
+    let Some(width) = compiled_width(head_dim, value_dim).filter(|_| fits && applies(&[q, k, v])) else {
+        return Ok(None);
+    };
+    let held = Held::new(lengths);
+    // The new token sees itself too.
+    let visible = Numbers { list: Some(held.values()?), more: 1 };
+    by_type!(q.dtype(), attend(width, [q, k, v], scale, &visible)).map(Some)
+}
+
+/// Writes as [`crate::write_tokens`] does; says whether it could. Places and shapes are checked.
+pub(crate) fn write_tokens(
+    memories: [&Tensor; 2],
+    tokens: [&Tensor; 2],
+    positions: &[usize],
+) -> Result<bool> {
+    if !is_writable(memories, tokens)? {
+        return Ok(false);
+    }
+    let list = uploaded_list(positions, 1, memories[0].device().as_cuda_device()?)?;
+    let places = Numbers::new(&list, positions)?;
+    by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
+    Ok(true)
+}
+
+/// Writes as [`crate::write_step`] does; says whether it could.
+pub(crate) fn write_step(memories: [&Tensor; 2], tokens: [&Tensor; 2], lengths: &Tensor) -> Result<bool> {
+    let (batch, _, _, _) = memories[0].dims4()?;
+    if !is_writable(memories, tokens)? || !counts_rows(lengths, batch) {
+        return Ok(false);
+    }
+    let held = Held::new(lengths);
+    let places = Numbers { list: Some(held.values()?), more: 0 };
+    by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
+    Ok(true)
+}
+
+/// Whether the kernel writes these tokens into these memories.
+fn is_writable(memories: [&Tensor; 2], tokens: [&Tensor; 2]) -> Result<bool> {
+    let (batch, heads, _, head_dim) = memories[0].dims4()?;
+    let (_, _, added, _) = tokens[0].dims4()?;
+    Ok(memories[1].dims() == memories[0].dims()
+        && memories.iter().all(|memory| memory.is_contiguous())
+        && tokens.iter().all(|x| x.dims() == [batch, heads, added, head_dim])
+        && applies(&[memories[0], memories[1], tokens[0], tokens[1]]))
+}
+
+/// Whether `lengths` has a number for each row that the kernels can read.
+fn counts_rows(lengths: &Tensor, rows: usize) -> bool {
+    lengths.dims() == [rows]
+        && lengths.dtype() == DType::U32
+        && lengths.is_contiguous()
+        && lengths.device().is_cuda()
+}
+
+/// The width of a compiled kernel for one query that serves heads of this width.
+fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
+    HEAD_WIDTHS.into_iter().find(|width| head_dim <= *width && value_dim == head_dim)
+}
+
+/// Numbers of keys or places for each query or row, as the kernels take them: `more` than the list says; where there is none,
+/// `more` than the number of the query in its row.
+struct Numbers<'a> {
+    list: Option<CudaView<'a, u32>>,
+    more: u32,
+}
+
+impl<'a> Numbers<'a> {
+    /// The numbers of which `list` is what [`uploaded_list`] gave.
+    fn new(list: &'a Option<CudaSlice<u32>>, numbers: &[usize]) -> Result<Self> {
+        Ok(match list {
+            Some(list) => Self { list: Some(list.as_view()), more: 0 },
+            None => Self { list: None, more: counted(numbers.first().copied().unwrap_or_default())? },
+        })
+    }
+}
+
+/// The numbers on the device; `None` where they are the same for each row, and one more for each next query, so that no list
+/// is needed.
+fn uploaded_list(numbers: &[usize], query_len: usize, device: &CudaDevice) -> Result<Option<CudaSlice<u32>>> {
+    let first = numbers.first().copied().unwrap_or_default();
+    if numbers.iter().enumerate().all(|(row, number)| *number == first + row % query_len) {
+        return Ok(None);
+    }
+    let list = numbers.iter().map(|number| counted(*number)).collect::<Result<Vec<_>>>()?;
+    device.clone_htod(&list).map(Some)
+}
+
+/// Adds a list of numbers to the arguments of a launch, or a null pointer.
+macro_rules! list_argument {
+    ($launch:expr, $numbers:expr) => {
+        match &$numbers.list {
+            Some(list) => $launch.arg(list),
+            None => $launch.arg(&NO_LIST),
+        }
+    };
+}
+
+/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Strides {
+    batch: usize,
+    head: usize,
+    token: usize,
+}
+
+// SAFETY: three integers in the layout of C.
+unsafe impl DeviceRepr for Strides {}
+
+impl Strides {
+    fn of(x: &Tensor) -> Result<Self> {
+        match x.stride() {
+            [batch, head, token, _] => Ok(Self { batch: *batch, head: *head, token: *token }),
+            other => candle_core::bail!("expected four axes, found {}", other.len()),
+        }
+    }
+}
+
+/// `x` with its rows in one piece; whatever else the strides are, kernels and products follow them.
+fn with_whole_rows(x: &Tensor) -> Result<Tensor> {
+    if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() }
+}
+
+/// `q` `(B, H, 1, D)`, `k` and `v` `(B, H, S, D)`; returns `(B, H, 1, D)`.
+fn attend<T: Element>(
+    width: usize,
+    [q, k, v]: [&Tensor; 3],
+    scale: f64,
+    visible: &Numbers<'_>,
+) -> Result<Tensor> {
+    let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
+    let device = q.device().as_cuda_device()?;
+    let function = device.get_or_load_custom_func(&format!("attend_{width}_{}", T::NAME), MODULE, KERNELS)?;
+    let (batch, heads, _, head_dim) = q.dims4()?;
+    let keys = counted(k.dim(2)?)?;
+    let blocks = (counted(heads)?, counted(batch)?, 1);
+    let width = counted(head_dim)?;
+    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
+    let scale = scale as f32;
+    let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
+    let (q_values, k_values) = (held_q.values::<T>()?, held_k.values::<T>()?);
+    let v_values = held_v.values::<T>()?;
+    let (q_strides, k_strides, v_strides) = (Strides::of(&q)?, Strides::of(&k)?, Strides::of(&v)?);
+    // SAFETY: the kernel writes every element.
+    let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
+    let mut launch = function.builder();
+    launch.arg(&q_values).arg(&k_values).arg(&v_values).arg(&mut context);
+    launch.arg(&q_strides).arg(&k_strides).arg(&v_strides);
+    list_argument!(launch, visible);
+    launch.arg(&visible.more).arg(&keys).arg(&width).arg(&scale);
+    // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece,
+    // and the list has a number for each batch row.
+    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
+}
+
+/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
+fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Numbers<'_>) -> Result<Tensor> {
+    let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
+    let device = q.device().as_cuda_device()?;
+    let (batch, heads, query_len, head_dim) = q.dims4()?;
+    let (_, _, key_len, value_dim) = v.dims4()?;
+    #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
+    let scale = scale as f32;
+    // SAFETY: the products write every element of both before anything reads it.
+    let mut scores = unsafe { device.alloc::<T>(batch * heads * query_len * key_len)? };
+    // SAFETY: as above.
+    let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
+    let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
+    let [q_heads, k_heads, v_heads] = [
+        Heads::of(&held_q.values::<T>()?, Strides::of(&q)?, device),
+        Heads::of(&held_k.values::<T>()?, Strides::of(&k)?, device),
+        Heads::of(&held_v.values::<T>()?, Strides::of(&v)?, device),
+    ];
+    let in_rows = Strides { batch: heads * query_len * key_len, head: query_len * key_len, token: key_len };
+    let score_heads = Heads::of(&scores.as_view(), in_rows, device);
+    let side_by_side =
+        Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
+    let context_heads = Heads::of(&context.as_view(), side_by_side, device);
+    for row in 0..batch {
+        let sizes = Sizes { count: heads, rows: query_len, inner: head_dim, columns: key_len };
+        let right = (k_heads.row::<T>(row), Right::Transposed);
+        product::<T>(device, sizes, scale, q_heads.row::<T>(row), right, score_heads.row::<T>(row))?;
+    }
+    launch_prefix_softmax::<T>(&mut scores, [batch, heads, query_len, key_len], visible, device)?;
+    for row in 0..batch {
+        let sizes = Sizes { count: heads, rows: query_len, inner: key_len, columns: value_dim };
+        let right = (v_heads.row::<T>(row), Right::AsItIs);
+        product::<T>(device, sizes, 1.0, score_heads.row::<T>(row), right, context_heads.row::<T>(row))?;
+    }
+    let shape = Shape::from((batch, query_len, heads, value_dim));
+    tensor(context, device, &shape).transpose(1, 2)
+}
+
+/// `scores` `(B, H, T, S)`, changed in place.
+fn launch_prefix_softmax<T: Element>(
+    scores: &mut CudaSlice<T>,
+    [batch, heads, query_len, key_len]: [usize; 4],
+    visible: &Numbers<'_>,
+    device: &CudaDevice,
+) -> Result<()> {
+    let function = device.get_or_load_custom_func(&format!("prefix_softmax_{}", T::NAME), MODULE, KERNELS)?;
+    let rows = counted(batch * heads * query_len)?;
+    let (heads, queries, keys) = (counted(heads)?, counted(query_len)?, counted(key_len)?);
+    let mut launch = function.builder();
+    launch.arg(scores);
+    list_argument!(launch, visible);
+    launch.arg(&visible.more).arg(&heads).arg(&queries).arg(&keys);
+    // SAFETY: these are the parameters of the kernel; the scores are `rows` rows of `keys` elements, and the list has a
+    // number for each query of each batch row.
+    unsafe { launch.launch(grid((rows, 1, 1), ROW_THREADS)) }.w()?;
+    Ok(())
+}
+
+/// `memories` `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)`.
+fn launch_write_tokens<T: Element>(
+    memories: [&Tensor; 2],
+    [keys, values]: [&Tensor; 2],
+    places: &Numbers<'_>,
+) -> Result<()> {
+    let (keys, values) = (with_whole_rows(keys)?, with_whole_rows(values)?);
+    let device = keys.device().as_cuda_device()?;
+    let function = device.get_or_load_custom_func(&format!("write_tokens_{}", T::NAME), MODULE, KERNELS)?;
+    let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
+    let (_, _, added, _) = keys.dims4()?;
+    let blocks = (counted(heads)?, counted(batch)?, counted(added.min(MAX_DEPTH))?);
+    let (added, capacity, width) = (counted(added)?, counted(capacity)?, counted(head_dim)?);
+    let (held_keys, held_values) = (Held::new(&keys), Held::new(&values));
+    let [held_key_memory, held_value_memory] = memories.map(Held::new);
+    let (new_keys, new_values) = (held_keys.values::<T>()?, held_values.values::<T>()?);
+    let (key_memory, value_memory) = (held_key_memory.values::<T>()?, held_value_memory.values::<T>()?);
+    let (key_strides, value_strides) = (Strides::of(&keys)?, Strides::of(&values)?);
+    let mut launch = function.builder();
+    launch.arg(&new_keys).arg(&new_values).arg(&key_memory).arg(&value_memory);
+    launch.arg(&key_strides).arg(&value_strides);
+    list_argument!(launch, places);
+    launch.arg(&places.more).arg(&added).arg(&capacity).arg(&width);
+    // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece, the
+    // memories hold `capacity` rows of `width` for each head and batch row, and the list has a number for each batch row.
+    // The kernel writes nowhere else, and all work of this device is done in the order of one stream.
+    unsafe { launch.launch(grid(blocks, HEAD_THREADS)) }.w()?;
+    Ok(())
+}
+
+/// The element types of products.
+trait Product: Element {
+    /// How cuBLAS names it.
+    const TYPE: cudaDataType_t;
+
+    /// What products are computed in.
+    fn compute_type() -> cublasComputeType_t {
+        cublasComputeType_t::CUBLAS_COMPUTE_32F
+    }
+}
+
+impl Product for f32 {
+    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_32F;
+
+    fn compute_type() -> cublasComputeType_t {
+        match gemm_reduced_precision_f32() {
+            true => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        }
+    }
+}
+
+impl Product for f16 {
+    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_16F;
+}
+
+impl Product for bf16 {
+    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_16BF;
+}
+
+/// The matrices of all heads of all rows of the batch.
+struct Heads {
+    address: u64,
+    strides: Strides,
+}
+
+/// The matrices of all heads of one row.
+#[derive(Clone, Copy)]
+struct Matrices {
+    address: u64,
+    /// Elements from one matrix to the next, and from one of its rows to the next.
+    strides: [usize; 2],
+}
+
+impl Heads {
+    fn of<T: Element>(values: &CudaView<'_, T>, strides: Strides, device: &CudaDevice) -> Self {
+        let stream = device.cuda_stream();
+        // The guard would order this stream behind others, and the device has one.
+        let (address, _guard) = values.device_ptr(&stream);
+        Self { address, strides }
+    }
+
+    fn row<T: Element>(&self, row: usize) -> Matrices {
+        let Strides { batch, head, token } = self.strides;
+        Matrices { address: self.address + (row * batch * size_of::<T>()) as u64, strides: [head, token] }
+    }
+}
+
+/// `count` products of `(rows, inner)` and `(inner, columns)`.
+struct Sizes {
+    count: usize,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+}
+
+/// How the right matrices of a product lie in memory.
+enum Right {
+    /// `(inner, columns)`.
+    AsItIs,
+    /// `(columns, inner)`.
+    Transposed,
+}
+
+/// `result = factor * left * right`, for matrices whose elements lie side by side in each row.
+fn product<T: Product>(
+    device: &CudaDevice,
+    Sizes { count, rows, inner, columns }: Sizes,
+    factor: f32,
+    left: Matrices,
+    (right, order): (Matrices, Right),
+    result: Matrices,
+) -> Result<()> {
+    let size = |size: usize| i32::try_from(size).map_err(candle_core::Error::wrap);
+    let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
+    let zero = 0f32;
+    // cuBLAS counts along columns first, so it sees every matrix transposed: resultᵀ = rightᵀ leftᵀ.
+    let right_order = match order {
+        Right::AsItIs => cublasOperation_t::CUBLAS_OP_N,
+        Right::Transposed => cublasOperation_t::CUBLAS_OP_T,
+    };
+    // SAFETY: the addresses are those of tensors that the caller holds, with these sizes and strides; the factors are f32, as
+    // every compute type here wants them, and are read before the call returns.
+    unsafe {
+        gemm_strided_batched_ex(
+            *device.cublas_handle().handle(),
+            right_order,
+            cublasOperation_t::CUBLAS_OP_N,
+            size(columns)?,
+            size(rows)?,
+            size(inner)?,
+            (&raw const factor).cast(),
+            right.address as *const c_void,
+            T::TYPE,
+            size(right.strides[1])?,
+            distance(right.strides[0])?,
+            left.address as *const c_void,
+            T::TYPE,
+            size(left.strides[1])?,
+            distance(left.strides[0])?,
+            (&raw const zero).cast(),
+            result.address as *mut c_void,
+            T::TYPE,
+            size(result.strides[1])?,
+            distance(result.strides[0])?,
+            size(count)?,
+            T::compute_type(),
+            cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+        )
+    }
+    .w()
+}
