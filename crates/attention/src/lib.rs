@@ -42,4 +42,4 @@ pub use multi_head::{
 };
 pub use pass::{Observer, Pass, Site};
 pub use position::SinusoidalPositions;
-pub use scaled_dot_product::{ScaledDotProduct, ScorePrecision};
+pub use scaled_dot_product::ScaledDotProduct;

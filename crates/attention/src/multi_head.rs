@@ -9,7 +9,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu};
 
-use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, ScorePrecision, Site};
+use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site};
 
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
@@ -201,12 +201,6 @@ impl MultiHeadAttention {
     /// The same layer with another factor on the scores than `1 / sqrt(D)`.
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.attention.scale = scale;
-        self
-    }
-
-    /// The same layer with scores and softmax computed in `precision`.
-    pub fn with_score_precision(mut self, precision: ScorePrecision) -> Self {
-        self.attention.precision = precision;
         self
     }
 

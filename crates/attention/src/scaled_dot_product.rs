@@ -17,24 +17,13 @@ const TOKEN_DIM: usize = 2;
 /// Fewest queries in a block of the band: smaller products cost more in calls than they save in arithmetic.
 const MIN_BAND_BLOCK: usize = 32;
 
-/// The precision in which scores and softmax are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ScorePrecision {
-    /// That of the queries and keys.
-    #[default]
-    AsInput,
-    /// f32 whatever the input: `reorder_and_upcast_attn` of GPT-2.
-    Float32,
-}
-
-/// How the scores are formed: scale, precision and dropout on the weights.
+/// How the scores are formed: scale, and dropout on the weights. Scores and softmax are computed in f32 at least, whatever the
+/// type of queries and keys: in f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
     /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,
     /// and the factor brings it back to 1 (article 000, appendix).
     pub scale: f64,
-    /// Precision of scores and softmax.
-    pub precision: ScorePrecision,
     /// Dropout rate on the attention weights, in training.
     pub dropout: f64,
 }
@@ -42,7 +31,7 @@ pub struct ScaledDotProduct {
 impl ScaledDotProduct {
     /// The usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
     pub fn new(head_dim: usize) -> Self {
-        Self { scale: 1.0 / (head_dim as f64).sqrt(), precision: ScorePrecision::AsInput, dropout: 0.0 }
+        Self { scale: 1.0 / (head_dim as f64).sqrt(), dropout: 0.0 }
     }
 
     /// Attention of queries over keys and values.
@@ -109,11 +98,10 @@ impl ScaledDotProduct {
         !is_dropped && !pass.is_observed() && [(q, DType::F32), (k, held), (v, held)].into_iter().all(plain)
     }
 
-    /// Whether a GPU's kernels may compute it: no dropout, nobody who looks, and scores of the precision that is wanted.
+    /// Whether a GPU's kernels may compute it: no dropout, nobody who looks.
     fn is_fused_on_gpu(&self, q: &Tensor, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
-        let is_precise = self.precision == ScorePrecision::AsInput || q.dtype() == DType::F32;
-        q.device().is_cuda() && !is_dropped && !pass.is_observed() && is_precise
+        q.device().is_cuda() && !is_dropped && !pass.is_observed()
     }
 
     /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.
@@ -127,10 +115,8 @@ impl ScaledDotProduct {
     ) -> Result<Tensor> {
         let dtype = q.dtype();
         let v = &v.to_dtype(dtype)?;
-        let (q, k) = match self.precision {
-            ScorePrecision::AsInput => (q.clone(), k.to_dtype(dtype)?),
-            ScorePrecision::Float32 => (q.to_dtype(DType::F32)?, k.to_dtype(DType::F32)?),
-        };
+        let score_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (q, k) = (q.to_dtype(score_dtype)?, k.to_dtype(score_dtype)?);
         let mut scores = (q.matmul(&k.t()?)? * self.scale)?; // (B, H, T, S)
         if let Some(additive) = additive {
             scores = scores.broadcast_add(&additive.to_dtype(scores.dtype())?)?;

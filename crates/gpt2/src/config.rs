@@ -46,7 +46,7 @@ pub struct Gpt2Config {
     pub scale_attn_weights: bool,
     /// Whether the scores of block `i` are also divided by `i + 1`.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// Whether scores and softmax are computed in f32 when the model runs in half precision.
+    /// Whether scores and softmax are computed in f32 when the model runs in half precision. Here they always are.
     pub reorder_and_upcast_attn: bool,
     /// Whether the output head is the token embedding.
     pub tie_word_embeddings: bool,

@@ -18,8 +18,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 use gpt2_attention::{
-    AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, ScorePrecision,
-    Site,
+    AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
@@ -45,15 +44,10 @@ impl Block {
         let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, &vb.below(name));
         let linear = |input, output, name: &str| Linear::load(input, output, true, &vb.below(name));
         let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
-        let precision = match config.reorder_and_upcast_attn {
-            true => ScorePrecision::Float32,
-            false => ScorePrecision::AsInput,
-        };
         Ok(Self {
             ln_1: norm("ln_1")?,
             attn: MultiHeadAttention::new(c_attn, linear(width, width, "attn.c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
-                .with_score_precision(precision)
                 .with_dropout(config.attn_pdrop),
             ln_2: norm("ln_2")?,
             mlp: FeedForward::new(

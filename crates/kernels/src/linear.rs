@@ -59,6 +59,18 @@ impl Matrix {
     }
 }
 
+/// What an NVIDIA GPU does behind product and bias in one go.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the GPU's kernels"))]
+pub(crate) enum Behind<'a> {
+    /// Nothing.
+    Nothing,
+    /// The tanh form of GELU.
+    Gelu,
+    /// The sum with this, of the output's shape.
+    Residual(&'a Tensor),
+}
+
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
 pub struct Linear {
@@ -135,18 +147,23 @@ impl Linear {
         if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
             return training::linear(x, weight, self.bias.as_ref());
         }
-        let y = self.dense_product(weight, x, shape)?;
-        let Some(bias) = &self.bias else { return Ok(y) };
-        match cuda::add_bias(&y, bias)? {
-            Some(y) => Ok(y),
-            None => y.broadcast_add(bias),
+        if let Some(y) = self.on_gpu(x, Behind::Nothing)? {
+            return Ok(y);
+        }
+        // One two-axis product: candle would otherwise run one product for each row of the batch.
+        let y = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?.reshape(shape)?;
+        match &self.bias {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
         }
     }
 
-    /// `x Wᵀ`, in the given shape of the output.
-    fn dense_product(&self, weight: &Tensor, x: &Tensor, shape: Vec<usize>) -> Result<Tensor> {
-        // One two-axis product: candle would otherwise run one product for each row of the batch.
-        x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?.reshape(shape)
+    /// The layer with what is behind it on an NVIDIA GPU, where its kernels apply.
+    fn on_gpu(&self, x: &Tensor, behind: Behind<'_>) -> Result<Option<Tensor>> {
+        match &self.weight {
+            Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), behind),
+            Matrix::Packed(_) => Ok(None),
+        }
     }
 
     /// `activation(x Wᵀ + b)`.
@@ -157,17 +174,14 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
-        let shape = self.output_shape(x)?;
-        match (&self.weight, &self.bias, activation) {
-            (Matrix::Packed(weight), _, Activation::GeluTanh) if !x.track_op() => {
+        self.output_shape(x)?;
+        if activation == Activation::GeluTanh && !x.track_op() {
+            if let Matrix::Packed(weight) = &self.weight {
                 return self.packed_product(weight, x, true);
             }
-            (Matrix::Dense(weight), Some(bias), Activation::GeluTanh) if x.device().is_cuda() => {
-                if let Some(y) = cuda::add_bias_gelu(&self.dense_product(weight, x, shape)?, bias)? {
-                    return Ok(y);
-                }
+            if let Some(y) = self.on_gpu(x, Behind::Gelu)? {
+                return Ok(y);
             }
-            _ => {}
         }
         activation.forward(&self.forward(x)?)
     }
@@ -184,22 +198,17 @@ impl Linear {
         if residual.dims() != expected {
             return Err(KernelError::ResidualShape { expected, found: residual.dims().to_vec() }.into());
         }
-        match &self.weight {
-            Matrix::Packed(weight) if !x.track_op() && !residual.track_op() => {
-                x.contiguous()?.apply_op2_no_bwd(&residual.contiguous()?, &self.product_op(weight, false))
+        if !x.track_op() && !residual.track_op() {
+            if let Matrix::Packed(weight) = &self.weight {
+                return x
+                    .contiguous()?
+                    .apply_op2_no_bwd(&residual.contiguous()?, &self.product_op(weight, false));
             }
-            Matrix::Dense(weight)
-                if x.device().is_cuda()
-                    && let Some(bias) = &self.bias =>
-            {
-                let y = self.dense_product(weight, x, expected)?;
-                match cuda::add_bias_residual(&y, bias, residual)? {
-                    Some(y) => Ok(y),
-                    None => y.broadcast_add(bias)? + residual,
-                }
+            if let Some(y) = self.on_gpu(x, Behind::Residual(residual))? {
+                return Ok(y);
             }
-            _ => training::sum(&self.forward(x)?, residual),
         }
+        training::sum(&self.forward(x)?, residual)
     }
 
     /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.

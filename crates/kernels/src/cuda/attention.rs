@@ -5,17 +5,12 @@
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
-use std::ffi::c_void;
-
-use candle_core::cuda_backend::cudarc::cublas::result::gemm_strided_batched_ex;
-use candle_core::cuda_backend::cudarc::cublas::sys::{
-    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t,
-};
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr, PushKernelArg};
-use candle_core::cuda_backend::{CudaDevice, WrapErr, gemm_reduced_precision_f32};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
+use super::products::{Matrices, Product, Right, Sizes, product};
 use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
 
 /// Threads of a block that writes rows of one head.
@@ -188,6 +183,11 @@ impl Strides {
             other => candle_core::bail!("expected four axes, found {}", other.len()),
         }
     }
+
+    /// The matrices of all heads of a batch row.
+    fn heads<'a, T>(&self, values: &'a CudaView<'_, T>, row: usize) -> Matrices<'a, T> {
+        Matrices { values: values.slice(row * self.batch..), row: self.token, each: self.head }
+    }
 }
 
 /// `x` with its rows in one piece; whatever else the strides are, kernels and products follow them.
@@ -236,54 +236,56 @@ fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Number
     let (_, _, key_len, value_dim) = v.dims4()?;
     #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
     let scale = scale as f32;
-    // SAFETY: the products write every element of both before anything reads it.
-    let mut scores = unsafe { device.alloc::<T>(batch * heads * query_len * key_len)? };
-    // SAFETY: as above.
-    let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
-    let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
-    let [q_heads, k_heads, v_heads] = [
-        Heads::of(&held_q.values::<T>()?, Strides::of(&q)?, device),
-        Heads::of(&held_k.values::<T>()?, Strides::of(&k)?, device),
-        Heads::of(&held_v.values::<T>()?, Strides::of(&v)?, device),
-    ];
-    let in_rows = Strides { batch: heads * query_len * key_len, head: query_len * key_len, token: key_len };
-    let score_heads = Heads::of(&scores.as_view(), in_rows, device);
-    let side_by_side =
+    let score_shape = [batch, heads, query_len, key_len];
+    let score_strides =
+        Strides { batch: heads * query_len * key_len, head: query_len * key_len, token: key_len };
+    let context_strides =
         Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
-    let context_heads = Heads::of(&context.as_view(), side_by_side, device);
+    let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
+    let (q_values, k_values) = (held_q.values::<T>()?, held_k.values::<T>()?);
+    let v_values = held_v.values::<T>()?;
+    // SAFETY: the products write every element.
+    let scores = unsafe { device.alloc::<f32>(score_shape.iter().product())? };
     for row in 0..batch {
         let sizes = Sizes { count: heads, rows: query_len, inner: head_dim, columns: key_len };
-        let right = (k_heads.row::<T>(row), Right::Transposed);
-        product::<T>(device, sizes, scale, q_heads.row::<T>(row), right, score_heads.row::<T>(row))?;
+        let left = Strides::of(&q)?.heads(&q_values, row);
+        let right = Right::Transposed(Strides::of(&k)?.heads(&k_values, row));
+        product(device, sizes, scale, left, right, score_strides.heads(&scores.as_view(), row))?;
     }
-    launch_prefix_softmax::<T>(&mut scores, [batch, heads, query_len, key_len], visible, device)?;
+    let weights = prefix_softmax::<T>(&scores, score_shape, visible, device)?;
+    let weight_values = weights.as_view();
+    // SAFETY: as above.
+    let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
     for row in 0..batch {
         let sizes = Sizes { count: heads, rows: query_len, inner: key_len, columns: value_dim };
-        let right = (v_heads.row::<T>(row), Right::AsItIs);
-        product::<T>(device, sizes, 1.0, score_heads.row::<T>(row), right, context_heads.row::<T>(row))?;
+        let left = score_strides.heads(&weight_values, row);
+        let right = Right::AsItIs(Strides::of(&v)?.heads(&v_values, row));
+        product(device, sizes, 1.0, left, right, context_strides.heads(&context.as_view(), row))?;
     }
     let shape = Shape::from((batch, query_len, heads, value_dim));
     tensor(context, device, &shape).transpose(1, 2)
 }
 
-/// `scores` `(B, H, T, S)`, changed in place.
-fn launch_prefix_softmax<T: Element>(
-    scores: &mut CudaSlice<T>,
+/// The softmax of scores `(B, H, T, S)`.
+fn prefix_softmax<T: Element>(
+    scores: &CudaSlice<f32>,
     [batch, heads, query_len, key_len]: [usize; 4],
     visible: &Numbers<'_>,
     device: &CudaDevice,
-) -> Result<()> {
+) -> Result<CudaSlice<T>> {
     let function = device.get_or_load_custom_func(&format!("prefix_softmax_{}", T::NAME), MODULE, KERNELS)?;
     let rows = counted(batch * heads * query_len)?;
     let (heads, queries, keys) = (counted(heads)?, counted(query_len)?, counted(key_len)?);
+    // SAFETY: the kernel writes every element.
+    let mut weights = unsafe { device.alloc::<T>(scores.len())? };
     let mut launch = function.builder();
-    launch.arg(scores);
+    launch.arg(scores).arg(&mut weights);
     list_argument!(launch, visible);
     launch.arg(&visible.more).arg(&heads).arg(&queries).arg(&keys);
-    // SAFETY: these are the parameters of the kernel; the scores are `rows` rows of `keys` elements, and the list has a
-    // number for each query of each batch row.
+    // SAFETY: these are the parameters of the kernel; scores and weights are `rows` rows of `keys` elements, and the list has
+    // a number for each query of each batch row.
     unsafe { launch.launch(grid((rows, 1, 1), ROW_THREADS)) }.w()?;
-    Ok(())
+    Ok(weights)
 }
 
 /// `memories` `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)`.
@@ -314,127 +316,4 @@ fn launch_write_tokens<T: Element>(
     // The kernel writes nowhere else, and all work of this device is done in the order of one stream.
     unsafe { launch.launch(grid(blocks, HEAD_THREADS)) }.w()?;
     Ok(())
-}
-
-/// The element types of products.
-trait Product: Element {
-    /// How cuBLAS names it.
-    const TYPE: cudaDataType_t;
-
-    /// What products are computed in.
-    fn compute_type() -> cublasComputeType_t {
-        cublasComputeType_t::CUBLAS_COMPUTE_32F
-    }
-}
-
-impl Product for f32 {
-    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_32F;
-
-    fn compute_type() -> cublasComputeType_t {
-        match gemm_reduced_precision_f32() {
-            true => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => cublasComputeType_t::CUBLAS_COMPUTE_32F,
-        }
-    }
-}
-
-impl Product for f16 {
-    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_16F;
-}
-
-impl Product for bf16 {
-    const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_16BF;
-}
-
-/// The matrices of all heads of all rows of the batch.
-struct Heads {
-    address: u64,
-    strides: Strides,
-}
-
-/// The matrices of all heads of one row.
-#[derive(Clone, Copy)]
-struct Matrices {
-    address: u64,
-    /// Elements from one matrix to the next, and from one of its rows to the next.
-    strides: [usize; 2],
-}
-
-impl Heads {
-    fn of<T: Element>(values: &CudaView<'_, T>, strides: Strides, device: &CudaDevice) -> Self {
-        let stream = device.cuda_stream();
-        // The guard would order this stream behind others, and the device has one.
-        let (address, _guard) = values.device_ptr(&stream);
-        Self { address, strides }
-    }
-
-    fn row<T: Element>(&self, row: usize) -> Matrices {
-        let Strides { batch, head, token } = self.strides;
-        Matrices { address: self.address + (row * batch * size_of::<T>()) as u64, strides: [head, token] }
-    }
-}
-
-/// `count` products of `(rows, inner)` and `(inner, columns)`.
-struct Sizes {
-    count: usize,
-    rows: usize,
-    inner: usize,
-    columns: usize,
-}
-
-/// How the right matrices of a product lie in memory.
-enum Right {
-    /// `(inner, columns)`.
-    AsItIs,
-    /// `(columns, inner)`.
-    Transposed,
-}
-
-/// `result = factor * left * right`, for matrices whose elements lie side by side in each row.
-fn product<T: Product>(
-    device: &CudaDevice,
-    Sizes { count, rows, inner, columns }: Sizes,
-    factor: f32,
-    left: Matrices,
-    (right, order): (Matrices, Right),
-    result: Matrices,
-) -> Result<()> {
-    let size = |size: usize| i32::try_from(size).map_err(candle_core::Error::wrap);
-    let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
-    let zero = 0f32;
-    // cuBLAS counts along columns first, so it sees every matrix transposed: resultᵀ = rightᵀ leftᵀ.
-    let right_order = match order {
-        Right::AsItIs => cublasOperation_t::CUBLAS_OP_N,
-        Right::Transposed => cublasOperation_t::CUBLAS_OP_T,
-    };
-    // SAFETY: the addresses are those of tensors that the caller holds, with these sizes and strides; the factors are f32, as
-    // every compute type here wants them, and are read before the call returns.
-    unsafe {
-        gemm_strided_batched_ex(
-            *device.cublas_handle().handle(),
-            right_order,
-            cublasOperation_t::CUBLAS_OP_N,
-            size(columns)?,
-            size(rows)?,
-            size(inner)?,
-            (&raw const factor).cast(),
-            right.address as *const c_void,
-            T::TYPE,
-            size(right.strides[1])?,
-            distance(right.strides[0])?,
-            left.address as *const c_void,
-            T::TYPE,
-            size(left.strides[1])?,
-            distance(left.strides[0])?,
-            (&raw const zero).cast(),
-            result.address as *mut c_void,
-            T::TYPE,
-            size(result.strides[1])?,
-            distance(result.strides[0])?,
-            size(count)?,
-            T::compute_type(),
-            cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-        )
-    }
-    .w()
 }

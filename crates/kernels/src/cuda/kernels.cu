@@ -1,7 +1,7 @@
 // Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. `mod.rs` launches them.
 //
-// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Letters in shapes: B batch,
-// T queries, S keys, H heads, D width of a head.
+// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. What comes from a matrix product
+// and goes on is f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -54,12 +54,13 @@ __device__ float gelu(float x) {
 /// What follows the bias.
 enum Finish { NOTHING, GELU, ADD };
 
-/// y = x + bias, its GELU, or its sum with `residual`. `x`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any grid.
+/// y = sums + bias, its GELU, or its sum with `residual`. `sums`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any
+/// grid.
 template <typename T, Finish FINISH>
-__device__ void add_bias(const T *x, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
+__device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    float sum = value_of(x[i]) + value_of(bias[i % width]);
+    float sum = sums[i] + value_of(bias[i % width]);
     if (FINISH == ADD) sum += value_of(residual[i]);
     y[i] = rounded<T>(FINISH == GELU ? gelu(sum) : sum);
   }
@@ -93,22 +94,23 @@ __device__ unsigned visible_keys(const unsigned *list, unsigned more, unsigned b
   return min((list ? list[batch * queries + query] : query) + more, keys);
 }
 
-/// Softmax of `scores` over the visible keys, zero behind them, in place. `(B, H, T, S)`; a block for each row of S.
+/// Softmax of `scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
 template <typename T>
-__device__ void prefix_softmax(T *scores, const unsigned *list, unsigned more, unsigned heads, unsigned queries,
-                               unsigned keys) {
+__device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned more, unsigned heads,
+                               unsigned queries, unsigned keys) {
   __shared__ float shared[WARP];
   const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
   const unsigned count = visible_keys(list, more, batch, queries, query, keys);
   scores += size_t(blockIdx.x) * keys;
+  weights += size_t(blockIdx.x) * keys;
   float largest = -INFINITY;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) largest = fmaxf(largest, value_of(scores[key]));
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) largest = fmaxf(largest, scores[key]);
   largest = over_block<warp_max>(largest, -INFINITY, shared);
   float total = 0.0f;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) total += expf(value_of(scores[key]) - largest);
+  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) total += expf(scores[key] - largest);
   total = over_block<warp_sum>(total, 0.0f, shared);
   for (unsigned key = threadIdx.x; key < keys; key += blockDim.x)
-    scores[key] = rounded<T>(key < count ? expf(value_of(scores[key]) - largest) / total : 0.0f);
+    weights[key] = rounded<T>(key < count ? expf(scores[key] - largest) / total : 0.0f);
 }
 
 /// Where the rows of a `(B, H, T, D)` tensor are.
@@ -219,23 +221,24 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
   }
 
 #define KERNELS(NAME, T)                                                                                                \
-  extern "C" __global__ void add_bias_##NAME(const T *x, const T *bias, T *y, size_t count, unsigned width) {           \
-    add_bias<T, NOTHING>(x, bias, nullptr, y, count, width);                                                            \
+  extern "C" __global__ void add_bias_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {    \
+    add_bias<T, NOTHING>(sums, bias, nullptr, y, count, width);                                                         \
   }                                                                                                                     \
-  extern "C" __global__ void add_bias_gelu_##NAME(const T *x, const T *bias, T *y, size_t count, unsigned width) {      \
-    add_bias<T, GELU>(x, bias, nullptr, y, count, width);                                                               \
+  extern "C" __global__ void add_bias_gelu_##NAME(const float *sums, const T *bias, T *y, size_t count,                 \
+                                                  unsigned width) {                                                     \
+    add_bias<T, GELU>(sums, bias, nullptr, y, count, width);                                                            \
   }                                                                                                                     \
-  extern "C" __global__ void add_bias_residual_##NAME(const T *x, const T *bias, const T *residual, T *y, size_t count, \
-                                                    unsigned width) {                                                   \
-    add_bias<T, ADD>(x, bias, residual, y, count, width);                                                               \
+  extern "C" __global__ void add_bias_residual_##NAME(const float *sums, const T *bias, const T *residual, T *y,        \
+                                                      size_t count, unsigned width) {                                   \
+    add_bias<T, ADD>(sums, bias, residual, y, count, width);                                                            \
   }                                                                                                                     \
   extern "C" __global__ void layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,        \
                                                float epsilon) {                                                         \
     layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
   }                                                                                                                     \
-  extern "C" __global__ void prefix_softmax_##NAME(T *scores, const unsigned *list, unsigned more, unsigned heads,      \
-                                                   unsigned queries, unsigned keys) {                                   \
-    prefix_softmax<T>(scores, list, more, heads, queries, keys);                                                        \
+  extern "C" __global__ void prefix_softmax_##NAME(const float *scores, T *weights, const unsigned *list,               \
+                                                   unsigned more, unsigned heads, unsigned queries, unsigned keys) {    \
+    prefix_softmax<T>(scores, weights, list, more, heads, queries, keys);                                               \
   }                                                                                                                     \
   extern "C" __global__ void write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,        \
                                                  Strides ks, Strides vs, const unsigned *list, unsigned more,           \

@@ -1,5 +1,5 @@
 //! Inference on NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of
-//! attention, [`recording`] starts all those of a step at once.
+//! attention, [`products`] those behind matrix products, [`recording`] starts all those of a step at once.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
 //! each operation; these do what stands between two matrix products in one. Each function returns `None` where its kernel
@@ -18,9 +18,11 @@ use candle_core::{DType, Device, Layout, Result, Shape, Storage, StorageRef, Ten
 use half::{bf16, f16};
 
 mod attention;
+mod products;
 mod recording;
 
 pub(crate) use attention::{prefix_attention, step_attention, write_step, write_tokens};
+pub(crate) use products::linear;
 pub use recording::{Recording, prepared};
 
 /// The compiled kernels.
@@ -53,21 +55,6 @@ fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast()).w()
     }
-}
-
-/// `x + bias`. `x` `(…, width)`, `bias` `(width)`.
-pub(crate) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Option<Tensor>> {
-    biased("add_bias", x, bias, None)
-}
-
-/// The tanh form of GELU of `x + bias`.
-pub(crate) fn add_bias_gelu(x: &Tensor, bias: &Tensor) -> Result<Option<Tensor>> {
-    biased("add_bias_gelu", x, bias, None)
-}
-
-/// `x + bias + residual`; `residual` as `x`.
-pub(crate) fn add_bias_residual(x: &Tensor, bias: &Tensor, residual: &Tensor) -> Result<Option<Tensor>> {
-    biased("add_bias_residual", x, bias, Some(residual))
 }
 
 /// The layer norm of `x` `(…, width)`; `weight` and `bias` `(width)`.
@@ -126,45 +113,6 @@ fn applies(tensors: &[&Tensor]) -> bool {
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
     parameters.iter().all(|parameter| parameter.dims() == [width]).then(|| u32::try_from(width).ok())?
-}
-
-fn biased(kernel: &str, x: &Tensor, bias: &Tensor, residual: Option<&Tensor>) -> Result<Option<Tensor>> {
-    let fits = residual.is_none_or(|residual| residual.dims() == x.dims() && applies(&[x, residual]));
-    let Some(width) = row_width(x, &[bias]).filter(|_| fits && applies(&[x, bias])) else {
-        return Ok(None);
-    };
-    let (x, bias) = (x.contiguous()?, bias.contiguous()?);
-    let residual = residual.map(Tensor::contiguous).transpose()?;
-    by_type!(x.dtype(), launch_biased(kernel, &x, &bias, residual.as_ref(), width)).map(Some)
-}
-
-fn launch_biased<T: Element>(
-    kernel: &str,
-    x: &Tensor,
-    bias: &Tensor,
-    residual: Option<&Tensor>,
-    width: u32,
-) -> Result<Tensor> {
-    let device = x.device().as_cuda_device()?;
-    let function = device.get_or_load_custom_func(&format!("{kernel}_{}", T::NAME), MODULE, KERNELS)?;
-    let (held_x, held_bias) = (Held::new(x), Held::new(bias));
-    let (x_values, bias_values) = (held_x.values::<T>()?, held_bias.values::<T>()?);
-    let held_residual = residual.map(Held::new);
-    let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
-    let count = x.elem_count();
-    // SAFETY: the kernel writes every element.
-    let mut y = unsafe { device.alloc::<T>(count)? };
-    let blocks = count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS);
-    let mut launch = function.builder();
-    launch.arg(&x_values).arg(&bias_values);
-    if let Some(residual_values) = &residual_values {
-        launch.arg(residual_values);
-    }
-    launch.arg(&mut y).arg(&count).arg(&width);
-    // SAFETY: these are the parameters of the kernel; `x`, `y` and the residual hold `count` elements, whole rows of
-    // `width`, and the bias `width`.
-    unsafe { launch.launch(grid((counted(blocks)?, 1, 1), ROW_THREADS)) }.w()?;
-    Ok(tensor(y, device, x.shape()))
 }
 
 fn launch_normed<T: Element>(
