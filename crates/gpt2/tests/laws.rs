@@ -166,6 +166,9 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
 /// Lengths that kernels read from memory give what the lengths of the cache give; the cache waits to be told.
 #[test]
 fn a_step_behind_lengths_in_memory_is_any_other() -> Result<()> {
+    if device().is_cpu() && dtype() != DType::F32 {
+        return Ok(()); // the CPU has such steps in f32 only
+    }
     let model = model()?;
     let ragged = || -> Result<Gpt2Cache> {
         let mut ragged = cache(&model, 2)?;

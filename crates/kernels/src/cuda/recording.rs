@@ -2,10 +2,13 @@
 
 #![expect(unsafe_code, reason = "a graph is moved to the thread that uses it")]
 
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use candle_core::Device;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::CudaGraph;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use candle_core::{Device, Result};
+use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, DriverError};
 
 /// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
 pub struct Recording {
@@ -21,22 +24,23 @@ impl Recording {
     /// Records what `work` gives the device to do, without doing it.
     ///
     /// The memory that the work reads and writes must outlive the recording, but for what it allocates itself, which is
-    /// the recording's own and must not leave `work`. What the work does on the host is not recorded.
+    /// the recording's own and must not leave `work`. What the work does on the host is not recorded, and it may upload
+    /// nothing but what [`prepared`] has seen: shapes and strides, which candle's kernels read from memory.
     ///
     /// # Errors
     /// Those of `work`; when the device is no NVIDIA GPU with a stream of its own, as [`crate::open_cuda`] gives it, or the
     /// work waits for the device, uploads what [`crate::prepared`] has not seen, or uses more memory than there is.
-    pub fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+    pub fn of(device: &Device, work: impl FnOnce() -> candle_core::Result<()>) -> candle_core::Result<Self> {
         let device = device.as_cuda_device()?;
         let stream = device.cuda_stream();
         let kept_uploads = device.enable_cuda_graph_htod_cache();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).w()?;
+        let capture = Capture(&stream);
         let worked = work();
         drop(kept_uploads);
         // What went wrong where no error could be returned; taken here, or ending the recording would fail over it.
         let noticed = stream.context().check_err();
-        let recorded =
-            stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+        let recorded = capture.end();
         worked?;
         noticed.w()?;
         let graph = recorded.w()?;
@@ -48,8 +52,25 @@ impl Recording {
     ///
     /// # Errors
     /// When the GPU fails.
-    pub fn replay(&mut self) -> Result<()> {
+    pub fn replay(&mut self) -> candle_core::Result<()> {
         self.graph.launch().w()
+    }
+}
+
+/// A stream that records; it stops when this is dropped, by a panic too.
+struct Capture<'a>(&'a Arc<CudaStream>);
+
+impl Capture<'_> {
+    fn end(self) -> Result<Option<CudaGraph>, DriverError> {
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        ManuallyDrop::new(self).0.end_capture(flags)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        // What was recorded goes with the panic that ends it.
+        let _ = Capture(self.0).end();
     }
 }
 
@@ -63,7 +84,7 @@ impl std::fmt::Debug for Recording {
 ///
 /// # Errors
 /// Those of `work`, and when the device is no NVIDIA GPU.
-pub fn prepared<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn prepared<T>(device: &Device, work: impl FnOnce() -> candle_core::Result<T>) -> candle_core::Result<T> {
     let _kept_uploads = device.as_cuda_device()?.enable_cuda_graph_htod_cache();
     work()
 }
