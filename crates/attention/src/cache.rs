@@ -5,7 +5,7 @@
 //! inference; training runs without one.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::{write_step, write_tokens};
+use gpt2_kernels::write_tokens;
 
 use crate::AttentionError;
 
@@ -69,10 +69,7 @@ impl KvCache {
     /// When the shapes are not those of the cache, or a row would pass the capacity; the cache is then unchanged.
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
-        let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
-        if (batch, num_heads, head_dim) != expected {
-            return Err(AttentionError::CacheShape { expected, found: (batch, num_heads, head_dim) }.into());
-        }
+        self.expect(batch, num_heads, head_dim)?;
         let past = self.longest();
         let capacity = self.shape.capacity;
         if past + added > capacity {
@@ -84,25 +81,12 @@ impl KvCache {
         Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))
     }
 
-    /// Writes the keys and values of one new token behind the `lengths` of each row, which are read from the device's memory.
-    /// The cache's own lengths stay as they are until [`KvCache::advance`].
-    ///
-    /// # Shapes
-    /// `keys` and `values` `(B, H, 1, D)`, `lengths` `(B)` of u32; returns the whole memory, `(B, H, capacity, D)` each.
-    ///
-    /// # Errors
-    /// When the shapes are not those of the cache, or no kernel can do it.
-    pub fn write_step(
-        &mut self,
-        keys: &Tensor,
-        values: &Tensor,
-        lengths: &Tensor,
-    ) -> Result<(Tensor, Tensor)> {
-        write_step([&self.keys, &self.values], [keys, values], lengths)?;
-        Ok((self.keys.clone(), self.values.clone()))
+    /// The memory of the keys and that of the values, `(B, H, capacity, D)` each.
+    pub(crate) fn memories(&mut self) -> [&Tensor; 2] {
+        [&self.keys, &self.values]
     }
 
-    /// Counts the token that [`KvCache::write_step`] wrote for each row.
+    /// Counts the token of each row that a pass behind lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
     ///
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.
@@ -159,11 +143,7 @@ impl KvCache {
         };
         length(self, row)?;
         let added = length(source, source_row)?;
-        let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
-        let found = (self.shape.batch, source.shape.num_heads, source.shape.head_dim);
-        if found != expected {
-            return Err(AttentionError::CacheShape { expected, found }.into());
-        }
+        self.expect(self.shape.batch, source.shape.num_heads, source.shape.head_dim)?;
         let capacity = self.shape.capacity;
         if added > capacity {
             return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
@@ -175,6 +155,16 @@ impl KvCache {
             }
         }
         self.lengths[row] = added;
+        Ok(())
+    }
+
+    /// Refuses keys and values of another shape than the cache's.
+    pub(crate) fn expect(&self, batch: usize, num_heads: usize, head_dim: usize) -> Result<()> {
+        let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
+        let found = (batch, num_heads, head_dim);
+        if found != expected {
+            return Err(AttentionError::CacheShape { expected, found }.into());
+        }
         Ok(())
     }
 

@@ -60,7 +60,7 @@ pub enum AttentionError {
     /// A pass behind lengths in memory ([`Pass::behind`](crate::Pass::behind)) is something else than causal inference with a
     /// cache.
     #[error(
-        "attention: a step behind lengths in memory needs a cache, the causal mask, no dropout and no observer"
+        "attention: a step behind lengths in memory needs a fused projection, a cache, the causal mask, no dropout and no observer"
     )]
     NotAStep,
     /// A row to be copied does not exist.

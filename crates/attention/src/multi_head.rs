@@ -7,10 +7,12 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu};
+use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu, step_attention};
 
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site};
 
+/// Axis of the batch in a `(B, T, d_in)` tensor.
+const BATCH_DIM: usize = 0;
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
 
@@ -298,9 +300,14 @@ impl MultiHeadAttention {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
-        let is_step = cache.is_some() && matches!(mask, AttentionMask::Causal) && pass.is_inference();
-        if pass.lengths().is_some() && !is_step {
-            return Err(AttentionError::NotAStep.into());
+        if let Some(lengths) = pass.lengths() {
+            let (QkvProjection::Fused(layer), Some(cache), AttentionMask::Causal, true) =
+                (&self.projection, cache, mask, pass.is_inference())
+            else {
+                return Err(AttentionError::NotAStep.into());
+            };
+            cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
+            return step_attention(layer, x, cache.memories(), self.attention.scale, lengths);
         }
         if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
             (&self.projection, memory, cache.as_deref(), mask)
@@ -313,10 +320,6 @@ impl MultiHeadAttention {
         }
         let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
         let (past_lengths, k, v) = match cache {
-            Some(cache) if let Some(lengths) = pass.lengths() => {
-                let (k, v) = cache.write_step(&k, &v, lengths)?; // (B, H, capacity, D)
-                (Vec::new(), k, v)
-            }
             Some(cache) => {
                 let past_lengths = cache.lengths().to_vec();
                 let (k, v) = cache.append(&k, &v)?; // (B, H, S, D)

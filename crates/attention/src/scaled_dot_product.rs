@@ -5,7 +5,7 @@
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{prefix_attention, prefix_attention_on_gpu, softmax, step_attention, window_attention};
+use gpt2_kernels::{prefix_attention, prefix_attention_on_gpu, softmax, window_attention};
 
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
@@ -53,9 +53,6 @@ impl ScaledDotProduct {
         past_lengths: &[usize],
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        if let (Some(lengths), AttentionMask::Causal) = (pass.lengths(), mask) {
-            return step_attention(q, k, v, self.scale, lengths);
-        }
         let (_, _, query_len, _) = q.dims4()?;
         let key_len = k.dim(TOKEN_DIM)?;
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };

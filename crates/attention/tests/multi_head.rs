@@ -371,7 +371,7 @@ fn sizes_that_do_not_fit_are_refused_by_name() {
 /// A pass behind lengths in memory is a step of inference, and says so; the cache counts the token when it is told to.
 #[test]
 fn a_step_behind_lengths_in_memory() -> Result<()> {
-    let (layer, _) = separate_and_fused()?;
+    let (separate, layer) = separate_and_fused()?;
     let x = pattern(&[1, 5, 15], 2.0, 0);
     let lengths = Tensor::new(&[4u32], &Device::Cpu)?;
     let (mut numbers, mut memory) = (cache(1, 5)?, cache(1, 5)?);
@@ -389,15 +389,17 @@ fn a_step_behind_lengths_in_memory() -> Result<()> {
     assert!(memory.advance().unwrap_err().to_string().contains('5'), "it is full");
     assert_eq!(memory.lengths(), [5]);
 
-    let refused = |mask: AttentionMask, cache: Option<&mut KvCache>, pass: Pass| {
-        let error = layer.forward_with(&token, None, &mask, cache, &mut pass.behind(lengths.clone()));
-        error.unwrap_err().to_string().contains(&AttentionError::NotAStep.to_string())
-    };
+    let refused =
+        |layer: &MultiHeadAttention, mask: AttentionMask, cache: Option<&mut KvCache>, pass: Pass| {
+            let error = layer.forward_with(&token, None, &mask, cache, &mut pass.behind(lengths.clone()));
+            error.unwrap_err().to_string().contains(&AttentionError::NotAStep.to_string())
+        };
     let mut fresh = cache(1, 5)?;
-    assert!(refused(AttentionMask::Causal, None, Pass::inference()));
-    assert!(refused(AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
+    assert!(refused(&layer, AttentionMask::Causal, None, Pass::inference()));
+    assert!(refused(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
+    assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
     let mut generator = gpt2_kernels::Generator::new(1);
-    assert!(refused(AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
+    assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
     Ok(())
 }
 

@@ -70,9 +70,11 @@ pub enum KernelError {
         positions: Vec<usize>,
     },
     /// There is no kernel for a step that reads its places from memory.
-    #[error("attention: no kernel for a step of {token:?} over a memory of {memory:?}")]
+    #[error(
+        "attention: a new token {token:?} is none for a memory {memory:?} of keys, or there is no kernel for it"
+    )]
     NotAStep {
-        /// Shape and type of the new token's queries or keys.
+        /// Shape and type of the new token.
         token: (Vec<usize>, DType),
         /// Shape and type of the memory.
         memory: (Vec<usize>, DType),

@@ -51,7 +51,7 @@ pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightForm
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;
-pub use step::{step_attention, write_step};
+pub use step::step_attention;
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
     causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,

@@ -1,84 +1,51 @@
-//! A step of one new token for each row whose places are read from the device's memory, where other functions take numbers:
-//! so a [`Recording`](crate::Recording) of a step serves all steps.
+//! Self-attention of one new token for each row whose places are read from the device's memory, where other functions take
+//! numbers: so a [`Recording`](crate::Recording) of a step serves all steps.
 
 use candle_core::{DType, Result, Tensor};
 
 use crate::attention::{prefix_attention, write_tokens};
-use crate::{KernelError, cuda};
+use crate::{KernelError, Linear, Matrix, cuda};
 
-/// Writes the key and the value of a new token of each row behind the `lengths[b]` tokens in memory, where there is room.
+/// Causal self-attention of a new token of each row behind the `lengths[b]` tokens that memory holds: `projection` gives its
+/// query, key and value, side by side; key and value are written into memory, and the query sees all keys up to its own.
+///
+/// On an NVIDIA GPU a row without room overwrites its last token.
 ///
 /// # Shapes
-/// Memories `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, 1, D)`; `lengths` `(B)` of u32.
+/// `x` `(B, 1, C)`; `projection` `C` to `3 · H · D`; `memories`, of the keys and of the values, `(B, H, S, D)`, contiguous;
+/// `lengths` `(B)` of u32. Returns the heads' contexts side by side, `(B, 1, H · D)`.
 ///
 /// # Errors
-/// When the shapes are not these, or an NVIDIA GPU is given types that differ or are other than f32, f16 and bf16.
-pub fn write_step(memories: [&Tensor; 2], [keys, values]: [&Tensor; 2], lengths: &Tensor) -> Result<()> {
-    if keys.device().is_cuda() {
-        return match cuda::write_step(memories, [keys, values], lengths)? {
-            true => Ok(()),
-            false => Err(not_a_step(keys, memories[0])),
+/// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
+/// projection without bias, for heads wider than 256, and for types that differ or are other than f32, f16 and bf16.
+pub fn step_attention(
+    projection: &Linear,
+    x: &Tensor,
+    memories: [&Tensor; 2],
+    scale: f64,
+    lengths: &Tensor,
+) -> Result<Tensor> {
+    let (batch, heads, _, head_dim) = memories[0].dims4()?;
+    let refused = || {
+        let described = |x: &Tensor| (x.dims().to_vec(), x.dtype());
+        KernelError::NotAStep { token: described(x), memory: described(memories[0]) }
+    };
+    if x.device().is_cuda() {
+        let (Matrix::Dense(weight), Some(bias)) = (projection.weight(), projection.bias()) else {
+            return Err(refused().into());
         };
+        let context = cuda::step_attention([x, weight, bias], memories, scale, lengths)?;
+        return context.ok_or_else(|| refused().into());
     }
-    write_tokens(memories, [keys, values], &places(lengths, 0)?)
-}
-
-/// Attention of the new token of each row over the `lengths[b]` tokens before it and itself, as
-/// [`prefix_attention`] and [`prefix_attention_on_gpu`](crate::prefix_attention_on_gpu) compute it.
-///
-/// # Shapes
-/// `q` `(B, H, 1, D)`, `k` and `v` `(B, H, S, D)`, `lengths` `(B)` of u32; returns `(B, H, 1, D)`.
-///
-/// # Errors
-/// When the shapes are not these; on an NVIDIA GPU also for heads wider than 256, and for types that differ or are other
-/// than f32, f16 and bf16.
-pub fn step_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, lengths: &Tensor) -> Result<Tensor> {
-    if q.device().is_cuda() {
-        return cuda::step_attention(q, k, v, scale, lengths)?.ok_or_else(|| not_a_step(q, k));
+    if x.dims().get(1) != Some(&1) || projection.out_features() != 3 * heads * head_dim {
+        return Err(refused().into());
     }
-    prefix_attention(q, k, v, scale, &places(lengths, 1)?)
-}
-
-/// `lengths`, each plus `more`.
-fn places(lengths: &Tensor, more: usize) -> Result<Vec<usize>> {
+    let projected = projection.forward(x)?.reshape((batch, 3 * heads, 1, head_dim))?;
+    let third = |index: usize| projected.narrow(1, index * heads, heads); // (B, H, 1, D)
     let lengths = lengths.to_dtype(DType::U32)?.to_vec1::<u32>()?;
-    Ok(lengths.into_iter().map(|length| length as usize + more).collect())
-}
-
-fn not_a_step(token: &Tensor, memory: &Tensor) -> candle_core::Error {
-    let (token, memory) = ((token.dims().to_vec(), token.dtype()), (memory.dims().to_vec(), memory.dtype()));
-    KernelError::NotAStep { token, memory }.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use candle_core::Device;
-
-    use super::*;
-
-    /// Lengths in a tensor do what the same lengths as numbers do.
-    #[test]
-    fn a_step_from_memory_is_that_from_numbers() {
-        const LENGTHS: [u32; 2] = [3, 7];
-        let places = LENGTHS.map(|length| length as usize);
-        let noise = |shape: (usize, usize, usize, usize), seed| {
-            let values = crate::random::noise(shape.0 * shape.1 * shape.2 * shape.3, seed, 0.0, 1.0);
-            Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
-        };
-        let memories = || [noise((2, 3, 9, 16), 1), noise((2, 3, 9, 16), 2)];
-        let [q, k, v] = [3, 4, 5].map(|seed| noise((2, 3, 1, 16), seed));
-        let lengths = Tensor::new(&LENGTHS, &Device::Cpu).unwrap();
-        let (found, expected) = (memories(), memories());
-        write_step(found.each_ref(), [&k, &v], &lengths).unwrap();
-        write_tokens(expected.each_ref(), [&k, &v], &places).unwrap();
-        let values = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_eq!(values(found), values(expected));
-        }
-        let context = step_attention(&q, &found[0], &found[1], 0.25, &lengths).unwrap();
-        let seen = places.map(|length| length + 1);
-        let expected = prefix_attention(&q, &expected[0], &expected[1], 0.25, &seen).unwrap();
-        assert_eq!(values(&context), values(&expected));
-        assert!(write_step(found.each_ref(), [&k, &v], &lengths.narrow(0, 0, 1).unwrap()).is_err());
-    }
+    let places: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+    write_tokens(memories, [&third(1)?, &third(2)?], &places)?;
+    let seen: Vec<usize> = places.iter().map(|place| place + 1).collect();
+    let context = prefix_attention(&third(0)?, memories[0], memories[1], scale, &seen)?; // (B, H, 1, D)
+    context.reshape((batch, 1, heads * head_dim))
 }

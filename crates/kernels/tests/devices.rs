@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_kernels::{
     Activation, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax, step_attention,
-    write_step, write_tokens,
+    write_tokens,
 };
 use gpt2_testing::{assert_parity, device, dtype, pattern, values};
 
@@ -58,39 +58,49 @@ fn layer_norms() -> Result<()> {
     Ok(())
 }
 
-/// Keys and values of a step go where lengths in memory say, and one query sees the keys that they count: every row by
-/// itself, for every width that there is a kernel for.
+/// A step behind lengths in memory: key and value of each row in their place and nowhere else, and one query that sees the keys
+/// up to its own, for every width that there is a kernel for, and rows of all lengths.
 #[test]
 fn steps_behind_lengths_in_memory() -> Result<()> {
     const CAPACITY: usize = 130;
     const LENGTHS: [u32; 3] = [0, 129, 64];
+    const INPUT: usize = 20;
+    if device().is_cpu() && dtype() != DType::F32 {
+        return Ok(()); // the CPU has such steps in f32 only
+    }
     let places = LENGTHS.map(|length| length as usize);
     for head_dim in [6, 64, 80, 128, 200, 256] {
-        // Queries, keys and values lie in one fused projection.
-        let projected = rounded(&[3, 1, 6, head_dim], 2.0, 1)?;
+        let what = format!("{head_dim} wide");
+        let x = rounded(&[3, 1, INPUT], 1.0, 1)?;
+        let (weight, bias) = (rounded(&[6 * head_dim, INPUT], 0.5, 2)?, rounded(&[6 * head_dim], 1.0, 3)?);
+        let projected = x.squeeze(1)?.matmul(&weight.t()?)?.broadcast_add(&bias)?;
+        // As they are kept, and as the query is that meets them.
+        let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?.reshape((3, 6, 1, head_dim))?;
         let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
-        let third = |projected: &Tensor, index: usize| projected.transpose(1, 2)?.narrow(1, 2 * index, 2);
-        let [keys, new_values] = [memory(2)?.copy()?, memory(3)?.copy()?];
-        write_tokens([&keys, &new_values], [&third(&projected, 1)?, &third(&projected, 2)?], &places)?;
+        let expected = [memory(4)?.copy()?, memory(5)?.copy()?];
+        write_tokens(
+            expected.each_ref(),
+            [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?],
+            &places,
+        )?;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let seen = places.map(|length| length + 1);
-        let context = prefix_attention(&third(&projected, 0)?, &keys, &new_values, scale, &seen)?;
+        let context =
+            prefix_attention(&projected.narrow(1, 0, 2)?, &expected[0], &expected[1], scale, &seen)?;
 
+        let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
+        let [keys, new_values] = [on_device(&memory(4)?)?.copy()?, on_device(&memory(5)?)?.copy()?];
         let lengths = Tensor::new(&LENGTHS, &device())?;
-        let on_device_projected = on_device(&projected)?;
-        let memories = [on_device(&memory(2)?)?, on_device(&memory(3)?)?].map(|memory| memory.copy());
-        let [key_memory, value_memory] = memories;
-        let memories = [&key_memory?, &value_memory?];
-        let third = |index| third(&on_device_projected, index);
-        // The CPU has its kernel for f32 only.
-        if device().is_cuda() || dtype() == DType::F32 {
-            write_step(memories, [&third(1)?, &third(2)?], &lengths)?;
-            for (found, expected) in memories.into_iter().zip([&keys, &new_values]) {
-                assert!(values(found) == values(expected), "written {head_dim} wide");
-            }
-            let found = step_attention(&third(0)?, memories[0], memories[1], scale, &lengths)?;
-            assert_parity(&found, &context, 3e-6, &format!("{head_dim} wide"));
+        let found = step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &lengths)?;
+        assert_parity(&found, &context.reshape((3, 1, 2 * head_dim))?, 3e-6, &what);
+        for (found, expected) in [&keys, &new_values].into_iter().zip(&expected) {
+            assert_parity(found, expected, TIGHT, &what);
+            // What was there before is untouched.
+            let others = |x: &Tensor| x.narrow(0, 0, 1)?.narrow(2, 1, CAPACITY - 1);
+            assert!(values(&others(found)?) == values(&others(expected)?), "{what}");
         }
+        let too_few = lengths.narrow(0, 0, 2)?;
+        assert!(step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &too_few).is_err());
     }
     Ok(())
 }

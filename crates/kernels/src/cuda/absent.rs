@@ -24,21 +24,11 @@ pub(crate) fn prefix_attention(
     Ok(None)
 }
 
-pub(crate) fn step_attention(
-    _: &Tensor,
-    _: &Tensor,
-    _: &Tensor,
-    _: f64,
-    _: &Tensor,
-) -> Result<Option<Tensor>> {
+pub(crate) fn step_attention(_: [&Tensor; 3], _: [&Tensor; 2], _: f64, _: &Tensor) -> Result<Option<Tensor>> {
     Ok(None)
 }
 
 pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Result<bool> {
-    Ok(false)
-}
-
-pub(crate) fn write_step(_: [&Tensor; 2], _: [&Tensor; 2], _: &Tensor) -> Result<bool> {
     Ok(false)
 }
 

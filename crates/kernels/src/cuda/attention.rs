@@ -10,7 +10,7 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::products::{Matrices, Product, Right, Sizes, product};
+use super::products::{Matrices, Product, Right, Sizes, is_one_piece, linear_product, product};
 use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
 
 /// Threads of a block that writes rows of one head.
@@ -53,27 +53,28 @@ pub(crate) fn prefix_attention(
     .map(Some)
 }
 
-/// Attention as in [`crate::step_attention`].
+/// Self-attention as in [`crate::step_attention`], from the tensors of its projection: `x` `(B, 1, C)`, `weight` `(3 · H · D, C)`
+/// and `bias`.
 pub(crate) fn step_attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [x, weight, bias]: [&Tensor; 3],
+    memories: [&Tensor; 2],
     scale: f64,
     lengths: &Tensor,
 ) -> Result<Option<Tensor>> {
-    let (batch, heads, query_len, head_dim) = q.dims4()?;
-    let (_, _, key_len, value_dim) = v.dims4()?;
-    let fits = query_len == 1
-        && k.dims() == [batch, heads, key_len, head_dim]
-        && v.dims() == [batch, heads, key_len, value_dim]
-        && counts_rows(lengths, batch);
-    let Some(width) = compiled_width(head_dim, value_dim).filter(|_| fits && applies(&[q, k, v])) else {
-        return Ok(None);
-    };
-    let held = Held::new(lengths);
-    // The new token sees itself too.
-    let visible = Numbers { list: Some(held.values()?), more: 1 };
-    by_type!(q.dtype(), attend(width, [q, k, v], scale, &visible)).map(Some)
+    let (batch, heads, _, head_dim) = memories[0].dims4()?;
+    let fits = memories[1].dims() == memories[0].dims()
+        && memories.iter().all(|memory| memory.is_contiguous())
+        && bias.dims() == [3 * heads * head_dim]
+        && weight.dim(0)? == 3 * heads * head_dim
+        && x.dims() == [batch, 1, weight.dim(1)?]
+        && lengths.dims() == [batch]
+        && lengths.dtype() == DType::U32
+        && lengths.is_contiguous()
+        && lengths.device().same_device(x.device())
+        && is_one_piece(weight)?
+        && applies(&[x, weight, bias, memories[0], memories[1]]);
+    let Some(width) = compiled_width(head_dim, head_dim).filter(|_| fits) else { return Ok(None) };
+    by_type!(x.dtype(), launch_step(width, [x, weight, bias], memories, scale, lengths)).map(Some)
 }
 
 /// Writes as [`crate::write_tokens`] does; says whether it could. Places and shapes are checked.
@@ -91,18 +92,6 @@ pub(crate) fn write_tokens(
     Ok(true)
 }
 
-/// Writes as [`crate::write_step`] does; says whether it could.
-pub(crate) fn write_step(memories: [&Tensor; 2], tokens: [&Tensor; 2], lengths: &Tensor) -> Result<bool> {
-    let (batch, _, _, _) = memories[0].dims4()?;
-    if !is_writable(memories, tokens)? || !counts_rows(lengths, batch) {
-        return Ok(false);
-    }
-    let held = Held::new(lengths);
-    let places = Numbers { list: Some(held.values()?), more: 0 };
-    by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
-    Ok(true)
-}
-
 /// Whether the kernel writes these tokens into these memories.
 fn is_writable(memories: [&Tensor; 2], tokens: [&Tensor; 2]) -> Result<bool> {
     let (batch, heads, _, head_dim) = memories[0].dims4()?;
@@ -111,14 +100,6 @@ fn is_writable(memories: [&Tensor; 2], tokens: [&Tensor; 2]) -> Result<bool> {
         && memories.iter().all(|memory| memory.is_contiguous())
         && tokens.iter().all(|x| x.dims() == [batch, heads, added, head_dim])
         && applies(&[memories[0], memories[1], tokens[0], tokens[1]]))
-}
-
-/// Whether `lengths` has a number for each row that the kernels can read.
-fn counts_rows(lengths: &Tensor, rows: usize) -> bool {
-    lengths.dims() == [rows]
-        && lengths.dtype() == DType::U32
-        && lengths.is_contiguous()
-        && lengths.device().is_cuda()
 }
 
 /// The width of a compiled kernel for one query that serves heads of this width.
@@ -226,6 +207,40 @@ fn attend<T: Element>(
     // and the list has a number for each batch row.
     unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
+}
+
+/// Returns `(B, 1, H · D)`.
+fn launch_step<T: Product>(
+    width: usize,
+    [x, weight, bias]: [&Tensor; 3],
+    memories: [&Tensor; 2],
+    scale: f64,
+    lengths: &Tensor,
+) -> Result<Tensor> {
+    let (x, bias) = (x.contiguous()?, bias.contiguous()?);
+    let device = x.device().as_cuda_device()?;
+    let name = format!("step_attention_{width}_{}", T::NAME);
+    let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
+    let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
+    let blocks = (counted(heads)?, counted(batch)?, 1);
+    let (capacity, width) = (counted(capacity)?, counted(head_dim)?);
+    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
+    let scale = scale as f32;
+    let sums = linear_product::<T, f32>(&x, weight)?; // (B, 3, H, D)
+    let (held_bias, held_lengths) = (Held::new(&bias), Held::new(lengths));
+    let [held_keys, held_values] = memories.map(Held::new);
+    let (bias_values, length_values) = (held_bias.values::<T>()?, held_lengths.values::<u32>()?);
+    let (key_memory, value_memory) = (held_keys.values::<T>()?, held_values.values::<T>()?);
+    // SAFETY: the kernel writes every element.
+    let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
+    let mut launch = function.builder();
+    launch.arg(&sums).arg(&bias_values).arg(&key_memory).arg(&value_memory).arg(&mut context);
+    launch.arg(&length_values).arg(&capacity).arg(&width).arg(&scale);
+    // SAFETY: these are the parameters of the kernel; sums, bias and memories are those of all heads and rows, each in one
+    // piece, and there is a length for each row. The kernel writes into the memories at one place of each row and head, and
+    // all work of this device is done in the order of one stream.
+    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    Ok(tensor(context, device, &Shape::from((batch, 1, heads * head_dim))))
 }
 
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.

@@ -138,21 +138,14 @@ __device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *v
   }
 }
 
-/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys, reading each key and
-/// each value once. A block for each head and batch row, its warps each with keys of their own and a softmax of their own,
-/// which are joined at the end. `context` `(B, H, D)`; D is at most `WARP * CHUNKS`.
-template <typename T, unsigned CHUNKS>
-__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
-                       const unsigned *list, unsigned more, unsigned keys, unsigned head_dim, float scale) {
+/// Attention of a query over the first `count` keys, reading each key and each value once. The warps of a block each have keys
+/// of their own and a softmax of their own, which are joined at the end. `q` and `context` `(D)`, D at most `WARP * CHUNKS`;
+/// keys and values are `key_step` and `value_step` apart.
+template <unsigned CHUNKS, typename Q, typename T>
+__device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size_t key_step, size_t value_step,
+                            unsigned count, unsigned head_dim, float scale) {
   __shared__ float maxima[ATTENTION_WARPS], sums[ATTENTION_WARPS], contexts[ATTENTION_WARPS][WARP * CHUNKS];
-  const unsigned head = blockIdx.x, batch = blockIdx.y;
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  const unsigned count = visible_keys(list, more, batch, 1, 0, keys);
-  q += batch * qs.batch + head * qs.head;
-  k += batch * ks.batch + head * ks.head;
-  v += batch * vs.batch + head * vs.head;
-  context += (size_t(batch) * gridDim.x + head) * head_dim;
-
   float query[CHUNKS], total[CHUNKS], largest = -INFINITY, sum = 0.0f;
   for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
     const unsigned d = chunk * WARP + lane;
@@ -169,8 +162,8 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
 #pragma unroll
       for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
         const unsigned d = chunk * WARP + lane;
-        scores[i] += d < head_dim ? query[chunk] * value_of(k[key * ks.token + d]) : 0.0f;
-        values[i][chunk] = d < head_dim ? value_of(v[key * vs.token + d]) : 0.0f;
+        scores[i] += d < head_dim ? query[chunk] * value_of(k[key * key_step + d]) : 0.0f;
+        values[i][chunk] = d < head_dim ? value_of(v[key * value_step + d]) : 0.0f;
       }
     }
     float new_largest = largest;
@@ -211,6 +204,44 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
   }
 }
 
+/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys. A block for each head
+/// and batch row; `context` `(B, H, D)`.
+template <typename T, unsigned CHUNKS>
+__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
+                       const unsigned *list, unsigned more, unsigned keys, unsigned head_dim, float scale) {
+  const unsigned head = blockIdx.x, batch = blockIdx.y, count = visible_keys(list, more, batch, 1, 0, keys);
+  q += batch * qs.batch + head * qs.head;
+  k += batch * ks.batch + head * ks.head;
+  v += batch * vs.batch + head * vs.head;
+  context += (size_t(batch) * gridDim.x + head) * head_dim;
+  attend_keys<CHUNKS>(q, k, v, context, ks.token, vs.token, count, head_dim, scale);
+}
+
+/// Self-attention of a new token of each row: adds the bias to the sums of its queries, keys and values, writes keys and values
+/// into memory behind the `lengths[row]` ones there, and attends to all of them. `sums` `(B, 3, H, D)`, `bias` `(3, H, D)`,
+/// memory `(B, H, S, D)`, in one piece; `context` `(B, H, D)`; a block for each head and batch row.
+template <typename T, unsigned CHUNKS>
+__device__ void step_attention(const float *sums, const T *bias, T *key_memory, T *value_memory, T *context,
+                               const unsigned *lengths, unsigned capacity, unsigned head_dim, float scale) {
+  __shared__ float query[WARP * CHUNKS];
+  const unsigned head = blockIdx.x, batch = blockIdx.y;
+  const unsigned place = min(lengths[batch], capacity - 1); // a row without room spoils its own last token only
+  const size_t width = size_t(gridDim.x) * head_dim, row = size_t(batch) * gridDim.x + head;
+  sums += batch * 3 * width + head * head_dim;
+  bias += head * head_dim;
+  key_memory += row * capacity * head_dim;
+  value_memory += row * capacity * head_dim;
+  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    // Rounded like the keys that it meets.
+    query[d] = value_of(rounded<T>(sums[d] + value_of(bias[d])));
+    key_memory[size_t(place) * head_dim + d] = rounded<T>(sums[width + d] + value_of(bias[width + d]));
+    value_memory[size_t(place) * head_dim + d] = rounded<T>(sums[2 * width + d] + value_of(bias[2 * width + d]));
+  }
+  __syncthreads();
+  attend_keys<CHUNKS>(query, key_memory, value_memory, context + row * head_dim, head_dim, head_dim, place + 1,
+                      head_dim, scale);
+}
+
 } // namespace
 
 #define ATTEND(NAME, T, WIDTH)                                                                                          \
@@ -218,6 +249,11 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
                                                      Strides ks, Strides vs, const unsigned *list, unsigned more,       \
                                                      unsigned keys, unsigned head_dim, float scale) {                   \
     attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, more, keys, head_dim, scale);                           \
+  }                                                                                                                     \
+  extern "C" __global__ void step_attention_##WIDTH##_##NAME(                                                           \
+      const float *sums, const T *bias, T *key_memory, T *value_memory, T *context, const unsigned *lengths,            \
+      unsigned capacity, unsigned head_dim, float scale) {                                                              \
+    step_attention<T, WIDTH / WARP>(sums, bias, key_memory, value_memory, context, lengths, capacity, head_dim, scale); \
   }
 
 #define KERNELS(NAME, T)                                                                                                \

@@ -21,7 +21,7 @@ mod attention;
 mod products;
 mod recording;
 
-pub(crate) use attention::{prefix_attention, step_attention, write_step, write_tokens};
+pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
 pub(crate) use products::linear;
 pub use recording::{Recording, prepared};
 

@@ -37,10 +37,15 @@ pub(crate) fn linear(
         Behind::Residual(residual) => residual.dims() == shape && applies(&[x, residual]),
         Behind::Nothing | Behind::Gelu => true,
     };
-    if !has_bias || !has_residual || !(weight.is_contiguous() || weight.t()?.is_contiguous()) {
+    if !has_bias || !has_residual || !is_one_piece(weight)? {
         return Ok(None);
     }
     by_type!(x.dtype(), launch_linear(&x.contiguous()?, weight, bias, behind, &shape.into())).map(Some)
+}
+
+/// Whether a weight is contiguous, or the transposed view of a contiguous tensor.
+pub(super) fn is_one_piece(weight: &Tensor) -> Result<bool> {
+    Ok(weight.is_contiguous() || weight.t()?.is_contiguous())
 }
 
 fn launch_linear<T: Product>(
@@ -51,26 +56,29 @@ fn launch_linear<T: Product>(
     shape: &Shape,
 ) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
+    match bias {
+        Some(bias) => add_bias::<T>(&linear_product::<T, f32>(x, weight)?, bias, behind, shape, device),
+        None => Ok(tensor(linear_product::<T, T>(x, weight)?, device, shape)),
+    }
+}
+
+/// `x Wᵀ` for a contiguous `x` and a weight in one piece.
+pub(super) fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<R>> {
+    let device = x.device().as_cuda_device()?;
     let (columns, inner) = weight.dims2()?;
-    let count = shape.elem_count();
-    let sizes = Sizes { count: 1, rows: count / columns, inner, columns };
+    let rows = x.elem_count() / inner;
     let (held_x, held_weight) = (Held::new(x), Held::new(weight));
-    let (x_values, weight_values) = (held_x.values::<T>()?, held_weight.values::<T>()?);
-    let left = Matrices { values: x_values, row: inner, each: 0 };
+    let left = Matrices { values: held_x.values::<T>()?, row: inner, each: 0 };
+    let weight_values = held_weight.values::<T>()?;
     let right = match weight.is_contiguous() {
         true => Right::Transposed(Matrices { values: weight_values, row: inner, each: 0 }),
         false => Right::AsItIs(Matrices { values: weight_values, row: columns, each: 0 }),
     };
-    let Some(bias) = bias else {
-        // SAFETY: the product writes every element.
-        let y = unsafe { device.alloc::<T>(count)? };
-        product(device, sizes, 1.0, left, right, Matrices { values: y.as_view(), row: columns, each: 0 })?;
-        return Ok(tensor(y, device, shape));
-    };
-    // SAFETY: as above.
-    let sums = unsafe { device.alloc::<f32>(count)? };
-    product(device, sizes, 1.0, left, right, Matrices { values: sums.as_view(), row: columns, each: 0 })?;
-    add_bias::<T>(&sums, bias, behind, shape, device)
+    // SAFETY: the product writes every element.
+    let result = unsafe { device.alloc::<R>(rows * columns)? };
+    let sizes = Sizes { count: 1, rows, inner, columns };
+    product(device, sizes, 1.0, left, right, Matrices { values: result.as_view(), row: columns, each: 0 })?;
+    Ok(result)
 }
 
 /// The sums of a product with bias and what is behind it, rounded once.

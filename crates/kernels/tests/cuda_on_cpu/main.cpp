@@ -50,6 +50,11 @@ template <typename T> struct Kernels;
     static constexpr auto attend(unsigned width) {                                                                      \
       return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
     }                                                                                                                   \
+    static constexpr auto step(unsigned width) {                                                                        \
+      return width <= 64    ? step_attention_64_##NAME                                                                  \
+             : width <= 128 ? step_attention_128_##NAME                                                                 \
+                            : step_attention_256_##NAME;                                                                \
+    }                                                                                                                   \
   };
 KERNELS_OF(f32, float)
 KERNELS_OF(f16, __half)
@@ -169,14 +174,6 @@ template <typename T> void attention(double tolerance) {
                                   cache_strides, list, more, keys, width, float(scale));
       });
       compare("attention " + what + ", " + std::to_string(width) + " wide", context, contexts, tolerance);
-      // A step names the keys before its own.
-      const std::vector<unsigned> lengths = {visible[0] - 1, visible[1] - 1};
-      std::vector<T> stepped(context.size());
-      launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
-        Kernels<T>::attend(width)(q.data(), k.data(), v.data(), stepped.data(), query_strides, cache_strides,
-                                  cache_strides, lengths.data(), 1, keys, width, float(scale));
-      });
-      compare("step " + what + ", " + std::to_string(width) + " wide", stepped, contexts, tolerance);
     }
   }
 }
@@ -213,6 +210,56 @@ template <typename T> void new_tokens() {
   }
 }
 
+/// A new token of each row, of which one has no room: its keys and values behind those of its row and nothing else changed,
+/// and what its queries see.
+template <typename T> void steps(double tolerance) {
+  constexpr unsigned BATCH = 4, HEADS = 2, CAPACITY = 130;
+  const std::vector<unsigned> lengths = {0, 129, 64, 130};
+  for (unsigned width : {6u, 64u, 80u, 128u, 200u, 256u}) {
+    const auto sums = random_values<float>(BATCH * 3 * HEADS * width, 2);
+    const auto bias = random_values<T>(3 * HEADS * width, 1);
+    auto key_memory = random_values<T>(BATCH * HEADS * CAPACITY * width, 1), value_memory = key_memory;
+    auto expected_keys = key_memory, expected_values = value_memory;
+    std::vector<T> context(BATCH * HEADS * width);
+    Doubles contexts(context.size());
+    const double scale = 1 / std::sqrt(width);
+    for (unsigned row = 0; row < BATCH * HEADS; row++) {
+      const unsigned batch = row / HEADS, head = row % HEADS, place = std::min(lengths[batch], CAPACITY - 1);
+      const auto projected = [&](unsigned third, unsigned i) {
+        const size_t at = (third * HEADS + head) * width + i;
+        return rounded<T>(sums[batch * 3 * HEADS * width + at] + value_of(bias[at]));
+      };
+      for (unsigned i = 0; i < width; i++) {
+        expected_keys[(row * CAPACITY + place) * width + i] = projected(1, i);
+        expected_values[(row * CAPACITY + place) * width + i] = projected(2, i);
+      }
+      double total = 0;
+      for (unsigned key = 0; key <= place; key++) {
+        const size_t at = (row * CAPACITY + key) * width;
+        double score = 0;
+        for (unsigned i = 0; i < width; i++) score += double(value_of(projected(0, i))) * value_of(expected_keys[at + i]);
+        const double weight = std::exp(score * scale);
+        total += weight;
+        for (unsigned i = 0; i < width; i++) contexts[row * width + i] += weight * value_of(expected_values[at + i]);
+      }
+      for (unsigned i = 0; i < width; i++) contexts[row * width + i] /= total;
+    }
+    launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
+      Kernels<T>::step(width)(sums.data(), bias.data(), key_memory.data(), value_memory.data(), context.data(),
+                              lengths.data(), CAPACITY, width, float(scale));
+    });
+    const std::string what = "step, " + std::to_string(width) + " wide";
+    compare(what, context, contexts, tolerance);
+    const auto doubles = [](const std::vector<T> &values) {
+      Doubles result;
+      for (T value : values) result.push_back(value_of(value));
+      return result;
+    };
+    compare(what + ", keys", key_memory, doubles(expected_keys), 0);
+    compare(what + ", values", value_memory, doubles(expected_values), 0);
+  }
+}
+
 /// `tolerance`: a few roundings of the type, of values up to 1.
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
@@ -220,6 +267,7 @@ template <typename T> void all(const char *name, double tolerance) {
   layer_norms<T>(tolerance);
   attention<T>(tolerance);
   new_tokens<T>();
+  steps<T>(tolerance);
 }
 
 } // namespace
