@@ -15,6 +15,7 @@ use gpt2_generation::{
     AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, TextGenerator, TokenGenerator,
     beam_search, contrastive_search, score_continuations,
 };
+use gpt2_testing::skipped;
 use gpt2_weights::{Checkpoint, Tokenizer, encode};
 
 /// Names the folder of the published checkpoints.
@@ -29,11 +30,10 @@ struct Published {
 }
 
 /// The model, where its folder is there.
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
 fn published(name: &str) -> Option<Published> {
     let folder = std::env::var_os(PUBLISHED_VARIABLE).map(|folder| PathBuf::from(folder).join(name));
     let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
-        eprintln!("skipped: {PUBLISHED_VARIABLE} does not name a folder with {name}");
+        skipped(&format!("{PUBLISHED_VARIABLE} does not name a folder with {name}"));
         return None;
     };
     let checkpoint = Checkpoint::open(&folder).unwrap();

@@ -72,8 +72,11 @@ impl Gpt2Cache {
         self.layers.first().map_or(0, |layer| layer.shape().capacity)
     }
 
-    /// Counts a token of each row that a step has written.
-    pub(crate) fn advance(&mut self) -> Result<()> {
+    /// Counts a token of each row that a pass behind lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    ///
+    /// # Errors
+    /// When a row would pass the capacity; the cache is then unchanged.
+    pub fn advance(&mut self) -> Result<()> {
         self.layers.iter_mut().try_for_each(KvCache::advance)
     }
 

@@ -105,7 +105,7 @@ impl Gpt2Model {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues behind its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T`.
+    /// tokens, and the cache grows by `T` (but see [`Pass::behind`]).
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache.

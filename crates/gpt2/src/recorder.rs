@@ -4,6 +4,8 @@
 //! in one call, each with the arguments of the step that was recorded. So what changes from step to step lies in the GPU's
 //! memory, at the same place for all of them: the ids, the lengths of the rows, the logits.
 
+#![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
+
 use std::mem;
 use std::sync::Arc;
 
@@ -20,18 +22,27 @@ pub(crate) struct StepRecorder {
 }
 
 /// How far the recording for a cache has come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) enum Steps {
-    /// The next step is computed like any other, and loads what its kernels need.
-    #[default]
-    Unprepared,
-    /// The next step is recorded.
+    /// This many steps were computed like any other pass.
+    Counted(usize),
+    /// A step was computed as it will be recorded, and has loaded what its kernels need.
     Prepared(StepMemory),
     /// The next step is replayed.
     Recorded(Recording, StepMemory),
-    /// Steps cannot be recorded.
-    Never,
+    /// Steps cannot be recorded, for this reason.
+    Never(String),
 }
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self::Counted(0)
+    }
+}
+
+/// Steps of a cache that are computed like any other pass: the caches of a beam search live no longer, and would be recorded
+/// in vain.
+const UNRECORDED_STEPS: usize = 2;
 
 /// What a recording reads and writes besides weights, keys and values.
 #[derive(Debug)]
@@ -70,18 +81,29 @@ impl StepRecorder {
                 .lengths()
                 .iter()
                 .all(|length| *length < cache.capacity().min(model.config().n_positions));
-        if !is_step || matches!(cache.steps, Steps::Never) {
+        if !is_step {
             return Ok(None);
         }
-        let steps = mem::replace(&mut cache.steps, Steps::Never);
+        match &mut cache.steps {
+            Steps::Never(_) => return Ok(None),
+            Steps::Counted(steps) if *steps < UNRECORDED_STEPS => {
+                *steps += 1;
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let steps = mem::take(&mut cache.steps);
         match self.next(model, ids, cache, steps) {
             Ok((logits, steps)) => {
                 cache.steps = steps;
                 cache.advance()?;
                 Ok(Some(logits))
             }
-            // The same step is then computed like any other pass, which tells what is wrong with it, if anything is.
-            Err(_) => Ok(None),
+            // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
+            Err(error) => {
+                cache.steps = Steps::Never(error.to_string());
+                Ok(None)
+            }
         }
     }
 
@@ -109,11 +131,16 @@ impl StepRecorder {
                     let logits = compute(model, &memory.ids, &memory.lengths, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
-                (Recording::of(device, compute)?, memory)
+                // SAFETY: the weights are those of every model with the same mark, the layers and this memory are the cache's,
+                // and it is used with both only; nothing that is computed leaves the closure.
+                (unsafe { Recording::of(device, compute)? }, memory)
             }
             _ => {
                 let (ids, model_id) = (ids.contiguous()?.copy()?, Arc::clone(&self.model));
                 let logits = prepared(device, || compute(model, &ids, &lengths, cache))?;
+                if logits.track_op() {
+                    candle_core::bail!("a recording has no gradients, and some weights want theirs");
+                }
                 let memory = StepMemory { ids, lengths, logits: logits.zeros_like()?, model: model_id };
                 // As the recording will: every kernel of it has then run once.
                 memory.logits.slice_set(&logits, 0, 0)?;
@@ -135,10 +162,10 @@ fn compute(model: &Gpt2LMHead, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2C
 impl Gpt2LMHead {
     /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones.
     ///
-    /// The first step with a cache is computed as usual, the second one recorded, and all others take one call to start,
-    /// which is most of their time otherwise. The numbers are the same. Steps that cannot be recorded are computed as
-    /// usual, see [`Gpt2Cache::is_recorded`]: with heads wider than 256, with keys and values of another type than the
-    /// activations, and on devices that [`gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
+    /// The fourth step with a cache is recorded, and all others behind it take one call to start, which is most of their time
+    /// otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
+    /// 256, with keys and values of another type than the activations, where gradients are wanted, and on devices that
+    /// [`gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
     /// While a step is recorded, what other threads give the same device to do would be recorded too, and not done: this is
     /// for programs that use a device from one thread at a time.
@@ -149,8 +176,16 @@ impl Gpt2LMHead {
 }
 
 impl Gpt2Cache {
-    /// Whether steps with this cache are replayed, see [`Gpt2LMHead::with_recorded_steps`].
-    pub fn is_recorded(&self) -> bool {
-        matches!(self.steps, Steps::Recorded(..))
+    /// Whether steps with this cache are replayed, see [`Gpt2LMHead::with_recorded_steps`]: `None` before it is known, and
+    /// where it is not asked for.
+    ///
+    /// # Errors
+    /// Why they cannot be recorded.
+    pub fn recording(&self) -> Option<std::result::Result<(), &str>> {
+        match &self.steps {
+            Steps::Counted(_) | Steps::Prepared(_) => None,
+            Steps::Recorded(..) => Some(Ok(())),
+            Steps::Never(reason) => Some(Err(reason)),
+        }
     }
 }

@@ -71,7 +71,7 @@ pub enum KernelError {
     },
     /// There is no kernel for a step that reads its places from memory.
     #[error(
-        "attention: a new token {token:?} is none for a memory {memory:?} of keys, or there is no kernel for it"
+        "attention: no kernel for a step of {token:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or bf16"
     )]
     NotAStep {
         /// Shape and type of the new token.

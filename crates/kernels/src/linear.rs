@@ -59,18 +59,6 @@ impl Matrix {
     }
 }
 
-/// What an NVIDIA GPU does behind product and bias in one go.
-#[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the GPU's kernels"))]
-pub(crate) enum Behind<'a> {
-    /// Nothing.
-    Nothing,
-    /// The tanh form of GELU.
-    Gelu,
-    /// The sum with this, of the output's shape.
-    Residual(&'a Tensor),
-}
-
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
 pub struct Linear {
@@ -147,7 +135,7 @@ impl Linear {
         if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
             return training::linear(x, weight, self.bias.as_ref());
         }
-        if let Some(y) = self.on_gpu(x, Behind::Nothing)? {
+        if let Some(y) = self.on_gpu(x, Finish::Nothing)? {
             return Ok(y);
         }
         // One two-axis product: candle would otherwise run one product for each row of the batch.
@@ -158,10 +146,10 @@ impl Linear {
         }
     }
 
-    /// The layer with what is behind it on an NVIDIA GPU, where its kernels apply.
-    fn on_gpu(&self, x: &Tensor, behind: Behind<'_>) -> Result<Option<Tensor>> {
+    /// The layer with what follows it on an NVIDIA GPU, where its kernels apply.
+    fn on_gpu(&self, x: &Tensor, finish: Finish<&Tensor>) -> Result<Option<Tensor>> {
         match &self.weight {
-            Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), behind),
+            Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), finish),
             Matrix::Packed(_) => Ok(None),
         }
     }
@@ -179,7 +167,7 @@ impl Linear {
             if let Matrix::Packed(weight) = &self.weight {
                 return self.packed_product(weight, x, true);
             }
-            if let Some(y) = self.on_gpu(x, Behind::Gelu)? {
+            if let Some(y) = self.on_gpu(x, Finish::Gelu)? {
                 return Ok(y);
             }
         }
@@ -204,7 +192,7 @@ impl Linear {
                     .contiguous()?
                     .apply_op2_no_bwd(&residual.contiguous()?, &self.product_op(weight, false));
             }
-            if let Some(y) = self.on_gpu(x, Behind::Residual(residual))? {
+            if let Some(y) = self.on_gpu(x, Finish::Add(residual))? {
                 return Ok(y);
             }
         }
@@ -289,7 +277,12 @@ struct PackedProduct {
 }
 
 impl PackedProduct {
-    fn compute(&self, x: &CpuStorage, layout: &Layout, finish: Finish<'_>) -> Result<(CpuStorage, Shape)> {
+    fn compute(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        finish: Finish<&[f32]>,
+    ) -> Result<(CpuStorage, Shape)> {
         let mut shape = layout.dims().to_vec();
         let rows = shape.iter().rev().skip(1).product();
         if let Some(width) = shape.last_mut() {

@@ -17,7 +17,8 @@ use crate::{KernelError, Linear, Matrix, cuda};
 ///
 /// # Errors
 /// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
-/// projection without bias, for heads wider than 256, and for types that differ or are other than f32, f16 and bf16.
+/// projection without bias, where a gradient is wanted, for heads wider than 256, and for types that differ or are other than
+/// f32, f16 and bf16.
 pub fn step_attention(
     projection: &Linear,
     x: &Tensor,

@@ -59,6 +59,12 @@ pub fn dtype() -> DType {
     }
 }
 
+/// Says why a test that cannot run here is skipped.
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+pub fn skipped(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
 /// Checks a result of [`device`] in [`dtype`]: every element within `tolerance` of the expected one on the CPU in f32,
 /// and within the tolerance of the device and the type elsewhere, times the largest expected value where that is above 1,
 /// for roundings are of the size of what is added up. In bf16 the norm of all differences counts besides, over that of the
@@ -164,10 +170,9 @@ pub fn json_fixture(name: &str) -> serde_json::Value {
 ///
 /// # Panics
 /// When the variable names something that is not a folder: a run that asks for these tests must not skip them.
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
 pub fn checkpoints() -> Option<PathBuf> {
     let Some(folder) = std::env::var_os(CHECKPOINTS_VARIABLE) else {
-        eprintln!("skipped: {CHECKPOINTS_VARIABLE} does not name a folder with third-party checkpoints");
+        skipped(&format!("{CHECKPOINTS_VARIABLE} does not name a folder with third-party checkpoints"));
         return None;
     };
     let folder = PathBuf::from(folder);

@@ -4,9 +4,14 @@ use std::convert::Infallible;
 
 use candle_core::{Device, Result, Tensor};
 
-use crate::linear::Behind;
+use crate::packed::Finish;
 
-pub(crate) fn linear(_: &Tensor, _: &Tensor, _: Option<&Tensor>, _: Behind<'_>) -> Result<Option<Tensor>> {
+pub(crate) fn linear(
+    _: &Tensor,
+    _: &Tensor,
+    _: Option<&Tensor>,
+    _: Finish<&Tensor>,
+) -> Result<Option<Tensor>> {
     Ok(None)
 }
 
@@ -41,7 +46,11 @@ impl Recording {
     ///
     /// # Errors
     /// Always: the feature `cuda` is off.
-    pub fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Self> {
+    ///
+    /// # Safety
+    /// None is asked for: there is no recording.
+    #[expect(unsafe_code, reason = "as in a build with CUDA")]
+    pub unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Self> {
         candle_core::bail!("this program was built without CUDA")
     }
 

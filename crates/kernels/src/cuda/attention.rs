@@ -7,10 +7,10 @@
 
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
-use candle_core::{DType, Result, Shape, Tensor};
+use candle_core::{D, DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::products::{Matrices, Product, Right, Sizes, is_one_piece, linear_product, product};
+use super::products::{Matrices, Product, Right, Sizes, is_one_piece, product, sums};
 use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
 
 /// Threads of a block that writes rows of one head.
@@ -19,8 +19,10 @@ const HEAD_THREADS: u32 = 64;
 const ATTENTION_THREADS: u32 = 512;
 /// Widths of a head up to which a kernel for one query was compiled.
 const HEAD_WIDTHS: [usize; 3] = [64, 128, 256];
-/// Blocks along the last axis of a grid.
-const MAX_DEPTH: usize = 65_535;
+/// Blocks along the second and the third axis of a grid.
+const MAX_BLOCKS_ACROSS: usize = 65_535;
+/// Axis of the tokens in a `(B, H, T, D)` tensor.
+const TOKEN_DIM: usize = 2;
 /// A null pointer of the device.
 const NO_LIST: u64 = 0;
 
@@ -39,13 +41,13 @@ pub(crate) fn prefix_attention(
     let (_, _, key_len, value_dim) = v.dims4()?;
     let fits = k.dims() == [batch, heads, key_len, head_dim]
         && v.dims() == [batch, heads, key_len, value_dim]
+        && batch <= MAX_BLOCKS_ACROSS
         && visible.len() == batch * query_len
         && visible.iter().all(|keys| (1..=key_len).contains(keys));
     if !fits {
         return Ok(None);
     }
-    let list = uploaded_list(visible, query_len, q.device().as_cuda_device()?)?;
-    let visible = Numbers::new(&list, visible)?;
+    let visible = Numbers::upload(visible, query_len, q.device().as_cuda_device()?)?;
     match compiled_width(head_dim, value_dim).filter(|_| query_len == 1) {
         Some(width) => by_type!(q.dtype(), attend(width, [q, k, v], scale, &visible)),
         None => by_type!(q.dtype(), attend_many([q, k, v], scale, &visible)),
@@ -67,6 +69,7 @@ pub(crate) fn step_attention(
         && bias.dims() == [3 * heads * head_dim]
         && weight.dim(0)? == 3 * heads * head_dim
         && x.dims() == [batch, 1, weight.dim(1)?]
+        && batch <= MAX_BLOCKS_ACROSS
         && lengths.dims() == [batch]
         && lengths.dtype() == DType::U32
         && lengths.is_contiguous()
@@ -86,8 +89,7 @@ pub(crate) fn write_tokens(
     if !is_writable(memories, tokens)? {
         return Ok(false);
     }
-    let list = uploaded_list(positions, 1, memories[0].device().as_cuda_device()?)?;
-    let places = Numbers::new(&list, positions)?;
+    let places = Numbers::upload(positions, 1, memories[0].device().as_cuda_device()?)?;
     by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
     Ok(true)
 }
@@ -97,6 +99,7 @@ fn is_writable(memories: [&Tensor; 2], tokens: [&Tensor; 2]) -> Result<bool> {
     let (batch, heads, _, head_dim) = memories[0].dims4()?;
     let (_, _, added, _) = tokens[0].dims4()?;
     Ok(memories[1].dims() == memories[0].dims()
+        && batch <= MAX_BLOCKS_ACROSS
         && memories.iter().all(|memory| memory.is_contiguous())
         && tokens.iter().all(|x| x.dims() == [batch, heads, added, head_dim])
         && applies(&[memories[0], memories[1], tokens[0], tokens[1]]))
@@ -107,32 +110,25 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
     HEAD_WIDTHS.into_iter().find(|width| head_dim <= *width && value_dim == head_dim)
 }
 
-/// Numbers of keys or places for each query or row, as the kernels take them: `more` than the list says; where there is none,
-/// `more` than the number of the query in its row.
-struct Numbers<'a> {
-    list: Option<CudaView<'a, u32>>,
-    more: u32,
+/// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one where all rows have the
+/// same and each next query of a row one more.
+struct Numbers {
+    list: Option<CudaSlice<u32>>,
+    first: u32,
 }
 
-impl<'a> Numbers<'a> {
-    /// The numbers of which `list` is what [`uploaded_list`] gave.
-    fn new(list: &'a Option<CudaSlice<u32>>, numbers: &[usize]) -> Result<Self> {
-        Ok(match list {
-            Some(list) => Self { list: Some(list.as_view()), more: 0 },
-            None => Self { list: None, more: counted(numbers.first().copied().unwrap_or_default())? },
-        })
+impl Numbers {
+    fn upload(numbers: &[usize], query_len: usize, device: &CudaDevice) -> Result<Self> {
+        let first = numbers.first().copied().unwrap_or_default();
+        let is_regular = numbers.iter().enumerate().all(|(row, number)| *number == first + row % query_len);
+        let list = if is_regular {
+            None
+        } else {
+            let list = numbers.iter().map(|number| counted(*number)).collect::<Result<Vec<_>>>()?;
+            Some(device.clone_htod(&list)?)
+        };
+        Ok(Self { list, first: counted(first)? })
     }
-}
-
-/// The numbers on the device; `None` where they are the same for each row, and one more for each next query, so that no list
-/// is needed.
-fn uploaded_list(numbers: &[usize], query_len: usize, device: &CudaDevice) -> Result<Option<CudaSlice<u32>>> {
-    let first = numbers.first().copied().unwrap_or_default();
-    if numbers.iter().enumerate().all(|(row, number)| *number == first + row % query_len) {
-        return Ok(None);
-    }
-    let list = numbers.iter().map(|number| counted(*number)).collect::<Result<Vec<_>>>()?;
-    device.clone_htod(&list).map(Some)
 }
 
 /// Adds a list of numbers to the arguments of a launch, or a null pointer.
@@ -171,9 +167,12 @@ impl Strides {
     }
 }
 
-/// `x` with its rows in one piece; whatever else the strides are, kernels and products follow them.
+/// `x` with its rows in one piece and apart from each other; whatever else the strides are, kernels and products follow them.
 fn with_whole_rows(x: &Tensor) -> Result<Tensor> {
-    if x.stride().last() == Some(&1) { Ok(x.clone()) } else { x.contiguous() }
+    match x.stride() {
+        [.., token, 1] if *token >= x.dim(D::Minus1)? || x.dim(TOKEN_DIM)? == 1 => Ok(x.clone()),
+        _ => x.contiguous(),
+    }
 }
 
 /// `q` `(B, H, 1, D)`, `k` and `v` `(B, H, S, D)`; returns `(B, H, 1, D)`.
@@ -181,13 +180,12 @@ fn attend<T: Element>(
     width: usize,
     [q, k, v]: [&Tensor; 3],
     scale: f64,
-    visible: &Numbers<'_>,
+    visible: &Numbers,
 ) -> Result<Tensor> {
     let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
     let device = q.device().as_cuda_device()?;
     let function = device.get_or_load_custom_func(&format!("attend_{width}_{}", T::NAME), MODULE, KERNELS)?;
     let (batch, heads, _, head_dim) = q.dims4()?;
-    let keys = counted(k.dim(2)?)?;
     let blocks = (counted(heads)?, counted(batch)?, 1);
     let width = counted(head_dim)?;
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
@@ -202,9 +200,9 @@ fn attend<T: Element>(
     launch.arg(&q_values).arg(&k_values).arg(&v_values).arg(&mut context);
     launch.arg(&q_strides).arg(&k_strides).arg(&v_strides);
     list_argument!(launch, visible);
-    launch.arg(&visible.more).arg(&keys).arg(&width).arg(&scale);
+    launch.arg(&visible.first).arg(&width).arg(&scale);
     // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece,
-    // and the list has a number for each batch row.
+    // and the list has a number for each batch row, none above the number of keys.
     unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
 }
@@ -226,7 +224,7 @@ fn launch_step<T: Product>(
     let (capacity, width) = (counted(capacity)?, counted(head_dim)?);
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
     let scale = scale as f32;
-    let sums = linear_product::<T, f32>(&x, weight)?; // (B, 3, H, D)
+    let sums = sums::<T>(&x, weight)?; // (B, 3, H, D)
     let (held_bias, held_lengths) = (Held::new(&bias), Held::new(lengths));
     let [held_keys, held_values] = memories.map(Held::new);
     let (bias_values, length_values) = (held_bias.values::<T>()?, held_lengths.values::<u32>()?);
@@ -244,7 +242,7 @@ fn launch_step<T: Product>(
 }
 
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
-fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Numbers<'_>) -> Result<Tensor> {
+fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Numbers) -> Result<Tensor> {
     let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
     let device = q.device().as_cuda_device()?;
     let (batch, heads, query_len, head_dim) = q.dims4()?;
@@ -285,7 +283,7 @@ fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Number
 fn prefix_softmax<T: Element>(
     scores: &CudaSlice<f32>,
     [batch, heads, query_len, key_len]: [usize; 4],
-    visible: &Numbers<'_>,
+    visible: &Numbers,
     device: &CudaDevice,
 ) -> Result<CudaSlice<T>> {
     let function = device.get_or_load_custom_func(&format!("prefix_softmax_{}", T::NAME), MODULE, KERNELS)?;
@@ -296,9 +294,9 @@ fn prefix_softmax<T: Element>(
     let mut launch = function.builder();
     launch.arg(scores).arg(&mut weights);
     list_argument!(launch, visible);
-    launch.arg(&visible.more).arg(&heads).arg(&queries).arg(&keys);
+    launch.arg(&visible.first).arg(&heads).arg(&queries).arg(&keys);
     // SAFETY: these are the parameters of the kernel; scores and weights are `rows` rows of `keys` elements, and the list has
-    // a number for each query of each batch row.
+    // a number for each query of each batch row, none above that of the keys.
     unsafe { launch.launch(grid((rows, 1, 1), ROW_THREADS)) }.w()?;
     Ok(weights)
 }
@@ -307,14 +305,14 @@ fn prefix_softmax<T: Element>(
 fn launch_write_tokens<T: Element>(
     memories: [&Tensor; 2],
     [keys, values]: [&Tensor; 2],
-    places: &Numbers<'_>,
+    places: &Numbers,
 ) -> Result<()> {
     let (keys, values) = (with_whole_rows(keys)?, with_whole_rows(values)?);
     let device = keys.device().as_cuda_device()?;
     let function = device.get_or_load_custom_func(&format!("write_tokens_{}", T::NAME), MODULE, KERNELS)?;
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
     let (_, _, added, _) = keys.dims4()?;
-    let blocks = (counted(heads)?, counted(batch)?, counted(added.min(MAX_DEPTH))?);
+    let blocks = (counted(heads)?, counted(batch)?, counted(added.min(MAX_BLOCKS_ACROSS))?);
     let (added, capacity, width) = (counted(added)?, counted(capacity)?, counted(head_dim)?);
     let (held_keys, held_values) = (Held::new(&keys), Held::new(&values));
     let [held_key_memory, held_value_memory] = memories.map(Held::new);
@@ -325,7 +323,7 @@ fn launch_write_tokens<T: Element>(
     launch.arg(&new_keys).arg(&new_values).arg(&key_memory).arg(&value_memory);
     launch.arg(&key_strides).arg(&value_strides);
     list_argument!(launch, places);
-    launch.arg(&places.more).arg(&added).arg(&capacity).arg(&width);
+    launch.arg(&places.first).arg(&added).arg(&capacity).arg(&width);
     // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece, the
     // memories hold `capacity` rows of `width` for each head and batch row, and the list has a number for each batch row.
     // The kernel writes nowhere else, and all work of this device is done in the order of one stream.

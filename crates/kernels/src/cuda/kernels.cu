@@ -1,4 +1,5 @@
-// Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. `mod.rs` launches them.
+// Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. The files beside this one launch
+// them.
 //
 // Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. What comes from a matrix product
 // and goes on is f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
@@ -11,7 +12,11 @@ namespace {
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffff;
 /// Warps that share the keys of one query.
-constexpr unsigned ATTENTION_WARPS = 16;
+constexpr unsigned ATTENTION_WARPS = 16, ATTENTION_THREADS = WARP * ATTENTION_WARPS;
+/// The most threads of a block that works on a row.
+constexpr unsigned ROW_THREADS = 256;
+/// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
+constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
 /// Keys that a warp reads at once, so that it waits for memory once and not for each.
 constexpr unsigned KEYS_AT_ONCE = 4;
 
@@ -54,15 +59,61 @@ __device__ float gelu(float x) {
 /// What follows the bias.
 enum Finish { NOTHING, GELU, ADD };
 
+/// `sum` with bias and what follows it.
+template <typename T, Finish FINISH> __device__ T finished(float sum, const T *bias, const T *residual) {
+  sum += value_of(*bias);
+  if (FINISH == ADD) sum += value_of(*residual);
+  return rounded<T>(FINISH == GELU ? gelu(sum) : sum);
+}
+
 /// y = sums + bias, its GELU, or its sum with `residual`. `sums`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any
 /// grid.
 template <typename T, Finish FINISH>
 __device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
-  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    float sum = sums[i] + value_of(bias[i % width]);
-    if (FINISH == ADD) sum += value_of(residual[i]);
-    y[i] = rounded<T>(FINISH == GELU ? gelu(sum) : sum);
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    y[i] = finished<T, FINISH>(sums[i], bias + i % width, FINISH == ADD ? residual + i : nullptr);
+}
+
+/// The sums of the columns of a matrix, each row times an element of `x`, for `finish` of each column. `x` `(inner)`, `weight`
+/// `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
+///
+/// A thread loads 16 bytes of a row at once, and several rows before it waits for any; `lanes` threads side by side have
+/// `16 * lanes` bytes of the row for their block, and all other threads further rows of them.
+template <typename T, typename F>
+__device__ void row_product(const T *x, const T *weight, unsigned inner, unsigned columns, unsigned lanes, F finish) {
+  constexpr unsigned WIDTH = sizeof(uint4) / sizeof(T), ROWS_AT_ONCE = 8;
+  __shared__ float partial[PRODUCT_THREADS / WARP][MAX_LANES * WIDTH];
+  const unsigned lane = threadIdx.x % lanes, slice = threadIdx.x / lanes, slices = blockDim.x / lanes;
+  const unsigned block_column = blockIdx.x * lanes * WIDTH, column = block_column + lane * WIDTH;
+  float sums[WIDTH] = {};
+  for (unsigned start = slice; start < inner && column < columns; start += ROWS_AT_ONCE * slices) {
+    uint4 loaded[ROWS_AT_ONCE];
+    float factors[ROWS_AT_ONCE];
+#pragma unroll
+    for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
+      // Behind the last row the last one is read again, and counts as nothing.
+      const unsigned row = min(start + i * slices, inner - 1);
+      loaded[i] = *reinterpret_cast<const uint4 *>(weight + size_t(row) * columns + column);
+      factors[i] = start + i * slices < inner ? value_of(x[row]) : 0.0f;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
+      if (start + i * slices >= inner) continue; // not even as zero times infinity
+      const T *values = reinterpret_cast<const T *>(&loaded[i]);
+#pragma unroll
+      for (unsigned j = 0; j < WIDTH; j++) sums[j] += factors[i] * value_of(values[j]);
+    }
+  }
+  for (unsigned distance = WARP / 2; distance >= lanes; distance /= 2)
+    for (unsigned j = 0; j < WIDTH; j++) sums[j] += __shfl_xor_sync(ALL_LANES, sums[j], distance);
+  if (threadIdx.x % WARP < lanes)
+    for (unsigned j = 0; j < WIDTH; j++) partial[threadIdx.x / WARP][lane * WIDTH + j] = sums[j];
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < lanes * WIDTH && block_column + i < columns; i += blockDim.x) {
+    float sum = 0.0f;
+    for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][i];
+    finish(block_column + i, sum);
   }
 }
 
@@ -88,19 +139,18 @@ __device__ void layer_norm(const T *x, const T *weight, const T *bias, T *y, uns
   }
 }
 
-/// The keys that a query sees: `more` than the list says for it, or than its number where there is no list; at most `keys`.
-__device__ unsigned visible_keys(const unsigned *list, unsigned more, unsigned batch, unsigned queries, unsigned query,
-                                 unsigned keys) {
-  return min((list ? list[batch * queries + query] : query) + more, keys);
+/// The keys that a query sees: what the list says for it, or `first + query` where there is none.
+__device__ unsigned visible_keys(const unsigned *list, unsigned first, unsigned batch, unsigned queries, unsigned query) {
+  return list ? list[batch * queries + query] : first + query;
 }
 
 /// Softmax of `scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
 template <typename T>
-__device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned more, unsigned heads,
+__device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned first, unsigned heads,
                                unsigned queries, unsigned keys) {
   __shared__ float shared[WARP];
   const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
-  const unsigned count = visible_keys(list, more, batch, queries, query, keys);
+  const unsigned count = visible_keys(list, first, batch, queries, query);
   scores += size_t(blockIdx.x) * keys;
   weights += size_t(blockIdx.x) * keys;
   float largest = -INFINITY;
@@ -118,14 +168,15 @@ struct Strides {
   size_t batch, head, token;
 };
 
-/// Writes the keys and values of new tokens into memory, those of each row from place `more` on behind what the list says
-/// for it, or 0 where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
+/// Writes the keys and values of new tokens into memory, those of each row from the place on that the list says for it, or
+/// from `first` on where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
 /// head and batch row, and any number of them for the tokens.
 template <typename T>
 __device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
-                             const unsigned *list, unsigned more, unsigned tokens, unsigned capacity,
+                             const unsigned *list, unsigned first, unsigned tokens, unsigned capacity,
                              unsigned head_dim) {
-  const unsigned head = blockIdx.x, batch = blockIdx.y, first = (list ? list[batch] : 0) + more;
+  const unsigned head = blockIdx.x, batch = blockIdx.y;
+  if (list) first = list[batch];
   keys += batch * ks.batch + head * ks.head;
   values += batch * vs.batch + head * vs.head;
   const size_t memory = (size_t(batch) * gridDim.x + head) * capacity;
@@ -208,8 +259,8 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
 /// and batch row; `context` `(B, H, D)`.
 template <typename T, unsigned CHUNKS>
 __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
-                       const unsigned *list, unsigned more, unsigned keys, unsigned head_dim, float scale) {
-  const unsigned head = blockIdx.x, batch = blockIdx.y, count = visible_keys(list, more, batch, 1, 0, keys);
+                       const unsigned *list, unsigned first, unsigned head_dim, float scale) {
+  const unsigned head = blockIdx.x, batch = blockIdx.y, count = visible_keys(list, first, batch, 1, 0);
   q += batch * qs.batch + head * qs.head;
   k += batch * ks.batch + head * ks.head;
   v += batch * vs.batch + head * vs.head;
@@ -244,46 +295,69 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
 
 } // namespace
 
-#define ATTEND(NAME, T, WIDTH)                                                                                          \
-  extern "C" __global__ void attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,        \
-                                                     Strides ks, Strides vs, const unsigned *list, unsigned more,       \
-                                                     unsigned keys, unsigned head_dim, float scale) {                   \
-    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, more, keys, head_dim, scale);                           \
+// Without a bound the compiler could give a thread more registers than such a block has room for.
+#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+
+#define ROW_PRODUCT(NAME, T, FINISH)                                                                                    \
+  KERNEL(PRODUCT_THREADS) NAME(const T *x, const T *weight, const T *bias, T *y, unsigned inner, unsigned columns,      \
+                               unsigned lanes) {                                                                        \
+    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
+      y[column] = finished<T, FINISH>(sum, bias + column, nullptr);                                                     \
+    });                                                                                                                 \
+  }
+
+#define ATTENTION(NAME, T, WIDTH)                                                                                       \
+  KERNEL(ATTENTION_THREADS) attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,         \
+                                                    Strides ks, Strides vs, const unsigned *list, unsigned first,       \
+                                                    unsigned head_dim, float scale) {                                   \
+    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, first, head_dim, scale);                                \
   }                                                                                                                     \
-  extern "C" __global__ void step_attention_##WIDTH##_##NAME(                                                           \
-      const float *sums, const T *bias, T *key_memory, T *value_memory, T *context, const unsigned *lengths,            \
-      unsigned capacity, unsigned head_dim, float scale) {                                                              \
+  KERNEL(ATTENTION_THREADS) step_attention_##WIDTH##_##NAME(const float *sums, const T *bias, T *key_memory,            \
+                                                            T *value_memory, T *context, const unsigned *lengths,       \
+                                                            unsigned capacity, unsigned head_dim, float scale) {        \
     step_attention<T, WIDTH / WARP>(sums, bias, key_memory, value_memory, context, lengths, capacity, head_dim, scale); \
   }
 
 #define KERNELS(NAME, T)                                                                                                \
-  extern "C" __global__ void add_bias_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {    \
+  KERNEL(ROW_THREADS) add_bias_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {           \
     add_bias<T, NOTHING>(sums, bias, nullptr, y, count, width);                                                         \
   }                                                                                                                     \
-  extern "C" __global__ void add_bias_gelu_##NAME(const float *sums, const T *bias, T *y, size_t count,                 \
-                                                  unsigned width) {                                                     \
+  KERNEL(ROW_THREADS) add_bias_gelu_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {      \
     add_bias<T, GELU>(sums, bias, nullptr, y, count, width);                                                            \
   }                                                                                                                     \
-  extern "C" __global__ void add_bias_residual_##NAME(const float *sums, const T *bias, const T *residual, T *y,        \
-                                                      size_t count, unsigned width) {                                   \
+  KERNEL(ROW_THREADS) add_bias_residual_##NAME(const float *sums, const T *bias, const T *residual, T *y, size_t count, \
+                                               unsigned width) {                                                        \
     add_bias<T, ADD>(sums, bias, residual, y, count, width);                                                            \
   }                                                                                                                     \
-  extern "C" __global__ void layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,        \
-                                               float epsilon) {                                                         \
+  KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned inner, unsigned columns,   \
+                                             unsigned lanes) {                                                          \
+    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) { y[column] = sum; });                \
+  }                                                                                                                     \
+  ROW_PRODUCT(row_product_bias_##NAME, T, NOTHING)                                                                      \
+  ROW_PRODUCT(row_product_bias_gelu_##NAME, T, GELU)                                                                    \
+  KERNEL(PRODUCT_THREADS) row_product_bias_residual_##NAME(const T *x, const T *weight, const T *bias,                  \
+                                                           const T *residual, T *y, unsigned inner, unsigned columns,   \
+                                                           unsigned lanes) {                                            \
+    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
+      y[column] = finished<T, ADD>(sum, bias + column, residual + column);                                              \
+    });                                                                                                                 \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,               \
+                                        float epsilon) {                                                                \
     layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
   }                                                                                                                     \
-  extern "C" __global__ void prefix_softmax_##NAME(const float *scores, T *weights, const unsigned *list,               \
-                                                   unsigned more, unsigned heads, unsigned queries, unsigned keys) {    \
-    prefix_softmax<T>(scores, weights, list, more, heads, queries, keys);                                               \
+  KERNEL(ROW_THREADS) prefix_softmax_##NAME(const float *scores, T *weights, const unsigned *list, unsigned first,      \
+                                            unsigned heads, unsigned queries, unsigned keys) {                          \
+    prefix_softmax<T>(scores, weights, list, first, heads, queries, keys);                                              \
   }                                                                                                                     \
-  extern "C" __global__ void write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,        \
-                                                 Strides ks, Strides vs, const unsigned *list, unsigned more,           \
-                                                 unsigned tokens, unsigned capacity, unsigned head_dim) {               \
-    write_tokens<T>(keys, values, key_memory, value_memory, ks, vs, list, more, tokens, capacity, head_dim);            \
+  KERNEL(ROW_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks,   \
+                                          Strides vs, const unsigned *list, unsigned first, unsigned tokens,            \
+                                          unsigned capacity, unsigned head_dim) {                                       \
+    write_tokens<T>(keys, values, key_memory, value_memory, ks, vs, list, first, tokens, capacity, head_dim);           \
   }                                                                                                                     \
-  ATTEND(NAME, T, 64)                                                                                                   \
-  ATTEND(NAME, T, 128)                                                                                                  \
-  ATTEND(NAME, T, 256)
+  ATTENTION(NAME, T, 64)                                                                                                \
+  ATTENTION(NAME, T, 128)                                                                                               \
+  ATTENTION(NAME, T, 256)
 
 KERNELS(f32, float)
 KERNELS(f16, __half)

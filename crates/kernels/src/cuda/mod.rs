@@ -41,6 +41,7 @@ pub(crate) fn open(index: usize) -> Result<Device> {
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     // Without memory pools there is nothing to keep.
     let _ = keep_freed_memory(device.as_cuda_device()?);
+    products::prepare(device.as_cuda_device()?)?;
     Ok(device)
 }
 

@@ -4,43 +4,77 @@
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
 
 use std::ffi::c_void;
+use std::mem;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_strided_batched_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys::{
-    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t,
+    cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cublasSetMathMode,
+    cublasSetWorkspace_v2, cudaDataType_t,
 };
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, PushKernelArg};
-use candle_core::cuda_backend::{CudaDevice, WrapErr, gemm_reduced_precision_f32};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr, PushKernelArg};
+use candle_core::cuda_backend::{CudaDType, CudaDevice, WrapErr, gemm_reduced_precision_f32};
 use candle_core::{DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
 use super::{
     Element, Held, KERNELS, MAX_BLOCKS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor,
 };
-use crate::linear::Behind;
+use crate::packed::Finish;
 
-/// `x Wᵀ`, and what is behind it. `x` `(…, in)`, `weight` `(out, in)`, contiguous or the transposed view of such a tensor.
+/// `PRODUCT_THREADS` of the kernels.
+const PRODUCT_THREADS: u32 = 512;
+/// What one of their threads loads at once.
+const LOAD_BYTES: usize = 16;
+/// How many of them may share a row of the weight; fewer make more blocks.
+const LANES: [usize; 3] = [8, 4, 2];
+/// Blocks that keep a large GPU's memory busy.
+const ENOUGH_BLOCKS: usize = 128;
+
+/// What cuBLAS may use besides the matrices; on Hopper it asks for this much.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Gives cuBLAS its workspace once, for it would allocate one inside a recording, and lets it add up f16 and bf16 in f32 to the
+/// end.
+pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
+    let blas = device.cublas_handle();
+    let stream = device.cuda_stream();
+    // SAFETY: cuBLAS writes its workspace before it reads it.
+    let workspace = unsafe { device.alloc::<u8>(WORKSPACE_BYTES)? };
+    let (address, guard) = workspace.device_ptr(&stream);
+    // SAFETY: the handle is open, its stream is that of the workspace, and the workspace is never freed, see below.
+    unsafe {
+        cublasSetWorkspace_v2(*blas.handle(), address as *mut c_void, WORKSPACE_BYTES).result().w()?;
+        let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        cublasSetMathMode(*blas.handle(), mode).result().w()?;
+    }
+    drop(guard);
+    // candle's device has no place for it, and its clones may live to the end of the program.
+    mem::forget(workspace);
+    Ok(())
+}
+
+/// `x Wᵀ`, and what follows it. `x` `(…, in)`, `weight` `(out, in)`, contiguous or the transposed view of such a tensor.
 pub(crate) fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    behind: Behind<'_>,
+    finish: Finish<&Tensor>,
 ) -> Result<Option<Tensor>> {
     let Ok((columns, inner)) = weight.dims2() else { return Ok(None) };
     let mut shape = x.dims().to_vec();
     let width = shape.last_mut().filter(|width| **width == inner);
     let (Some(width), true) = (width, applies(&[x, weight])) else { return Ok(None) };
     *width = columns;
-    let is_plain = matches!(behind, Behind::Nothing);
+    let is_plain = matches!(finish, Finish::Nothing);
     let has_bias = bias.map_or(is_plain, |bias| bias.dims() == [columns] && applies(&[x, bias]));
-    let has_residual = match behind {
-        Behind::Residual(residual) => residual.dims() == shape && applies(&[x, residual]),
-        Behind::Nothing | Behind::Gelu => true,
+    let has_residual = match finish {
+        Finish::Add(residual) => residual.dims() == shape && applies(&[x, residual]),
+        Finish::Nothing | Finish::Gelu => true,
     };
     if !has_bias || !has_residual || !is_one_piece(weight)? {
         return Ok(None);
     }
-    by_type!(x.dtype(), launch_linear(&x.contiguous()?, weight, bias, behind, &shape.into())).map(Some)
+    by_type!(x.dtype(), launch_linear(&x.contiguous()?, weight, bias, finish, &shape.into())).map(Some)
 }
 
 /// Whether a weight is contiguous, or the transposed view of a contiguous tensor.
@@ -52,18 +86,83 @@ fn launch_linear<T: Product>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    behind: Behind<'_>,
+    finish: Finish<&Tensor>,
     shape: &Shape,
 ) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    match bias {
-        Some(bias) => add_bias::<T>(&linear_product::<T, f32>(x, weight)?, bias, behind, shape, device),
-        None => Ok(tensor(linear_product::<T, T>(x, weight)?, device, shape)),
+    let Some(bias) = bias else {
+        return Ok(tensor(linear_product::<T, T>(x, weight)?, device, shape));
+    };
+    let bias = &bias.contiguous()?;
+    let (name, residual) = match finish {
+        Finish::Nothing => ("bias", None),
+        Finish::Gelu => ("bias_gelu", None),
+        Finish::Add(residual) => ("bias_residual", Some(residual.contiguous()?)),
+    };
+    let y = match row_product::<T, T>(
+        &format!("row_product_{name}"),
+        [x, weight],
+        Some(bias),
+        residual.as_ref(),
+    )? {
+        Some(y) => y,
+        None => {
+            add_bias::<T>(&format!("add_{name}"), &sums::<T>(x, weight)?, bias, residual.as_ref(), device)?
+        }
+    };
+    Ok(tensor(y, device, shape))
+}
+
+/// `x Wᵀ` in f32, for a contiguous `x` and a weight in one piece.
+pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
+    match row_product::<T, f32>("row_product", [x, weight], None, None)? {
+        Some(sums) => Ok(sums),
+        None => linear_product::<T, f32>(x, weight),
     }
 }
 
-/// `x Wᵀ` for a contiguous `x` and a weight in one piece.
-pub(super) fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<R>> {
+/// A product of one row, where there is a kernel for it: it reads a weight as checkpoints hold it, `(in, out)`, at the memory's
+/// speed, and finishes each output.
+fn row_product<T: Element, R: CudaDType + DeviceRepr>(
+    kernel: &str,
+    [x, weight]: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+) -> Result<Option<CudaSlice<R>>> {
+    let (columns, inner) = weight.dims2()?;
+    let width = LOAD_BYTES / size_of::<T>();
+    let is_aligned = columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
+    if x.elem_count() != inner || !weight.t()?.is_contiguous() || !is_aligned {
+        return Ok(None);
+    }
+    let blocks_of = |lanes: usize| columns.div_ceil(lanes * width);
+    let [_, _, fewest] = LANES;
+    let lanes = LANES.into_iter().find(|lanes| blocks_of(*lanes) >= ENOUGH_BLOCKS).unwrap_or(fewest);
+    let device = x.device().as_cuda_device()?;
+    let function = device.get_or_load_custom_func(&format!("{kernel}_{}", T::NAME), MODULE, KERNELS)?;
+    let (held_x, held_weight) = (Held::new(x), Held::new(weight));
+    let (x_values, weight_values) = (held_x.values::<T>()?, held_weight.values::<T>()?);
+    let (held_bias, held_residual) = (bias.map(Held::new), residual.map(Held::new));
+    let bias_values = held_bias.as_ref().map(Held::values::<T>).transpose()?;
+    let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
+    let blocks = counted(blocks_of(lanes))?;
+    let (inner, lanes, width) = (counted(inner)?, counted(lanes)?, counted(columns)?);
+    // SAFETY: the kernel writes every element.
+    let mut y = unsafe { device.alloc::<R>(columns)? };
+    let mut launch = function.builder();
+    launch.arg(&x_values).arg(&weight_values);
+    for values in [&bias_values, &residual_values].into_iter().flatten() {
+        launch.arg(values);
+    }
+    launch.arg(&mut y).arg(&inner).arg(&width).arg(&lanes);
+    // SAFETY: these are the parameters of the kernel that takes this bias and this residual; `x` is a row of `inner` elements,
+    // bias, residual and `y` have one for each column, and the weight is whole rows of columns, from a multiple of 16 bytes on.
+    unsafe { launch.launch(grid((blocks, 1, 1), PRODUCT_THREADS)) }.w()?;
+    Ok(Some(y))
+}
+
+/// `x Wᵀ` by cuBLAS, for a contiguous `x` and a weight in one piece.
+fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<R>> {
     let device = x.device().as_cuda_device()?;
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner;
@@ -81,24 +180,18 @@ pub(super) fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor
     Ok(result)
 }
 
-/// The sums of a product with bias and what is behind it, rounded once.
+/// The sums of a product with bias and what follows it, rounded once.
 fn add_bias<T: Element>(
+    kernel: &str,
     sums: &CudaSlice<f32>,
     bias: &Tensor,
-    behind: Behind<'_>,
-    shape: &Shape,
+    residual: Option<&Tensor>,
     device: &CudaDevice,
-) -> Result<Tensor> {
-    let (kernel, residual) = match behind {
-        Behind::Nothing => ("add_bias", None),
-        Behind::Gelu => ("add_bias_gelu", None),
-        Behind::Residual(residual) => ("add_bias_residual", Some(residual.contiguous()?)),
-    };
+) -> Result<CudaSlice<T>> {
     let function = device.get_or_load_custom_func(&format!("{kernel}_{}", T::NAME), MODULE, KERNELS)?;
-    let bias = bias.contiguous()?;
-    let held_bias = Held::new(&bias);
+    let held_bias = Held::new(bias);
     let bias_values = held_bias.values::<T>()?;
-    let held_residual = residual.as_ref().map(Held::new);
+    let held_residual = residual.map(Held::new);
     let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
     let (count, width) = (sums.len(), counted(bias.elem_count())?);
     // SAFETY: the kernel writes every element.
@@ -113,7 +206,7 @@ fn add_bias<T: Element>(
     // SAFETY: these are the parameters of the kernel; the sums, `y` and the residual hold `count` elements, whole rows of
     // `width`, and the bias `width`.
     unsafe { launch.launch(grid((counted(blocks)?, 1, 1), ROW_THREADS)) }.w()?;
-    Ok(tensor(y, device, shape))
+    Ok(y)
 }
 
 /// The element types of products.
@@ -180,7 +273,8 @@ impl Sizes {
     }
 }
 
-/// `result = factor * left * right`, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the end.
+/// `result = factor * left * right`, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the end. candle's
+/// switches for products in f16 and bf16 are not asked.
 pub(super) fn product<T: Product, R: Product>(
     device: &CudaDevice,
     sizes: Sizes,

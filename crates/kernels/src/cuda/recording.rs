@@ -1,6 +1,6 @@
 //! What a GPU was given to do, recorded, to be given again in one call: a CUDA graph.
 
-#![expect(unsafe_code, reason = "a graph is moved to the thread that uses it")]
+#![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -23,15 +23,24 @@ unsafe impl Sync for Recording {}
 impl Recording {
     /// Records what `work` gives the device to do, without doing it.
     ///
-    /// The memory that the work reads and writes must outlive the recording, but for what it allocates itself, which is
-    /// the recording's own and must not leave `work`. What the work does on the host is not recorded, and it may upload
-    /// nothing but what [`prepared`] has seen: shapes and strides, which candle's kernels read from memory.
+    /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It uploads nothing
+    /// but what [`prepared`] has seen on the same thread: shapes and strides, which candle's kernels read from memory.
     ///
     /// # Errors
-    /// Those of `work`; when the device is no NVIDIA GPU with a stream of its own, as [`crate::open_cuda`] gives it, or the
-    /// work waits for the device, uploads what [`crate::prepared`] has not seen, or uses more memory than there is.
-    pub fn of(device: &Device, work: impl FnOnce() -> candle_core::Result<()>) -> candle_core::Result<Self> {
+    /// Those of `work`; when [`crate::open_cuda`] has not opened the device, and when the work waits for it, uploads something
+    /// else or uses more memory than there is.
+    ///
+    /// # Safety
+    /// All memory of the device that the work reads and writes and does not allocate must outlive the recording, and nothing
+    /// that it allocates may leave it.
+    pub unsafe fn of(
+        device: &Device,
+        work: impl FnOnce() -> candle_core::Result<()>,
+    ) -> candle_core::Result<Self> {
         let device = device.as_cuda_device()?;
+        if device.is_event_tracking() {
+            candle_core::bail!("the device may have streams besides its own, which would not be recorded");
+        }
         let stream = device.cuda_stream();
         let kept_uploads = device.enable_cuda_graph_htod_cache();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).w()?;
@@ -69,7 +78,8 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // What was recorded goes with the panic that ends it.
+        // A panic goes on; what was recorded goes with it, and an error on the way must not keep the stream from ending.
+        let _ = self.0.context().check_err();
         let _ = Capture(self.0).end();
     }
 }
@@ -83,8 +93,8 @@ impl std::fmt::Debug for Recording {
 /// Does `work`, and keeps on the device what candle uploads for its kernels, so that the same work can be recorded.
 ///
 /// # Errors
-/// Those of `work`, and when the device is no NVIDIA GPU.
+/// Those of `work`.
 pub fn prepared<T>(device: &Device, work: impl FnOnce() -> candle_core::Result<T>) -> candle_core::Result<T> {
-    let _kept_uploads = device.as_cuda_device()?.enable_cuda_graph_htod_cache();
+    let _kept_uploads = device.as_cuda_device().ok().map(|device| device.enable_cuda_graph_htod_cache());
     work()
 }

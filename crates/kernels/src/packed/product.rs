@@ -31,19 +31,19 @@ pub(crate) struct Epilogue<'a> {
     /// The bias, filled up with zeros to whole panels.
     pub(crate) bias: Option<&'a [f32]>,
     /// What follows the bias.
-    pub(crate) finish: Finish<'a>,
+    pub(crate) finish: Finish<&'a [f32]>,
 }
 
-/// The last step of an [`Epilogue`].
+/// What follows a product and its bias; `R` is how a residual is held.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) enum Finish<'a> {
+pub(crate) enum Finish<R> {
     /// None.
     #[default]
     Nothing,
     /// The tanh form of GELU.
     Gelu,
     /// Adding a residual of the output's shape.
-    Add(&'a [f32]),
+    Add(R),
 }
 
 impl Epilogue<'_> {

@@ -11,6 +11,7 @@
 
 #define __device__
 #define __global__
+#define __launch_bounds__(threads)
 // One block runs at a time, so what its threads share may be static.
 #define __shared__ static
 #define threadIdx (running->index)
@@ -65,6 +66,10 @@ inline float __shfl_xor_sync(unsigned, float x, unsigned distance) {
   wait_at(barrier);
   return other;
 }
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 

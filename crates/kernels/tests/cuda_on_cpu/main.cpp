@@ -43,6 +43,8 @@ template <typename T> struct Kernels;
 #define KERNELS_OF(NAME, T)                                                                                             \
   template <> struct Kernels<T> {                                                                                       \
     static constexpr auto bias = add_bias_##NAME, bias_gelu = add_bias_gelu_##NAME;                                     \
+    static constexpr auto row_sums = row_product_##NAME, row_residual = row_product_bias_residual_##NAME;               \
+    static constexpr auto row_bias = row_product_bias_##NAME, row_gelu = row_product_bias_gelu_##NAME;                  \
     static constexpr auto norm = layer_norm_##NAME;                                                                     \
     static constexpr auto bias_residual = add_bias_residual_##NAME;                                                     \
     static constexpr auto softmax = prefix_softmax_##NAME;                                                              \
@@ -60,6 +62,10 @@ KERNELS_OF(f32, float)
 KERNELS_OF(f16, __half)
 KERNELS_OF(bf16, __nv_bfloat16)
 
+double gelu_of(double z) {
+  return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+}
+
 template <typename T> void biases(double tolerance) {
   for (auto [rows, width] : {std::pair(1u, 5u), std::pair(7u, 300u), std::pair(1u, 3072u)}) {
     const auto x = random_values<float>(rows * width, 3);
@@ -70,7 +76,7 @@ template <typename T> void biases(double tolerance) {
     for (size_t i = 0; i < x.size(); i++) {
       const double z = sums[i] = double(x[i]) + value_of(bias[i % width]);
       added[i] = z + value_of(residual[i]);
-      activated[i] = 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+      activated[i] = gelu_of(z);
     }
     const std::string what = std::to_string(rows) + " x " + std::to_string(width);
     launch({2, 1, 1}, 256, [&] { Kernels<T>::bias(x.data(), bias.data(), y.data(), x.size(), width); });
@@ -80,6 +86,43 @@ template <typename T> void biases(double tolerance) {
     launch({1, 1, 1}, 256,
            [&] { Kernels<T>::bias_residual(x.data(), bias.data(), residual.data(), y.data(), x.size(), width); });
     compare("bias and residual " + what, y, added, tolerance);
+  }
+}
+
+/// One row times a matrix, with what follows, for one block and many, full and not.
+template <typename T> void row_products(double tolerance) {
+  for (auto [inner, columns] : {std::pair(1u, 8u), std::pair(7u, 24u), std::pair(300u, 72u), std::pair(5000u, 16u)}) {
+    const auto x = random_values<T>(inner, 1), bias = random_values<T>(columns, 1), residual = random_values<T>(columns, 1);
+    // From a multiple of 16 bytes on.
+    std::vector<uint4> memory(size_t(inner) * columns * sizeof(T) / sizeof(uint4));
+    T *weight = reinterpret_cast<T *>(memory.data());
+    const auto values = random_values<T>(size_t(inner) * columns, 1 / std::sqrt(float(inner)));
+    std::copy(values.begin(), values.end(), weight);
+    Doubles sums(columns), biased(columns), activated(columns), added(columns);
+    for (unsigned column = 0; column < columns; column++) {
+      for (unsigned i = 0; i < inner; i++) sums[column] += double(value_of(x[i])) * value_of(weight[i * columns + column]);
+      biased[column] = sums[column] + value_of(bias[column]);
+      activated[column] = gelu_of(biased[column]);
+      added[column] = biased[column] + value_of(residual[column]);
+    }
+    for (unsigned lanes : {2u, 4u, 8u}) {
+      const unsigned width = lanes * 16 / sizeof(T), blocks = (columns + width - 1) / width;
+      const std::string what = "row of " + std::to_string(inner) + " to " + std::to_string(columns);
+      std::vector<float> y(columns);
+      launch({blocks, 1, 1}, PRODUCT_THREADS, [&] { Kernels<T>::row_sums(x.data(), weight, y.data(), inner, columns, lanes); });
+      compare(what, y, sums, 1e-6);
+      std::vector<T> z(columns);
+      launch({blocks, 1, 1}, PRODUCT_THREADS,
+             [&] { Kernels<T>::row_bias(x.data(), weight, bias.data(), z.data(), inner, columns, lanes); });
+      compare(what + ", bias", z, biased, tolerance);
+      launch({blocks, 1, 1}, PRODUCT_THREADS,
+             [&] { Kernels<T>::row_gelu(x.data(), weight, bias.data(), z.data(), inner, columns, lanes); });
+      compare(what + ", gelu", z, activated, tolerance);
+      launch({blocks, 1, 1}, PRODUCT_THREADS, [&] {
+        Kernels<T>::row_residual(x.data(), weight, bias.data(), residual.data(), z.data(), inner, columns, lanes);
+      });
+      compare(what + ", residual", z, added, tolerance);
+    }
   }
 }
 
@@ -128,7 +171,7 @@ template <typename T> void attention(double tolerance) {
                                    {5, 9, {5, 6, 7, 8, 9, 5, 6, 7, 8, 9}, true},
                                    {4, 20, {17, 18, 19, 20, 3, 4, 5, 6}, false}};
   for (const auto &[queries, keys, visible, is_regular] : cases) {
-    const unsigned *list = is_regular ? nullptr : visible.data(), more = is_regular ? visible[0] : 0;
+    const unsigned *list = is_regular ? nullptr : visible.data();
     const std::string what = std::to_string(queries) + " of " + std::to_string(keys);
     const auto scores = random_values<float>(BATCH * HEADS * queries * keys, 5);
     std::vector<T> weights(scores.size());
@@ -141,7 +184,7 @@ template <typename T> void attention(double tolerance) {
         expected[row * keys + key] = std::exp(double(scores[row * keys + key])) / total;
     }
     launch({BATCH * HEADS * queries, 1, 1}, 256, [&] {
-      Kernels<T>::softmax(scores.data(), weights.data(), list, more, HEADS, queries, keys);
+      Kernels<T>::softmax(scores.data(), weights.data(), list, visible[0], HEADS, queries, keys);
     });
     compare("softmax " + what, weights, expected, tolerance);
     if (queries > 1) continue;
@@ -169,9 +212,9 @@ template <typename T> void attention(double tolerance) {
         }
         for (unsigned i = 0; i < width; i++) contexts[row * width + i] /= total;
       }
-      launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
+      launch({HEADS, BATCH, 1}, ATTENTION_THREADS, [&] {
         Kernels<T>::attend(width)(q.data(), k.data(), v.data(), context.data(), query_strides, cache_strides,
-                                  cache_strides, list, more, keys, width, float(scale));
+                                  cache_strides, list, visible[0], width, float(scale));
       });
       compare("attention " + what + ", " + std::to_string(width) + " wide", context, contexts, tolerance);
     }
@@ -201,7 +244,7 @@ template <typename T> void new_tokens() {
         auto new_keys = key_memory, new_values = value_memory;
         launch({HEADS, BATCH, blocks}, 64, [&] {
           Kernels<T>::write(keys, values, new_keys.data(), new_values.data(), strides, strides,
-                            is_listed ? lengths.data() : nullptr, is_listed ? 0 : lengths[0], TOKENS, CAPACITY, width);
+                            is_listed ? lengths.data() : nullptr, lengths[0], TOKENS, CAPACITY, width);
         });
         compare("new keys, " + std::to_string(width) + " wide", new_keys, expected_keys, 0);
         compare("new values, " + std::to_string(width) + " wide", new_values, expected_values, 0);
@@ -244,7 +287,7 @@ template <typename T> void steps(double tolerance) {
       }
       for (unsigned i = 0; i < width; i++) contexts[row * width + i] /= total;
     }
-    launch({HEADS, BATCH, 1}, WARP * ATTENTION_WARPS, [&] {
+    launch({HEADS, BATCH, 1}, ATTENTION_THREADS, [&] {
       Kernels<T>::step(width)(sums.data(), bias.data(), key_memory.data(), value_memory.data(), context.data(),
                               lengths.data(), CAPACITY, width, float(scale));
     });
@@ -264,6 +307,7 @@ template <typename T> void steps(double tolerance) {
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
   biases<T>(tolerance);
+  row_products<T>(tolerance);
   layer_norms<T>(tolerance);
   attention<T>(tolerance);
   new_tokens<T>();
