@@ -56,8 +56,8 @@ impl<'a> Pass<'a> {
 
     /// The same pass as a step of one new token for each row, whose caches hold `lengths` `(B)` tokens of u32. Their numbers
     /// are read from the device's memory wherever they count, so that a recording of the step serves all steps; each must be
-    /// below the capacity of the cache and the model's number of positions. The lengths of the caches themselves are not
-    /// used and do not change: [`KvCache::advance`](crate::KvCache::advance).
+    /// below the capacity of the cache and the model's number of positions. The lengths of the caches themselves stay
+    /// as they are: [`KvCache::advance`](crate::KvCache::advance).
     pub fn behind(self, lengths: Tensor) -> Self {
         Self { lengths: Some(lengths), ..self }
     }

@@ -1,6 +1,6 @@
 //! Steps of one token on NVIDIA GPUs, recorded once for each cache and then replayed.
 //!
-//! A step starts more than a hundred kernels, most of which do less than it takes to start them. A recording starts them all
+//! A step starts about a hundred kernels, most of which do less than it takes to start them. A recording starts them all
 //! in one call, each with the arguments of the step that was recorded. So what changes from step to step lies in the GPU's
 //! memory, at the same place for all of them: the ids, the lengths of the rows, the logits.
 
@@ -9,7 +9,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use gpt2_kernels::{Recording, prepared};
 
 use crate::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
@@ -17,7 +17,7 @@ use crate::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 /// Records the steps of a model and its clones.
 #[derive(Debug, Clone)]
 pub(crate) struct StepRecorder {
-    /// The same for no other weights: a recording goes on reading those that it was made with.
+    /// Tells these weights from all others: a recording goes on reading those that it was made with.
     model: Arc<()>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Steps {
     Prepared(StepMemory),
     /// The next step is replayed.
     Recorded(Recording, StepMemory),
-    /// Steps cannot be recorded, for this reason.
+    /// Steps cannot be recorded, for this reason; it may pass, but the attempt is made once for each cache.
     Never(String),
 }
 
@@ -40,8 +40,8 @@ impl Default for Steps {
     }
 }
 
-/// Steps of a cache that are computed like any other pass: the caches of a beam search live no longer, and would be recorded
-/// in vain.
+/// Steps of a cache that are computed like any other pass: the caches of a beam search mostly live no longer, and would be
+/// recorded in vain.
 const UNRECORDED_STEPS: usize = 2;
 
 /// What a recording reads and writes besides weights, keys and values.
@@ -73,6 +73,7 @@ impl StepRecorder {
         pass: &Pass,
     ) -> Result<Option<Tensor>> {
         let is_step = ids.device().is_cuda()
+            && ids.dtype() == DType::U32
             && ids.dims() == [cache.lengths().len(), 1]
             && pass.is_inference()
             && pass.lengths().is_none()
@@ -101,7 +102,8 @@ impl StepRecorder {
             }
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
             Err(error) => {
-                cache.steps = Steps::Never(error.to_string());
+                // Behind the first line may be a backtrace.
+                cache.steps = Steps::Never(error.to_string().lines().next().unwrap_or_default().to_owned());
                 Ok(None)
             }
         }
@@ -127,13 +129,13 @@ impl StepRecorder {
             }
             Steps::Prepared(memory) if is_ours(&memory) => {
                 memory.set(ids, &lengths)?;
-                let compute = || {
+                let step = || {
                     let logits = compute(model, &memory.ids, &memory.lengths, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
-                // SAFETY: the weights are those of every model with the same mark, the layers and this memory are the cache's,
-                // and it is used with both only; nothing that is computed leaves the closure.
-                (unsafe { Recording::of(device, compute)? }, memory)
+                // SAFETY: it is replayed by models with this mark only, which hold the weights, and with this cache only, which
+                // holds the layers and this memory; a step uploads shapes and strides, and nothing leaves the closure.
+                (unsafe { Recording::of(device, step)? }, memory)
             }
             _ => {
                 let (ids, model_id) = (ids.contiguous()?.copy()?, Arc::clone(&self.model));

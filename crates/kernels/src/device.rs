@@ -91,7 +91,7 @@ pub fn free_memory(device: &Device) -> Option<usize> {
     None
 }
 
-/// Whether products of f32 matrices on NVIDIA GPUs round their inputs to TF32, with 10 bits behind the binary point. A
+/// Whether products of f32 matrices of several rows on NVIDIA GPUs round their inputs to TF32, with 10 bits behind the binary point. A
 /// [`Recording`](crate::Recording) keeps what held when it was made.
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);

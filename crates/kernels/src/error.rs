@@ -71,7 +71,8 @@ pub enum KernelError {
     },
     /// There is no kernel for a step that reads its places from memory.
     #[error(
-        "attention: no kernel for a step of {token:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or bf16"
+        "attention: no kernel for a step of {token:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or \
+         bf16, heads are up to 256 wide, the projection has a bias, and no gradient is wanted"
     )]
     NotAStep {
         /// Shape and type of the new token.

@@ -22,6 +22,8 @@ pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {
 pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>) -> Result<Gpt2LMHead> {
     let turned = tensors.into_iter().map(|(name, tensor)| {
         let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
+        // On the device first: a conversion would turn the matrix itself.
+        let tensor = tensor.to_device(&device())?.to_dtype(dtype())?;
         let tensor = if is_conv1d { tensor.t()? } else { tensor };
         Ok((name, tensor))
     });

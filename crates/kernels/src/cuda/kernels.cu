@@ -78,8 +78,8 @@ __device__ void add_bias(const float *sums, const T *bias, const T *residual, T 
 /// The sums of the columns of a matrix, each row times an element of `x`, for `finish` of each column. `x` `(inner)`, `weight`
 /// `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
 ///
-/// A thread loads 16 bytes of a row at once, and several rows before it waits for any; `lanes` threads side by side have
-/// `16 * lanes` bytes of the row for their block, and all other threads further rows of them.
+/// A thread loads 16 bytes of a row at once, and several rows before it waits for any; `lanes` threads side by side, a
+/// power of two up to `MAX_LANES`, have `16 * lanes` bytes of the row for their block, and all other threads further rows.
 template <typename T, typename F>
 __device__ void row_product(const T *x, const T *weight, unsigned inner, unsigned columns, unsigned lanes, F finish) {
   constexpr unsigned WIDTH = sizeof(uint4) / sizeof(T), ROWS_AT_ONCE = 8;
@@ -88,18 +88,17 @@ __device__ void row_product(const T *x, const T *weight, unsigned inner, unsigne
   const unsigned block_column = blockIdx.x * lanes * WIDTH, column = block_column + lane * WIDTH;
   float sums[WIDTH] = {};
   for (unsigned start = slice; start < inner && column < columns; start += ROWS_AT_ONCE * slices) {
-    uint4 loaded[ROWS_AT_ONCE];
-    float factors[ROWS_AT_ONCE];
+    uint4 loaded[ROWS_AT_ONCE] = {};
+    float factors[ROWS_AT_ONCE] = {};
 #pragma unroll
     for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
-      // Behind the last row the last one is read again, and counts as nothing.
-      const unsigned row = min(start + i * slices, inner - 1);
+      const unsigned row = start + i * slices;
+      if (row >= inner) continue;
       loaded[i] = *reinterpret_cast<const uint4 *>(weight + size_t(row) * columns + column);
-      factors[i] = start + i * slices < inner ? value_of(x[row]) : 0.0f;
+      factors[i] = value_of(x[row]);
     }
 #pragma unroll
     for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
-      if (start + i * slices >= inner) continue; // not even as zero times infinity
       const T *values = reinterpret_cast<const T *>(&loaded[i]);
 #pragma unroll
       for (unsigned j = 0; j < WIDTH; j++) sums[j] += factors[i] * value_of(values[j]);
@@ -110,11 +109,11 @@ __device__ void row_product(const T *x, const T *weight, unsigned inner, unsigne
   if (threadIdx.x % WARP < lanes)
     for (unsigned j = 0; j < WIDTH; j++) partial[threadIdx.x / WARP][lane * WIDTH + j] = sums[j];
   __syncthreads();
-  for (unsigned i = threadIdx.x; i < lanes * WIDTH && block_column + i < columns; i += blockDim.x) {
-    float sum = 0.0f;
-    for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][i];
-    finish(block_column + i, sum);
-  }
+  const unsigned i = threadIdx.x;
+  if (i >= lanes * WIDTH || block_column + i >= columns) return;
+  float sum = 0.0f;
+  for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][i];
+  finish(block_column + i, sum);
 }
 
 /// Layer norm. A block for each row of `width` values.

@@ -1,8 +1,8 @@
 //! Inference on NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of
-//! attention, [`products`] those behind matrix products, [`recording`] starts all those of a step at once.
+//! attention, [`products`] matrix products with what follows them, [`recording`] starts all kernels of a step at once.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
-//! each operation; these do what stands between two matrix products in one. Each function returns `None` where its kernel
+//! each operation; these do in one what stands between two matrix products. Each function returns `None` where its kernel
 //! does not apply: on other devices, for other types than f32, f16 and bf16, and where a gradient is wanted. The
 //! compositions of candle's operations that are taken then are also what the tests compare with.
 

@@ -1,10 +1,9 @@
-//! Matrix products by cuBLAS, with strides that candle's own have no room for, and with sums that stay f32 where something is
-//! added to them.
+//! Matrix products: of one row by a kernel that finishes each output, all others by cuBLAS, with strides that candle's own have
+//! no room for, and with sums that stay f32 where something is added to them.
 
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
 
 use std::ffi::c_void;
-use std::mem;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_strided_batched_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys::{
@@ -25,7 +24,7 @@ use crate::packed::Finish;
 const PRODUCT_THREADS: u32 = 512;
 /// What one of their threads loads at once.
 const LOAD_BYTES: usize = 16;
-/// How many of them may share a row of the weight; fewer make more blocks.
+/// How many of them may share a row of the weight, powers of two up to the kernels' `MAX_LANES`; fewer make more blocks.
 const LANES: [usize; 3] = [8, 4, 2];
 /// Blocks that keep a large GPU's memory busy.
 const ENOUGH_BLOCKS: usize = 128;
@@ -37,19 +36,16 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 /// end.
 pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
     let blas = device.cublas_handle();
-    let stream = device.cuda_stream();
     // SAFETY: cuBLAS writes its workspace before it reads it.
     let workspace = unsafe { device.alloc::<u8>(WORKSPACE_BYTES)? };
-    let (address, guard) = workspace.device_ptr(&stream);
-    // SAFETY: the handle is open, its stream is that of the workspace, and the workspace is never freed, see below.
+    // candle's device has no place for it, and its clones may live to the end of the program.
+    let address = workspace.leak();
+    // SAFETY: the handle is open, its stream is that of the workspace, and the workspace is never freed.
     unsafe {
         cublasSetWorkspace_v2(*blas.handle(), address as *mut c_void, WORKSPACE_BYTES).result().w()?;
         let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
         cublasSetMathMode(*blas.handle(), mode).result().w()?;
     }
-    drop(guard);
-    // candle's device has no place for it, and its clones may live to the end of the program.
-    mem::forget(workspace);
     Ok(())
 }
 
@@ -146,7 +142,7 @@ fn row_product<T: Element, R: CudaDType + DeviceRepr>(
     let bias_values = held_bias.as_ref().map(Held::values::<T>).transpose()?;
     let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
     let blocks = counted(blocks_of(lanes))?;
-    let (inner, lanes, width) = (counted(inner)?, counted(lanes)?, counted(columns)?);
+    let (inner, lanes, outputs) = (counted(inner)?, counted(lanes)?, counted(columns)?);
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<R>(columns)? };
     let mut launch = function.builder();
@@ -154,9 +150,10 @@ fn row_product<T: Element, R: CudaDType + DeviceRepr>(
     for values in [&bias_values, &residual_values].into_iter().flatten() {
         launch.arg(values);
     }
-    launch.arg(&mut y).arg(&inner).arg(&width).arg(&lanes);
+    launch.arg(&mut y).arg(&inner).arg(&outputs).arg(&lanes);
     // SAFETY: these are the parameters of the kernel that takes this bias and this residual; `x` is a row of `inner` elements,
-    // bias, residual and `y` have one for each column, and the weight is whole rows of columns, from a multiple of 16 bytes on.
+    // bias, residual and `y` have one for each column, and the weight is whole rows of columns, from a multiple of 16 bytes on; `lanes` is
+    // one that the kernel has room for.
     unsafe { launch.launch(grid((blocks, 1, 1), PRODUCT_THREADS)) }.w()?;
     Ok(Some(y))
 }
@@ -298,6 +295,12 @@ pub(super) fn product<T: Product, R: Product>(
     if !is_inside {
         candle_core::bail!("the matrices of a product reach beyond their tensors");
     }
+    // The distance of rows means nothing where there is one, and could be too small for cuBLAS.
+    let distance_of_rows =
+        |rows: usize, width: usize, distance: usize| if rows == 1 { width } else { distance };
+    let left_row = distance_of_rows(rows, inner, left.row);
+    let right_row = distance_of_rows(right_rows, right_width, right.row);
+    let result_row = distance_of_rows(rows, columns, result.row);
     let size = |size: usize| i32::try_from(size).map_err(candle_core::Error::wrap);
     let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
     let zero = 0f32;
@@ -320,16 +323,16 @@ pub(super) fn product<T: Product, R: Product>(
             (&raw const factor).cast(),
             right_address as *const c_void,
             T::TYPE,
-            size(right.row)?,
+            size(right_row)?,
             distance(right.each)?,
             left_address as *const c_void,
             T::TYPE,
-            size(left.row)?,
+            size(left_row)?,
             distance(left.each)?,
             (&raw const zero).cast(),
             result_address as *mut c_void,
             R::TYPE,
-            size(result.row)?,
+            size(result_row)?,
             distance(result.each)?,
             size(count)?,
             T::compute_type(),

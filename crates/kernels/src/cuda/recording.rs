@@ -23,16 +23,17 @@ unsafe impl Sync for Recording {}
 impl Recording {
     /// Records what `work` gives the device to do, without doing it.
     ///
-    /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It uploads nothing
-    /// but what [`prepared`] has seen on the same thread: shapes and strides, which candle's kernels read from memory.
+    /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It may upload shapes
+    /// and strides that [`prepared`] has seen, which candle's kernels read from memory, and candle keeps for good.
     ///
     /// # Errors
     /// Those of `work`; when [`crate::open_cuda`] has not opened the device, and when the work waits for it, uploads something
     /// else or uses more memory than there is.
     ///
     /// # Safety
-    /// All memory of the device that the work reads and writes and does not allocate must outlive the recording, and nothing
-    /// that it allocates may leave it.
+    /// All memory of the device that the work uses and does not allocate must be there whenever the recording is replayed, and
+    /// is freed in the order of the device's stream only. What the work allocates does not leave it, and it uploads nothing but
+    /// shapes and strides.
     pub unsafe fn of(
         device: &Device,
         work: impl FnOnce() -> candle_core::Result<()>,
