@@ -70,14 +70,10 @@ impl KvCache {
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         self.expect(batch, num_heads, head_dim)?;
-        let past = self.longest();
-        let capacity = self.shape.capacity;
-        if past + added > capacity {
-            return Err(AttentionError::CacheFull { past, added, capacity }.into());
-        }
+        self.expect_room(added)?;
         write_tokens([&self.keys, &self.values], [keys, values], &self.lengths)?;
         self.lengths.iter_mut().for_each(|length| *length += added);
-        let longest = past + added;
+        let longest = self.longest();
         Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))
     }
 
@@ -91,10 +87,7 @@ impl KvCache {
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.
     pub fn advance(&mut self) -> Result<()> {
-        let (past, capacity) = (self.longest(), self.shape.capacity);
-        if past >= capacity {
-            return Err(AttentionError::CacheFull { past, added: 1, capacity }.into());
-        }
+        self.expect_room(1)?;
         self.lengths.iter_mut().for_each(|length| *length += 1);
         Ok(())
     }
@@ -164,6 +157,15 @@ impl KvCache {
         let found = (batch, num_heads, head_dim);
         if found != expected {
             return Err(AttentionError::CacheShape { expected, found }.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses more tokens than the longest row has room for.
+    fn expect_room(&self, added: usize) -> Result<()> {
+        let (past, capacity) = (self.longest(), self.shape.capacity);
+        if past + added > capacity {
+            return Err(AttentionError::CacheFull { past, added, capacity }.into());
         }
         Ok(())
     }

@@ -58,8 +58,10 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
     let mut bench = Bench { model: &model, device: &device, records_steps: None };
 
     let n_positions = model.config().n_positions;
-    if n_positions < DECODE.0 + DECODE.1 {
-        let message = format!("a context of {n_positions} tokens is too short to measure");
+    let needed = DECODE.0 + DECODE.1;
+    if n_positions < needed {
+        let message =
+            format!("a context of {n_positions} tokens is too short to measure, which takes {needed}");
         return Err(UsageError(message).into());
     }
     let decode = bench.decode(DECODE, 1)?;

@@ -80,29 +80,22 @@ pub(crate) fn step_attention(
     by_type!(x.dtype(), launch_step(width, [x, weight, bias], memories, scale, lengths)).map(Some)
 }
 
-/// Writes as [`crate::write_tokens`] does; says whether it could. Places and shapes are checked.
+/// Writes as [`crate::write_tokens`] does, which has checked places and shapes; says whether the kernel could.
 pub(crate) fn write_tokens(
     memories: [&Tensor; 2],
     tokens: [&Tensor; 2],
     positions: &[usize],
 ) -> Result<bool> {
-    if !is_writable(memories, tokens)? {
-        return Ok(false);
-    }
-    let places = Numbers::upload(positions, 1, memories[0].device().as_cuda_device()?)?;
-    by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
-    Ok(true)
-}
-
-/// Whether the kernel writes these tokens into these memories.
-fn is_writable(memories: [&Tensor; 2], tokens: [&Tensor; 2]) -> Result<bool> {
-    let (batch, heads, _, head_dim) = memories[0].dims4()?;
-    let (_, _, added, _) = tokens[0].dims4()?;
-    Ok(memories[1].dims() == memories[0].dims()
-        && batch <= MAX_BLOCKS_ACROSS
+    let is_writable = positions.len() <= MAX_BLOCKS_ACROSS
+        && memories[1].dims() == memories[0].dims()
+        && tokens[1].dims() == tokens[0].dims()
         && memories.iter().all(|memory| memory.is_contiguous())
-        && tokens.iter().all(|x| x.dims() == [batch, heads, added, head_dim])
-        && applies(&[memories[0], memories[1], tokens[0], tokens[1]]))
+        && applies(&[memories[0], memories[1], tokens[0], tokens[1]]);
+    if is_writable {
+        let places = Numbers::upload(positions, 1, memories[0].device().as_cuda_device()?)?;
+        by_type!(tokens[0].dtype(), launch_write_tokens(memories, tokens, &places))?;
+    }
+    Ok(is_writable)
 }
 
 /// The width of a compiled kernel for one query that serves heads of this width.
