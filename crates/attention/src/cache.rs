@@ -1,20 +1,20 @@
 //! The keys and values of the tokens that a layer has seen, so that a step computes only the new ones.
 //!
-//! The memory is allocated once. Each row of the batch has its own length, and that length is the only source of
-//! positions: rows of different lengths need no padding token. The tensors are written in place, so a cache is for
-//! inference; training runs without one.
+//! The memory is allocated once, and each row of the batch has a slot of it. Each row has its own length, and that length is
+//! the only source of positions: rows of different lengths need no padding token. Rows come and go without a copy of the
+//! others. The tensors are written in place, so a cache is for inference; training runs without one.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::write_tokens;
+use gpt2_kernels::{KvSlot, side_by_side, write_tokens, zeroed_memory};
 
 use crate::AttentionError;
 
+/// Axis of the tokens in a memory `(N, H · D)`, and of the batch in a `(B, H, T, D)` tensor.
+const FIRST_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
-/// Axis of the batch in a `(B, H, T, D)` tensor.
-const BATCH_DIM: usize = 0;
 
-/// The sizes of a [`KvCache`].
+/// The sizes of a [`KvCache`] whose rows have the same room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
     /// Rows of the batch.
@@ -27,26 +27,61 @@ pub struct KvCacheShape {
     pub head_dim: usize,
 }
 
-/// Keys and values of one attention layer, preallocated, with a length for each row.
+/// Room for the keys and values of some tokens of one attention layer. A clone is the same memory.
+#[derive(Debug, Clone)]
+pub struct KvMemory {
+    /// `(N, H · D)`; how a slot of it is laid out says [`KvSlot`].
+    keys: Tensor,
+    values: Tensor,
+    num_heads: usize,
+    head_dim: usize,
+}
+
+impl KvMemory {
+    /// Memory for `tokens` tokens in `num_heads` heads of width `head_dim`.
+    ///
+    /// # Errors
+    /// When it cannot be allocated on the device.
+    pub fn new(
+        num_heads: usize,
+        head_dim: usize,
+        tokens: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let memory = || zeroed_memory((tokens, num_heads * head_dim), dtype, device);
+        Ok(Self { keys: memory()?, values: memory()?, num_heads, head_dim })
+    }
+
+    /// An empty cache with rows in these slots.
+    pub fn cache(&self, slots: &[KvSlot]) -> KvCache {
+        KvCache { memory: self.clone(), slots: slots.to_vec(), lengths: vec![0; slots.len()] }
+    }
+
+    fn both(&self) -> [&Tensor; 2] {
+        [&self.keys, &self.values]
+    }
+}
+
+/// Keys and values of one attention layer, preallocated, with a slot and a length for each row.
 ///
 /// Not `Clone`: candle's tensors share their memory when cloned. [`KvCache::fork`] copies.
 #[derive(Debug)]
 pub struct KvCache {
-    keys: Tensor,
-    values: Tensor,
+    memory: KvMemory,
+    slots: Vec<KvSlot>,
     lengths: Vec<usize>,
-    shape: KvCacheShape,
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// An empty cache in memory of its own.
     ///
     /// # Errors
     /// When the memory cannot be allocated on the device.
     pub fn new(shape: KvCacheShape, dtype: DType, device: &Device) -> Result<Self> {
-        let memory =
-            || Tensor::zeros((shape.batch, shape.num_heads, shape.capacity, shape.head_dim), dtype, device);
-        Ok(Self { keys: memory()?, values: memory()?, lengths: vec![0; shape.batch], shape })
+        let KvCacheShape { batch, num_heads, capacity, head_dim } = shape;
+        let memory = KvMemory::new(num_heads, head_dim, batch * capacity, dtype, device)?;
+        Ok(memory.cache(&KvSlot::side_by_side(batch, capacity)))
     }
 
     /// Tokens held by each row.
@@ -54,45 +89,64 @@ impl KvCache {
         &self.lengths
     }
 
-    /// The sizes the cache was made with.
-    pub fn shape(&self) -> KvCacheShape {
-        self.shape
-    }
-
-    /// Adds the keys and values of new tokens behind those of each row, rounded to the type of the cache.
+    /// Adds the keys and values of new tokens after those of each row, rounded to the type of the cache.
     ///
     /// # Shapes
-    /// `keys` and `values` `(B, H, T, D)`; returns views `(B, H, S, D)` with `S` the longest row. Where rows have
-    /// different lengths, a shorter row holds arbitrary finite values behind its own length.
+    /// `keys` and `values` `(B, H, T, D)`.
     ///
     /// # Errors
-    /// When the shapes are not those of the cache, or a row would pass the capacity; the cache is then unchanged.
-    pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// When the shapes are not those of the cache, or a row would pass its room; the cache is then unchanged.
+    pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         self.expect(batch, num_heads, head_dim)?;
         self.expect_room(added)?;
-        write_tokens([&self.keys, &self.values], [keys, values], &self.lengths)?;
+        write_tokens(self.memory.both(), &self.slots, [keys, values], &self.lengths)?;
         self.lengths.iter_mut().for_each(|length| *length += added);
-        let longest = self.longest();
-        Ok((self.keys.narrow(TOKEN_DIM, 0, longest)?, self.values.narrow(TOKEN_DIM, 0, longest)?))
+        Ok(())
     }
 
-    /// The memory of the keys and that of the values, `(B, H, capacity, D)` each.
-    pub(crate) fn memories(&mut self) -> [&Tensor; 2] {
-        [&self.keys, &self.values]
-    }
-
-    /// Counts the token of each row that a pass behind lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    /// The keys and the values of all rows, `(B, H, S, D)` each with `S` the longest row. A shorter row has arbitrary finite
+    /// numbers after its own tokens. Rows that lie side by side are a view of the memory, others a copy.
     ///
     /// # Errors
-    /// When a row would pass the capacity; the cache is then unchanged.
+    /// When the copy cannot be allocated.
+    pub fn tensors(&self) -> Result<[Tensor; 2]> {
+        let longest = self.longest();
+        let tensor = |memory: &Tensor| {
+            if let Some(rows) = side_by_side(memory, &self.slots, self.memory.num_heads)? {
+                return rows.narrow(TOKEN_DIM, 0, longest);
+            }
+            let padded = |row: usize| {
+                self.held(memory, row)?.pad_with_zeros(TOKEN_DIM, 0, longest - self.lengths[row])
+            };
+            Tensor::cat(&(0..self.slots.len()).map(padded).collect::<Result<Vec<_>>>()?, FIRST_DIM)
+        };
+        Ok([tensor(&self.memory.keys)?, tensor(&self.memory.values)?])
+    }
+
+    /// The memory of the keys and that of the values, `(N, H · D)` each, and the slots of the rows in it.
+    pub(crate) fn slots(&self) -> ([&Tensor; 2], &[KvSlot]) {
+        (self.memory.both(), &self.slots)
+    }
+
+    /// The memory of the keys and that of the values, `(B, H, S, D)` each; `None` where rows do not lie side by side.
+    pub(crate) fn memories(&mut self) -> Result<Option<[Tensor; 2]>> {
+        let [keys, values] =
+            self.memory.both().map(|memory| side_by_side(memory, &self.slots, self.memory.num_heads));
+        Ok(keys?.zip(values?).map(<[Tensor; 2]>::from))
+    }
+
+    /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    ///
+    /// # Errors
+    /// When a row would pass its room; the cache is then unchanged.
     pub fn advance(&mut self) -> Result<()> {
         self.expect_room(1)?;
         self.lengths.iter_mut().for_each(|length| *length += 1);
         Ok(())
     }
 
-    /// Forgets the tokens of `row` behind the first `kept`.
+    /// Forgets the tokens of `row` after the first `kept`.
     ///
     /// # Errors
     /// When the row holds fewer than `kept` tokens.
@@ -107,22 +161,27 @@ impl KvCache {
         Ok(())
     }
 
-    /// An independent copy with the given rows in this order, so that several continuations share a prefix.
+    /// An independent copy of the given rows in this order, with room for as many tokens as they have room for, so that
+    /// several continuations share a prefix. Only the tokens that are held are copied.
     ///
     /// # Errors
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
-        let missing = || AttentionError::NoSuchRow { rows: rows.to_vec(), held: self.lengths.len() };
-        let lengths = rows.iter().map(|row| self.lengths.get(*row).copied()).collect::<Option<Vec<_>>>();
-        let lengths = lengths.ok_or_else(missing)?;
-        let copy = |memory: &Tensor| -> Result<Tensor> {
-            let rows =
-                rows.iter().map(|row| memory.narrow(BATCH_DIM, *row, 1)).collect::<Result<Vec<_>>>()?;
-            // `cat` of a single tensor is a view of the old memory.
-            Tensor::cat(&rows, BATCH_DIM)?.force_contiguous()
+        self.expect_rows(rows)?;
+        let mut tokens = 0;
+        let slot = |row: &usize| {
+            let slot = KvSlot { start: tokens, ..self.slots[*row] };
+            tokens += slot.capacity;
+            slot
         };
-        let shape = KvCacheShape { batch: rows.len(), ..self.shape };
-        Ok(Self { keys: copy(&self.keys)?, values: copy(&self.values)?, lengths, shape })
+        let slots: Vec<KvSlot> = rows.iter().map(slot).collect();
+        let KvMemory { keys, num_heads, head_dim, .. } = &self.memory;
+        let memory = KvMemory::new(*num_heads, *head_dim, tokens, keys.dtype(), keys.device())?;
+        let mut fork = memory.cache(&slots);
+        for (to, row) in rows.iter().enumerate() {
+            fork.copy_row(to, self, *row)?;
+        }
+        Ok(fork)
     }
 
     /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
@@ -130,30 +189,75 @@ impl KvCache {
     /// # Errors
     /// When a row does not exist, the heads are others, or the tokens do not fit; the cache is then unchanged.
     pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
-        let length = |cache: &Self, row: usize| {
-            let missing = || AttentionError::NoSuchRow { rows: vec![row], held: cache.lengths.len() };
-            cache.lengths.get(row).copied().ok_or_else(missing)
-        };
-        length(self, row)?;
-        let added = length(source, source_row)?;
-        self.expect(self.shape.batch, source.shape.num_heads, source.shape.head_dim)?;
-        let capacity = self.shape.capacity;
+        self.expect_rows(&[row])?;
+        source.expect_rows(&[source_row])?;
+        self.expect(self.slots.len(), source.memory.num_heads, source.memory.head_dim)?;
+        let (added, capacity) = (source.lengths[source_row], self.slots[row].capacity);
         if added > capacity {
             return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
         }
-        if added > 0 {
-            for (memory, new) in [(&self.keys, &source.keys), (&self.values, &source.values)] {
-                let new = new.narrow(BATCH_DIM, source_row, 1)?.narrow(TOKEN_DIM, 0, added)?;
-                memory.narrow(BATCH_DIM, row, 1)?.slice_set(&new.contiguous()?, TOKEN_DIM, 0)?;
-            }
+        for (memory, source_memory) in self.memory.both().into_iter().zip(source.memory.both()) {
+            copy(memory, self.slots[row], &source.held(source_memory, source_row)?, 0)?;
         }
         self.lengths[row] = added;
         Ok(())
     }
 
+    /// Adds a row in a slot that no other row has, and that no cache will write to while this one has it.
+    pub fn push_row(&mut self, slot: KvSlot, length: usize) {
+        self.slots.push(slot);
+        self.lengths.push(length.min(slot.capacity));
+    }
+
+    /// Takes a row out of the cache; its slot keeps what it holds. The rows after it move up.
+    ///
+    /// # Errors
+    /// When the row does not exist.
+    pub fn remove_row(&mut self, row: usize) -> Result<(KvSlot, usize)> {
+        self.expect_rows(&[row])?;
+        Ok((self.slots.remove(row), self.lengths.remove(row)))
+    }
+
+    /// Gives the cache these of its rows, in this order; each at most once. The slots of the others are free.
+    pub fn select_rows(&mut self, rows: &[usize]) {
+        self.slots = rows.iter().filter_map(|row| self.slots.get(*row).copied()).collect();
+        self.lengths = rows.iter().filter_map(|row| self.lengths.get(*row).copied()).collect();
+    }
+
+    /// The memory that holds the rows.
+    pub fn memory(&self) -> KvMemory {
+        self.memory.clone()
+    }
+
+    /// Copies the tokens of row `from` to row `to`, whose first `shared` tokens are the same already.
+    ///
+    /// # Errors
+    /// When a row does not exist, or the tokens do not fit; the cache is then unchanged.
+    pub fn copy_within(&mut self, from: usize, to: usize, shared: usize) -> Result<()> {
+        self.expect_rows(&[from, to])?;
+        let (length, capacity) = (self.lengths[from], self.slots[to].capacity);
+        if length > capacity {
+            return Err(AttentionError::CacheFull { past: 0, added: length, capacity }.into());
+        }
+        let shared = shared.min(length).min(self.lengths[to]);
+        for memory in self.memory.both() {
+            let tokens = self.held(memory, from)?.narrow(TOKEN_DIM, shared, length - shared)?;
+            copy(memory, self.slots[to], &tokens.copy()?, shared)?;
+        }
+        self.lengths[to] = length;
+        Ok(())
+    }
+
+    /// What a row holds, `(1, H, T, D)`.
+    fn held(&self, memory: &Tensor, row: usize) -> Result<Tensor> {
+        let slot = side_by_side(memory, &self.slots[row..=row], self.memory.num_heads)?;
+        let missing = || AttentionError::NoSuchRow { rows: vec![row], held: self.lengths.len() };
+        slot.ok_or_else(missing)?.narrow(TOKEN_DIM, 0, self.lengths[row])
+    }
+
     /// Refuses keys and values of another shape than the cache's.
     pub(crate) fn expect(&self, batch: usize, num_heads: usize, head_dim: usize) -> Result<()> {
-        let expected = (self.shape.batch, self.shape.num_heads, self.shape.head_dim);
+        let expected = (self.slots.len(), self.memory.num_heads, self.memory.head_dim);
         let found = (batch, num_heads, head_dim);
         if found != expected {
             return Err(AttentionError::CacheShape { expected, found }.into());
@@ -161,16 +265,36 @@ impl KvCache {
         Ok(())
     }
 
-    /// Refuses more tokens than the longest row has room for.
-    fn expect_room(&self, added: usize) -> Result<()> {
-        let (past, capacity) = (self.longest(), self.shape.capacity);
-        if past + added > capacity {
-            return Err(AttentionError::CacheFull { past, added, capacity }.into());
+    fn expect_rows(&self, rows: &[usize]) -> Result<()> {
+        if rows.iter().any(|row| *row >= self.lengths.len()) {
+            return Err(AttentionError::NoSuchRow { rows: rows.to_vec(), held: self.lengths.len() }.into());
         }
         Ok(())
     }
 
+    /// Refuses more tokens than a row has room for.
+    fn expect_room(&self, added: usize) -> Result<()> {
+        let rows = self.lengths.iter().zip(&self.slots);
+        match rows.into_iter().find(|(past, slot)| *past + added > slot.capacity) {
+            Some((past, slot)) => {
+                Err(AttentionError::CacheFull { past: *past, added, capacity: slot.capacity }.into())
+            }
+            None => Ok(()),
+        }
+    }
+
     fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// Writes tokens `(1, H, T, D)`, which lie elsewhere, into a slot from place `position` on.
+fn copy(memory: &Tensor, slot: KvSlot, tokens: &Tensor, position: usize) -> Result<()> {
+    let (_, num_heads, added, _) = tokens.dims4()?;
+    match side_by_side(memory, &[slot], num_heads)? {
+        Some(to) if added > 0 => {
+            to.slice_set(&tokens.to_dtype(memory.dtype())?.contiguous()?, TOKEN_DIM, position)
+        }
+        _ => Ok(()),
     }
 }

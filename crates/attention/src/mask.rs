@@ -60,18 +60,21 @@ impl AttentionMask {
         queries.map(|(row, query)| seen(row_of(row)?, query).filter(|keys| *keys > 0)).collect()
     }
 
-    /// For each query of each row of the batch the keys that a window shows it; `None` where this is no window, or shows a
-    /// query nothing.
+    /// For each query of each row of the batch the keys that it sees, where they lie side by side and are at least one; `None`
+    /// where they do not.
     ///
     /// `rows` is as in [`AttentionMask::additive`].
-    pub(crate) fn visible_windows(
+    pub(crate) fn visible_keys(
         &self,
         batch: usize,
         query_len: usize,
         key_len: usize,
         rows: &[RowKeys],
     ) -> Option<Vec<Range<usize>>> {
-        let Self::Window { before, after } = self else { return None };
+        let Self::Window { before, after } = self else {
+            let prefixes = self.visible_prefixes(batch, query_len, key_len, rows)?;
+            return Some(prefixes.into_iter().map(|keys| 0..keys).collect());
+        };
         let seen = |row: &RowKeys, query: usize| {
             let position = row.first_query + query;
             let end = position.saturating_add(*after).saturating_add(1).min(row.key_count).min(key_len);

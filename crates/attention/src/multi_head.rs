@@ -307,7 +307,10 @@ impl MultiHeadAttention {
                 return Err(AttentionError::NotAStep.into());
             };
             cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
-            return step_attention(layer, x, cache.memories(), self.attention.scale, lengths);
+            let Some([keys, values]) = cache.memories()? else {
+                return Err(AttentionError::NotAStep.into());
+            };
+            return step_attention(layer, x, [&keys, &values], self.attention.scale, lengths);
         }
         if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
             (&self.projection, memory, cache.as_deref(), mask)
@@ -319,15 +322,10 @@ impl MultiHeadAttention {
             return causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout);
         }
         let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
-        let (past_lengths, k, v) = match cache {
-            Some(cache) => {
-                let past_lengths = cache.lengths().to_vec();
-                let (k, v) = cache.append(&k, &v)?; // (B, H, S, D)
-                (past_lengths, k, v)
-            }
-            None => (Vec::new(), k, v),
-        };
-        let context = self.attention.forward(&q, &k, &v, mask, &past_lengths, pass)?; // (B, H, T, D)
+        let context = match cache {
+            Some(cache) => self.attention.forward_cached(&q, [&k, &v], mask, cache, pass)?,
+            None => self.attention.forward(&q, &k, &v, mask, &[], pass)?,
+        }; // (B, H, T, D)
         merge_heads(&context)
     }
 

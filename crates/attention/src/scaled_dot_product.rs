@@ -5,8 +5,9 @@
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{prefix_attention, prefix_attention_on_gpu, softmax, window_attention};
+use gpt2_kernels::{prefix_attention_on_gpu, slot_attention, softmax, window_attention};
 
+use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
 
@@ -68,10 +69,7 @@ impl ScaledDotProduct {
         }
         if self.is_fused(q, k, v, pass) {
             let batch = q.dim(BATCH_DIM)?;
-            if let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows) {
-                return prefix_attention(q, k, v, self.scale, &visible);
-            }
-            if let Some(visible) = mask.visible_windows(batch, query_len, key_len, &rows) {
+            if let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows) {
                 return window_attention(q, k, v, self.scale, visible);
             }
         }
@@ -84,6 +82,39 @@ impl ScaledDotProduct {
         }
         let additive = mask.additive(query_len, key_len, &rows, q.device())?;
         self.dense(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, additive.as_ref(), pass)
+    }
+
+    /// Attention of the queries of new tokens over a cache, which gains their keys and values first.
+    ///
+    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    ///
+    /// # Shapes
+    /// `q`, and the new `keys` and `values` `(B, H, T, D)`; returns `(B, H, T, D)`.
+    ///
+    /// # Errors
+    /// When the shapes are not those of the cache, or a row has no room; the cache is then unchanged.
+    pub fn forward_cached(
+        &self,
+        q: &Tensor,
+        [keys, values]: [&Tensor; 2],
+        mask: &AttentionMask,
+        cache: &mut KvCache,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let past_lengths = cache.lengths().to_vec();
+        cache.append(keys, values)?;
+        let ([keys, values], slots) = cache.slots();
+        if self.is_fused(q, keys, values, pass) {
+            let (batch, _, query_len, _) = q.dims4()?;
+            let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
+            let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
+            let rows: Vec<_> = past_lengths.iter().map(row).collect();
+            if let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows) {
+                return slot_attention(q, [keys, values], slots, self.scale, visible);
+            }
+        }
+        let [keys, values] = cache.tensors()?;
+        self.forward(q, &keys, &values, mask, &past_lengths, pass)
     }
 
     /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.

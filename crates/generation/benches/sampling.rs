@@ -47,7 +47,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
     let model = model();
     let mut group = criterion.benchmark_group("one token");
     group.sample_size(20);
-    let mut cache = model.new_cache(1, 1024, &DEVICE).expect("a cache");
+    let mut cache = model.new_cache(1, 1024).expect("a cache");
     let id = Tensor::new(&[[464u32]], &DEVICE).expect("a tensor");
     let mut step = || {
         cache.truncate(0, 0).expect("a row");

@@ -52,7 +52,7 @@ pub fn beam_search(
     if max_steps == 0 {
         return Ok(Vec::new());
     }
-    let mut cache = model.new_cache(1, prompt.len() + max_steps - 1, device)?;
+    let mut cache = model.new_cache(1, prompt.len() + max_steps - 1)?;
     let mut logits = vec![last_logits(model, &prompt, &mut cache, device)?];
 
     let search = Search { config, processors, prompt_len: prompt.len(), rules: Rules::of(config) };

@@ -38,7 +38,7 @@ pub fn contrastive_search(
     let wanted = config.new_tokens(prompt_len);
     // A token is chosen by what the model makes of it, so each needs a position of its own.
     let steps = wanted.min(model.config().n_positions - prompt_len);
-    let mut cache = model.new_cache(1, prompt_len + steps, device)?;
+    let mut cache = model.new_cache(1, prompt_len + steps)?;
 
     let pass = &mut Pass::inference();
     let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;

@@ -151,7 +151,7 @@ impl<'a> BatchGenerator<'a> {
             device: device.clone(),
             waiting,
             rows: (0..rows).map(|_| None).collect(),
-            cache: model.new_cache(rows, capacity, device)?,
+            cache: model.new_cache(rows, capacity)?,
             shared_prompt: None,
             ready: VecDeque::new(),
             started: Instant::now(),
@@ -226,7 +226,7 @@ impl<'a> BatchGenerator<'a> {
 
     /// The keys and values of some tokens, and the logits behind them.
     fn prefill(&self, ids: &[u32]) -> Result<(Gpt2Cache, Vec<f32>), GenerationError> {
-        let mut cache = self.model.new_cache(1, ids.len(), &self.device)?;
+        let mut cache = self.model.new_cache(1, ids.len())?;
         let logits = last_logits(self.model, ids, &mut cache, &self.device)?;
         Ok((cache, logits))
     }

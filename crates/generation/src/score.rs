@@ -113,7 +113,7 @@ pub fn score_continuations(
 ) -> Result<Vec<Continuation>, GenerationError> {
     check_continuations(prompt, continuations, model.config())?;
     let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
-    let mut cache = model.new_cache(1, prompt.len() + longest - 1, device)?;
+    let mut cache = model.new_cache(1, prompt.len() + longest - 1)?;
     let first = last_logits(model, prompt, &mut cache, device)?;
     let mut scored = Vec::with_capacity(continuations.len());
     for continuation in continuations {

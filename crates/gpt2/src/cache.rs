@@ -1,21 +1,103 @@
-//! The key-value caches of all blocks.
+//! The key-value caches of all blocks, and the memory that they share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result};
-use gpt2_attention::{KvCache, KvCacheShape};
+use gpt2_attention::{KvCache, KvMemory, KvSlot};
 
 use crate::recorder::Steps;
 use crate::{Gpt2Config, Gpt2LMHead, ModelError};
+
+/// Memory for the keys and values of a number of tokens in all blocks, of which caches take and give back what their rows
+/// need. A clone is the same memory.
+#[derive(Debug, Clone)]
+pub struct KvPool {
+    layers: Vec<KvMemory>,
+    tokens: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// The slots that are in use: the end of each by its start.
+type Taken = BTreeMap<usize, usize>;
+
+impl KvPool {
+    /// Memory for `tokens` tokens. On a CPU it is there from the start and takes room once it is used.
+    ///
+    /// # Errors
+    /// When it cannot be allocated on the device.
+    pub fn new(config: &Gpt2Config, tokens: usize, dtype: DType, device: &Device) -> Result<Self> {
+        let memory = |_| KvMemory::new(config.n_head, config.head_dim(), tokens, dtype, device);
+        let layers = (0..config.n_layer).map(memory).collect::<Result<_>>()?;
+        Ok(Self { layers, tokens, taken: Arc::default() })
+    }
+
+    /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` where there is no room for a row in one piece.
+    pub fn cache(&self, batch: usize, capacity: usize) -> Option<Gpt2Cache> {
+        let slots = (0..batch).map(|_| self.take(capacity)).collect::<Option<Vec<_>>>()?;
+        let places: Vec<KvSlot> = slots.iter().map(|slot| slot.place).collect();
+        let layers = self.layers.iter().map(|memory| memory.cache(&places)).collect();
+        Some(Gpt2Cache { layers, slots, pool: self.clone(), steps: Steps::default() })
+    }
+
+    /// Tokens that there is memory for.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Tokens of the slots in use.
+    pub fn tokens_in_use(&self) -> usize {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// The first room in one piece.
+    fn take(&self, capacity: usize) -> Option<TakenSlot> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut start = 0;
+        for (next, end) in taken.iter() {
+            if next - start >= capacity {
+                break;
+            }
+            start = *end;
+        }
+        let end = start.checked_add(capacity).filter(|end| *end <= self.tokens)?;
+        // Room for no tokens takes no place.
+        if capacity > 0 {
+            taken.insert(start, end);
+        }
+        Some(TakenSlot { place: KvSlot { start, capacity }, taken: Arc::clone(&self.taken) })
+    }
+}
+
+/// A slot that is one row's until it is dropped.
+#[derive(Debug)]
+struct TakenSlot {
+    place: KvSlot,
+    taken: Arc<Mutex<Taken>>,
+}
+
+impl Drop for TakenSlot {
+    fn drop(&mut self) {
+        if self.place.capacity > 0 {
+            self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place.start);
+        }
+    }
+}
 
 /// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
 #[derive(Debug)]
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,
+    /// Those of the rows, in their order.
+    slots: Vec<TakenSlot>,
+    pool: KvPool,
     /// On NVIDIA GPUs: the recording of a step that reads and writes these layers.
     pub(crate) steps: Steps,
 }
 
 impl Gpt2Cache {
-    /// An empty cache for `batch` rows of up to `capacity` tokens each.
+    /// An empty cache in memory of its own, for `batch` rows of up to `capacity` tokens each.
     ///
     /// # Errors
     /// When the memory cannot be allocated on the device.
@@ -26,10 +108,10 @@ impl Gpt2Cache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let shape = KvCacheShape { batch, num_heads: config.n_head, capacity, head_dim: config.head_dim() };
-        let layers =
-            (0..config.n_layer).map(|_| KvCache::new(shape, dtype, device)).collect::<Result<_>>()?;
-        Ok(Self { layers, steps: Steps::default() })
+        let no_room = || ModelError::NoCacheRoom { tokens: batch.saturating_mul(capacity) };
+        let tokens = batch.checked_mul(capacity).ok_or_else(no_room)?;
+        let pool = KvPool::new(config, tokens, dtype, device)?;
+        Ok(pool.cache(batch, capacity).ok_or_else(no_room)?)
     }
 
     /// Tokens held by each row.
@@ -37,7 +119,7 @@ impl Gpt2Cache {
         self.layers.first().map_or(&[], KvCache::lengths)
     }
 
-    /// Forgets the tokens of `row` behind the first `kept`.
+    /// Forgets the tokens of `row` after the first `kept`.
     ///
     /// # Errors
     /// When the row holds fewer than `kept` tokens.
@@ -45,13 +127,18 @@ impl Gpt2Cache {
         self.layers.iter_mut().try_for_each(|layer| layer.truncate(row, kept))
     }
 
-    /// An independent copy with the given rows in this order.
+    /// An independent copy of the given rows in this order, in memory of its own.
     ///
     /// # Errors
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
-        let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<_>>()?;
-        Ok(Self { layers, steps: Steps::default() })
+        let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<Vec<_>>>()?;
+        let memories = layers.iter().map(KvCache::memory).collect();
+        let capacities: Vec<usize> = rows.iter().map(|row| self.slots[*row].place.capacity).collect();
+        let pool = KvPool { layers: memories, tokens: capacities.iter().sum(), taken: Arc::default() };
+        let slots = capacities.into_iter().map(|capacity| pool.take(capacity)).collect::<Option<_>>();
+        let slots = slots.ok_or(ModelError::NoCacheRoom { tokens: pool.tokens })?;
+        Ok(Self { layers, slots, pool, steps: Steps::default() })
     }
 
     /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
@@ -67,12 +154,97 @@ impl Gpt2Cache {
         layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row))
     }
 
-    /// Tokens that each row can hold.
-    pub(crate) fn capacity(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.shape().capacity)
+    /// Moves the rows of another cache of the same [`KvPool`] after those of this one. Nothing is copied.
+    ///
+    /// # Errors
+    /// When the caches share no memory; `self` is then unchanged.
+    pub fn append(&mut self, other: Self) -> Result<()> {
+        if !Arc::ptr_eq(&self.pool.taken, &other.pool.taken) {
+            return Err(ModelError::OtherPool.into());
+        }
+        for (layer, other_layer) in self.layers.iter_mut().zip(&other.layers) {
+            for (slot, length) in other.slots.iter().zip(other_layer.lengths()) {
+                layer.push_row(slot.place, *length);
+            }
+        }
+        self.slots.extend(other.slots);
+        self.steps = Steps::default();
+        Ok(())
     }
 
-    /// Counts a token of each row that a pass behind lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    /// Takes a row out of the cache, as a cache of its own; the rows after it move up. Nothing is copied.
+    ///
+    /// # Errors
+    /// When the row does not exist.
+    pub fn take(&mut self, row: usize) -> Result<Self> {
+        let mut taken = Vec::with_capacity(self.layers.len());
+        for (layer, memory) in self.layers.iter_mut().zip(&self.pool.layers) {
+            let (slot, length) = layer.remove_row(row)?;
+            let mut cache = memory.cache(&[]);
+            cache.push_row(slot, length);
+            taken.push(cache);
+        }
+        self.steps = Steps::default();
+        let slots = vec![self.slots.remove(row)];
+        Ok(Self { layers: taken, slots, pool: self.pool.clone(), steps: Steps::default() })
+    }
+
+    /// Gives the cache the rows `sources`, in this order, some of them more than once or not at all. Rows stay where they are;
+    /// only further ones of the same source are copied, into the slots of rows that are gone or into new ones of the pool.
+    ///
+    /// `shared` says of two rows how many of their first tokens are known to be the same, 0 where nothing is known: those are
+    /// not copied.
+    ///
+    /// # Errors
+    /// When a row does not exist, or there is no room for another one; the cache must then not be used any more.
+    pub fn reorder(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
+        let rows = self.slots.len();
+        if let Some(missing) = sources.iter().find(|source| **source >= rows) {
+            return Err(ModelError::NoSuchRow { row: *missing, held: rows }.into());
+        }
+        let mut gone: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
+        // The place of each new row; the first of a source stays.
+        let mut places = Vec::with_capacity(sources.len());
+        for (index, source) in sources.iter().enumerate() {
+            if !sources[..index].contains(source) {
+                places.push(*source);
+                continue;
+            }
+            let capacity = self.slots[*source].place.capacity;
+            let has_room = |row: &usize| self.slots[*row].place.capacity >= capacity;
+            let best = gone.iter().copied().filter(has_room).max_by_key(|row| shared(*row, *source));
+            let (place, known) = match best {
+                Some(row) => (row, shared(row, *source)),
+                None => (self.add_row(capacity)?, 0),
+            };
+            gone.retain(|row| *row != place);
+            self.layers.iter_mut().try_for_each(|layer| layer.copy_within(*source, place, known))?;
+            places.push(place);
+        }
+        if places.iter().copied().eq(0..self.slots.len()) {
+            return Ok(());
+        }
+        self.steps = Steps::default();
+        self.layers.iter_mut().for_each(|layer| layer.select_rows(&places));
+        let mut slots: Vec<Option<TakenSlot>> = self.slots.drain(..).map(Some).collect();
+        self.slots.extend(places.into_iter().filter_map(|place| slots.get_mut(place)?.take()));
+        Ok(())
+    }
+
+    /// Adds an empty row, and says which it is.
+    fn add_row(&mut self, capacity: usize) -> Result<usize> {
+        let slot = self.pool.take(capacity).ok_or(ModelError::NoCacheRoom { tokens: capacity })?;
+        self.layers.iter_mut().for_each(|layer| layer.push_row(slot.place, 0));
+        self.slots.push(slot);
+        Ok(self.slots.len() - 1)
+    }
+
+    /// Tokens that each row can hold; of rows with different room the least.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.iter().map(|slot| slot.place.capacity).min().unwrap_or(0)
+    }
+
+    /// Counts a token of each row that a pass after lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
     ///
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.
@@ -109,7 +281,63 @@ impl Gpt2LMHead {
     ///
     /// # Errors
     /// When the memory cannot be allocated on the device.
-    pub fn new_cache(&self, batch: usize, capacity: usize, device: &Device) -> Result<Gpt2Cache> {
-        Gpt2Cache::new(self.config(), batch, capacity, self.kv_dtype, device)
+    pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<Gpt2Cache> {
+        Gpt2Cache::new(self.config(), batch, capacity, self.kv_dtype, self.device())
+    }
+
+    /// Memory for the keys and values of `tokens` tokens, which caches share.
+    ///
+    /// # Errors
+    /// When the memory cannot be allocated on the device.
+    pub fn new_pool(&self, tokens: usize) -> Result<KvPool> {
+        KvPool::new(self.config(), tokens, self.kv_dtype, self.device())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(tokens: usize) -> KvPool {
+        let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
+        let config = Gpt2Config::from_json(json).unwrap();
+        KvPool::new(&config, tokens, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    fn start(cache: &Gpt2Cache) -> usize {
+        cache.slots[0].place.start
+    }
+
+    #[test]
+    fn room_is_taken_where_it_is_first_and_given_back() {
+        let pool = pool(10);
+        let (first, second) = (pool.cache(1, 4).unwrap(), pool.cache(1, 3).unwrap());
+        assert_eq!((start(&first), start(&second), pool.tokens_in_use()), (0, 4, 7));
+        assert!(pool.cache(1, 4).is_none(), "three are left");
+        drop(first);
+        assert!(pool.cache(1, 5).is_none(), "four and three, but not in one piece");
+        assert!(pool.cache(3, 3).is_none(), "room for two of three rows");
+        assert_eq!(pool.tokens_in_use(), 3, "what the two had is given back");
+        let third = pool.cache(2, 2).unwrap();
+        assert_eq!((start(&third), pool.tokens_in_use()), (0, 7));
+        assert!(pool.cache(2, usize::MAX / 2).is_none());
+        assert_eq!(pool.cache(3, 0).unwrap().lengths(), [0; 3]);
+    }
+
+    #[test]
+    fn rows_move_between_caches_of_one_pool() {
+        let elsewhere = pool(3).cache(1, 3).unwrap();
+        let pool = pool(12);
+        let mut rows = pool.cache(3, 3).unwrap();
+        let middle = rows.take(1).unwrap();
+        assert_eq!((start(&middle), rows.lengths().len(), pool.tokens_in_use()), (3, 2, 9));
+        rows.append(middle).unwrap();
+        let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
+        assert_eq!(starts, [0, 6, 3]);
+        assert!(rows.take(3).is_err());
+        assert!(rows.append(elsewhere).is_err(), "another pool");
+        assert_eq!(rows.lengths().len(), 3);
+        drop(rows.take(0).unwrap());
+        assert_eq!(pool.tokens_in_use(), 6);
     }
 }

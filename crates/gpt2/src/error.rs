@@ -85,6 +85,23 @@ pub enum ModelError {
         /// Blocks of the cache.
         found: usize,
     },
+    /// There is no room for the keys and values of a row.
+    #[error("no room for the keys and values of {tokens} more tokens; ask for fewer, or for more memory")]
+    NoCacheRoom {
+        /// Tokens of the row.
+        tokens: usize,
+    },
+    /// A row of a cache does not exist.
+    #[error("row {row} of a cache is wanted, which has {held}")]
+    NoSuchRow {
+        /// The row, counted from 0.
+        row: usize,
+        /// Rows of the cache.
+        held: usize,
+    },
+    /// Rows are to move into a cache that has other memory.
+    #[error("rows move between caches of one pool only; copy them")]
+    OtherPool,
     /// There are no tokens.
     #[error("the model needs at least one token")]
     NoTokens,

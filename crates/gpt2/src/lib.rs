@@ -28,7 +28,7 @@ mod model;
 mod parameters;
 mod recorder;
 
-pub use cache::Gpt2Cache;
+pub use cache::{Gpt2Cache, KvPool};
 pub use config::{Gpt2Config, PRESETS};
 pub use error::{ConfigError, ModelError};
 pub use gpt2_attention::{Observer, Pass, Site};

@@ -16,7 +16,7 @@
 //! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
 //! `(B, T, C)` (behind them).
 
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
 };
@@ -268,6 +268,11 @@ impl Gpt2LMHead {
     /// The type of the activations, and of logits: that in which layer norms and position embeddings are held.
     pub fn dtype(&self) -> DType {
         self.transformer.wpe.dtype()
+    }
+
+    /// The device that holds the model.
+    pub fn device(&self) -> &Device {
+        self.transformer.wpe.device()
     }
 
     /// Number of distinct parameters, counted in the tensors the model holds.

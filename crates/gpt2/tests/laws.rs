@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, ParameterCounts, Pass, Site, expected_parameters,
+    Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
+    expected_parameters,
 };
 use gpt2_kernels::Generator;
 use gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
@@ -137,6 +138,65 @@ fn a_copied_row_goes_on_like_the_original() -> Result<()> {
     Ok(())
 }
 
+/// Rows that leave a cache, come back in another order, and are gone, change nothing for the others; rows of one source go
+/// on by themselves.
+#[test]
+fn rows_come_and_go_without_a_trace() -> Result<()> {
+    let model = model()?;
+    let pool = KvPool::new(model.config(), 60, dtype(), &device())?;
+    let new_cache = |batch, capacity| pool.cache(batch, capacity).unwrap();
+    let mut texts: Vec<Vec<u32>> = vec![vec![5, 9, 70], vec![1, 2, 3], vec![40, 41, 42]];
+    let mut batch = new_cache(3, 12);
+    let rows = |texts: &[Vec<u32>]| texts.iter().map(|text| text[text.len() - 1]).collect::<Vec<_>>();
+    step(&model, &ids(&[&texts[0], &texts[1], &texts[2]]), &mut batch)?;
+    let expect = |batch: &mut Gpt2Cache, texts: &mut Vec<Vec<u32>>, tokens: &[u32], what: &str| {
+        texts.iter_mut().zip(tokens).for_each(|(text, token)| text.push(*token));
+        let last: Vec<[u32; 1]> = rows(texts).into_iter().map(|id| [id]).collect();
+        let last: Vec<&[u32]> = last.iter().map(|id| &id[..]).collect();
+        let together = step(&model, &ids(&last), batch)?;
+        for (row, text) in texts.iter().enumerate() {
+            let alone = all_logits(&model, &ids(&[text]))?.narrow(1, text.len() - 1, 1)?;
+            assert_parity(&together.narrow(0, row, 1)?, &alone, SAME, &format!("{what}, row {row}"));
+        }
+        Ok::<_, candle_core::Error>(())
+    };
+    expect(&mut batch, &mut texts, &[7, 8, 9], "side by side")?;
+    // The first leaves, and a new row with other room takes a place that is not beside the others.
+    let first = batch.take(0)?;
+    let first_text = texts.remove(0);
+    assert_eq!((first.lengths(), batch.lengths()), (&[4][..], &[4, 4][..]));
+    expect(&mut batch, &mut texts, &[10, 11], "without the first")?;
+    let mut other = new_cache(1, 7);
+    step(&model, &ids(&[&[30, 31]]), &mut other)?;
+    batch.append(other)?;
+    texts.push(vec![30, 31]);
+    batch.append(first)?;
+    texts.push(first_text);
+    expect(&mut batch, &mut texts, &[12, 13, 14, 15], "with a new one and the first again")?;
+    // Two of one source, one of them in the place of a row that is gone; then a third, in a place of its own.
+    for (sources, tokens) in [
+        (vec![3, 1, 3], vec![20, 21, 22]),
+        (vec![0, 2, 1], vec![23, 24, 25]),
+        (vec![1, 1, 1, 2], vec![26, 27, 28, 29]),
+    ] {
+        let shared = |a: usize, b: usize| {
+            texts[a].iter().zip(&texts[b]).take_while(|(a, b)| a == b).count().min(texts[a].len())
+        };
+        batch.reorder(&sources, shared)?;
+        texts = sources.iter().map(|source| texts[*source].clone()).collect();
+        assert_eq!(batch.lengths(), texts.iter().map(Vec::len).collect::<Vec<_>>());
+        expect(&mut batch, &mut texts, &tokens, &format!("{sources:?}"))?;
+    }
+    // Four rows with room for 12 are there of 60: one more, and no second.
+    assert_eq!(pool.tokens_in_use(), 48);
+    batch.reorder(&[0, 0, 1, 2, 3], |_, _| 0)?;
+    assert!(batch.reorder(&[0, 0, 1, 2, 3, 4], |_, _| 0).is_err(), "no room for a sixth row");
+    assert!(batch.reorder(&[5], |_, _| 0).is_err(), "a row that does not exist");
+    drop(batch);
+    assert_eq!(pool.tokens_in_use(), 0);
+    Ok(())
+}
+
 /// Rows, copies and forks of a cache in f16 give what those of a cache in f32 give, but for its rounding.
 #[test]
 fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
@@ -144,10 +204,10 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
     const ROUNDED: f64 = 2e-3;
     let logits = |kv_dtype: DType| -> Result<Vec<Tensor>> {
         let model = model()?.with_kv_dtype(kv_dtype);
-        let mut batch = model.new_cache(3, 12, &device())?;
+        let mut batch = model.new_cache(3, 12)?;
         let prompt = step(&model, &ids(&[&[7, 7, 2, 9], &[5, 9, 70, 3], &[6, 1, 6, 8]]), &mut batch)?;
         batch.truncate(0, 2)?;
-        let mut alone = model.new_cache(1, 5, &device())?;
+        let mut alone = model.new_cache(1, 5)?;
         step(&model, &ids(&[&[40, 41, 42, 43, 44]]), &mut alone)?;
         batch.copy_row(2, &alone, 0)?;
         let ragged = step(&model, &ids(&[&[30], &[31], &[32]]), &mut batch)?;

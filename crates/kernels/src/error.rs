@@ -59,8 +59,22 @@ pub enum KernelError {
         /// Shape of the values.
         v: Vec<usize>,
     },
+    /// There is no memory for keys and values.
+    #[error(
+        "no memory for the keys or values of {tokens} tokens, {width} wide in {dtype:?}; ask for fewer tokens"
+    )]
+    NoMemory {
+        /// Tokens that there was to be room for.
+        tokens: usize,
+        /// Values of a token, of all heads.
+        width: usize,
+        /// Type of the values.
+        dtype: DType,
+    },
     /// New keys or values have no room in the memory they are for.
-    #[error("attention: tokens {tokens:?} at positions {positions:?} do not fit into a memory {memory:?}")]
+    #[error(
+        "attention: tokens {tokens:?} at positions {positions:?} do not fit into their slots of a memory {memory:?}"
+    )]
     TokensDoNotFit {
         /// Shape of the memory.
         memory: Vec<usize>,

@@ -39,7 +39,10 @@ mod training;
 mod vector_math;
 
 pub use activation::Activation;
-pub use attention::{prefix_attention, prefix_attention_on_gpu, window_attention, write_tokens};
+pub use attention::{
+    KvSlot, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention, window_attention,
+    write_tokens, zeroed_memory,
+};
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, free_memory, open_cuda, open_metal, use_tf32};

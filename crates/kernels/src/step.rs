@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::attention::{prefix_attention, write_tokens};
+use crate::attention::{KvSlot, prefix_attention, write_tokens};
 use crate::{KernelError, Linear, Matrix, cuda};
 
 /// Causal self-attention of a new token of each row behind the `lengths[b]` tokens that memory holds: `projection` gives its
@@ -26,7 +26,7 @@ pub fn step_attention(
     scale: f64,
     lengths: &Tensor,
 ) -> Result<Tensor> {
-    let (batch, heads, _, head_dim) = memories[0].dims4()?;
+    let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
     let refused = || {
         let described = |x: &Tensor| (x.dims().to_vec(), x.dtype());
         KernelError::NotAStep { token: described(x), memory: described(memories[0]) }
@@ -45,7 +45,9 @@ pub fn step_attention(
     let third = |index: usize| projected.narrow(1, index * heads, heads); // (B, H, 1, D)
     let lengths = lengths.to_dtype(DType::U32)?.to_vec1::<u32>()?;
     let places: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-    write_tokens(memories, [&third(1)?, &third(2)?], &places)?;
+    let slots = KvSlot::side_by_side(batch, capacity);
+    let [keys, values] = memories.map(|memory| memory.reshape((batch * capacity, heads * head_dim)));
+    write_tokens([&keys?, &values?], &slots, [&third(1)?, &third(2)?], &places)?;
     let seen: Vec<usize> = places.iter().map(|place| place + 1).collect();
     let context = prefix_attention(&third(0)?, memories[0], memories[1], scale, &seen)?; // (B, H, 1, D)
     context.reshape((batch, 1, heads * head_dim))

@@ -3,8 +3,8 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_kernels::{
-    Activation, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax, step_attention,
-    write_tokens,
+    Activation, KvSlot, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax,
+    step_attention, write_tokens,
 };
 use gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 
@@ -96,8 +96,11 @@ fn steps_behind_lengths_in_memory() -> Result<()> {
         let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?.reshape((3, 6, 1, head_dim))?;
         let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
         let expected = [memory(4)?.copy()?, memory(5)?.copy()?];
+        let [flat_keys, flat_values] =
+            expected.each_ref().map(|memory| memory.reshape((3 * CAPACITY, 2 * head_dim)));
         write_tokens(
-            expected.each_ref(),
+            [&flat_keys?, &flat_values?],
+            &KvSlot::side_by_side(3, CAPACITY),
             [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?],
             &places,
         )?;

@@ -132,7 +132,7 @@ impl Bench<'_> {
     fn prefill(&self, tokens: usize) -> Result<f64> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
-            let mut cache = self.model.new_cache(1, tokens, self.device)?;
+            let mut cache = self.model.new_cache(1, tokens)?;
             let prompt = self.prompt(1, tokens)?;
             self.device.synchronize()?;
             let start = Instant::now();
@@ -150,7 +150,7 @@ impl Bench<'_> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
             return Ok(None);
         }
-        let mut cache = self.model.new_cache(texts, prompt_tokens + new_tokens, self.device)?;
+        let mut cache = self.model.new_cache(texts, prompt_tokens + new_tokens)?;
         let prompt = self.prompt(texts, prompt_tokens)?;
         let mut tokens = self.next_tokens(&prompt, &mut cache)?;
         if !self.device.is_cpu() {

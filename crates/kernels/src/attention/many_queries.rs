@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::slice::Chunks;
 
-use super::{Element, Heads, exponentials, largest};
+use super::{Element, Head, Heads, exponentials, largest};
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Line, MAX_TILE_PANELS, Simd, store_first};
 
@@ -27,7 +27,7 @@ pub(super) fn attention<E: Element>(
     instructions: InstructionSet,
 ) -> Vec<f32> {
     let row_len = q.heads * v.head_dim;
-    let mut output = vec![0.0; q.batch * q.tokens * row_len];
+    let mut output = vec![0.0; q.rows.len() * q.tokens * row_len];
     let (key_panels, value_panels) = (pack_keys(k, instructions), pack_values(v, instructions));
     let parts = Parts { row_len, rows: PART_QUERIES, columns: v.head_dim };
     for_each_part(&mut output, parts, |part| {
@@ -49,13 +49,13 @@ pub(super) fn attention<E: Element>(
 fn pack_keys<E: Element>(k: &Heads<'_, E>, instructions: InstructionSet) -> Vec<Line<[f32; LANES]>> {
     let panels = k.tokens.div_ceil(LANES);
     let row_len = panels * k.head_dim;
-    let mut packed = vec![Line([0.0; LANES]); k.batch * k.heads * row_len];
+    let mut packed = vec![Line([0.0; LANES]); k.rows.len() * k.heads * row_len];
     if row_len > 0 {
         let parts = Parts { row_len, rows: 1, columns: PACK_PANELS * k.head_dim };
         for_each_part(&mut packed, parts, |mut part| {
             let (batch, head) = (part.first_row / k.heads, part.first_row % k.heads);
             let first_panel = part.first_column / k.head_dim;
-            instructions.run(PackKeys { k, batch, head, first_panel, panels: part.row(0) });
+            instructions.run(PackKeys { k: k.head(batch, head), first_panel, panels: part.row(0) });
         });
     }
     packed
@@ -64,13 +64,13 @@ fn pack_keys<E: Element>(k: &Heads<'_, E>, instructions: InstructionSet) -> Vec<
 /// For each batch row and head the values in panels of 16 columns: key by key.
 fn pack_values<E: Element>(v: &Heads<'_, E>, instructions: InstructionSet) -> Vec<Line<[f32; LANES]>> {
     let row_len = v.head_dim.div_ceil(LANES) * v.tokens;
-    let mut packed = vec![Line([0.0; LANES]); v.batch * v.heads * row_len];
+    let mut packed = vec![Line([0.0; LANES]); v.rows.len() * v.heads * row_len];
     if row_len > 0 {
         let parts = Parts { row_len, rows: 1, columns: v.tokens };
         for_each_part(&mut packed, parts, |mut part| {
             let (batch, head) = (part.first_row / v.heads, part.first_row % v.heads);
             let column = part.first_column / v.tokens * LANES;
-            instructions.run(PackValues { v, batch, head, column, panel: part.row(0) });
+            instructions.run(PackValues { v: v.head(batch, head), column, panel: part.row(0) });
         });
     }
     packed
@@ -78,9 +78,7 @@ fn pack_values<E: Element>(v: &Heads<'_, E>, instructions: InstructionSet) -> Ve
 
 /// Some panels of the keys of one head.
 struct PackKeys<'a, E> {
-    k: &'a Heads<'a, E>,
-    batch: usize,
-    head: usize,
+    k: Head<'a, E>,
     first_panel: usize,
     panels: &'a mut [Line<[f32; LANES]>],
 }
@@ -90,11 +88,11 @@ impl<E: Element> Job for PackKeys<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { k, batch, head, first_panel, panels } = self;
+        let Self { k, first_panel, panels } = self;
         for (index, panel) in panels.chunks_mut(k.head_dim).enumerate() {
             let first_key = (first_panel + index) * LANES;
             for key in first_key..k.tokens.min(first_key + LANES) {
-                for (inputs, lines) in k.row(batch, head, key).chunks(LANES).zip(panel.chunks_mut(LANES)) {
+                for (inputs, lines) in k.row(key).chunks(LANES).zip(panel.chunks_mut(LANES)) {
                     for (input, line) in first_sixteen(simd, inputs).iter().zip(lines) {
                         line.0[key - first_key] = *input;
                     }
@@ -106,9 +104,7 @@ impl<E: Element> Job for PackKeys<'_, E> {
 
 /// One panel of the values of one head, from `column` on.
 struct PackValues<'a, E> {
-    v: &'a Heads<'a, E>,
-    batch: usize,
-    head: usize,
+    v: Head<'a, E>,
     column: usize,
     panel: &'a mut [Line<[f32; LANES]>],
 }
@@ -118,8 +114,8 @@ impl<E: Element> Job for PackValues<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (key, line) in self.panel.iter_mut().enumerate() {
-            line.0 = first_sixteen(simd, &self.v.row(self.batch, self.head, key)[self.column..]);
+        for (key, line) in self.panel.iter_mut().take(self.v.tokens).enumerate() {
+            line.0 = first_sixteen(simd, &self.v.row(key)[self.column..]);
         }
     }
 }
@@ -172,6 +168,7 @@ impl Job for ManyQueries<'_, '_> {
             let value_panels = self.value_dim.div_ceil(LANES) * self.key_len;
             let position = batch * heads + head;
 
+            let q = self.q.head(batch, head);
             let panels = &self.key_panels[position * key_panels..(position + 1) * key_panels];
             for (index, panels) in panels.chunks(head_dim * S::TILE_PANELS).enumerate() {
                 let first_key = index * S::TILE_PANELS * LANES;
@@ -182,7 +179,7 @@ impl Job for ManyQueries<'_, '_> {
                     continue;
                 }
                 let output = RowTile {
-                    inputs: |query: usize| self.q.row(batch, head, token + query.min(queries - 1)),
+                    inputs: |query: usize| q.row(token + query.min(queries - 1)),
                     panels,
                     depth: head_dim,
                     panel_len: head_dim,

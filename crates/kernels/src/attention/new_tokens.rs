@@ -4,43 +4,74 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 
-use super::{Element, Heads};
+use super::{Element, Head, Heads, KvSlot};
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::{KernelError, cuda};
 
 /// Fewest values that are worth the threads.
 const MIN_SHARED_VALUES: usize = 1 << 15;
-/// Axis of the batch in a `(B, H, T, D)` tensor.
-const BATCH_DIM: usize = 0;
+/// Axis of the tokens in a memory `(N, H · D)`, and of the batch in a `(B, H, T, D)` tensor.
+const FIRST_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// Writes the keys and values of new tokens into two memories in place, those of row `b` from place `positions[b]` on, rounded
-/// to the type of the memory. No gradient goes through it.
+/// Writes the keys and values of new tokens into two memories in place, those of row `b` into its slot from place
+/// `positions[b]` on, rounded to the type of the memory. No gradient goes through it.
 ///
 /// # Shapes
-/// Memories `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)` with any strides.
+/// Memories `(N, H · D)`, contiguous; `keys` and `values` `(B, H, T, D)` with any strides; a slot and a position for each of
+/// the `B` rows.
 ///
 /// # Errors
-/// When the shapes are not these, or the tokens of a row do not fit behind its position.
-pub fn write_tokens(memories: [&Tensor; 2], [keys, values]: [&Tensor; 2], positions: &[usize]) -> Result<()> {
-    check(memories[0], keys, positions)?;
-    check(memories[1], values, positions)?;
-    if keys.device().is_cuda() && cuda::write_tokens(memories, [keys, values], positions)? {
+/// When the shapes are not these, or the tokens of a row do not fit into its slot from its position on.
+pub fn write_tokens(
+    memories: [&Tensor; 2],
+    slots: &[KvSlot],
+    [keys, values]: [&Tensor; 2],
+    positions: &[usize],
+) -> Result<()> {
+    check(memories[0], slots, keys, positions)?;
+    check(memories[1], slots, values, positions)?;
+    if keys.device().is_cuda()
+        && let [Some(key_memory), Some(value_memory)] = [
+            side_by_side(memories[0], slots, keys.dims4()?.1)?,
+            side_by_side(memories[1], slots, values.dims4()?.1)?,
+        ]
+        && cuda::write_tokens([&key_memory, &value_memory], [keys, values], positions)?
+    {
         return Ok(());
     }
-    write_each(memories[0], keys, positions)?;
-    write_each(memories[1], values, positions)
+    write_each(memories[0], slots, keys, positions)?;
+    write_each(memories[1], slots, values, positions)
 }
 
-fn check(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
-    let (batch, heads, capacity, head_dim) = memory.dims4()?;
-    let (_, _, added, _) = tokens.dims4()?;
-    let has_room = |position: &usize| position.checked_add(added).is_some_and(|end| end <= capacity);
-    let fits = tokens.dims() == [batch, heads, added, head_dim]
-        && positions.len() == batch
-        && positions.iter().all(has_room);
+/// The slots as one tensor `(B, H, S, D)`, a view of a memory `(N, H · D)`, where they have the same room side by side; `None`
+/// where they do not.
+///
+/// # Errors
+/// When the memory is smaller than its slots, or its width is not that of `heads`.
+pub fn side_by_side(memory: &Tensor, slots: &[KvSlot], heads: usize) -> Result<Option<Tensor>> {
+    let Some(KvSlot { start, capacity }) = slots.first().copied() else { return Ok(None) };
+    let places = KvSlot::side_by_side(slots.len(), capacity).into_iter();
+    if !places.map(|slot| KvSlot { start: start + slot.start, ..slot }).eq(slots.iter().copied()) {
+        return Ok(None);
+    }
+    let batch = slots.len();
+    let head_dim = memory.dim(1)? / heads.max(1);
+    let rows = memory.narrow(FIRST_DIM, start, batch * capacity)?;
+    rows.reshape((batch, heads, capacity, head_dim)).map(Some)
+}
+
+fn check(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]) -> Result<()> {
+    let (held, width) = memory.dims2()?;
+    let (batch, heads, added, head_dim) = tokens.dims4()?;
+    let has_room = |(slot, position): (&KvSlot, &usize)| {
+        slot.is_in(held) && position.checked_add(added).is_some_and(|end| end <= slot.capacity)
+    };
+    let fits = heads * head_dim == width
+        && [slots.len(), positions.len()] == [batch; 2]
+        && slots.iter().zip(positions).all(has_room);
     if !fits {
         let (memory, tokens) = (memory.dims().to_vec(), tokens.dims().to_vec());
         return Err(KernelError::TokensDoNotFit { memory, tokens, positions: positions.to_vec() }.into());
@@ -49,35 +80,33 @@ fn check(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
 }
 
 /// The keys or the values.
-fn write_each(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
+fn write_each(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]) -> Result<()> {
     let is_kernels = memory.is_contiguous()
         && [memory, tokens].into_iter().all(|x| x.device().is_cpu())
         && matches!(memory.dtype(), DType::F32 | DType::F16)
         && tokens.dtype() == DType::F32
         && tokens.stride().last() == Some(&1);
     if is_kernels {
-        return memory.inplace_op2(tokens, &WriteTokens { positions });
+        return memory.inplace_op2(tokens, &WriteTokens { slots, positions });
     }
-    write_with_candle(memory, tokens, positions)
+    write_with_candle(memory, slots, tokens, positions)
 }
 
 /// The same from candle's own operations: any device and type.
-fn write_with_candle(memory: &Tensor, tokens: &Tensor, positions: &[usize]) -> Result<()> {
+fn write_with_candle(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]) -> Result<()> {
+    let heads = tokens.dims4()?.1;
     let tokens = tokens.to_dtype(memory.dtype())?;
-    if let [first, rest @ ..] = positions
-        && rest.iter().all(|position| position == first)
-    {
-        return memory.slice_set(&tokens.contiguous()?, TOKEN_DIM, *first);
-    }
-    for (row, position) in positions.iter().enumerate() {
-        let memory = memory.narrow(BATCH_DIM, row, 1)?;
-        memory.slice_set(&tokens.narrow(BATCH_DIM, row, 1)?.contiguous()?, TOKEN_DIM, *position)?;
+    for (row, (slot, position)) in slots.iter().zip(positions).enumerate() {
+        if let Some(memory) = side_by_side(memory, &[*slot], heads)? {
+            memory.slice_set(&tokens.narrow(FIRST_DIM, row, 1)?.contiguous()?, TOKEN_DIM, *position)?;
+        }
     }
     Ok(())
 }
 
 /// The kernel; shapes and types are checked.
 struct WriteTokens<'a> {
+    slots: &'a [KvSlot],
     positions: &'a [usize],
 }
 
@@ -94,53 +123,49 @@ impl InplaceOp2 for WriteTokens<'_> {
         tokens_layout: &Layout,
     ) -> Result<()> {
         let tokens = Heads::new(tokens.as_slice::<f32>()?, tokens_layout)?;
-        let (_, _, capacity, _) = memory_layout.shape().dims4()?;
         let (start, end) = memory_layout.contiguous_offsets().unwrap_or_default();
         let instructions = InstructionSet::detected();
         match memory {
             CpuStorage::F16(memory) => {
-                let memory = &mut memory[start..end];
-                write(memory.reinterpret_cast_mut(), capacity, &tokens, self.positions, instructions);
+                self.write(memory[start..end].reinterpret_cast_mut(), &tokens, instructions);
             }
-            CpuStorage::F32(memory) => {
-                write(&mut memory[start..end], capacity, &tokens, self.positions, instructions);
-            }
+            CpuStorage::F32(memory) => self.write(&mut memory[start..end], &tokens, instructions),
             _ => return Err(KernelError::NotCpuFloats { found: memory.dtype() }.into()),
         }
         Ok(())
     }
 }
 
-fn write<E: Element>(
-    memory: &mut [E],
-    capacity: usize,
-    tokens: &Heads<'_>,
-    positions: &[usize],
-    instructions: InstructionSet,
-) {
-    let row_len = capacity * tokens.head_dim;
-    if row_len == 0 {
-        return;
+impl WriteTokens<'_> {
+    fn write<E: Element>(&self, memory: &mut [E], tokens: &Heads<'_>, instructions: InstructionSet) {
+        let width = tokens.heads * tokens.head_dim;
+        if width == 0 {
+            return;
+        }
+        let is_shared = tokens.rows.len() * width * tokens.tokens >= MIN_SHARED_VALUES;
+        for (row, (slot, position)) in self.slots.iter().zip(self.positions).enumerate() {
+            let memory = &mut memory[slot.start * width..][..slot.capacity * width];
+            let row_len = slot.capacity * tokens.head_dim;
+            let write_head = |head: usize, memory: &mut [E]| {
+                let to = &mut memory[position * tokens.head_dim..];
+                instructions.run(WriteHead { tokens: tokens.head(row, head), to });
+            };
+            if is_shared {
+                for_each_part(memory, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
+                    write_head(part.first_row, part.row(0));
+                });
+            } else {
+                // A slot without room gets no tokens.
+                let heads = memory.chunks_mut(row_len.max(1)).enumerate();
+                heads.for_each(|(head, memory)| write_head(head, memory));
+            }
+        }
     }
-    let write_head = |index: usize, memory: &mut [E]| {
-        let (batch, head) = (index / tokens.heads, index % tokens.heads);
-        let to = &mut memory[positions[batch] * tokens.head_dim..];
-        instructions.run(WriteHead { tokens, batch, head, to });
-    };
-    if tokens.batch * tokens.heads * tokens.tokens * tokens.head_dim < MIN_SHARED_VALUES {
-        memory.chunks_mut(row_len).enumerate().for_each(|(index, memory)| write_head(index, memory));
-        return;
-    }
-    for_each_part(memory, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
-        write_head(part.first_row, part.row(0));
-    });
 }
 
 /// The tokens of one head.
 struct WriteHead<'a, E> {
-    tokens: &'a Heads<'a>,
-    batch: usize,
-    head: usize,
+    tokens: Head<'a>,
     to: &'a mut [E],
 }
 
@@ -149,9 +174,9 @@ impl<E: Element> Job for WriteHead<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { tokens, batch, head, to } = self;
+        let Self { tokens, to } = self;
         for (token, to) in to.chunks_mut(tokens.head_dim).take(tokens.tokens).enumerate() {
-            let (from, from_rest) = tokens.row(batch, head, token).as_chunks::<LANES>();
+            let (from, from_rest) = tokens.row(token).as_chunks::<LANES>();
             let (to, to_rest) = to.as_chunks_mut::<LANES>();
             for (from, to) in from.iter().zip(to) {
                 E::store(simd, simd.load(from), to);
@@ -178,15 +203,25 @@ mod tests {
             let tokens = Tensor::from_vec(tokens, (batch, added, heads, head_dim), &Device::Cpu).unwrap();
             let tokens = tokens.transpose(1, 2).unwrap();
             let ragged: Vec<usize> = (0..batch).map(|row| row % (capacity - added + 1)).collect();
-            for positions in [vec![1; batch], ragged] {
+            // Side by side, and in another order with other rooms.
+            let regular = KvSlot::side_by_side(batch, capacity);
+            let apart: Vec<KvSlot> = (0..batch)
+                .rev()
+                .map(|place| KvSlot { start: place * (capacity + 2), capacity: capacity + place % 2 })
+                .collect();
+            for (positions, slots) in
+                [(vec![1; batch], &regular), (ragged.clone(), &regular), (ragged.clone(), &apart)]
+            {
                 for dtype in [DType::F32, DType::F16] {
-                    let memory =
-                        || Tensor::ones((batch, heads, capacity, head_dim), dtype, &Device::Cpu).unwrap();
+                    let memory = || {
+                        let shape = (batch * (capacity + 2), heads * head_dim);
+                        Tensor::ones(shape, dtype, &Device::Cpu).unwrap()
+                    };
                     let (written, expected) = ([memory(), memory()], [memory(), memory()]);
                     let others = tokens.neg().unwrap();
-                    write_tokens(written.each_ref(), [&tokens, &others], &positions).unwrap();
-                    write_with_candle(&expected[0], &tokens, &positions).unwrap();
-                    write_with_candle(&expected[1], &others, &positions).unwrap();
+                    write_tokens(written.each_ref(), slots, [&tokens, &others], &positions).unwrap();
+                    write_with_candle(&expected[0], slots, &tokens, &positions).unwrap();
+                    write_with_candle(&expected[1], slots, &others, &positions).unwrap();
                     let values = |x: &Tensor| {
                         x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
                     };
@@ -202,15 +237,18 @@ mod tests {
     fn tokens_that_do_not_fit_are_refused() {
         let zeros =
             |shape: (usize, usize, usize, usize)| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
-        let memory = zeros((2, 3, 5, 4));
-        for (tokens, positions) in [
-            (zeros((2, 3, 2, 4)), vec![0, 4]),
-            (zeros((2, 3, 2, 4)), vec![0, usize::MAX]),
-            (zeros((2, 3, 2, 4)), vec![0]),
-            (zeros((2, 2, 2, 4)), vec![0, 0]),
+        let memory = Tensor::zeros((10, 12), DType::F32, &Device::Cpu).unwrap();
+        let slots = KvSlot::side_by_side(2, 5);
+        for (tokens, slots, positions) in [
+            (zeros((2, 3, 2, 4)), slots.clone(), vec![0, 4]),
+            (zeros((2, 3, 2, 4)), slots.clone(), vec![0, usize::MAX]),
+            (zeros((2, 3, 2, 4)), slots.clone(), vec![0]),
+            (zeros((2, 2, 2, 4)), slots, vec![0, 0]),
+            (zeros((2, 3, 2, 4)), KvSlot::side_by_side(2, 6), vec![0, 0]),
+            (zeros((2, 3, 2, 4)), KvSlot::side_by_side(1, 5), vec![0]),
         ] {
-            let error = write_tokens([&memory; 2], [&tokens; 2], &positions).unwrap_err().to_string();
-            assert!(error.contains("[2, 3, 5, 4]"), "{error}");
+            let error = write_tokens([&memory; 2], &slots, [&tokens; 2], &positions).unwrap_err().to_string();
+            assert!(error.contains("[10, 12]"), "{error}");
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::{Element, Heads, exponentials, largest};
+use super::{Element, Head, Heads, exponentials, largest};
 use crate::fetch::{AHEAD, fetch};
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
@@ -31,16 +31,17 @@ pub(super) fn attention<E: Element>(
     let value_dim = v.head_dim;
     // The weighted values of each part, and behind them the largest score and the sum of the weights.
     let row_len = value_dim + 2;
-    let mut partial = vec![0.0; q.batch * q.heads * parts_of_head * row_len];
+    let mut partial = vec![0.0; q.rows.len() * q.heads * parts_of_head * row_len];
     for_each_part(&mut partial, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
         let (head, index) = (part.first_row / parts_of_head, part.first_row % parts_of_head);
         let (batch, head) = (head / q.heads, head % q.heads);
         let first_key = visible[batch].start + index * PART_KEYS;
         // In a batch of rows of different lengths, a part may have no keys.
         let keys = first_key..visible[batch].end.clamp(first_key, first_key + PART_KEYS);
-        instructions.run(OnePart { q, k, v, batch, head, scale, keys, result: part.row(0) });
+        let (query, k, v) = (q.head(batch, head).row(0), k.head(batch, head), v.head(batch, head));
+        instructions.run(OnePart { query, k, v, scale, keys, result: part.row(0) });
     });
-    let mut output = vec![0.0; q.batch * q.heads * value_dim];
+    let mut output = vec![0.0; q.rows.len() * q.heads * value_dim];
     for (context, parts) in output.chunks_mut(value_dim).zip(partial.chunks(parts_of_head * row_len)) {
         merge(context, parts);
     }
@@ -66,11 +67,9 @@ fn merge(context: &mut [f32], parts: &[f32]) {
 
 /// Some keys and values of one head.
 struct OnePart<'a, E> {
-    q: &'a Heads<'a>,
-    k: &'a Heads<'a, E>,
-    v: &'a Heads<'a, E>,
-    batch: usize,
-    head: usize,
+    query: &'a [f32],
+    k: Head<'a, E>,
+    v: Head<'a, E>,
     scale: f32,
     keys: Range<usize>,
     result: &'a mut [f32],
@@ -81,8 +80,7 @@ impl<E: Element> Job for OnePart<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { q, k, v, batch, head, keys, .. } = self;
-        let query = q.row(batch, head, 0);
+        let Self { query, k, v, keys, .. } = self;
         let scale = simd.splat(self.scale);
         let mut scores = [0.0; PART_KEYS];
         let (vectors, _) = scores.as_chunks_mut::<LANES>();
@@ -91,9 +89,9 @@ impl<E: Element> Job for OnePart<'_, E> {
             for (lane, products) in products.iter_mut().enumerate() {
                 // The last key stands in for those behind it, whose scores are not looked at.
                 let key = (first_key + lane).min(keys.end - 1);
-                let row = k.row(batch, head, key);
+                let row = k.row(key);
                 fetch(row, AHEAD);
-                fetch(v.row(batch, head, key), 0);
+                fetch(v.row(key), 0);
                 *products = multiply(simd, query, row);
             }
             simd.store(simd.mul(simd.sums(products), scale), scores);
@@ -106,7 +104,7 @@ impl<E: Element> Job for OnePart<'_, E> {
 
         let (context, numbers) = self.result.split_at_mut(v.head_dim);
         numbers.copy_from_slice(&[largest, sum]);
-        let rows = || keys.clone().map(|key| v.row(batch, head, key));
+        let rows = || keys.clone().map(|key| v.row(key));
         let mut column = 0;
         let (groups, rest) = context.as_chunks_mut::<{ SUM_VECTORS * LANES }>();
         let (vectors, rest) = rest.as_chunks_mut::<LANES>();
