@@ -5,7 +5,7 @@
 use candle_core::Device;
 use gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
 use gpt2_testing::fixture_path;
-use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 
 fn tokenizer() -> Tokenizer {
     load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap()
@@ -94,7 +94,7 @@ fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
 #[test]
 fn generation_ends_at_a_stop_string() {
     let folder = fixture_path("tiny-checkpoint");
-    let model = Checkpoint::open(&folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap();
+    let model = Checkpoint::open(&folder).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
     let tokenizer = tokenizer();
     let text = |stop_strings: Vec<String>| {
         let config = GenerationConfig { max_new_tokens: 30, stop_strings, ..GenerationConfig::default() };
