@@ -13,7 +13,7 @@ use crate::naming::{Naming, Orientation, ParameterSource};
 use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
-use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tokenizer};
+use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tied_head, tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,7 +110,7 @@ impl Checkpoint {
     fn new(mut source: Source, found: FoundConfig) -> Result<Self, WeightsError> {
         let FoundConfig { config, rule, has_guessed_heads } = found;
         let mut naming = Naming::new(&config, &source);
-        naming.mismatches.extend(tie_contradiction(&source, &naming)?);
+        naming.mismatches.extend(tied_head::contradiction(&source, &naming)?);
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
@@ -361,31 +361,6 @@ fn parent_folder(file: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
-}
-
-/// A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head
-/// untied; which of the two is meant cannot be told, so the user must say.
-fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
-    let embedding = naming.parameters.get("wte.weight");
-    let (Some(head), Some((ParameterSource::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
-        return Ok(None);
-    };
-    let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
-    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
-    if !comparable(head) || !comparable(embedding) {
-        return Ok(None);
-    }
-    let is_same_data = head.file == embedding.file && head.bytes == embedding.bytes;
-    if is_same_data {
-        return Ok(None);
-    }
-    let (head_values, embedding_values) = (head.values(&source.files)?, embedding.values(&source.files)?);
-    // NaN differs from everything, itself included.
-    let differs = |(head, embedding): (&f32, &f32)| head != embedding;
-    let differing = head_values.iter().zip(&embedding_values).filter(|pair| differs(*pair)).count();
-    let (name, embedding) = (head.name.clone(), embedding.name.clone());
-    let elements = head_values.len();
-    Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
 /// What was decided about the tensors, in words.

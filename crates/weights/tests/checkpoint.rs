@@ -120,6 +120,26 @@ fn a_head_that_contradicts_the_tie_is_refused() {
     }
 }
 
+/// A copy may be stored in another type: its values count.
+#[test]
+fn a_copy_of_the_tied_head_in_another_type_is_a_copy() {
+    let with_head = |change: &[f32]| {
+        CheckpointFolder::tiny().with_tensors(|tensors| {
+            let embedding = tensors["transformer.wte.weight"].to_dtype(DType::F16).unwrap();
+            let values = embedding.to_dtype(DType::F32).unwrap();
+            let head = values.broadcast_add(&Tensor::new(change, &Device::Cpu).unwrap()).unwrap();
+            tensors.insert("transformer.wte.weight".into(), embedding);
+            tensors.insert("lm_head.weight".into(), head);
+        })
+    };
+    let mut change = vec![0.0; 28];
+    let copy = with_head(&change);
+    Checkpoint::open(copy.path()).unwrap().check().unwrap();
+    change[27] = 1.0;
+    let error = Checkpoint::open(with_head(&change).path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("in 300 of 8400 values"), "the last of every row: {error}");
+}
+
 #[test]
 fn a_separate_head_is_used_where_the_configuration_unties_it() {
     let halved = |tensors: &mut HashMap<String, Tensor>| {
