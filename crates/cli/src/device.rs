@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device, DeviceLocation};
 use gpt2::{Gpt2Config, ParameterCounts};
 use gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal, use_tf32};
-use gpt2_weights::WeightFormat;
+use gpt2_weights::{UnknownWeightDType, WeightDType, WeightFormat};
 
 use crate::arguments::ModelArguments;
 use crate::{UsageError, output};
@@ -34,40 +34,31 @@ pub(crate) fn parse_device(name: &str) -> Result<DeviceChoice, String> {
     }
 }
 
-/// A type of weights that `--dtype` names: how the CPU holds it, and how a GPU does.
+/// A type of weights that `--dtype` names.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WeightType {
     pub(crate) name: &'static str,
-    cpu: Option<WeightFormat>,
-    gpu: Option<DType>,
+    dtype: WeightDType,
 }
 
-const WEIGHT_TYPES: [WeightType; 6] = [
-    WeightType { name: "f32", cpu: Some(WeightFormat::F32), gpu: Some(DType::F32) },
-    WeightType { name: "f16", cpu: Some(WeightFormat::F16), gpu: Some(DType::F16) },
-    WeightType { name: "bf16", cpu: None, gpu: Some(DType::BF16) },
-    WeightType { name: "q8", cpu: Some(WeightFormat::Q8), gpu: None },
-    WeightType { name: "q6", cpu: Some(WeightFormat::Q6), gpu: None },
-    WeightType { name: "q4", cpu: Some(WeightFormat::Q4), gpu: None },
-];
-
 /// The type of this name.
-pub(crate) fn parse_weight_type(name: &str) -> Result<WeightType, String> {
-    let known = WEIGHT_TYPES.iter().find(|known| known.name == name);
-    known
-        .copied()
-        .ok_or_else(|| format!("expected one of {}", WEIGHT_TYPES.map(|known| known.name).join(", ")))
+pub(crate) fn parse_weight_type(name: &str) -> Result<WeightType, UnknownWeightDType> {
+    name.parse().map(|dtype: WeightDType| WeightType { name: dtype.name(), dtype })
 }
 
 impl WeightType {
-    pub(crate) fn on_cpu(self) -> Result<WeightFormat, UsageError> {
-        let refusal = "the CPU holds weights in f32, f16, q8, q6 or q4; without --dtype it takes what is stored, bf16 as f32";
-        self.cpu.ok_or_else(|| UsageError(format!("--dtype {}: {refusal}", self.name)))
+    pub(crate) fn dtype(self) -> WeightDType {
+        self.dtype
     }
 
-    pub(crate) fn on_gpu(self) -> Result<DType, UsageError> {
-        let refusal = "a GPU holds weights in f32, f16 or bf16; q8, q6 and q4 need --device cpu";
-        self.gpu.ok_or_else(|| UsageError(format!("--dtype {}: {refusal}", self.name)))
+    fn on_cpu(self) -> Result<WeightFormat, UsageError> {
+        let hint = "without --dtype it takes what is stored, bf16 as f32";
+        self.dtype.on_cpu().map_err(|error| UsageError(format!("--dtype {error}; {hint}")))
+    }
+
+    fn on_gpu(self) -> Result<DType, UsageError> {
+        let hint = "q8, q6 and q4 need --device cpu";
+        self.dtype.on_gpu().map_err(|error| UsageError(format!("--dtype {error}; {hint}")))
     }
 }
 
@@ -101,7 +92,7 @@ pub(crate) fn open(arguments: &ModelArguments) -> Result<Device> {
 
 /// The first NVIDIA GPU, where there is one that works and has the type; else the CPU.
 fn automatic(dtype: Option<WeightType>) -> Device {
-    if dtype.is_some_and(|dtype| dtype.gpu.is_none()) {
+    if dtype.is_some_and(|dtype| dtype.on_gpu().is_err()) {
         return Device::Cpu;
     }
     open_cuda(0).unwrap_or_else(|error| {

@@ -6,6 +6,7 @@ mod built_in;
 mod commands;
 mod device;
 mod generation_options;
+mod hints;
 mod hub;
 mod input;
 mod interrupt;
@@ -66,7 +67,9 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let code = if is_usage(&error) { EXIT_USAGE } else { EXIT_FAILURE };
+            let hint = hints::of(&error);
             output::print_error(&device::explained(error));
+            hint.into_iter().for_each(output::print_note);
             ExitCode::from(code)
         }
     }

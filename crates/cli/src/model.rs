@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
 use crate::arguments::ModelArguments;
 use crate::device::{WeightType, check_room};
@@ -41,16 +41,17 @@ pub(crate) fn load(
 ) -> Result<Gpt2LMHead> {
     let bar = progress::bytes("loading", checkpoint.parameter_bytes());
     let progress = |bytes| bar.inc(bytes);
-    let model = match (dtype, device) {
-        (None, Device::Cpu) => checkpoint.load(device, &progress)?,
-        (Some(dtype), Device::Cpu) => checkpoint.load_as(dtype.on_cpu()?, &progress)?,
-        (dtype, gpu) => {
-            let dtype = dtype.map_or(Ok(checkpoint.stored_dtype()), WeightType::on_gpu)?;
-            check_room(checkpoint.config(), dtype, gpu)?;
-            // The program gives a device work from one thread only.
-            checkpoint.load_dense(gpu, dtype, &progress)?.with_recorded_steps()
-        }
-    };
+    let dtype = dtype.map(WeightType::dtype);
+    let options = LoadOptions { device: device.clone(), dtype, kv_dtype: None };
+    if device.is_cpu() {
+        let model = checkpoint.load(&options, &progress)?;
+        bar.finish_and_clear();
+        return Ok(model);
+    }
+    let held = dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
+    check_room(checkpoint.config(), held, device)?;
+    // The program gives a device work from one thread only.
+    let model = checkpoint.load(&options, &progress)?.with_recorded_steps();
     bar.finish_and_clear();
     Ok(model)
 }

@@ -1,20 +1,19 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Shape, Tensor};
-use candle_nn::VarBuilder;
+use candle_core::{DType, Device, Tensor};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
+use crate::config_file::FoundConfig;
 use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Orientation, ParameterSource};
+use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
-use crate::stored::{StoredDType, StoredTensor};
-use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tokenizer};
+use crate::stored::StoredTensor;
+use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tied_head, tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,9 +61,18 @@ pub struct EmbeddedFiles {
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Gpt2Config,
-    source: Source,
-    naming: Naming,
+    pub(crate) source: Source,
+    pub(crate) naming: Naming,
     rules: Vec<String>,
+    has_guessed_heads: bool,
+}
+
+/// What to know about a checkpoint besides its place.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For
+    /// others it must be the number that they tell.
+    pub n_head: Option<usize>,
 }
 
 impl Checkpoint {
@@ -75,21 +83,38 @@ impl Checkpoint {
     /// # Errors
     /// When a file is missing, cannot be read, or is not what its place says.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let mut source = formats::open(path)?;
-        let (config, config_rule) = match source.config.take() {
-            Some(config) => (config, "the configuration is the one inside the file".to_owned()),
-            None => config_file::read(parent_folder(&source.path), &source.tensors)?,
-        };
-        Self::new(source, config, config_rule)
+        Self::open_with(path, &OpenOptions::default())
     }
 
-    fn new(mut source: Source, config: Gpt2Config, config_rule: String) -> Result<Self, WeightsError> {
+    /// As [`Checkpoint::open`], with what the files do not tell.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], and when the files tell another number of heads, or it does not divide the width.
+    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, WeightsError> {
+        let mut source = formats::open(path)?;
+        let found = match source.config.take() {
+            Some(config) => FoundConfig {
+                config,
+                rule: "the configuration is the one inside the file".to_owned(),
+                has_guessed_heads: false,
+            },
+            None => config_file::read(parent_folder(&source.path), &source.tensors, options.n_head)?,
+        };
+        if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
+            let (path, told) = (source.path, found.config.n_head);
+            return Err(WeightsError::OtherHeads { path, told, named });
+        }
+        Self::new(source, found)
+    }
+
+    fn new(mut source: Source, found: FoundConfig) -> Result<Self, WeightsError> {
+        let FoundConfig { config, rule, has_guessed_heads } = found;
         let mut naming = Naming::new(&config, &source);
-        naming.mismatches.extend(tie_contradiction(&source, &naming)?);
+        naming.mismatches.extend(tied_head::contradiction(&source, &naming)?);
         let mut rules = std::mem::take(&mut source.rules);
-        rules.push(config_rule);
+        rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
-        Ok(Self { config, source, naming, rules })
+        Ok(Self { config, source, naming, rules, has_guessed_heads })
     }
 
     /// Opens a checkpoint that is part of the program: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
@@ -104,7 +129,7 @@ impl Checkpoint {
         source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
         source.is_embedded = true;
         let rule = "the checkpoint is part of the program".to_owned();
-        Self::new(source, config, rule)
+        Self::new(source, FoundConfig { config, rule, has_guessed_heads: false })
     }
 
     /// The configuration.
@@ -204,6 +229,20 @@ impl Checkpoint {
         &self.rules
     }
 
+    /// What a user should know where nothing told the number of heads and it was guessed: another number is another model,
+    /// which no check can see. [`OpenOptions::n_head`] says it.
+    pub fn guessed_heads_note(&self) -> Option<String> {
+        let Gpt2Config { n_head, .. } = self.config;
+        let note = || {
+            format!(
+                "nothing tells the number of attention heads; {n_head} of {} values each are taken, as published GPT-2 models \
+                 have them, and the texts are wrong where the model was trained with others",
+                self.config.head_dim()
+            )
+        };
+        self.has_guessed_heads.then(note)
+    }
+
     /// Tensors of the file that are no parameters: causal masks of old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
@@ -222,8 +261,13 @@ impl Checkpoint {
 
     /// Rows of the token embedding in the file.
     pub fn embedding_rows(&self) -> Option<usize> {
-        match self.naming.parameters.get("wte.weight") {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors[*index].shape.first().copied(),
+        self.stored_matrix("wte.weight")?.shape.first().copied()
+    }
+
+    /// The tensor of a parameter that is stored in one piece.
+    pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
+        match self.naming.parameters.get(name) {
+            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
             _ => None,
         }
     }
@@ -238,72 +282,6 @@ impl Checkpoint {
         }
         let (path, mismatches) = (self.source.path.clone(), self.naming.mismatches.clone());
         Err(WeightsError::Mismatches { path, mismatches })
-    }
-
-    /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
-    /// everything else in f32, GGUF's small integers too, whose fast products would round the activations; on other devices as
-    /// tensors of [`Checkpoint::stored_dtype`]. On the CPU its caches keep keys and values in f32. `progress` is told how many bytes of the file were read since the last call.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model, or the device has no room.
-    pub fn load(&self, device: &Device, progress: &(dyn Fn(u64) + Sync)) -> Result<Gpt2LMHead, WeightsError> {
-        if !device.is_cpu() {
-            return self.load_dense(device, self.stored_dtype(), progress);
-        }
-        Ok(self.load_on_cpu(None, progress)?.with_kv_dtype(DType::F32))
-    }
-
-    /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`; with `Q4`, embedding
-    /// and head are held in `Q6`.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model.
-    pub fn load_as(
-        &self,
-        format: WeightFormat,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.load_on_cpu(Some(format), progress)
-    }
-
-    /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.
-    pub fn stored_dtype(&self) -> DType {
-        let stored = match self.naming.parameters.get("wte.weight") {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
-            _ => None,
-        };
-        match stored.map(|stored| stored.dtype) {
-            Some(StoredDType::F16) => DType::F16,
-            Some(StoredDType::BF16) => DType::BF16,
-            _ => DType::F32,
-        }
-    }
-
-    /// Builds the model from plain tensors of type `dtype`: for other devices, and in f32 as the reference for the packed
-    /// products.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model, or the device has no room.
-    pub fn load_dense(
-        &self,
-        device: &Device,
-        dtype: DType,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.check()?;
-        let backend = ReadParameters { checkpoint: self, progress };
-        let vb = VarBuilder::from_backend(Box::new(backend), dtype, device.clone());
-        Ok(Gpt2LMHead::load(&self.config, &vb)?)
-    }
-
-    fn load_on_cpu(
-        &self,
-        format: Option<WeightFormat>,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.check()?;
-        let reader = ReadParameters { checkpoint: self, progress };
-        Ok(Gpt2LMHead::load(&self.config, &PackParameters { reader: &reader, format, path: String::new() })?)
     }
 
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
@@ -377,184 +355,12 @@ impl Checkpoint {
     }
 }
 
-/// Hands the parameters to the model, one at a time, straight from the mapped file.
-struct ReadParameters<'a> {
-    checkpoint: &'a Checkpoint,
-    progress: &'a (dyn Fn(u64) + Sync),
-}
-
-impl SimpleBackend for ReadParameters<'_> {
-    fn get(
-        &self,
-        shape: Shape,
-        name: &str,
-        _: candle_nn::Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Tensor> {
-        let tensor = self.get_unchecked(name, dtype, device)?;
-        if tensor.shape() != &shape {
-            candle_core::bail!("parameter `{name}`: expected {shape:?}, found {:?}", tensor.shape());
-        }
-        Ok(tensor)
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let Checkpoint { source, naming, .. } = self.checkpoint;
-        let Some((from, shape)) = naming.parameters.get(name) else {
-            candle_core::bail!("the checkpoint has no parameter `{name}`");
-        };
-        let read = |index: usize| {
-            let stored = &source.tensors[index];
-            let tensor = stored.read(&source.files, device)?.to_dtype(dtype)?;
-            (self.progress)(stored.bytes.len() as u64);
-            Ok::<_, candle_core::Error>(tensor)
-        };
-        let tensor = match from {
-            ParameterSource::Whole(index) => read(*index)?,
-            ParameterSource::Thirds([query, key, value]) => {
-                Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
-            }
-            ParameterSource::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
-        };
-        let rows = shape.first().copied().unwrap_or_default();
-        if naming.is_transposed(name) && tensor.rank() == 2 {
-            tensor.t()
-        } else if name == "wte.weight" && tensor.dims().first().is_some_and(|stored| *stored > rows) {
-            // Padding behind the vocabulary; `copy` would keep it in memory.
-            tensor.narrow(0, 0, rows)?.force_contiguous()
-        } else {
-            Ok(tensor)
-        }
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        let Checkpoint { source, naming, .. } = self.checkpoint;
-        let holds_weights = |index: &usize| source.tensors[*index].dtype.holds_weights();
-        match naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => holds_weights(index),
-            Some((ParameterSource::Thirds(thirds), _)) => thirds.iter().all(holds_weights),
-            Some((ParameterSource::Zeros, _)) => true,
-            None => false,
-        }
-    }
-}
-
-/// Embedding and head, where an error of four bits costs more than in all blocks together.
-const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
-
-/// Hands the parameters to the model with the matrices packed, straight from the mapped file where it holds them as
-/// plain values.
-struct PackParameters<'a> {
-    reader: &'a ReadParameters<'a>,
-    /// The format of all matrices; that of each one's stored type where there is none.
-    format: Option<WeightFormat>,
-    path: String,
-}
-
-impl PackParameters<'_> {
-    fn name(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
-    }
-
-    /// The tensor of a matrix that is stored in one piece.
-    fn stored(&self, name: &str) -> Option<&StoredTensor> {
-        match self.reader.checkpoint.naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => self.reader.checkpoint.source.tensors.get(*index),
-            _ => None,
-        }
-    }
-
-    /// The bytes of a matrix that the packing can read as they are.
-    fn mapped(&self, name: &str, (out_features, in_features): (usize, usize)) -> Option<MatrixBytes<'_>> {
-        let stored = self.stored(name).filter(|stored| stored.strides.is_none())?;
-        let dtype = match stored.dtype {
-            StoredDType::F32 => StoredFloat::F32,
-            StoredDType::F16 => StoredFloat::F16,
-            StoredDType::BF16 => StoredFloat::BF16,
-            _ => return None,
-        };
-        let Checkpoint { naming, source, .. } = self.reader.checkpoint;
-        let order = match (naming.is_transposed(name), stored.shape.as_slice()) {
-            (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
-                StoredOrder::InputMajor
-            }
-            // More rows than outputs are padding behind the vocabulary.
-            (false, [rows, columns]) if *rows >= out_features && *columns == in_features => {
-                StoredOrder::OutputMajor
-            }
-            _ => return None,
-        };
-        let bytes = source.files.get(stored.file)?.get(stored.bytes.clone())?;
-        Some(MatrixBytes { bytes, dtype, order, out_features, in_features })
-    }
-}
-
-impl gpt2_kernels::ParameterSource for PackParameters<'_> {
-    fn below(&self, name: impl ToString) -> Self {
-        Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
-    }
-
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> candle_core::Result<Tensor> {
-        let name = self.name(name);
-        self.reader.get(shape.into(), &name, candle_nn::Init::Const(0.), DType::F32, &Device::Cpu)
-    }
-
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
-        let path = self.name(name);
-        let stored = self.stored(&path);
-        let format = match self.format {
-            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q6,
-            Some(format) => format,
-            None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
-        };
-        let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
-            (Some(matrix), Some(stored)) => {
-                let read = |bytes: Range<usize>| {
-                    (self.reader.progress)(bytes.len() as u64);
-                    let start = stored.bytes.start;
-                    stored
-                        .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);
-                };
-                PackedMatrix::from_bytes(matrix, format, &read)?
-            }
-            _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
-        };
-        Ok(Matrix::Packed(packed.into()))
-    }
-}
-
 /// The folder of a file.
 fn parent_folder(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
-}
-
-/// A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head
-/// untied; which of the two is meant cannot be told, so the user must say.
-fn tie_contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
-    let embedding = naming.parameters.get("wte.weight");
-    let (Some(head), Some((ParameterSource::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
-        return Ok(None);
-    };
-    let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
-    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
-    if !comparable(head) || !comparable(embedding) {
-        return Ok(None);
-    }
-    let is_same_data = head.file == embedding.file && head.bytes == embedding.bytes;
-    if is_same_data {
-        return Ok(None);
-    }
-    let (head_values, embedding_values) = (head.values(&source.files)?, embedding.values(&source.files)?);
-    // NaN differs from everything, itself included.
-    let differs = |(head, embedding): (&f32, &f32)| head != embedding;
-    let differing = head_values.iter().zip(&embedding_values).filter(|pair| differs(*pair)).count();
-    let (name, embedding) = (head.name.clone(), embedding.name.clone());
-    let elements = head_values.len();
-    Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
 /// What was decided about the tensors, in words.

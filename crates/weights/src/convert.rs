@@ -1,21 +1,18 @@
-//! Writing a checkpoint: a Hugging Face folder, or a GGUF file for llama.cpp.
+//! Writing a checkpoint as a Hugging Face folder, and what all writers share.
 //!
 //! What is written appears whole or not at all: it is made beside its place and renamed.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::gguf_file::{self, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
-use gpt2::{Activation, Gpt2Config, Parameter, expected_parameters};
+use gpt2::{Gpt2Config, Parameter, expected_parameters};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 
-use crate::naming::{Orientation, checkpoint_shape, gguf_name, is_linear_weight};
+use crate::naming::{Orientation, checkpoint_shape, is_linear_weight};
 use crate::{Checkpoint, Tokenizer, WeightsError, replace_file};
 
 /// The element type that a checkpoint is written in.
@@ -212,65 +209,8 @@ impl View for LazyTensor<'_> {
     }
 }
 
-/// Writes a GGUF file with the tokenizer inside. llama.cpp loads it. The position embedding, norms and biases stay in
-/// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
-/// call.
-///
-/// # Errors
-/// When the checkpoint is not sound in its structure, llama.cpp's GPT-2 has not the arithmetic of its configuration, a
-/// width does not fill whole blocks, `file` exists, or it cannot be written.
-pub fn write_gguf(
-    checkpoint: &Checkpoint,
-    tokenizer: &Tokenizer,
-    file: &Path,
-    dtype: WrittenDType,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), WeightsError> {
-    checkpoint.check()?;
-    let config = checkpoint.config();
-    let refuse = |what: String| WeightsError::Unwritable { path: file.to_owned(), what };
-    check_arithmetic(config).map_err(&refuse)?;
-    let ggml_dtype = match dtype {
-        WrittenDType::F32 => GgmlDType::F32,
-        WrittenDType::F16 => GgmlDType::F16,
-        WrittenDType::BF16 => GgmlDType::BF16,
-        WrittenDType::Q8_0 => GgmlDType::Q8_0,
-        WrittenDType::Q4_0 => GgmlDType::Q4_0,
-    };
-    let metadata = metadata(config, tokenizer, dtype).map_err(&refuse)?;
-    let mut tensors = Vec::new();
-    for Parameter { name, shape } in expected_parameters(config) {
-        let is_matrix = shape.len() == 2 && name != "wpe.weight";
-        let stored_dtype = if is_matrix { ggml_dtype } else { GgmlDType::F32 };
-        if !shape.last().is_some_and(|width| width.is_multiple_of(stored_dtype.block_size())) {
-            return Err(refuse(format!(
-                "`{name}` has rows of {} values, which do not fill the blocks of 32 of {}; use f32, f16 or bf16",
-                shape.last().copied().unwrap_or_default(),
-                dtype.name()
-            )));
-        }
-        let values = parameter(checkpoint, &name, progress)?.contiguous()?;
-        match stored_dtype {
-            GgmlDType::F16 => check_range(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?,
-            GgmlDType::Q8_0 | GgmlDType::Q4_0 => {
-                check_finite(&name, &values.flatten_all()?.to_vec1()?).map_err(&refuse)?;
-            }
-            _ => {}
-        }
-        tensors.push((gguf_name(&name), QTensor::quantize(&values, stored_dtype)?));
-    }
-    let partial = Partial::new(file)?;
-    let mut writer = BufWriter::new(File::create(&partial.path).map_err(|error| unwritable(file, &error))?);
-    let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(key, value)| (*key, value)).collect();
-    let tensors: Vec<(&str, &QTensor)> =
-        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    gguf_file::write(&mut writer, &metadata, &tensors).map_err(|error| unwritable(file, &error))?;
-    writer.into_inner().map_err(|error| unwritable(file, &error))?;
-    partial.finish(file)
-}
-
 /// A finite value that f16 would make infinite is refused.
-fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
+pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
     let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
     match values.iter().find(leaves_range) {
         Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
@@ -279,7 +219,7 @@ fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
 }
 
 /// Integers cannot say that a value is no number, so it would be lost unseen.
-fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
+pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     match values.iter().find(|value| !value.is_finite()) {
         Some(value) => {
             Err(format!("`{name}` holds {value}, which blocks of integers cannot; repair it, or use f32"))
@@ -288,7 +228,8 @@ fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     }
 }
 
-fn parameter(
+/// A parameter in f32, matrices `(out, in)`.
+pub(crate) fn parameter(
     checkpoint: &Checkpoint,
     name: &str,
     progress: &(dyn Fn(u64) + Sync),
@@ -299,119 +240,13 @@ fn parameter(
     tensor.ok_or_else(missing)
 }
 
-/// llama.cpp computes the GPT-2 that OpenAI published, whatever a header says: anything else would come out wrong there
-/// without an error.
-fn check_arithmetic(config: &Gpt2Config) -> Result<(), String> {
-    let refuse =
-        |what: &str| Err(format!("llama.cpp's GPT-2 ignores {what}, and its numbers would be wrong"));
-    if config.activation_function != Activation::GeluTanh {
-        return refuse("`activation_function` (it always takes gelu_new)");
-    }
-    if !config.scale_attn_weights || config.scale_attn_by_inverse_layer_idx {
-        return refuse("`scale_attn_weights` and `scale_attn_by_inverse_layer_idx`");
-    }
-    Ok(())
-}
-
-fn metadata(
-    config: &Gpt2Config,
-    tokenizer: &Tokenizer,
-    dtype: WrittenDType,
-) -> Result<Vec<(&'static str, Value)>, String> {
-    let size = |size: usize| u32::try_from(size).map(Value::U32).map_err(|error| error.to_string());
-    let text = |text: &str| Value::String(text.to_owned());
-    // llama.cpp's numbers for files of mostly one type.
-    let file_type = match dtype {
-        WrittenDType::F32 => 0,
-        WrittenDType::F16 => 1,
-        WrittenDType::BF16 => 32,
-        WrittenDType::Q8_0 => 7,
-        WrittenDType::Q4_0 => 2,
-    };
-    let lists = TokenLists::new(tokenizer, config.vocab_size)?;
-    let texts = |texts: Vec<String>| Value::Array(texts.into_iter().map(Value::String).collect());
-    #[expect(clippy::cast_possible_truncation, reason = "the format holds the epsilon in f32")]
-    let epsilon = config.layer_norm_epsilon as f32;
-    let mut metadata = vec![
-        ("general.architecture", text("gpt2")),
-        ("general.name", text("gpt2")),
-        ("general.file_type", Value::U32(file_type)),
-        ("general.quantization_version", Value::U32(2)),
-        ("gpt2.block_count", size(config.n_layer)?),
-        ("gpt2.context_length", size(config.n_positions)?),
-        ("gpt2.embedding_length", size(config.n_embd)?),
-        ("gpt2.feed_forward_length", size(config.inner_width())?),
-        ("gpt2.attention.head_count", size(config.n_head)?),
-        ("gpt2.attention.layer_norm_epsilon", Value::F32(epsilon)),
-        ("tokenizer.ggml.model", text("gpt2")),
-        ("tokenizer.ggml.pre", text("gpt-2")),
-        ("tokenizer.ggml.tokens", texts(lists.tokens)),
-        ("tokenizer.ggml.token_type", Value::Array(lists.types.into_iter().map(Value::I32).collect())),
-        ("tokenizer.ggml.merges", texts(lists.merges)),
-        ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
-    ];
-    metadata.extend(config.bos_token_id.map(|id| ("tokenizer.ggml.bos_token_id", Value::U32(id))));
-    metadata.extend(config.eos_token_id.first().map(|id| ("tokenizer.ggml.eos_token_id", Value::U32(*id))));
-    Ok(metadata)
-}
-
-/// A tokenizer as GGUF holds it.
-struct TokenLists {
-    tokens: Vec<String>,
-    types: Vec<i32>,
-    merges: Vec<String>,
-}
-
-impl TokenLists {
-    /// The lists of a byte-level BPE, filled up to `rows` tokens.
-    fn new(tokenizer: &Tokenizer, rows: usize) -> Result<Self, String> {
-        /// llama.cpp's types of tokens.
-        const NORMAL: i32 = 1;
-        const CONTROL: i32 = 3;
-        const USER_DEFINED: i32 = 4;
-        const UNUSED: i32 = 5;
-        let json = tokenizer.to_string(false).map_err(|error| error.to_string())?;
-        let json: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
-        let model = &json["model"];
-        let merges = model["merges"].as_array().filter(|_| model["type"] == "BPE");
-        let merges =
-            merges.ok_or("its tokenizer is no byte-level BPE, and llama.cpp's GPT-2 has no other")?;
-        let merge = |merge: &serde_json::Value| match merge.as_array().map(Vec::as_slice) {
-            Some([first, second]) => Some(format!("{} {}", first.as_str()?, second.as_str()?)),
-            _ => merge.as_str().map(str::to_owned),
-        };
-        let merges = merges
-            .iter()
-            .map(merge)
-            .collect::<Option<Vec<_>>>()
-            .ok_or("its tokenizer has a damaged merge")?;
-        let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
-        let mut types = vec![UNUSED; rows];
-        let mut place = |token: &str, id: Option<u64>, kind: i32| {
-            let place = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < rows);
-            let place =
-                place.ok_or_else(|| format!("the token `{token}` is beyond the vocabulary of {rows}"))?;
-            (tokens[place], types[place]) = (token.to_owned(), kind);
-            Ok::<_, String>(())
-        };
-        for (token, id) in model["vocab"].as_object().into_iter().flatten() {
-            place(token, id.as_u64(), NORMAL)?;
-        }
-        for added in json["added_tokens"].as_array().into_iter().flatten() {
-            let kind = if added["special"] == true { CONTROL } else { USER_DEFINED };
-            place(added["content"].as_str().unwrap_or_default(), added["id"].as_u64(), kind)?;
-        }
-        Ok(Self { tokens, types, merges })
-    }
-}
-
 /// A file or folder in the making, removed again unless it is finished.
-struct Partial {
-    path: PathBuf,
+pub(crate) struct Partial {
+    pub(crate) path: PathBuf,
 }
 
 impl Partial {
-    fn new(target: &Path) -> Result<Self, WeightsError> {
+    pub(crate) fn new(target: &Path) -> Result<Self, WeightsError> {
         let refuse = |what: &str| WeightsError::Unwritable { path: target.to_owned(), what: what.to_owned() };
         if target.exists() {
             return Err(refuse("it exists already; remove it, or choose another name"));
@@ -422,7 +257,7 @@ impl Partial {
         Ok(Self { path: target.with_file_name(name) })
     }
 
-    fn finish(self, target: &Path) -> Result<(), WeightsError> {
+    pub(crate) fn finish(self, target: &Path) -> Result<(), WeightsError> {
         fs::rename(&self.path, target).map_err(|error| unwritable(target, &error))
     }
 }
@@ -434,6 +269,6 @@ impl Drop for Partial {
     }
 }
 
-fn unwritable(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
+pub(crate) fn unwritable(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
     WeightsError::Unwritable { path: path.to_owned(), what: format!("cannot be written: {error}") }
 }

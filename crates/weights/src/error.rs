@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use gpt2::ConfigError;
 use thiserror::Error;
 
+use crate::WeightDType;
+
 /// A checkpoint that cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -33,6 +35,28 @@ pub enum WeightsError {
     NoConfig {
         /// The folder.
         folder: PathBuf,
+    },
+    /// Nothing tells the number of heads, and the usual heads do not divide the width.
+    #[error(
+        "{folder}: nothing tells the number of attention heads of a model {n_embd} wide; name it, or write a config.json"
+    )]
+    UnknownHeads {
+        /// The folder.
+        folder: PathBuf,
+        /// The model's width.
+        n_embd: usize,
+    },
+    /// Another number of heads was named than the files tell.
+    #[error(
+        "{path}: its configuration has {told} attention heads, and {named} were named; leave the number out"
+    )]
+    OtherHeads {
+        /// The weights file.
+        path: PathBuf,
+        /// Heads of the configuration.
+        told: usize,
+        /// Heads that were named.
+        named: usize,
     },
     /// The configuration cannot be used.
     #[error("{path}: {error}")]
@@ -66,9 +90,21 @@ pub enum WeightsError {
         /// Every difference.
         mismatches: Vec<Mismatch>,
     },
+    /// The CPU does not hold weights of this type.
+    #[error("{dtype}: the CPU holds weights in f32, f16, q8, q6 or q4")]
+    NotOnCpu {
+        /// The type.
+        dtype: WeightDType,
+    },
+    /// A GPU does not hold weights of this type.
+    #[error("{dtype}: a GPU holds weights in f32, f16 or bf16")]
+    NotOnGpu {
+        /// The type.
+        dtype: WeightDType,
+    },
     /// There is no tokenizer.
     #[error(
-        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one with --tokenizer FILE, or give token ids (--ids) in place of text"
+        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one from elsewhere, or give token ids in place of text"
     )]
     NoTokenizer {
         /// The folder.

@@ -113,6 +113,19 @@ impl StoredTensor {
         self.bytes.len()
     }
 
+    /// Some of the rows as a tensor of its own; `None` where they do not lie one after the other, or a row does not fill whole
+    /// blocks.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Option<Self> {
+        let row = self.dtype.byte_count(self.shape.get(1..)?.iter().product())?;
+        if self.strides.is_some() {
+            return None;
+        }
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
+        Some(Self { shape, bytes, ..self.clone() })
+    }
+
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let tensor = self.read_mapped(files, device)?;

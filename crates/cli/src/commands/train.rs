@@ -11,7 +11,7 @@ use gpt2::{Activation, Gpt2Config, ParameterCounts};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
-    Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
+    Schedule, Split, TokenFile, Tokens, Trainer, Windows, available_bytes, estimated_bytes, has_state,
 };
 use gpt2_weights::{
     Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, encode, load_tokenizer, train_tokenizer,
@@ -62,6 +62,9 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     let can_recompute = arguments.lora_rank.is_none()
         && start.config.activation_function == Activation::GeluTanh
         && !arguments.recompute;
+    if let Some(note) = start.config.end_token_note() {
+        output::print_note(&note);
+    }
     check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
@@ -247,20 +250,6 @@ fn check_memory(
     Err(UsageError(message).into())
 }
 
-/// Memory that this process may still take, where the system tells.
-fn available_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let free = kibibytes * 1024;
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let group = || {
-        let (limit, used) = (number("/sys/fs/cgroup/memory.max")?, number("/sys/fs/cgroup/memory.current")?);
-        Some(limit.saturating_sub(used))
-    };
-    Some(group().map_or(free, |group| group.min(free)))
-}
-
 /// The data as token files in the folder of the run, removed when the training ends.
 struct TokenFiles {
     training: std::path::PathBuf,
@@ -311,7 +300,7 @@ fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<Stri
         max_new_tokens: TOKENS,
         do_sample: true,
         top_k: 50,
-        eos_token_id: trainer.config().eos_token_id.clone(),
+        eos_token_id: trainer.config().end_tokens(),
         ..GenerationConfig::default()
     };
     let mut text = prompt.to_owned();

@@ -1,0 +1,127 @@
+//! A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head untied; which
+//! of the two is meant cannot be told, so the user must say. A copy of the embedding under the head's name is no such head.
+
+use crate::mapped_file::MappedFile;
+use crate::naming::{Naming, ParameterSource};
+use crate::source::Source;
+use crate::stored::StoredTensor;
+use crate::{Mismatch, WeightsError};
+
+/// Elements that are compared at once: 4 MiB of each tensor in f32.
+const PIECE: usize = 1 << 20;
+
+/// The head that contradicts the configuration, where there is one.
+pub(crate) fn contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
+    let embedding = naming.parameters.get("wte.weight");
+    let (Some(head), Some((ParameterSource::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
+        return Ok(None);
+    };
+    let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
+    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
+    if !comparable(head) || !comparable(embedding) || is_copy(head, embedding, &source.files) {
+        return Ok(None);
+    }
+    let differing = differing(head, embedding, &source.files, PIECE)?;
+    let (name, embedding, elements) = (head.name.clone(), embedding.name.clone(), head.element_count());
+    Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
+}
+
+/// Whether the same bytes stand for the same values in both.
+fn is_copy(head: &StoredTensor, embedding: &StoredTensor, files: &[MappedFile]) -> bool {
+    let bytes = |tensor: &StoredTensor| files.get(tensor.file)?.get(tensor.bytes.clone());
+    let same_layout = head.dtype == embedding.dtype && head.strides == embedding.strides;
+    let same_place = head.file == embedding.file && head.bytes == embedding.bytes;
+    let is_copy = same_layout && (same_place || (bytes(head).is_some() && bytes(head) == bytes(embedding)));
+    for tensor in [head, embedding] {
+        tensor.forget(files, tensor.bytes.clone());
+    }
+    is_copy
+}
+
+/// How many values differ, of tensors of one shape; about `piece` elements of each are held at a time. What is not a number
+/// differs from everything, itself included.
+fn differing(
+    head: &StoredTensor,
+    embedding: &StoredTensor,
+    files: &[MappedFile],
+    piece: usize,
+) -> candle_core::Result<usize> {
+    let row = head.shape.iter().skip(1).product::<usize>().max(1);
+    let rows = head.shape.first().copied().unwrap_or(1);
+    let mut differing = 0;
+    let mut start = 0;
+    while start < rows {
+        let wanted = start..rows.min(start + (piece / row).max(1));
+        let (head, embedding, end) = match (head.rows(wanted.clone()), embedding.rows(wanted.clone())) {
+            (Some(head), Some(embedding)) => (head, embedding, wanted.end),
+            // One of them cannot be cut there.
+            _ => (head.clone(), embedding.clone(), rows),
+        };
+        let (head, embedding) = (head.values(files)?, embedding.values(files)?);
+        differing += head.iter().zip(&embedding).filter(|(head, embedding)| head != embedding).count();
+        start = end;
+    }
+    Ok(differing)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::stored::StoredDType;
+
+    const SHAPE: [usize; 2] = [5, 3];
+
+    fn tensor(file: usize, dtype: StoredDType, bytes: usize) -> StoredTensor {
+        StoredTensor {
+            name: file.to_string(),
+            shape: SHAPE.into(),
+            dtype,
+            file,
+            bytes: 0..bytes,
+            strides: None,
+        }
+    }
+
+    /// Values that f16 holds exactly, in f32, and in f16 with changes.
+    fn files(changes: &[(usize, f32)]) -> [MappedFile; 2] {
+        let mut values: Vec<f32> = (0u8..15).map(|value| f32::from(value) - 7.0).collect();
+        let embedding: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        for (place, value) in changes {
+            values[*place] = *value;
+        }
+        let head: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        [MappedFile::embedded("embedding", embedding.leak()), MappedFile::embedded("head", head.leak())]
+    }
+
+    #[test]
+    fn pieces_of_any_size_find_every_difference() {
+        for (changes, expected) in [
+            (&[][..], 0),
+            // The value 0 with another sign is the same value.
+            (&[(7, -0.0)], 0),
+            (&[(14, 1.5)], 1),
+            (&[(0, 1.5), (5, f32::NAN), (6, 9.0), (14, f32::INFINITY)], 4),
+        ] {
+            let files = files(changes);
+            let (head, embedding) = (tensor(1, StoredDType::F16, 30), tensor(0, StoredDType::F32, 60));
+            for piece in [1, 3, 7, 9, 15, 1000] {
+                let found = differing(&head, &embedding, &files, piece).unwrap();
+                assert_eq!(found, expected, "{changes:?} in pieces of {piece}");
+            }
+        }
+    }
+
+    /// A tensor in another order cannot be cut into rows, and is compared as a whole.
+    #[test]
+    fn a_turned_tensor_is_compared_too() {
+        let files = files(&[]);
+        let embedding = tensor(0, StoredDType::F32, 60);
+        let turned = StoredTensor { shape: vec![3, 5], strides: Some(vec![1, 3]), ..embedding.clone() };
+        let straight = StoredTensor { shape: vec![3, 5], ..embedding.clone() };
+        // Of (i, j) one has the value at i + 3 j and the other that at 5 i + j: the same for three of the places.
+        assert_eq!(differing(&turned, &straight, &files, 5).unwrap(), 12);
+        assert!(is_copy(&turned, &turned, &files) && !is_copy(&turned, &straight, &files));
+    }
+}
