@@ -242,7 +242,7 @@ impl KvCache {
         let shared = shared.min(length).min(self.lengths[to]);
         for memory in self.memory.both() {
             let tokens = self.held(memory, from)?.narrow(TOKEN_DIM, shared, length - shared)?;
-            copy(memory, self.slots[to], &tokens.copy()?, shared)?;
+            copy(memory, self.slots[to], &tokens, shared)?;
         }
         self.lengths[to] = length;
         Ok(())
@@ -288,12 +288,13 @@ impl KvCache {
     }
 }
 
-/// Writes tokens `(1, H, T, D)`, which lie elsewhere, into a slot from place `position` on.
+/// Writes tokens `(1, H, T, D)`, which may lie in the same memory, into a slot from place `position` on.
 fn copy(memory: &Tensor, slot: KvSlot, tokens: &Tensor, position: usize) -> Result<()> {
     let (_, num_heads, added, _) = tokens.dims4()?;
     match side_by_side(memory, &[slot], num_heads)? {
         Some(to) if added > 0 => {
-            to.slice_set(&tokens.to_dtype(memory.dtype())?.contiguous()?, TOKEN_DIM, position)
+            // By way of a copy of these tokens alone: candle writes nothing into the memory that it reads.
+            to.slice_set(&tokens.to_dtype(memory.dtype())?.force_contiguous()?, TOKEN_DIM, position)
         }
         _ => Ok(()),
     }

@@ -1,14 +1,14 @@
 //! A loaded model with everything that generation needs, and the one way in which the commands generate.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use candle_core::Device;
 use gpt2::Gpt2LMHead;
 use gpt2_generation::{
-    BatchGenerator, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, SearchMode,
-    StopReason, beam_search, contrastive_search,
+    BatchGenerator, Clock, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
+    SearchMode, StopReason, beam_search, contrastive_search,
 };
 use gpt2_weights::Tokenizer;
 use serde::Serialize;
@@ -32,7 +32,6 @@ pub(crate) struct LoadedModel<'a> {
     pub(crate) model: &'a Gpt2LMHead,
     pub(crate) tokenizer: Option<&'a Tokenizer>,
     pub(crate) config: &'a GenerationConfig,
-    pub(crate) device: &'a Device,
 }
 
 impl LoadedModel<'_> {
@@ -64,12 +63,16 @@ impl LoadedModel<'_> {
         on_texts: &mut dyn FnMut(usize, Vec<Text>) -> Result<()>,
     ) -> Result<Option<Duration>> {
         let (model, config) = (self.model, self.config);
+        let started = Instant::now();
+        let mut first = None;
+        let requests = Request::each(prompts, config);
         let mut tokens =
-            BatchGenerator::new(model, prompts, batch_size, config, self.tokenizer, self.device)?;
+            BatchGenerator::new(model, requests, batch_size, self.tokenizer)?.with_clock(clock());
         let mut texts = vec![self.empty_texts(); prompts.len()];
         let mut running = vec![config.num_return_sequences; prompts.len()];
         for token in tokens.by_ref() {
-            let token = token?;
+            let token = token.map_err(|failed| failed.error)?;
+            first.get_or_insert_with(|| started.elapsed());
             let text = &mut texts[token.prompt][token.sequence];
             text.ids.push(token.id);
             if let Some(text) = &mut text.text {
@@ -91,7 +94,7 @@ impl LoadedModel<'_> {
         for (prompt, texts) in texts.into_iter().enumerate().filter(|(_, texts)| !texts.is_empty()) {
             on_texts(prompt, texts)?;
         }
-        Ok(tokens.time_to_first_token())
+        Ok(first)
     }
 
     /// What a prompt gives before its first token.
@@ -109,12 +112,12 @@ impl LoadedModel<'_> {
             bar.inc(1);
             if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let (model, config, device) = (self.model, self.config, self.device);
+        let (model, config, clock) = (self.model, self.config, clock());
         let found: Vec<_> = if config.search_mode() == SearchMode::Beams {
-            let found = beam_search(model, prompt, config, &processors, device, &count)?;
+            let found = beam_search(model, prompt, config, &processors, Some(&clock), &count)?;
             found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
         } else {
-            let (ids, reason) = contrastive_search(model, prompt, config, &processors, device, &count)?;
+            let (ids, reason) = contrastive_search(model, prompt, config, &processors, Some(&clock), &count)?;
             vec![(ids, reason, None)]
         };
         bar.finish_and_clear();
@@ -128,4 +131,10 @@ impl LoadedModel<'_> {
         };
         found.into_iter().map(text).collect()
     }
+}
+
+/// The time since now.
+fn clock() -> Clock {
+    let started = Instant::now();
+    Arc::new(move || started.elapsed())
 }

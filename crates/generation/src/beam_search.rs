@@ -1,27 +1,29 @@
 //! Beam search: the texts whose tokens are together most probable, also in groups that avoid each other's tokens.
 //!
-//! Scores are sums of log-probabilities behind the processors, divided by `length ^ length_penalty` once a text ends.
+//! Scores are sums of log-probabilities after the processors, divided by `length ^ length_penalty` once a text ends.
 //! Source: transformers, `_beam_search` of 5.23; with groups, "Diverse Beam Search" (arXiv:1610.02424) as in
 //! `_group_beam_search` and `BeamSearchScorer` of 4.49, the last version that holds it. The two differ in
 //! [`Rules`] only.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_kernels::for_each_item;
 
-use crate::generate::{last_logits, rows_of};
+use crate::clock::Deadline;
+use crate::generate::{last_logits, one_row_of};
 use crate::processors::most_probable;
 use crate::sampler::process;
+use crate::scheduler::rows_of;
 use crate::{
-    EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
+    Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
 };
 
 /// A text that a search found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
-    /// Its tokens behind the prompt, with the end-of-text token that it ends with, if it does.
+    /// Its tokens after the prompt, with the end-of-text token that it ends with, if it does.
     pub ids: Vec<u32>,
     /// Sum of its tokens' log-probabilities divided by `length ^ length_penalty`.
     pub score: f64,
@@ -30,30 +32,34 @@ pub struct Hypothesis {
 }
 
 /// The best `num_return_sequences` texts, best first; none where no tokens are asked for, and fewer where the processors
-/// leave fewer. `progress` is called after each step, which adds a token to every beam, and may end the search.
+/// leave fewer. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each step, which adds a token to
+/// every beam, and may end the search.
 ///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
-/// the vocabulary, the processors leave no text at all, or the model's logits are not numbers.
+/// the vocabulary, a time has no clock, the processors leave no text at all, or the model's logits are not numbers.
 pub fn beam_search(
     model: &Gpt2LMHead,
     prompt: &[u32],
     config: &GenerationConfig,
     processors: &[LogitsProcessor],
-    device: &Device,
+    clock: Option<&Clock>,
     progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<Vec<Hypothesis>, GenerationError> {
     config.check_for(SearchMode::Beams, model.config())?;
     let prompt = config.fit_prompt(prompt, model.config())?;
-    let started = Instant::now();
+    let deadline = Deadline::new(config, clock)?;
     let wanted = config.new_tokens(prompt.len());
     // The last token is produced and not read again.
     let max_steps = wanted.min(model.config().n_positions - prompt.len() + 1);
     if max_steps == 0 {
         return Ok(Vec::new());
     }
-    let mut cache = model.new_cache(1, prompt.len() + max_steps - 1)?;
-    let mut logits = vec![last_logits(model, &prompt, &mut cache, device)?];
+    let capacity = prompt.len() + max_steps - 1;
+    let mut cache = one_row_of(model, config.num_beams, capacity)?;
+    let mut logits = vec![last_logits(model, &prompt, &mut cache)?];
+    // The tokens in each row of the cache.
+    let mut held = vec![prompt.clone()];
 
     let search = Search { config, processors, prompt_len: prompt.len(), rules: Rules::of(config) };
     let start = Group { beams: vec![Beam { row: 0, ids: prompt, score: 0.0 }], ..Group::default() };
@@ -61,7 +67,7 @@ pub fn beam_search(
     let mut stop_reason = if wanted > max_steps { StopReason::Context } else { StopReason::MaxNewTokens };
     let mut is_interrupted = false;
     for step in 1..=max_steps {
-        if config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds) {
+        if deadline.is_over() {
             stop_reason = StopReason::MaxTime;
         }
         if is_interrupted {
@@ -83,12 +89,12 @@ pub fn beam_search(
         let mut beams: Vec<&mut Beam> =
             groups.iter_mut().filter(|group| !group.is_done).flat_map(|group| &mut group.beams).collect();
         let rows: Vec<usize> = beams.iter().map(|beam| beam.row).collect();
-        if !rows.iter().copied().eq(0..cache.lengths().len()) {
-            cache = cache.fork(&rows)?;
-        }
+        let shared = |a: usize, b: usize| held[a].iter().zip(&held[b]).take_while(|(a, b)| a == b).count();
+        cache.reorder(&rows, shared)?;
         beams.iter_mut().enumerate().for_each(|(row, beam)| beam.row = row);
+        held = beams.iter().map(|beam| beam.ids.clone()).collect();
         let last: Vec<u32> = beams.iter().filter_map(|beam| beam.ids.last().copied()).collect();
-        let ids = Tensor::from_vec(last, (rows.len(), 1), device)?;
+        let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
         let pass = &mut Pass::inference();
         logits = rows_of(&model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?)?;
     }
@@ -207,27 +213,44 @@ impl Search<'_> {
     ) -> Result<Vec<Continuation>, GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         let count = group_size * (1 + self.config.eos_token_id.len()).max(2);
+        let mut best: Vec<Option<Result<Vec<(u32, f32)>, GenerationError>>> = Vec::new();
+        best.resize_with(group.beams.len(), || None);
+        for_each_item(group.beams.iter().zip(&mut best), |(beam, best)| {
+            *best = Some(self.most_probable(beam, &logits[beam.row], chosen_by_others, count));
+        });
         let mut continuations = Vec::new();
-        for (index, beam) in group.beams.iter().enumerate() {
-            let mut scores = logits[beam.row].clone();
-            LogitsProcessor::Renormalize.process(self.history(beam), &mut scores)?;
-            let avoided = LogitsProcessor::FrequencyPenalty(self.config.diversity_penalty);
-            avoided.process(History { ids: chosen_by_others, prompt_len: 0 }, &mut scores)?;
-            match process(self.processors, self.history(beam), &mut scores) {
+        for (index, best) in best.into_iter().flatten().enumerate() {
+            let best = match best {
                 // A beam that cannot go on leaves its place to the others.
                 Err(GenerationError::NoTokenLeft) => continue,
-                processed => _ = processed?,
-            }
-            let best = most_probable(&scores, count).into_iter();
+                best => best?.into_iter(),
+            };
+            let sum = group.beams[index].score;
             continuations.extend(best.map(|(token, score)| Continuation {
                 beam: index,
                 token,
-                score: beam.score + score,
+                score: sum + score,
             }));
         }
         continuations.sort_by(|a, b| b.score.total_cmp(&a.score));
         continuations.truncate(count);
         Ok(continuations)
+    }
+
+    /// The most probable next tokens of a beam, with their processed log-probabilities.
+    fn most_probable(
+        &self,
+        beam: &Beam,
+        logits: &[f32],
+        chosen_by_others: &[u32],
+        count: usize,
+    ) -> Result<Vec<(u32, f32)>, GenerationError> {
+        let mut scores = logits.to_vec();
+        LogitsProcessor::Renormalize.process(self.history(beam), &mut scores)?;
+        let avoided = LogitsProcessor::FrequencyPenalty(self.config.diversity_penalty);
+        avoided.process(History { ids: chosen_by_others, prompt_len: 0 }, &mut scores)?;
+        process(self.processors, self.history(beam), &mut scores)?;
+        Ok(most_probable(&scores, count))
     }
 
     fn history<'ids>(&self, beam: &'ids Beam) -> History<'ids> {

@@ -1,44 +1,50 @@
 //! Contrastive search: of the `top_k` most probable tokens the one that is probable and unlike what came before.
 //!
-//! `(1 - α) p(v) - α max_j cos(h_v, h_j)`, with the hidden states behind the final norm; `α` is `penalty_alpha`.
+//! `(1 - α) p(v) - α max_j cos(h_v, h_j)`, with the hidden states after the final norm; `α` is `penalty_alpha`.
 //! Source: "A Contrastive Framework for Neural Text Generation" (arXiv:2202.06417), as in `_contrastive_search` of
 //! transformers 4.49.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 
-use crate::generate::rows_of;
+use crate::clock::Deadline;
+use crate::generate::one_row_of;
 use crate::processors::{log_sum_exp, most_probable};
 use crate::sampler::process;
-use crate::{GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
+use crate::scheduler::rows_of;
+use crate::{Clock, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
 
 /// Axis of the tokens in a `(1, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// The new tokens and why they end. `progress` is called after each, and may end the search.
+/// The new tokens and why they end. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each token,
+/// and may end the search.
 ///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
-/// the vocabulary, or the model's logits are not numbers.
+/// the vocabulary, a time has no clock, or the model's logits are not numbers.
 pub fn contrastive_search(
     model: &Gpt2LMHead,
     prompt: &[u32],
     config: &GenerationConfig,
     processors: &[LogitsProcessor],
-    device: &Device,
+    clock: Option<&Clock>,
     progress: &dyn Fn() -> ControlFlow<()>,
 ) -> Result<(Vec<u32>, StopReason), GenerationError> {
     config.check_for(SearchMode::Contrastive, model.config())?;
     let mut ids = config.fit_prompt(prompt, model.config())?;
     let prompt_len = ids.len();
-    let started = Instant::now();
+    let deadline = Deadline::new(config, clock)?;
     let wanted = config.new_tokens(prompt_len);
     // A token is chosen by what the model makes of it, so each needs a position of its own.
     let steps = wanted.min(model.config().n_positions - prompt_len);
-    let mut cache = model.new_cache(1, prompt_len + steps)?;
+    let device = model.device();
+    // As many rows as candidates, which all hold the text so far.
+    let most = config.top_k.min(model.config().vocab_size);
+    let mut cache = one_row_of(model, most, prompt_len + steps)?;
+    let mut best = 0;
 
     let pass = &mut Pass::inference();
     let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
@@ -53,7 +59,9 @@ pub fn contrastive_search(
             .map(|(token, logit)| (token, (f64::from(logit) - normalizer).exp()))
             .collect();
         let rows = candidates.len();
-        cache = cache.fork(&vec![0; rows])?;
+        // The rows differ by the last candidates only.
+        let shared = if cache.lengths().len() == 1 { 0 } else { ids.len() - 1 };
+        cache.reorder(&vec![best; rows], |_, _| shared)?;
         let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
         let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
         let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
@@ -67,7 +75,7 @@ pub fn contrastive_search(
         if scores.iter().any(|score| score.is_nan()) {
             return Err(GenerationError::NotFinite);
         }
-        let mut best = 0;
+        best = 0;
         for (index, score) in scores.iter().enumerate() {
             if *score > scores[best] {
                 best = index;
@@ -76,7 +84,7 @@ pub fn contrastive_search(
         let id = candidates[best].0;
         ids.push(id);
         let is_interrupted = progress().is_break();
-        let is_over = config.max_time.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+        let is_over = deadline.is_over();
         let reason = match config.eos_token_id.contains(&id) {
             true => Some(StopReason::Eos),
             false if is_interrupted => Some(StopReason::Interrupted),
@@ -87,7 +95,6 @@ pub fn contrastive_search(
         }
         let direction = directions.narrow(0, best, 1)?.unsqueeze(0)?; // (1, 1, C)
         context = Tensor::cat(&[&context, &direction], TOKEN_DIM)?;
-        cache = cache.fork(&[best])?;
         logits = rows_of(&model.logits(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
     }
     let reason = if wanted > steps { StopReason::Context } else { StopReason::MaxNewTokens };

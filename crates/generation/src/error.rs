@@ -86,6 +86,19 @@ pub enum GenerationError {
     /// Stop strings are searched in text.
     #[error("stop_strings are searched in the text, and there is no tokenizer to make it")]
     StopStringsWithoutTokenizer,
+    /// A text is to end after a time.
+    #[error("max_time needs a clock, and none was given")]
+    NoClock,
+    /// A prompt and its text need more memory than there is for keys and values.
+    #[error(
+        "prompt and text may take {needed} tokens, and there is memory for {kv_tokens}; ask for fewer new tokens, or for more memory"
+    )]
+    KvTokens {
+        /// Tokens of prompt and text.
+        needed: usize,
+        /// Tokens that there is memory for.
+        kv_tokens: usize,
+    },
     /// A context of one token leaves nothing to predict from.
     #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
     ContextTooShortToScore {
@@ -121,6 +134,8 @@ impl GenerationError {
                 | Self::Conflict { .. }
                 | Self::WindowTooLong { .. }
                 | Self::StopStringsWithoutTokenizer
+                | Self::NoClock
+                | Self::KvTokens { .. }
                 | Self::EmptyPrompt
                 | Self::EmptyContinuation { .. }
                 | Self::ContinuationTooLong { .. }

@@ -1,30 +1,35 @@
 //! Tokens in, tokens out: logits processors, the sampler, generation of one text or many, searches, scoring.
 //!
-//! [`TokenGenerator`] and [`TextGenerator`] are iterators of one text's ids or pieces, [`BatchGenerator`] of many texts;
+//! [`Scheduler`] makes all texts: requests come and go while others run. [`TokenGenerator`] and [`TextGenerator`] are iterators
+//! of one text's ids or pieces, [`BatchGenerator`] of many texts' tokens;
 //! [`beam_search`] and [`contrastive_search`] return whole texts; [`score`] gives the log-probability of every token of
 //! a text, [`score_continuations`] that of continuations. Printing and reading files are the caller's.
 
 mod beam_search;
+mod clock;
 mod config;
 mod contrastive_search;
 mod error;
 mod generate;
 mod processors;
 mod sampler;
+mod scheduler;
 mod score;
 mod stop_strings;
 mod tally;
 mod text_stream;
 
 pub use beam_search::{Hypothesis, beam_search};
+pub use clock::Clock;
 pub use config::{
     EarlyStopping, GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull,
 };
 pub use contrastive_search::contrastive_search;
 pub use error::GenerationError;
-pub use generate::{BatchGenerator, GeneratedToken, StopReason, TextGenerator, TokenGenerator};
+pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, TokenGenerator};
 pub use processors::{AllowedTokens, History, LogitsProcessor};
 pub use sampler::Sampler;
+pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
 pub use score::{
     Continuation, Score, TokenAlternatives, check_continuations, check_text, score, score_continuations,
 };

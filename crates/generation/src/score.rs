@@ -1,19 +1,24 @@
 //! How probable a model finds a text: the log-probability of every token given those before it.
 //!
 //! A text longer than the context is scored in windows of the context's length that start every `stride` tokens;
-//! each token counts in the first window that reaches it, so behind the first window it sees at least
+//! each token counts in the first window that reaches it, so after the first window it sees at least
 //! `context - stride` tokens before it.
 //! Source: "Perplexity of fixed-length models" in the transformers documentation. The loss here is the mean over all
 //! scored tokens. With a stride of the whole context, the first token of each window has nothing before it and is not
 //! scored, as there.
 
-use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use std::iter::{once, repeat_n};
+use std::ops::Range;
+
+use candle_core::{D, DType, Tensor};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_kernels::for_each_item;
 
 use crate::GenerationError;
 use crate::config::check_ids;
 use crate::generate::last_logits;
 use crate::processors::{largest, log_sum_exp, most_probable};
+use crate::scheduler::chunk;
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.
 pub type TokenAlternatives = Vec<(u32, f64)>;
@@ -46,7 +51,6 @@ pub fn score(
     ids: &[u32],
     stride: usize,
     top_alternatives: usize,
-    device: &Device,
     progress: &dyn Fn(u64),
 ) -> Result<Score, GenerationError> {
     check_text(ids, stride, model.config())?;
@@ -56,16 +60,19 @@ pub fn score(
     let mut scored = 0;
     for begin in (0..ids.len()).step_by(stride) {
         let end = ids.len().min(begin + context);
-        let window = Tensor::from_slice(&ids[begin..end], (1, end - begin), device)?;
-        let logits = model.forward(&window, LogitsFor::EveryToken, None, &mut Pass::inference())?;
-        // Row r of the logits predicts token begin + r + 1.
-        for position in scored.max(begin + 1)..end {
-            let row = logits.get(0)?.get(position - begin - 1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            let normalizer = normalizer(&row)?;
-            logprobs[position] = Some(log_probability(&row, normalizer, ids[position]));
-            let best = most_probable(&row, top_alternatives).into_iter();
-            alternatives[position] =
-                best.map(|(token, logit)| (token, f64::from(logit) - normalizer)).collect();
+        let window = Tensor::from_slice(&ids[begin..end], (1, end - begin), model.device())?;
+        let hidden = model.transformer().forward(&window, None, &mut Pass::inference())?; // (1, T, C)
+        let first = scored.max(begin + 1);
+        // Row r of the hidden states predicts token begin + r + 1.
+        let found = for_each_row(model, &hidden, first - begin - 1..end - begin - 1, |row, logits| {
+            let normalizer = normalizer(logits)?;
+            let best = most_probable(logits, top_alternatives).into_iter();
+            let best = best.map(|(token, logit)| (token, f64::from(logit) - normalizer)).collect();
+            Ok((log_probability(logits, normalizer, ids[begin + row + 1]), best))
+        })?;
+        for (position, (logprob, best)) in (first..end).zip(found) {
+            logprobs[position] = Some(logprob);
+            alternatives[position] = best;
         }
         progress((end - scored) as u64);
         scored = end;
@@ -76,6 +83,37 @@ pub fn score(
     let known: Vec<f64> = logprobs.iter().flatten().copied().collect();
     let loss = -known.iter().sum::<f64>() / known.len() as f64;
     Ok(Score { logprobs, alternatives, loss })
+}
+
+/// What `look` finds in the logits after each of these rows of hidden states `(1, T, C)`; on all threads, and in pieces, so that
+/// the logits of a long window are never held all at once.
+fn for_each_row<R: Send>(
+    model: &Gpt2LMHead,
+    hidden: &Tensor,
+    rows: Range<usize>,
+    look: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
+) -> Result<Vec<R>, GenerationError> {
+    /// Rows whose logits are held at once: 26 MB of GPT-2's.
+    const PIECE_ROWS: usize = 128;
+    let mut found = Vec::with_capacity(rows.len());
+    let mut first = rows.start;
+    while first < rows.end {
+        let wanted = chunk(rows.end - first, PIECE_ROWS);
+        // A row by itself is summed up in another order than in company: it takes the one before it along.
+        let extra = usize::from(wanted == 1 && first > 0);
+        let logits_for = LogitsFor::Tokens { first: first - extra, count: wanted + extra };
+        let logits = model.logits(hidden, logits_for)?; // (1, count, V)
+        let vocab_size = logits.dim(D::Minus1)?;
+        let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        let mut piece: Vec<Option<Result<R, GenerationError>>> = (0..wanted).map(|_| None).collect();
+        let rows = logits.chunks(vocab_size).skip(extra).zip(first..).zip(&mut piece);
+        for_each_item(rows, |((logits, row), found)| *found = Some(look(row, logits)));
+        for row in piece.into_iter().flatten() {
+            found.push(row?);
+        }
+        first += wanted;
+    }
+    Ok(found)
 }
 
 /// How probable a continuation of a prompt is.
@@ -99,7 +137,8 @@ impl Continuation {
     }
 }
 
-/// Scores continuations of one prompt, whose keys and values are computed once; `progress` is called after each.
+/// Scores continuations of one prompt, whose keys and values are computed once, many of them at once; `progress` is called for
+/// each.
 ///
 /// # Errors
 /// When the prompt or a continuation is empty, both together are longer than the context, an id is outside the
@@ -108,35 +147,77 @@ pub fn score_continuations(
     model: &Gpt2LMHead,
     prompt: &[u32],
     continuations: &[Vec<u32>],
-    device: &Device,
     progress: &dyn Fn(),
 ) -> Result<Vec<Continuation>, GenerationError> {
+    /// Most tokens that are read at once.
+    const BATCH_TOKENS: usize = 512;
+    /// Contexts that keys and values may fill.
+    const BATCH_CONTEXTS: usize = 4;
     check_continuations(prompt, continuations, model.config())?;
-    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
-    let mut cache = model.new_cache(1, prompt.len() + longest - 1)?;
-    let first = last_logits(model, prompt, &mut cache, device)?;
+    let mut prefix = model.new_cache(1, prompt.len())?;
+    let first = last_logits(model, prompt, &mut prefix)?;
+    let first_normalizer = normalizer(&first)?;
+    // The last token is scored and not read.
+    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1) - 1;
+    let capacity = prompt.len() + longest;
+    let room = BATCH_CONTEXTS * model.config().n_positions / capacity;
+    let rows = (BATCH_TOKENS / longest.max(1)).min(room).max(1);
     let mut scored = Vec::with_capacity(continuations.len());
-    for continuation in continuations {
-        cache.truncate(0, prompt.len())?;
-        let mut rows = vec![first.clone()];
-        let read = &continuation[..continuation.len() - 1];
-        if !read.is_empty() {
-            let read = Tensor::from_slice(read, (1, read.len()), device)?;
-            let pass = &mut Pass::inference();
-            let logits = model.forward(&read, LogitsFor::EveryToken, Some(&mut cache), pass)?;
-            rows.extend(logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?);
+    for batch in continuations.chunks(rows) {
+        let rest = after_first(model, &prefix, batch, longest)?;
+        let mut rest = rest.into_iter();
+        for continuation in batch {
+            let of_first = (
+                log_probability(&first, first_normalizer, continuation[0]),
+                logit(&first, continuation[0]) == largest(&first),
+            );
+            let tokens: Vec<(f64, bool)> =
+                once(of_first).chain(rest.by_ref().take(continuation.len() - 1)).collect();
+            scored.push(Continuation {
+                logprobs: tokens.iter().map(|(logprob, _)| *logprob).collect(),
+                is_greedy: tokens.iter().all(|(_, is_greedy)| *is_greedy),
+            });
+            progress();
         }
-        let mut logprobs = Vec::with_capacity(rows.len());
-        let mut is_greedy = true;
-        for (row, id) in rows.iter().zip(continuation) {
-            let logprob = log_probability(row, normalizer(row)?, *id);
-            is_greedy &= logit(row, *id) == largest(row);
-            logprobs.push(logprob);
-        }
-        scored.push(Continuation { logprobs, is_greedy });
-        progress();
     }
     Ok(scored)
+}
+
+/// Of every token but the first of each continuation, one after the other: its log-probability, and whether it is the most
+/// probable one. `prefix` holds the prompt.
+fn after_first(
+    model: &Gpt2LMHead,
+    prefix: &Gpt2Cache,
+    continuations: &[Vec<u32>],
+    longest: usize,
+) -> Result<Vec<(f64, bool)>, GenerationError> {
+    if longest == 0 {
+        return Ok(Vec::new());
+    }
+    let rows = continuations.len();
+    let mut cache = model.new_cache(rows, prefix.lengths()[0] + longest)?;
+    (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0))?;
+    // What comes after the end of a continuation is not looked at, and changes nothing before it.
+    let padded = continuations.iter().flat_map(|ids| {
+        let read = ids.split_last().map_or(&[][..], |(_, read)| read);
+        read.iter().copied().chain(repeat_n(0, longest - read.len()))
+    });
+    let ids = Tensor::from_vec(padded.collect(), (rows, longest), model.device())?;
+    let hidden = model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?; // (B, T, C)
+    let places = continuations.iter().enumerate().flat_map(|(row, ids)| {
+        ids.iter().skip(1).enumerate().map(move |(place, id)| (row * longest + place, *id))
+    });
+    let (places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let places = places.into_iter().map(u32::try_from).collect::<Result<Vec<_>, _>>();
+    let places = Tensor::new(places.map_err(candle_core::Error::wrap)?, model.device())?;
+    let hidden = hidden.flatten(0, 1)?.index_select(&places, 0)?.unsqueeze(0)?; // (1, tokens, C)
+    for_each_row(model, &hidden, 0..wanted.len(), |row, logits| {
+        let is_greedy = logit(logits, wanted[row]) == largest(logits);
+        Ok((log_probability(logits, normalizer(logits)?, wanted[row]), is_greedy))
+    })
 }
 
 /// Checks what can be checked of a prompt and its continuations before a model is loaded.

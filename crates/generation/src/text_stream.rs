@@ -5,6 +5,8 @@
 //! decoding all ids at once gives, up to the first stop string. What could be the beginning of one is held back too. A token
 //! costs the same however long the text is.
 
+use std::ops::Deref;
+
 use tokenizers::Tokenizer;
 
 use crate::GenerationError;
@@ -17,18 +19,18 @@ const LONGEST_WINDOW: usize = 32;
 /// Ids that stay in the window then: enough for the longest character, which has four bytes.
 const KEPT_IDS: usize = 4;
 
-/// Decodes ids into pieces of text.
-pub struct TextStream<'tokenizer> {
-    tokenizer: &'tokenizer Tokenizer,
+/// Decodes ids into pieces of text. `T` is how it holds the tokenizer.
+pub struct TextStream<T> {
+    tokenizer: T,
     window: Vec<u32>,
     /// Bytes of the window's text that were given out.
     emitted: usize,
     stop_strings: StopStrings,
 }
 
-impl<'tokenizer> TextStream<'tokenizer> {
+impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     /// A stream that starts with nothing. Special tokens, such as the end of the text, give no text.
-    pub fn new(tokenizer: &'tokenizer Tokenizer) -> Self {
+    pub fn new(tokenizer: T) -> Self {
         Self { tokenizer, window: Vec::new(), emitted: 0, stop_strings: StopStrings::new(&[]) }
     }
 

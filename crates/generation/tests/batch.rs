@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use candle_core::{DType, Device};
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::DType;
 use gpt2::Gpt2LMHead;
 use gpt2_generation::{
-    BatchGenerator, GenerationConfig, GenerationError, LongPrompt, StopReason, TokenGenerator, WhenFull,
+    BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
+    WhenFull,
 };
 use gpt2_testing::{fixture_path, json_fixture};
 use gpt2_weights::{Checkpoint, LoadOptions, load_tokenizer};
-
-const CPU: Device = Device::Cpu;
 
 fn tiny() -> Gpt2LMHead {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))
@@ -20,7 +22,7 @@ fn tiny() -> Gpt2LMHead {
 }
 
 fn alone(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
-    let mut tokens = TokenGenerator::new(model, prompt, config, &CPU).unwrap();
+    let mut tokens = TokenGenerator::new(model, prompt, config).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     (ids, tokens.stop_reason().unwrap())
 }
@@ -34,7 +36,7 @@ fn together(
 ) -> Vec<(Vec<u32>, Option<StopReason>)> {
     let texts = config.num_return_sequences;
     let mut found = vec![(Vec::new(), None); prompts.len() * texts];
-    for token in BatchGenerator::new(model, prompts, batch_size, config, None, &CPU).unwrap() {
+    for token in BatchGenerator::new(model, Request::each(prompts, config), batch_size, None).unwrap() {
         let token = token.unwrap();
         let text = &mut found[token.prompt * texts + token.sequence];
         assert_eq!(text.1, None, "nothing comes behind the end of a text");
@@ -133,7 +135,7 @@ fn texts_of_a_batch_come_with_their_characters() {
     let prompts = prompts();
     let mut texts = vec![String::new(); prompts.len()];
     let mut ids = vec![Vec::new(); prompts.len()];
-    for token in BatchGenerator::new(&model, &prompts, 4, &config, Some(&tokenizer), &CPU).unwrap() {
+    for token in BatchGenerator::new(&model, Request::each(&prompts, &config), 4, Some(&tokenizer)).unwrap() {
         let token = token.unwrap();
         texts[token.prompt].push_str(&token.text);
         ids[token.prompt].push(token.id);
@@ -149,7 +151,7 @@ fn a_long_prompt_is_refused_or_cut_as_asked() {
     let model = tiny();
     let long: Vec<u32> = (0..60).collect();
     let config = GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() };
-    let refused = TokenGenerator::new(&model, &long, &config, &CPU).err().unwrap().to_string();
+    let refused = TokenGenerator::new(&model, &long, &config).err().unwrap().to_string();
     assert!(refused.contains("the prompt has 60 tokens, the model's context 48"), "{refused}");
     let keep =
         |head, last| GenerationConfig { long_prompt: LongPrompt::Keep { head, last }, ..config.clone() };
@@ -161,7 +163,7 @@ fn a_long_prompt_is_refused_or_cut_as_asked() {
     // A prompt that fits is not cut.
     assert_eq!(alone(&model, &long[..48], &keep(0, 10)), alone(&model, &long[..48], &config));
     for (head, last, fits) in [(0, 48, true), (8, 40, true), (8, 41, false), (0, 49, false), (0, 0, false)] {
-        let result = TokenGenerator::new(&model, &long, &keep(head, last), &CPU);
+        let result = TokenGenerator::new(&model, &long, &keep(head, last));
         assert_eq!(result.is_ok(), fits, "{head} and {last}");
         assert!(result.err().is_none_or(|error| error.is_usage()));
     }
@@ -196,7 +198,7 @@ fn a_sliding_window_goes_on_behind_the_context() {
     }
     let too_much =
         GenerationConfig { when_full: WhenFull::Slide { head: 25 }, ..GenerationConfig::default() };
-    let error = TokenGenerator::new(&model, &[1], &too_much, &CPU).err().unwrap();
+    let error = TokenGenerator::new(&model, &[1], &too_much).err().unwrap();
     assert!(matches!(error, GenerationError::WindowTooLong { kept: 49, n_positions: 48 }), "{error}");
 }
 
@@ -220,8 +222,15 @@ fn suppressed_tokens_never_come() {
 fn a_time_that_is_over_ends_the_text_with_the_next_token() {
     let model = tiny();
     let config = GenerationConfig { max_time: Some(1e-9), max_new_tokens: 9, ..GenerationConfig::default() };
-    let (ids, reason) = alone(&model, &[1, 2], &config);
-    assert_eq!((ids.len(), reason), (1, StopReason::MaxTime));
+    let clock = || {
+        let started = Instant::now();
+        Arc::new(move || started.elapsed())
+    };
+    let mut tokens = TokenGenerator::new(&model, &[1, 2], &config).unwrap().with_clock(clock());
+    let ids: Vec<u32> = tokens.by_ref().collect::<Result<_, _>>().unwrap();
+    assert_eq!((ids.len(), tokens.stop_reason()), (1, Some(StopReason::MaxTime)));
+    let error = TokenGenerator::new(&model, &[1, 2], &config).unwrap().next().unwrap().unwrap_err();
+    assert!(matches!(error, GenerationError::NoClock), "{error}");
 }
 
 #[test]
@@ -236,11 +245,11 @@ fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
         ("begin_suppress_tokens", GenerationConfig { begin_suppress_tokens: vec![300], ..start() }),
         ("forced_bos_token_id", GenerationConfig { forced_bos_token_id: Some(300), ..start() }),
     ] {
-        let error = TokenGenerator::new(&model, &[1], &config, &CPU).err().unwrap();
+        let error = TokenGenerator::new(&model, &[1], &config).err().unwrap();
         assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
     }
     let stops = GenerationConfig { stop_strings: vec!["x".into()], ..start() };
-    let error = TokenGenerator::new(&model, &[1], &stops, &CPU).err().unwrap();
+    let error = TokenGenerator::new(&model, &[1], &stops).err().unwrap();
     assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
 }
 

@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use std::path::Path;
 
 use gpt2::Gpt2LMHead;
@@ -33,7 +36,9 @@ fn greedy(model: &Gpt2LMHead, max_new_tokens: usize) -> GenerationConfig {
 }
 
 fn generate(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
-    let mut tokens = TokenGenerator::new(model, prompt, config, &device()).unwrap();
+    let started = Instant::now();
+    let clock = Arc::new(move || started.elapsed());
+    let mut tokens = TokenGenerator::new(model, prompt, config).unwrap().with_clock(clock);
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     (ids, tokens.stop_reason().unwrap())
 }
@@ -47,7 +52,7 @@ fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_ne
     let (new, _) = generate(model, &prompt_ids, &greedy(model, max_new_tokens));
     assert_eq!(new, ids(&case["ids"]), "{prompt:?}");
     let config = greedy(model, max_new_tokens);
-    let pieces = TextGenerator::new(model, &prompt_ids, &config, tokenizer, &device()).unwrap();
+    let pieces = TextGenerator::new(model, &prompt_ids, &config, tokenizer).unwrap();
     let text: String = pieces.collect::<Result<_, _>>().unwrap();
     assert_eq!(text, case["text"].as_str().unwrap(), "{prompt:?}");
 }
@@ -55,7 +60,7 @@ fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_ne
 #[track_caller]
 fn assert_score(model: &Gpt2LMHead, case: &Value) {
     let stride = usize::try_from(case["stride"].as_u64().unwrap()).unwrap();
-    let found = score(model, &ids(&case["ids"]), stride, 0, &device(), &|_| ()).unwrap();
+    let found = score(model, &ids(&case["ids"]), stride, 0, &|_| ()).unwrap();
     let tolerance = if device().is_cpu() { LOGPROB } else { LOGPROB_ON_GPU };
     let expected: Vec<Option<f64>> = serde_json::from_value(case["logprobs"].clone()).unwrap();
     assert_eq!(found.logprobs.len(), expected.len());
@@ -144,7 +149,7 @@ fn generation_stops_for_each_reason() {
 fn requests_that_cannot_be_served_are_refused_before_any_work() {
     let (model, _) = tiny();
     let refuse = |prompt: &[u32], config: &GenerationConfig| {
-        TokenGenerator::new(&model, prompt, config, &device()).err().unwrap()
+        TokenGenerator::new(&model, prompt, config).err().unwrap()
     };
     let config = greedy(&model, 4);
     assert!(matches!(refuse(&[], &config), GenerationError::EmptyPrompt));
@@ -158,7 +163,7 @@ fn requests_that_cannot_be_served_are_refused_before_any_work() {
         beyond.contains("token id 300 (number 2 of the prompt) is beyond the vocabulary of 300"),
         "{beyond}"
     );
-    let score = |ids: &[u32], stride| score(&model, ids, stride, 0, &device(), &|_| ()).unwrap_err();
+    let score = |ids: &[u32], stride| score(&model, ids, stride, 0, &|_| ()).unwrap_err();
     assert!(matches!(score(&[1], 8), GenerationError::TooShortToScore { tokens: 1 }));
     assert!(matches!(score(&[1, 300], 8), GenerationError::IdBeyondVocabulary { .. }));
     assert!(matches!(score(&[1, 2], 0), GenerationError::OptionOutOfRange { .. }));
@@ -172,8 +177,7 @@ fn generation_ends_after_an_error() {
         tensors.insert("transformer.ln_f.bias".into(), nan);
     });
     let model = load(folder.path());
-    let results: Vec<_> =
-        TokenGenerator::new(&model, &[1, 2], &greedy(&model, 9), &device()).unwrap().collect();
+    let results: Vec<_> = TokenGenerator::new(&model, &[1, 2], &greedy(&model, 9)).unwrap().collect();
     assert!(matches!(results.as_slice(), [Err(GenerationError::NotFinite)]), "{results:?}");
 }
 

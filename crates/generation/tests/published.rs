@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{
-    AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, TextGenerator, TokenGenerator,
+    AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, Request, TextGenerator, TokenGenerator,
     beam_search, contrastive_search, score_continuations,
 };
 use gpt2_testing::skipped;
@@ -64,8 +64,7 @@ impl Published {
 
     /// The text behind the prompt.
     fn text(&self, prompt: &str, config: &GenerationConfig) -> String {
-        let pieces =
-            TextGenerator::new(&self.model, &self.ids(prompt), config, &self.tokenizer, &CPU).unwrap();
+        let pieces = TextGenerator::new(&self.model, &self.ids(prompt), config, &self.tokenizer).unwrap();
         pieces.collect::<Result<_, _>>().unwrap()
     }
 
@@ -79,15 +78,12 @@ impl Published {
         config: &GenerationConfig,
         processors: Vec<LogitsProcessor>,
     ) -> Vec<u32> {
-        let mut tokens = TokenGenerator::new(&self.model, &self.ids(prompt), config, &CPU).unwrap();
-        for processor in processors {
-            tokens = tokens.with_processor(processor);
-        }
-        tokens.collect::<Result<_, _>>().unwrap()
+        let request = Request { processors, ..Request::new(self.ids(prompt), config.clone()) };
+        TokenGenerator::of_request(&self.model, request, None).unwrap().collect::<Result<_, _>>().unwrap()
     }
 
     fn mean_logprob(&self, prompt: &str, continuation: Vec<u32>) -> f64 {
-        let scored = score_continuations(&self.model, &self.ids(prompt), &[continuation], &CPU, &|| ());
+        let scored = score_continuations(&self.model, &self.ids(prompt), &[continuation], &|| ());
         scored.unwrap()[0].mean()
     }
 
@@ -110,7 +106,7 @@ impl Published {
 #[test]
 fn gpt2_greedy_texts() {
     let Some(gpt2) = published("gpt2") else { return };
-    let ids: Vec<u32> = TokenGenerator::new(&gpt2.model, &[464, 3290], &gpt2.up_to(20), &CPU)
+    let ids: Vec<u32> = TokenGenerator::new(&gpt2.model, &[464, 3290], &gpt2.up_to(20))
         .unwrap()
         .map(Result::unwrap)
         .collect();
@@ -149,7 +145,8 @@ fn gpt2_batch_of_two() {
     let mut texts = [String::new(), String::new()];
     // The source counts the padded length of the longer prompt, seven tokens, for both.
     let config = gpt2.new_tokens(13);
-    for token in BatchGenerator::new(&gpt2.model, &prompts, 2, &config, Some(&gpt2.tokenizer), &CPU).unwrap()
+    for token in
+        BatchGenerator::new(&gpt2.model, Request::each(&prompts, &config), 2, Some(&gpt2.tokenizer)).unwrap()
     {
         let token = token.unwrap();
         texts[token.prompt].push_str(&token.text);
@@ -182,7 +179,7 @@ fn gpt2_beams() {
     let Some(gpt2) = published("gpt2") else { return };
     let config = GenerationConfig { num_beams: 5, num_return_sequences: 3, ..gpt2.up_to(20) };
     let found =
-        beam_search(&gpt2.model, &gpt2.ids("The dog"), &config, &[], &CPU, &|| ControlFlow::Continue(()))
+        beam_search(&gpt2.model, &gpt2.ids("The dog"), &config, &[], None, &|| ControlFlow::Continue(()))
             .unwrap();
     let texts: Vec<String> = found.iter().map(|text| gpt2.decoded(&text.ids)).collect();
     let home = " was found in the backyard of a home in the";
@@ -224,7 +221,7 @@ fn gpt2_diverse_beams() {
             ],
         ),
     ] {
-        let found = beam_search(&gpt2.model, &gpt2.ids(prompt), &config, &processors, &CPU, &|| {
+        let found = beam_search(&gpt2.model, &gpt2.ids(prompt), &config, &processors, None, &|| {
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -304,7 +301,7 @@ fn gpt2_large_contrastive_search() {
     let prompt = "DeepMind Technologies is a British artificial intelligence subsidiary of Alphabet Inc. and research \
                   laboratory founded in 2010. DeepMind was acquired by Google in 2014. The company is based";
     let config = GenerationConfig { penalty_alpha: 0.6, top_k: 4, ..large.up_to(256) };
-    let (ids, _) = contrastive_search(&large.model, &large.ids(prompt), &config, &[], &CPU, &|| {
+    let (ids, _) = contrastive_search(&large.model, &large.ids(prompt), &config, &[], None, &|| {
         ControlFlow::Continue(())
     })
     .unwrap();

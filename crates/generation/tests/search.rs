@@ -40,7 +40,7 @@ fn assert_beams_equal(cases: &Value, at_least: usize) {
     for case in cases {
         let config = config(&case["options"]);
         let processors = LogitsProcessor::of_config(&config);
-        let found = beam_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| {
+        let found = beam_search(&model, &ids(&case["prompt"]), &config, &processors, None, &|| {
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -91,7 +91,7 @@ fn contrastive_search_equals_that_of_transformers() {
         let config = config(&case["options"]);
         let processors = LogitsProcessor::of_config(&config);
         let (found, _) =
-            contrastive_search(&model, &ids(&case["prompt"]), &config, &processors, &Device::Cpu, &|| {
+            contrastive_search(&model, &ids(&case["prompt"]), &config, &processors, None, &|| {
                 ControlFlow::Continue(())
             })
             .unwrap();
@@ -110,8 +110,7 @@ fn beams_for_every_text_find_the_most_probable() {
     let mut processors = LogitsProcessor::of_config(&config);
     only.add_to(&mut processors);
     let found =
-        beam_search(&model, &[1, 2], &config, &processors, &Device::Cpu, &|| ControlFlow::Continue(()))
-            .unwrap();
+        beam_search(&model, &[1, 2], &config, &processors, None, &|| ControlFlow::Continue(())).unwrap();
     let mut best = (f64::NEG_INFINITY, Vec::new());
     for first in allowed {
         for second in allowed {
@@ -148,14 +147,12 @@ fn searches_end_with_the_context() {
     let model = tiny();
     let prompt = [7u32; 46];
     let beams = config(&json!({"num_beams": 2, "max_new_tokens": 9}));
-    let found =
-        beam_search(&model, &prompt, &beams, &[], &Device::Cpu, &|| ControlFlow::Continue(())).unwrap();
+    let found = beam_search(&model, &prompt, &beams, &[], None, &|| ControlFlow::Continue(())).unwrap();
     // 48 positions: 46 of the prompt, two of tokens that are read again, one more that is not.
     assert_eq!((found[0].ids.len(), found[0].stop_reason), (3, StopReason::Context));
     let contrastive = config(&json!({"penalty_alpha": 0.5, "top_k": 3, "max_new_tokens": 9}));
     let (found, reason) =
-        contrastive_search(&model, &prompt, &contrastive, &[], &Device::Cpu, &|| ControlFlow::Continue(()))
-            .unwrap();
+        contrastive_search(&model, &prompt, &contrastive, &[], None, &|| ControlFlow::Continue(())).unwrap();
     assert_eq!((found.len(), reason), (2, StopReason::Context));
 }
 
@@ -165,20 +162,18 @@ fn each_search_refuses_the_options_of_another() {
     let (beams, contrastive) = (json!({"num_beams": 2}), json!({"penalty_alpha": 0.5}));
     let is_conflict = |error: GenerationError| matches!(error, GenerationError::Conflict { .. });
     for options in [&json!({}), &contrastive] {
-        let error =
-            beam_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| ControlFlow::Continue(()))
-                .unwrap_err();
+        let error = beam_search(&model, &[1], &config(options), &[], None, &|| ControlFlow::Continue(()))
+            .unwrap_err();
         assert!(is_conflict(error));
     }
     for options in [&json!({}), &beams] {
-        let error = contrastive_search(&model, &[1], &config(options), &[], &Device::Cpu, &|| {
-            ControlFlow::Continue(())
-        })
-        .unwrap_err();
+        let error =
+            contrastive_search(&model, &[1], &config(options), &[], None, &|| ControlFlow::Continue(()))
+                .unwrap_err();
         assert!(is_conflict(error));
     }
     for options in [&beams, &contrastive] {
-        let error = TokenGenerator::new(&model, &[1], &config(options), &Device::Cpu).err().unwrap();
+        let error = TokenGenerator::new(&model, &[1], &config(options)).err().unwrap();
         assert!(is_conflict(error));
     }
 }
@@ -193,12 +188,12 @@ fn searches_can_be_interrupted() {
         if steps.get() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let beams = config(&json!({"num_beams": 3, "max_new_tokens": 20}));
-    let found = beam_search(&model, &[1, 2], &beams, &[], &Device::Cpu, &third).unwrap();
+    let found = beam_search(&model, &[1, 2], &beams, &[], None, &third).unwrap();
     assert_eq!(found[0].stop_reason, StopReason::Interrupted);
     assert!((3..=4).contains(&found[0].ids.len()), "{found:?}");
     steps.set(0);
     let contrastive = config(&json!({"penalty_alpha": 0.5, "max_new_tokens": 20}));
-    let (ids, reason) = contrastive_search(&model, &[1, 2], &contrastive, &[], &Device::Cpu, &third).unwrap();
+    let (ids, reason) = contrastive_search(&model, &[1, 2], &contrastive, &[], None, &third).unwrap();
     assert_eq!((ids.len(), reason), (3, StopReason::Interrupted));
 }
 
@@ -216,13 +211,11 @@ fn a_beam_that_cannot_go_on_does_not_end_the_search() {
     let beams = config(&json!({"num_beams": 3, "max_new_tokens": 4, "num_return_sequences": 3}));
     let never = LogitsProcessor::SuppressTokens(vec![7]);
     let processors = [LogitsProcessor::AllowedTokens(allowed), never];
-    let found =
-        beam_search(&model, &[1], &beams, &processors, &Device::Cpu, &|| ControlFlow::Continue(())).unwrap();
+    let found = beam_search(&model, &[1], &beams, &processors, None, &|| ControlFlow::Continue(())).unwrap();
     let mut ids: Vec<Vec<u32>> = found.into_iter().map(|text| text.ids).collect();
     ids.sort();
     assert_eq!(ids, [[20, 30, 20, 30], [30, 20, 30, 20]]);
     let nothing = [LogitsProcessor::SuppressTokens((0..300).collect())];
-    let error =
-        beam_search(&model, &[1], &beams, &nothing, &Device::Cpu, &|| ControlFlow::Continue(())).unwrap_err();
+    let error = beam_search(&model, &[1], &beams, &nothing, None, &|| ControlFlow::Continue(())).unwrap_err();
     assert!(matches!(error, GenerationError::NoTokenLeft), "{error}");
 }

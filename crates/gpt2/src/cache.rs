@@ -32,12 +32,17 @@ impl KvPool {
         Ok(Self { layers, tokens, taken: Arc::default() })
     }
 
+    /// A cache without rows, for [`Gpt2Cache::append`].
+    pub fn empty_cache(&self) -> Gpt2Cache {
+        let layers = self.layers.iter().map(|memory| memory.cache(&[])).collect();
+        Gpt2Cache { layers, slots: Vec::new(), pool: self.clone(), steps: Steps::default() }
+    }
+
     /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` where there is no room for a row in one piece.
     pub fn cache(&self, batch: usize, capacity: usize) -> Option<Gpt2Cache> {
-        let slots = (0..batch).map(|_| self.take(capacity)).collect::<Option<Vec<_>>>()?;
-        let places: Vec<KvSlot> = slots.iter().map(|slot| slot.place).collect();
-        let layers = self.layers.iter().map(|memory| memory.cache(&places)).collect();
-        Some(Gpt2Cache { layers, slots, pool: self.clone(), steps: Steps::default() })
+        let mut cache = self.empty_cache();
+        (0..batch).try_for_each(|_| cache.add_row(capacity).map(|_| ()).ok())?;
+        Some(cache)
     }
 
     /// Tokens that there is memory for.

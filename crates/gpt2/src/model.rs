@@ -190,6 +190,13 @@ pub enum LogitsFor {
     EveryToken,
     /// The last token of each row: generation. The head is then computed for one position only.
     LastToken,
+    /// The tokens from `first` on, `count` of them, of each row: scoring in pieces, whose logits take less memory.
+    Tokens {
+        /// The first token.
+        first: usize,
+        /// How many tokens.
+        count: usize,
+    },
 }
 
 /// GPT-2 with its output head: token ids to logits over the vocabulary.
@@ -220,7 +227,7 @@ impl Gpt2LMHead {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
-    /// [`LogitsFor::LastToken`].
+    /// [`LogitsFor::LastToken`], `(B, count, V)` for [`LogitsFor::Tokens`].
     ///
     /// # Errors
     /// As [`Gpt2Model::forward`].
@@ -246,13 +253,14 @@ impl Gpt2LMHead {
     /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHead::forward`] does.
     ///
     /// # Errors
-    /// When the width is another.
+    /// When the width is another, or tokens are wanted that are not there.
     pub fn logits(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
-        let last = hidden_states.dim(D::Minus2)?.saturating_sub(1);
-        match logits_for {
-            LogitsFor::EveryToken => self.lm_head.forward(hidden_states), // (B, T, V)
-            LogitsFor::LastToken => self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, last, 1)?), // (B, 1, V)
-        }
+        let (first, count) = match logits_for {
+            LogitsFor::EveryToken => return self.lm_head.forward(hidden_states), // (B, T, V)
+            LogitsFor::LastToken => (hidden_states.dim(D::Minus2)?.saturating_sub(1), 1),
+            LogitsFor::Tokens { first, count } => (first, count),
+        };
+        self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
     }
 
     /// The model below the head.

@@ -51,6 +51,7 @@ pub use error::KernelError;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, Matrix};
 pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+pub use parallel::for_each_item;
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;

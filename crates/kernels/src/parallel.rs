@@ -161,7 +161,7 @@ pub(crate) fn for_each_part_in<T: Send>(
 }
 
 /// Gives every item to `work`, on all threads of the pool.
-pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
+pub fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
     let items: Vec<Mutex<Option<I>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
     for_each_index(items.len(), |index| {
         let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();

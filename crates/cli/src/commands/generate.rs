@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<Exi
     let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
     let prompt_ids = config.fit_prompt(&prompt_ids, checkpoint.config())?;
     let model = model::load_with(&checkpoint, &device, &arguments.model)?;
-    let loaded = LoadedModel { model: &model, tokenizer, config: &config, device: &device };
+    let loaded = LoadedModel { model: &model, tokenizer, config: &config };
     if !arguments.json
         && let Some(prompt) = &input.text
     {

@@ -82,7 +82,7 @@ pub(super) fn run(
         None => Sink { written: 0, partial: None },
     };
     let model = model::load_with(checkpoint, device, &arguments.model)?;
-    let loaded = LoadedModel { model: &model, tokenizer: tokenizer.as_ref(), config: &config, device };
+    let loaded = LoadedModel { model: &model, tokenizer: tokenizer.as_ref(), config: &config };
     let bar = progress::items("generating", lines.len() as u64, "prompts");
     bar.inc(sink.written as u64);
 

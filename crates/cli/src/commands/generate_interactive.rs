@@ -23,7 +23,7 @@ pub(super) fn run(
     let config = generation_options::read(arguments, checkpoint, Some(&tokenizer))?;
     generation_options::notes(&config, Some(&tokenizer)).iter().for_each(|note| output::print_note(note));
     let model = model::load_with(checkpoint, device, &arguments.model)?;
-    let loaded = LoadedModel { model: &model, tokenizer: Some(&tokenizer), config: &config, device };
+    let loaded = LoadedModel { model: &model, tokenizer: Some(&tokenizer), config: &config };
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
     loop {

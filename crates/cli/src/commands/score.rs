@@ -84,7 +84,7 @@ fn score_text(
     check_text(&input.ids, stride, checkpoint.config())?;
     let model = model::load_with(checkpoint, device, &arguments.model)?;
     let bar = progress::items("scoring", input.ids.len() as u64, "tokens");
-    let score = score(&model, &input.ids, stride, arguments.top, device, &|tokens| bar.inc(tokens))?;
+    let score = score(&model, &input.ids, stride, arguments.top, &|tokens| bar.inc(tokens))?;
     bar.finish_and_clear();
 
     let perplexity = score.perplexity();
@@ -147,7 +147,7 @@ fn score_choices(
     check_continuations(&prompt_ids, &wholes, checkpoint.config())?;
     let model = model::load_with(checkpoint, device, &arguments.model)?;
     let bar = progress::items("scoring", wholes.len() as u64, "choices");
-    let scored = score_continuations(&model, &prompt_ids, &wholes, device, &|| bar.inc(1))?;
+    let scored = score_continuations(&model, &prompt_ids, &wholes, &|| bar.inc(1))?;
     bar.finish_and_clear();
 
     let choice = |((text, ids), scored): ((&String, Vec<u32>), Continuation)| Choice {

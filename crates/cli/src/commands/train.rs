@@ -304,7 +304,7 @@ fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<Stri
         ..GenerationConfig::default()
     };
     let mut text = prompt.to_owned();
-    for piece in TextGenerator::new(&model, &ids, &config, tokenizer, &Device::Cpu)? {
+    for piece in TextGenerator::new(&model, &ids, &config, tokenizer)? {
         text.push_str(&piece?);
     }
     Ok(text)

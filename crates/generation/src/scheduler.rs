@@ -1,0 +1,655 @@
+//! Many texts at once that come and go: one loop for a single text, a batch and a server.
+//!
+//! Prompts of different lengths need no padding. A prompt is computed by itself, in chunks between the steps of the texts that
+//! are running, and its keys and values stay where they are when it joins them; every step computes one token of all running
+//! texts together. Room for the keys and values of a whole text is taken before its prompt is begun, so no text ever has to
+//! give way to another. Texts begin in the order of their requests.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::{DType, Tensor};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Pass};
+use gpt2_kernels::for_each_item;
+use tokenizers::Tokenizer;
+
+use crate::config::slid_tokens;
+use crate::{
+    Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
+    WhenFull,
+};
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// The model produced an end-of-text token, which is the last id.
+    Eos,
+    /// A stop string came up; the text ends in front of it, the ids with the token that completed it.
+    StopString,
+    /// As many tokens as were asked for.
+    MaxNewTokens,
+    /// The model's context is full.
+    Context,
+    /// The time is over.
+    MaxTime,
+    /// Whoever asked for the text ended it.
+    Interrupted,
+}
+
+impl StopReason {
+    /// The reason in one word, as `--json` prints it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::StopString => "stop_string",
+            Self::MaxNewTokens => "max_new_tokens",
+            Self::Context => "context",
+            Self::MaxTime => "max_time",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// How much a [`Scheduler`] does at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedulerOptions {
+    /// Most texts that run at once; at least 1.
+    pub max_texts: usize,
+    /// Tokens that there is memory for: the keys and values of all prompts and texts that run at once.
+    pub kv_tokens: usize,
+    /// Most tokens of prompts that are computed in a step, one more where a single one would be left over; at least 2. A
+    /// running text waits no longer for its next token.
+    pub chunk_tokens: usize,
+}
+
+/// A prompt to be continued, by as many texts as its configuration says.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Its tokens.
+    pub prompt: Vec<u32>,
+    /// How it is continued, token by token.
+    pub config: Arc<GenerationConfig>,
+    /// Changes of the logits besides those of the configuration; for their place see [`LogitsProcessor::add_to`].
+    pub processors: Vec<LogitsProcessor>,
+}
+
+impl Request {
+    /// A request without processors of its own.
+    pub fn new(prompt: Vec<u32>, config: impl Into<Arc<GenerationConfig>>) -> Self {
+        Self { prompt, config: config.into(), processors: Vec::new() }
+    }
+
+    /// A request for each prompt, all with the same configuration.
+    pub fn each(prompts: &[Vec<u32>], config: &GenerationConfig) -> Vec<Self> {
+        let config = Arc::new(config.clone());
+        prompts.iter().map(|prompt| Self::new(prompt.clone(), Arc::clone(&config))).collect()
+    }
+
+    /// Tokens of which each of its texts may have to keep keys and values: the least [`SchedulerOptions::kv_tokens`] that it
+    /// can be made with.
+    ///
+    /// # Errors
+    /// When the prompt is refused, see [`GenerationConfig::fit_prompt`].
+    pub fn kv_tokens(&self, model: &Gpt2Config) -> Result<usize, GenerationError> {
+        let prompt = self.config.fit_prompt(&self.prompt, model)?;
+        Ok(kept_tokens(&self.config, prompt.len(), model.n_positions))
+    }
+}
+
+/// The number of a request, counted from 0 in the order they came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What happened in a step.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A text has one more token.
+    Token {
+        /// The request.
+        request: RequestId,
+        /// Which of the request's `num_return_sequences` texts it is.
+        sequence: usize,
+        /// The token.
+        id: u32,
+        /// The text that it completes; empty without a tokenizer.
+        text: String,
+        /// Why the text ends with it; `None` while it goes on.
+        stop_reason: Option<StopReason>,
+    },
+    /// A text has ended without a token, since none was asked for.
+    Empty {
+        /// The request.
+        request: RequestId,
+        /// Which of its texts it is.
+        sequence: usize,
+    },
+    /// A request cannot go on; all its texts have ended.
+    Failed {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        error: GenerationError,
+    },
+}
+
+/// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its
+/// own generator of random numbers under its seed.
+///
+/// One thread drives it. `T` is how it holds the tokenizer.
+pub struct Scheduler<T = Arc<Tokenizer>> {
+    model: Gpt2LMHead,
+    tokenizer: Option<T>,
+    options: SchedulerOptions,
+    clock: Option<Clock>,
+    pool: KvPool,
+    requests: u64,
+    /// Texts that have not begun.
+    waiting: VecDeque<Waiting>,
+    /// Texts whose tokens are being computed; the first one goes on.
+    prefilling: VecDeque<Prefill<T>>,
+    /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
+    running: Vec<Text<T>>,
+    cache: Gpt2Cache,
+    /// The last prompt, where the next text continues it too.
+    shared: Option<SharedPrompt>,
+    /// Events that wait for the next step.
+    ready: Vec<Event>,
+}
+
+/// A text of a request.
+struct Waiting {
+    request: Arc<Accepted>,
+    sequence: usize,
+}
+
+/// A request that was checked.
+struct Accepted {
+    id: RequestId,
+    /// The prompt as the model gets it.
+    prompt: Vec<u32>,
+    max_new_tokens: usize,
+    /// Tokens whose keys and values a text may have to keep.
+    capacity: usize,
+    config: Arc<GenerationConfig>,
+    processors: Vec<LogitsProcessor>,
+}
+
+/// A text in the making.
+struct Text<T> {
+    request: Arc<Accepted>,
+    sequence: usize,
+    /// Prompt and new tokens.
+    ids: Vec<u32>,
+    /// When its prompt was begun; absent without a clock.
+    started: Option<Duration>,
+    sampler: Sampler,
+    stream: Option<TextStream<T>>,
+}
+
+/// Tokens on their way into a cache.
+struct Prefill<T> {
+    text: Text<T>,
+    cache: Gpt2Cache,
+    tokens: Vec<u32>,
+    computed: usize,
+    /// Whether these are the tokens that a sliding window keeps. The text's last token is then not among them, and is read in
+    /// the next step like that of any running text.
+    is_window: bool,
+}
+
+/// A computed prompt.
+struct SharedPrompt {
+    request: RequestId,
+    cache: Gpt2Cache,
+    logits: Vec<f32>,
+}
+
+impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
+    /// A scheduler without requests. Text and stop strings need a tokenizer.
+    ///
+    /// # Errors
+    /// When an option is out of its range, or the memory for keys and values cannot be allocated.
+    pub fn new(
+        model: &Gpt2LMHead,
+        tokenizer: Option<T>,
+        options: SchedulerOptions,
+    ) -> Result<Self, GenerationError> {
+        let SchedulerOptions { max_texts, kv_tokens, chunk_tokens } = options;
+        for (option, least, found) in
+            [("max_texts", 1, max_texts), ("kv_tokens", 1, kv_tokens), ("chunk_tokens", 2, chunk_tokens)]
+        {
+            if found < least {
+                let (expected, found) = (format!("at least {least}"), found.to_string());
+                return Err(GenerationError::OptionOutOfRange { option, expected, found });
+            }
+        }
+        let pool = model.new_pool(kv_tokens)?;
+        Ok(Self {
+            model: model.clone(),
+            tokenizer,
+            options,
+            clock: None,
+            cache: pool.empty_cache(),
+            pool,
+            requests: 0,
+            waiting: VecDeque::new(),
+            prefilling: VecDeque::new(),
+            running: Vec::new(),
+            shared: None,
+            ready: Vec::new(),
+        })
+    }
+
+    /// Gives it a clock, for texts with a [`GenerationConfig::max_time`]; without one they fail.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
+    }
+
+    /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
+    ///
+    /// # Errors
+    /// When an option is out of its range or asks for a search that is not token by token, the prompt is empty or too
+    /// long, an id is outside the vocabulary, stop strings have no tokenizer, or prompt and text have no room in the memory for
+    /// keys and values, however long they wait.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
+        let Request { prompt, config, processors: others } = request;
+        let model = self.model.config();
+        config.check_for(SearchMode::TokenByToken, model)?;
+        if !config.stop_strings.is_empty() && self.tokenizer.is_none() {
+            return Err(GenerationError::StopStringsWithoutTokenizer);
+        }
+        let prompt = config.fit_prompt(&prompt, model)?;
+        let max_new_tokens = config.new_tokens(prompt.len());
+        let capacity = kept_tokens(&config, prompt.len(), model.n_positions);
+        if capacity > self.pool.tokens() {
+            let (needed, kv_tokens) = (capacity, self.pool.tokens());
+            return Err(GenerationError::KvTokens { needed, kv_tokens });
+        }
+        let mut processors = LogitsProcessor::of_config(&config);
+        others.into_iter().for_each(|other| other.add_to(&mut processors));
+        let id = RequestId(self.requests);
+        self.requests += 1;
+        let texts = 0..config.num_return_sequences;
+        if max_new_tokens == 0 {
+            self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
+        } else {
+            let request = Arc::new(Accepted { id, prompt, max_new_tokens, capacity, config, processors });
+            self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
+        }
+        Ok(id)
+    }
+
+    /// Ends a request, of which no event comes any more. Says whether there was something to end.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let before = self.texts() + self.ready.len();
+        self.waiting.retain(|waiting| waiting.request.id != request);
+        self.prefilling.retain(|prefill| prefill.text.request.id != request);
+        let mut row = 0;
+        while row < self.running.len() {
+            if self.running[row].request.id == request {
+                self.remove(row);
+            } else {
+                row += 1;
+            }
+        }
+        self.ready.retain(|event| event.request() != request);
+        self.texts() + self.ready.len() < before
+    }
+
+    /// What happens in step after step, until there is nothing to do.
+    pub fn into_events(self) -> Events<T> {
+        Events { scheduler: self, ready: VecDeque::new() }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.texts() + self.ready.len() == 0
+    }
+
+    /// Texts that have not begun.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Texts that have begun and not ended.
+    pub fn running(&self) -> usize {
+        self.running.len() + self.prefilling.len()
+    }
+
+    /// Tokens whose keys and values have room taken in memory.
+    pub fn kv_tokens_in_use(&self) -> usize {
+        self.pool.tokens_in_use()
+    }
+
+    /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened.
+    ///
+    /// # Errors
+    /// When the device fails. All requests have then ended.
+    pub fn step(&mut self) -> Result<Vec<Event>, GenerationError> {
+        let stepped = self.decode().and_then(|()| self.prefill());
+        let events = mem::take(&mut self.ready);
+        if stepped.is_err() {
+            self.waiting.clear();
+            self.prefilling.clear();
+            self.running.clear();
+            self.cache = self.pool.empty_cache();
+            self.shared = None;
+        }
+        stepped.map(|()| events)
+    }
+
+    fn texts(&self) -> usize {
+        self.waiting.len() + self.running()
+    }
+
+    /// One token of all running texts.
+    fn decode(&mut self) -> Result<(), GenerationError> {
+        self.slide_full_rows()?;
+        let last: Vec<u32> = self.running.iter().filter_map(|text| text.ids.last().copied()).collect();
+        if last.is_empty() {
+            return Ok(());
+        }
+        let ids = Tensor::from_vec(last, (self.running.len(), 1), self.model.device())?;
+        let pass = &mut Pass::inference();
+        let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(&mut self.cache), pass)?;
+        let mut logits = rows_of(&logits)?;
+        let chosen = sample(&mut self.running, &mut logits);
+        let mut row = 0;
+        for id in chosen {
+            row += usize::from(self.extend(row, id));
+        }
+        Ok(())
+    }
+
+    /// Takes texts whose context is full out of the running ones, to compute the tokens that a sliding window keeps.
+    fn slide_full_rows(&mut self) -> Result<(), GenerationError> {
+        let n_positions = self.model.config().n_positions;
+        let mut row = 0;
+        while let Some(text) = self.running.get(row) {
+            let WhenFull::Slide { head } = text.request.config.when_full else {
+                row += 1;
+                continue;
+            };
+            if self.cache.lengths()[row] < n_positions {
+                row += 1;
+                continue;
+            }
+            let before = &text.ids[..text.ids.len() - 1];
+            let tail = before.len() - (slid_tokens(n_positions) - 1);
+            let tokens = [&before[..head], &before[tail..]].concat();
+            self.cache.truncate(row, 0)?;
+            if tokens.is_empty() {
+                row += 1;
+                continue;
+            }
+            let text = self.running.remove(row);
+            let cache = self.cache.take(row)?;
+            self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: true });
+        }
+        Ok(())
+    }
+
+    /// As many tokens of prompts as a step computes; texts begin where there is room.
+    fn prefill(&mut self) -> Result<(), GenerationError> {
+        let most = self.options.chunk_tokens;
+        let mut budget = most;
+        while !self.prefilling.is_empty() || self.admit()? {
+            // None where a text began at once, from a prompt that it shares.
+            let Some(mut prefill) = self.prefilling.pop_front() else { continue };
+            let count = chunk(prefill.tokens.len() - prefill.computed, most);
+            // The first chunk of a step may be longer than its budget, by one token.
+            if budget < most && count > budget {
+                self.prefilling.push_front(prefill);
+                break;
+            }
+            budget = budget.saturating_sub(count);
+            let hidden = prefill.compute(&self.model, count)?; // (1, count, C)
+            if prefill.computed < prefill.tokens.len() {
+                self.prefilling.push_front(prefill);
+                continue;
+            }
+            let Prefill { text, cache, is_window, .. } = prefill;
+            if is_window {
+                self.run(text, cache)?;
+            } else {
+                let logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+                self.share(&text, &cache, &logits)?;
+                self.begin(text, cache, logits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next text that waits, where there is room; says whether it did.
+    fn admit(&mut self) -> Result<bool, GenerationError> {
+        let Some(Waiting { request, .. }) = self.waiting.front() else { return Ok(false) };
+        if self.running() >= self.options.max_texts {
+            return Ok(false);
+        }
+        let capacity = request.capacity;
+        if self.shared.as_ref().is_some_and(|shared| shared.request != request.id) {
+            self.shared = None;
+        }
+        let mut cache = self.pool.cache(1, capacity);
+        if cache.is_none() && self.running() == 0 {
+            // The prompt that texts share is in the way of the text that is to continue it.
+            self.shared = None;
+            cache = self.pool.cache(1, capacity);
+        }
+        let Some((mut cache, Waiting { request, sequence })) =
+            cache.and_then(|cache| Some((cache, self.waiting.pop_front()?)))
+        else {
+            return Ok(false);
+        };
+        if request.config.max_time.is_some() && self.clock.is_none() {
+            self.fail(request.id, GenerationError::NoClock);
+            return Ok(true);
+        }
+        let stream = |tokenizer: &T| {
+            TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
+        };
+        let text = Text {
+            // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
+            sampler: Sampler::new(&request.config, request.processors.clone(), sequence as u64),
+            stream: self.tokenizer.as_ref().map(stream),
+            started: self.clock.as_ref().map(|clock| clock()),
+            ids: request.prompt.clone(),
+            sequence,
+            request,
+        };
+        if let Some(shared) = &self.shared {
+            cache.copy_row(0, &shared.cache, 0)?;
+            let logits = shared.logits.clone();
+            if !self.is_shared(&text) {
+                self.shared = None;
+            }
+            self.begin(text, cache, logits)?;
+        } else {
+            let tokens = text.ids.clone();
+            self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: false });
+        }
+        Ok(true)
+    }
+
+    /// Whether the next text that waits continues the same prompt.
+    fn is_shared(&self, text: &Text<T>) -> bool {
+        self.waiting.front().is_some_and(|next| next.request.id == text.request.id)
+    }
+
+    /// Keeps a computed prompt for the next text where it continues it too, and there is room.
+    fn share(&mut self, text: &Text<T>, cache: &Gpt2Cache, logits: &[f32]) -> Result<(), GenerationError> {
+        if self.is_shared(text)
+            && let Some(mut kept) = self.pool.cache(1, text.request.prompt.len())
+        {
+            kept.copy_row(0, cache, 0)?;
+            let request = text.request.id;
+            self.shared = Some(SharedPrompt { request, cache: kept, logits: logits.to_vec() });
+        }
+        Ok(())
+    }
+
+    /// Gives a text its first token, and a place among the running ones.
+    fn begin(&mut self, text: Text<T>, cache: Gpt2Cache, logits: Vec<f32>) -> Result<(), GenerationError> {
+        self.run(text, cache)?;
+        let row = self.running.len() - 1;
+        for id in sample(&mut self.running[row..], &mut [logits]) {
+            self.extend(row, id);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<(), GenerationError> {
+        self.cache.append(cache)?;
+        self.running.push(text);
+        Ok(())
+    }
+
+    /// Gives the text of a row its next token, and ends it where it is the last. Says whether the text is still there.
+    fn extend(&mut self, row: usize, id: Result<u32, GenerationError>) -> bool {
+        let Some(text) = self.running.get_mut(row) else { return false };
+        let n_positions = self.model.config().n_positions;
+        let is_full = self.cache.lengths()[row] >= n_positions;
+        let now = self.clock.as_ref().map(|clock| clock());
+        let (request, sequence) = (text.request.id, text.sequence);
+        match id.and_then(|id| Ok((id, text.push(id, is_full, now)?))) {
+            Ok((id, (text, stop_reason))) => {
+                self.ready.push(Event::Token { request, sequence, id, text, stop_reason });
+                if stop_reason.is_some() {
+                    self.remove(row);
+                }
+                stop_reason.is_none()
+            }
+            Err(error) => {
+                self.fail(request, error);
+                false
+            }
+        }
+    }
+
+    /// Ends a request that cannot go on; what its texts have so far was said.
+    fn fail(&mut self, request: RequestId, error: GenerationError) {
+        let said = mem::take(&mut self.ready);
+        self.cancel(request);
+        self.ready = said;
+        self.ready.push(Event::Failed { request, error });
+    }
+
+    /// Ends the text of a row; the others keep their places in memory.
+    fn remove(&mut self, row: usize) {
+        self.running.remove(row);
+        // The row exists: there is one for each running text.
+        drop(self.cache.take(row));
+    }
+}
+
+/// The events of a [`Scheduler`] as they come; ends when all requests have, and after an error of the device.
+pub struct Events<T = Arc<Tokenizer>> {
+    scheduler: Scheduler<T>,
+    ready: VecDeque<Event>,
+}
+
+impl<T> Events<T> {
+    /// The scheduler, which takes further requests.
+    pub fn scheduler(&mut self) -> &mut Scheduler<T> {
+        &mut self.scheduler
+    }
+}
+
+impl<T: Deref<Target = Tokenizer> + Clone> Iterator for Events<T> {
+    type Item = Result<Event, GenerationError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.ready.is_empty() && !self.scheduler.is_idle() {
+            match self.scheduler.step() {
+                Ok(events) => self.ready.extend(events),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
+
+impl Event {
+    /// The request that it is about.
+    pub fn request(&self) -> RequestId {
+        match self {
+            Self::Token { request, .. } | Self::Empty { request, .. } | Self::Failed { request, .. } => {
+                *request
+            }
+        }
+    }
+}
+
+impl<T: Deref<Target = Tokenizer>> Text<T> {
+    /// Adds a token; returns the text it completes and why the text ends with it, if it does.
+    fn push(
+        &mut self,
+        id: u32,
+        is_full: bool,
+        now: Option<Duration>,
+    ) -> Result<(String, Option<StopReason>), GenerationError> {
+        self.ids.push(id);
+        let mut text = self.stream.as_mut().map(|stream| stream.push(id)).transpose()?.unwrap_or_default();
+        let Accepted { config, prompt, max_new_tokens, .. } = &*self.request;
+        let elapsed = now.zip(self.started).map(|(now, started)| now.saturating_sub(started).as_secs_f64());
+        let reasons = [
+            (config.eos_token_id.contains(&id), StopReason::Eos),
+            (self.stream.as_ref().is_some_and(TextStream::is_stopped), StopReason::StopString),
+            (self.ids.len() - prompt.len() >= *max_new_tokens, StopReason::MaxNewTokens),
+            (config.when_full == WhenFull::Stop && is_full, StopReason::Context),
+            (
+                config.max_time.zip(elapsed).is_some_and(|(most, elapsed)| elapsed >= most),
+                StopReason::MaxTime,
+            ),
+        ];
+        let reason = reasons.into_iter().find(|(holds, _)| *holds).map(|(_, reason)| reason);
+        if reason.is_some() {
+            text.push_str(&self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default());
+        }
+        Ok((text, reason))
+    }
+}
+
+impl<T> Prefill<T> {
+    /// Computes the next `count` tokens; returns their hidden states, `(1, count, C)`.
+    fn compute(&mut self, model: &Gpt2LMHead, count: usize) -> Result<Tensor, GenerationError> {
+        let next = &self.tokens[self.computed..][..count];
+        let ids = Tensor::from_slice(next, (1, count), model.device())?;
+        self.computed += count;
+        Ok(model.transformer().forward(&ids, Some(&mut self.cache), &mut Pass::inference())?)
+    }
+}
+
+/// The next token of each text; they are chosen on all threads.
+fn sample<T>(texts: &mut [Text<T>], logits: &mut [Vec<f32>]) -> Vec<Result<u32, GenerationError>> {
+    let mut chosen: Vec<Option<Result<u32, GenerationError>>> = texts.iter().map(|_| None).collect();
+    let rows = texts.iter_mut().zip(logits).zip(&mut chosen);
+    let rows = rows.map(|((text, logits), chosen)| {
+        let history = History { ids: &text.ids, prompt_len: text.request.prompt.len() };
+        (&mut text.sampler, history, logits, chosen)
+    });
+    for_each_item(rows, |(sampler, history, logits, chosen)| *chosen = Some(sampler.sample(history, logits)));
+    chosen.into_iter().flatten().collect()
+}
+
+/// Tokens whose keys and values a text needs room for. The last token is produced and not read again.
+fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
+    let read = config.new_tokens(prompt_len).saturating_sub(1);
+    prompt_len.saturating_add(read).min(n_positions)
+}
+
+/// How many of `rest` tokens are computed next. No token is left to be computed alone, since the product of a single row
+/// adds up in another order: so a prompt has the same bits in chunks of any size.
+pub(crate) fn chunk(rest: usize, most: usize) -> usize {
+    if rest == most + 1 { rest } else { rest.min(most) }
+}
+
+/// Logits of one position, `(B, 1, V)`, row by row.
+pub(crate) fn rows_of(logits: &Tensor) -> Result<Vec<Vec<f32>>, GenerationError> {
+    Ok(logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?)
+}
