@@ -6,45 +6,19 @@
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
-use candle_core::{Device, Result, Shape, Tensor};
+use candle_core::{Device, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
-use gpt2_kernels::{Matrix, PackedMatrix, ParameterSource, WeightFormat};
-use gpt2_testing::pattern;
 
-/// Spread of the weights, near that of a trained model.
-const WEIGHT_SCALE: f64 = 0.1;
+mod models;
+
+use models::gpt2_124m;
+
 const DEVICE: Device = Device::Cpu;
 
-/// Weights from a pattern, each parameter from its own place of it, in 8-bit blocks.
-struct Patterns {
-    offset: u64,
-}
-
-impl ParameterSource for Patterns {
-    fn below(&self, name: impl ToString) -> Self {
-        let step = name.to_string().bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte));
-        Self { offset: self.offset.wrapping_mul(17).wrapping_add(step) }
-    }
-
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
-        Ok(pattern(shape.into().dims(), WEIGHT_SCALE, self.below(name).offset % (1 << 32)))
-    }
-
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
-        let weight = self.parameter((out_features, in_features), name)?;
-        Ok(Matrix::Packed(PackedMatrix::from_tensor(&weight, WeightFormat::Q8)?.into()))
-    }
-}
-
-fn model() -> Gpt2LMHead {
-    let config = Gpt2Config::preset("gpt2").expect("a published model");
-    Gpt2LMHead::load(&config, &Patterns { offset: 0 }).expect("a model")
-}
-
 fn sampling_against_a_decode_step(criterion: &mut Criterion) {
-    let model = model();
+    let model = gpt2_124m();
     let mut group = criterion.benchmark_group("one token");
     group.sample_size(20);
     let mut cache = model.new_cache(1, 1024).expect("a cache");

@@ -99,9 +99,10 @@ fn for_each_row<R: Send>(
     let mut first = rows.start;
     while first < rows.end {
         let wanted = chunk(rows.end - first, PIECE_ROWS);
-        // A row by itself is summed up in another order than in company: it takes the one before it along.
+        // A row by itself is summed up in another order than in company: it takes a neighbour along.
         let extra = usize::from(wanted == 1 && first > 0);
-        let logits_for = LogitsFor::Tokens { first: first - extra, count: wanted + extra };
+        let count = wanted.max(2).min(hidden.dim(D::Minus2)? - (first - extra));
+        let logits_for = LogitsFor::Tokens { first: first - extra, count };
         let logits = model.logits(hidden, logits_for)?; // (1, count, V)
         let vocab_size = logits.dim(D::Minus1)?;
         let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;

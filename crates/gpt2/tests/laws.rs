@@ -39,6 +39,21 @@ fn cache(model: &Gpt2LMHead, batch: usize) -> Result<Gpt2Cache> {
 }
 
 #[test]
+fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
+    let model = model()?;
+    let rows = ids(&[&[5, 9, 70, 3, 11, 12], &[1, 2, 3, 4, 5, 6]]);
+    let all = all_logits(&model, &rows)?;
+    let some =
+        |first, count| model.forward(&rows, LogitsFor::Tokens { first, count }, None, &mut Pass::inference());
+    for (first, count) in [(0, 6), (0, 2), (2, 3), (5, 1)] {
+        let what = format!("{count} tokens from {first} on");
+        assert_parity(&some(first, count)?, &all.narrow(1, first, count)?, SAME, &what);
+    }
+    assert!(some(5, 2).is_err() && some(6, 1).is_err(), "there are six");
+    Ok(())
+}
+
+#[test]
 fn future_tokens_do_not_change_past_logits() -> Result<()> {
     let model = model()?;
     let past = |ids: &Tensor| Ok::<_, candle_core::Error>(values(&all_logits(&model, ids)?.narrow(1, 0, 4)?));

@@ -1,0 +1,207 @@
+//! What the scheduler costs and promises, on the built-in model and on the 124M shape in q8:
+//!
+//! - `arrivals`: 64 requests of mixed lengths that come one after another, against the same 64 given at once;
+//! - `gap`: the longest wait of a running text for its next token while a prompt of 1,000 tokens comes in, against the time of
+//!   one chunk and one step;
+//! - `memory`: a million tokens in one process, requests of random lengths and random cancellations: resident memory after the
+//!   first tenth and at the end.
+//!
+//! Run: `cargo bench -p gpt2-generation --bench scheduler`, or with `-- NAME` one of them.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use candle_core::{Result, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{
+    Event, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
+};
+use gpt2_kernels::Generator;
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
+
+mod models;
+
+/// Each figure is the best of this many runs, in turns.
+const ROUNDS: usize = 5;
+/// Requests of the arrivals.
+const REQUESTS: usize = 64;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let names: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let wants = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let built_in = Checkpoint::open(&folder)?.load(&LoadOptions::default(), &|_| ())?;
+    let gpt2 = models::gpt2_124m();
+    if wants("arrivals") {
+        arrivals("built-in", &built_in, 48)?;
+        arrivals("124M in q8", &gpt2, 12)?;
+    }
+    if wants("gap") {
+        gap(&gpt2)?;
+    }
+    if wants("memory") {
+        memory(&built_in)?;
+    }
+    Ok(())
+}
+
+type Texts = Scheduler<&'static Tokenizer>;
+
+fn scheduler(
+    model: &Gpt2LMHead,
+    kv_tokens: usize,
+    chunk_tokens: usize,
+) -> std::result::Result<Texts, GenerationError> {
+    Scheduler::new(model, None, SchedulerOptions { max_texts: 8, kv_tokens, chunk_tokens })
+}
+
+fn request(model: &Gpt2LMHead, prompt_tokens: usize, new_tokens: usize) -> Request {
+    let vocab_size = model.config().vocab_size;
+    let prompt = (0..prompt_tokens).filter_map(|index| u32::try_from((index * 7919 + 3) % vocab_size).ok());
+    let config = GenerationConfig { max_new_tokens: new_tokens, ..GenerationConfig::default() };
+    Request::new(prompt.collect(), config)
+}
+
+/// Requests of 5 to 100 prompt tokens, and of a half to one and a half times `new_tokens`.
+fn arrivals(name: &str, model: &Gpt2LMHead, new_tokens: usize) -> std::result::Result<(), GenerationError> {
+    let lengths = |index: usize| (5 + index * 37 % 96, new_tokens / 2 + index * 13 % new_tokens);
+    let requests: Vec<Request> =
+        (0..REQUESTS).map(lengths).map(|(prompt, new)| request(model, prompt, new)).collect();
+    let run = |comes_one_by_one: bool| -> std::result::Result<Duration, GenerationError> {
+        let mut scheduler = scheduler(model, 8 * 256, 128)?;
+        let started = Instant::now();
+        for request in &requests {
+            scheduler.submit(request.clone())?;
+            if comes_one_by_one {
+                scheduler.step()?;
+            }
+        }
+        while !scheduler.is_idle() {
+            scheduler.step()?;
+        }
+        Ok(started.elapsed())
+    };
+    let (mut together, mut one_by_one) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        together.push(run(false)?.as_secs_f64());
+        one_by_one.push(run(true)?.as_secs_f64());
+    }
+    let (together, one_by_one) = (median(together), median(one_by_one));
+    let tokens: usize = (0..REQUESTS).map(|index| lengths(index).1).sum();
+    println!(
+        "arrivals, {name}: {REQUESTS} requests, {tokens} new tokens; at once {together:.3} s, one after another {one_by_one:.3} s, ratio {:.3}",
+        one_by_one / together
+    );
+    Ok(())
+}
+
+/// A text runs while a prompt of 1,000 tokens comes in.
+fn gap(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
+    for chunk_tokens in [64, 128, 256] {
+        let mut scheduler = scheduler(model, 4096, chunk_tokens)?;
+        let running = scheduler.submit(request(model, 8, 400))?;
+        for _ in 0..10 {
+            scheduler.step()?;
+        }
+        let step_s = median(
+            (0..9).map(|_| timed(|| scheduler.step().map(drop))).collect::<std::result::Result<_, _>>()?,
+        );
+        let long = scheduler.submit(request(model, 1_000, 20))?;
+        let (mut longest, mut has_begun) = (0.0_f64, false);
+        while !has_begun {
+            let started = Instant::now();
+            let events = scheduler.step()?;
+            longest = longest.max(started.elapsed().as_secs_f64());
+            assert!(events.iter().any(|event| event.request() == running), "the running text goes on");
+            has_begun = events.iter().any(|event| event.request() == long);
+        }
+        // The last chunk, which sees most keys, by itself.
+        let (kept, chunk) = (1_000 - chunk_tokens, chunk_tokens);
+        let chunk_s = chunk_alone(model, kept, chunk)?;
+        println!(
+            "gap, 124M in q8, chunks of {chunk_tokens}: longest {:.1} ms while 1,000 tokens come in; a chunk {:.1} ms and a step {:.1} ms",
+            longest * 1e3,
+            chunk_s * 1e3,
+            step_s * 1e3
+        );
+    }
+    Ok(())
+}
+
+/// The time of a chunk after `past` tokens.
+fn chunk_alone(model: &Gpt2LMHead, past: usize, tokens: usize) -> Result<f64> {
+    let mut cache = model.new_cache(1, past + tokens)?;
+    let ids = |count: usize| Tensor::zeros((1, count), candle_core::DType::U32, model.device());
+    let mut forward = |count: usize| {
+        let logits =
+            model.forward(&ids(count)?, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+        if count == tokens {
+            cache.truncate(0, past)?;
+        }
+        Ok::<_, candle_core::Error>(logits)
+    };
+    forward(past)?;
+    Ok(median((0..ROUNDS).map(|_| timed(|| forward(tokens).map(drop))).collect::<Result<_>>()?))
+}
+
+/// Requests of all lengths, many of them cancelled at some time.
+fn memory(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
+    const TOKENS: usize = 1_000_000;
+    let mut scheduler = scheduler(model, 1500, 64)?;
+    let mut generator = Generator::new(1);
+    let mut below = |bound: u64| usize::try_from(generator.below(bound)).unwrap_or_default();
+    let mut open: Vec<RequestId> = Vec::new();
+    let (mut made, mut cancelled, mut after_first) = (0, 0, None);
+    let started = Instant::now();
+    while made < TOKENS {
+        while scheduler.waiting() < 4 {
+            open.push(scheduler.submit(request(model, 1 + below(200), 1 + below(250)))?);
+        }
+        if below(20) == 0 && scheduler.cancel(open.swap_remove(below(open.len() as u64))) {
+            cancelled += 1;
+        }
+        for event in scheduler.step()? {
+            if let Event::Token { request, stop_reason, .. } = event {
+                made += 1;
+                if stop_reason.is_some() {
+                    open.retain(|id| *id != request);
+                }
+            }
+        }
+        if made >= TOKENS / 10 && after_first.is_none() {
+            after_first = resident_mib();
+        }
+    }
+    let speed = TOKENS as f64 / started.elapsed().as_secs_f64();
+    match after_first.zip(resident_mib()) {
+        Some((first, last)) => println!(
+            "memory, built-in: {first:.1} MiB resident after {} tokens, {last:.1} MiB after {TOKENS} (ratio {:.3}), {cancelled} requests cancelled, {speed:.0} tokens/s",
+            TOKENS / 10,
+            last / first
+        ),
+        None => println!("memory, built-in: this system does not say what is resident; {speed:.0} tokens/s"),
+    }
+    Ok(())
+}
+
+/// Memory of this process that is resident; `None` elsewhere than on Linux.
+fn resident_mib() -> Option<f64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+fn timed<E>(work: impl FnOnce() -> std::result::Result<(), E>) -> std::result::Result<f64, E> {
+    let started = Instant::now();
+    work()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
