@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
 use crate::mapped_file::MappedFile;
-use crate::naming::{Naming, Orientation, ParameterSource};
+use crate::naming::{Naming, Orientation, Origin};
 use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
@@ -255,7 +255,7 @@ impl Checkpoint {
 
     /// Number of distinct parameters that the files hold: biases that are not stored do not count.
     pub fn stored_parameter_count(&self) -> usize {
-        let sources = self.naming.parameters.values().filter(|(from, _)| *from != ParameterSource::Zeros);
+        let sources = self.naming.parameters.values().filter(|(from, _)| *from != Origin::Zeros);
         sources.map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
@@ -267,7 +267,7 @@ impl Checkpoint {
     /// The tensor of a parameter that is stored in one piece.
     pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
         match self.naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
+            Some((Origin::Whole(index), _)) => self.source.tensors.get(*index),
             _ => None,
         }
     }
@@ -345,9 +345,9 @@ impl Checkpoint {
         let mut indices: Vec<usize> = Vec::new();
         for (from, _) in self.naming.parameters.values() {
             match from {
-                ParameterSource::Whole(index) => indices.push(*index),
-                ParameterSource::Thirds(thirds) => indices.extend(thirds),
-                ParameterSource::Zeros => {}
+                Origin::Whole(index) => indices.push(*index),
+                Origin::Thirds(thirds) => indices.extend(thirds),
+                Origin::Zeros => {}
             }
         }
         indices.sort_unstable();
@@ -387,7 +387,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     if naming.zero_count() > 0 {
         rules.push(format!("{} biases are not stored and taken as zero", naming.zero_count()));
     }
-    if let Some((ParameterSource::Whole(index), shape)) = naming.parameters.get("wte.weight")
+    if let Some((Origin::Whole(index), shape)) = naming.parameters.get("wte.weight")
         && let Some(padding) =
             source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(shape[0]))
         && padding > 0
