@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat};
+use gpt2_kernels::{
+    Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
+};
 
 use crate::Checkpoint;
 use crate::naming::Origin;
