@@ -1,5 +1,6 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -45,15 +46,16 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them.
-#[derive(Debug, Clone, Copy)]
-pub struct EmbeddedFiles {
+/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them, or that stands in
+/// memory.
+#[derive(Debug, Clone)]
+pub struct EmbeddedFiles<'a> {
     /// The `config.json`.
-    pub config: &'static str,
+    pub config: &'a str,
     /// The `tokenizer.json`.
-    pub tokenizer: &'static str,
-    /// The `model.safetensors`.
-    pub weights: &'static [u8],
+    pub tokenizer: &'a str,
+    /// The `model.safetensors`, whose bytes the checkpoint keeps.
+    pub weights: Cow<'static, [u8]>,
 }
 
 /// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
@@ -117,13 +119,13 @@ impl Checkpoint {
         Ok(Self { config, source, naming, rules, has_guessed_heads })
     }
 
-    /// Opens a checkpoint that is part of the program: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
+    /// Opens a checkpoint that is part of the program, or that stands in memory: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
     /// a `model.safetensors`. `name` stands in for its path in messages.
     ///
     /// # Errors
     /// When they are not what they ought to be.
-    pub fn from_embedded(name: &str, files: EmbeddedFiles) -> Result<Self, WeightsError> {
-        let mut source = formats::read_embedded(MappedFile::embedded(name, files.weights))?;
+    pub fn from_embedded(name: &str, files: EmbeddedFiles<'_>) -> Result<Self, WeightsError> {
+        let mut source = formats::read_embedded(MappedFile::held(name, files.weights))?;
         let config = Gpt2Config::from_json(files.config)
             .map_err(|error| WeightsError::Config { path: name.into(), error })?;
         source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);

@@ -92,7 +92,7 @@ mod tests {
             values[*place] = *value;
         }
         let head: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
-        [MappedFile::embedded("embedding", embedding.leak()), MappedFile::embedded("head", head.leak())]
+        [MappedFile::held("embedding", embedding), MappedFile::held("head", head)]
     }
 
     #[test]
