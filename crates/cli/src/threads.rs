@@ -14,7 +14,7 @@ const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
 /// candle alone would count the cores of the machine, which a container may use only some of.
 pub(crate) fn set(threads: Option<usize>) {
     let default = available_parallelism().map_or(1, usize::from);
-    gpt2_weights::set_thread_count(threads.unwrap_or(default));
+    gpt2_kernels::set_thread_count(threads.unwrap_or(default));
     let count = threads.unwrap_or(default).to_string();
     let counts = VARIABLES.map(|variable| (variable, count.as_str(), threads.is_some()));
     for (variable, value, overrides) in counts.into_iter().chain([(SPIN_LIMIT.0, SPIN_LIMIT.1, false)]) {

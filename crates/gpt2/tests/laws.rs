@@ -62,7 +62,8 @@ fn future_tokens_do_not_change_past_logits() -> Result<()> {
     Ok(())
 }
 
-/// FIELD §2 rows 18 and 19: logits with a cache are those without, however a prompt is cut.
+/// Logits with a cache are those without, however a prompt is cut: huggingface/transformers#13849,
+/// rasbt/LLMs-from-scratch#1048.
 #[test]
 fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     let model = model()?;
@@ -92,7 +93,8 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// FIELD §2 row 12: rows of different lengths need no padding, positions come from each row's own length.
+/// Rows of different lengths need no padding, positions come from each row's own length: huggingface/transformers#3021 and
+/// #7552.
 #[test]
 fn ragged_rows_equal_the_rows_alone() -> Result<()> {
     let model = model()?;
@@ -363,7 +365,7 @@ fn what_cannot_be_recorded_is_computed() -> Result<()> {
     Ok(())
 }
 
-/// FIELD §2 row 15: checked before anything is computed, with the numbers.
+/// Checked before anything is computed, with the numbers: huggingface/transformers#530 and #14384.
 #[test]
 fn tokens_that_do_not_fit_are_refused() -> Result<()> {
     let model = model()?;

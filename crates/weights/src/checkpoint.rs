@@ -1,5 +1,6 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -9,7 +10,7 @@ use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
 use crate::mapped_file::MappedFile;
-use crate::naming::{Naming, Orientation, ParameterSource};
+use crate::naming::{Naming, Orientation, Origin};
 use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
@@ -45,15 +46,16 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them.
-#[derive(Debug, Clone, Copy)]
-pub struct EmbeddedFiles {
+/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them, or that stands in
+/// memory.
+#[derive(Debug, Clone)]
+pub struct EmbeddedFiles<'a> {
     /// The `config.json`.
-    pub config: &'static str,
+    pub config: &'a str,
     /// The `tokenizer.json`.
-    pub tokenizer: &'static str,
-    /// The `model.safetensors`.
-    pub weights: &'static [u8],
+    pub tokenizer: &'a str,
+    /// The `model.safetensors`, whose bytes the checkpoint keeps.
+    pub weights: Cow<'static, [u8]>,
 }
 
 /// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
@@ -117,13 +119,13 @@ impl Checkpoint {
         Ok(Self { config, source, naming, rules, has_guessed_heads })
     }
 
-    /// Opens a checkpoint that is part of the program: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
+    /// Opens a checkpoint that is part of the program, or that stands in memory: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
     /// a `model.safetensors`. `name` stands in for its path in messages.
     ///
     /// # Errors
     /// When they are not what they ought to be.
-    pub fn from_embedded(name: &str, files: EmbeddedFiles) -> Result<Self, WeightsError> {
-        let mut source = formats::read_embedded(MappedFile::embedded(name, files.weights))?;
+    pub fn from_embedded(name: &str, files: EmbeddedFiles<'_>) -> Result<Self, WeightsError> {
+        let mut source = formats::read_embedded(MappedFile::held(name, files.weights))?;
         let config = Gpt2Config::from_json(files.config)
             .map_err(|error| WeightsError::Config { path: name.into(), error })?;
         source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
@@ -255,7 +257,7 @@ impl Checkpoint {
 
     /// Number of distinct parameters that the files hold: biases that are not stored do not count.
     pub fn stored_parameter_count(&self) -> usize {
-        let sources = self.naming.parameters.values().filter(|(from, _)| *from != ParameterSource::Zeros);
+        let sources = self.naming.parameters.values().filter(|(from, _)| *from != Origin::Zeros);
         sources.map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
@@ -267,7 +269,7 @@ impl Checkpoint {
     /// The tensor of a parameter that is stored in one piece.
     pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
         match self.naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
+            Some((Origin::Whole(index), _)) => self.source.tensors.get(*index),
             _ => None,
         }
     }
@@ -345,9 +347,9 @@ impl Checkpoint {
         let mut indices: Vec<usize> = Vec::new();
         for (from, _) in self.naming.parameters.values() {
             match from {
-                ParameterSource::Whole(index) => indices.push(*index),
-                ParameterSource::Thirds(thirds) => indices.extend(thirds),
-                ParameterSource::Zeros => {}
+                Origin::Whole(index) => indices.push(*index),
+                Origin::Thirds(thirds) => indices.extend(thirds),
+                Origin::Zeros => {}
             }
         }
         indices.sort_unstable();
@@ -387,7 +389,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     if naming.zero_count() > 0 {
         rules.push(format!("{} biases are not stored and taken as zero", naming.zero_count()));
     }
-    if let Some((ParameterSource::Whole(index), shape)) = naming.parameters.get("wte.weight")
+    if let Some((Origin::Whole(index), shape)) = naming.parameters.get("wte.weight")
         && let Some(padding) =
             source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(shape[0]))
         && padding > 0

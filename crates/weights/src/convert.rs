@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
@@ -253,7 +254,8 @@ impl Partial {
         }
         let Some(name) = target.file_name() else { return Err(refuse("it has no name")) };
         let mut name = name.to_owned();
-        name.push(format!(".partial-{}", std::process::id()));
+        // The keys of a hasher are random: two programs that write at once do not meet.
+        name.push(format!(".partial-{:x}", RandomState::new().build_hasher().finish()));
         Ok(Self { path: target.with_file_name(name) })
     }
 

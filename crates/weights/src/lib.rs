@@ -35,7 +35,7 @@ mod write_gguf;
 pub use checkpoint::{Checkpoint, EmbeddedFiles, OpenOptions, Problem};
 pub use convert::{WrittenDType, replace_hugging_face, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
-pub use gpt2_kernels::{WeightFormat, set_thread_count, thread_count};
+pub use gpt2_kernels::WeightFormat;
 pub use load::LoadOptions;
 pub use mapped_file::MappedFile;
 pub use naming::{Orientation, checkpoint_shape};

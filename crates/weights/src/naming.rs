@@ -191,7 +191,7 @@ pub(crate) fn is_linear_weight(name: &str) -> bool {
 
 /// Where the values of a parameter come from. Numbers are indices of stored tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ParameterSource {
+pub(crate) enum Origin {
     /// One tensor, of which the first rows are the parameter where more are stored.
     Whole(usize),
     /// Query, key and value, stored one by one.
@@ -212,7 +212,7 @@ pub(crate) struct Naming {
     /// How the orientation was decided, in words.
     pub(crate) orientation_evidence: String,
     /// The source of each parameter, by the model's name, with the parameter's shape `(out, in)`.
-    pub(crate) parameters: HashMap<String, (ParameterSource, Vec<usize>)>,
+    pub(crate) parameters: HashMap<String, (Origin, Vec<usize>)>,
     /// Indices of causal masks, which are no parameters.
     pub(crate) buffers: Vec<usize>,
     /// Index of a copy of the token embedding under the head's name.
@@ -278,7 +278,7 @@ impl Naming {
                 if !is_padded {
                     naming.mismatches.extend(mismatch(tensor, shape));
                 }
-                ParameterSource::Whole(index)
+                Origin::Whole(index)
             } else if let [Some(query), Some(key), Some(value)] = thirds {
                 let mut third_shape = shape;
                 third_shape[0] /= 3;
@@ -286,14 +286,14 @@ impl Naming {
                     has_place[index] = true;
                     naming.mismatches.extend(mismatch(&stored[index], third_shape.clone()));
                 }
-                ParameterSource::Thirds([query, key, value])
+                Origin::Thirds([query, key, value])
             } else if parameter.name.ends_with(".bias")
                 && (source.is_bias_free
                     || (!scheme.thirds.is_empty()
                         && parameter.name.ends_with("c_attn.bias")
                         && has_no_third_biases))
             {
-                ParameterSource::Zeros
+                Origin::Zeros
             } else {
                 let name = scheme.file_name(&prefix, &parameter.name);
                 naming.mismatches.push(Mismatch::Missing { name, expected: shape });
@@ -325,7 +325,7 @@ impl Naming {
 
     /// The number of parameters that are not stored and taken as zero.
     pub(crate) fn zero_count(&self) -> usize {
-        self.parameters.values().filter(|(from, _)| *from == ParameterSource::Zeros).count()
+        self.parameters.values().filter(|(from, _)| *from == Origin::Zeros).count()
     }
 }
 

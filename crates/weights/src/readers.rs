@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use gpt2_kernels::{
+    Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
+};
 
 use crate::Checkpoint;
-use crate::naming::ParameterSource;
+use crate::naming::Origin;
 use crate::stored::{StoredDType, StoredTensor};
 
 /// Hands the parameters to the model, one at a time, straight from the mapped file.
@@ -45,11 +47,11 @@ impl SimpleBackend for ReadParameters<'_> {
             Ok::<_, candle_core::Error>(tensor)
         };
         let tensor = match from {
-            ParameterSource::Whole(index) => read(*index)?,
-            ParameterSource::Thirds([query, key, value]) => {
+            Origin::Whole(index) => read(*index)?,
+            Origin::Thirds([query, key, value]) => {
                 Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
             }
-            ParameterSource::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
+            Origin::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
         };
         let rows = shape.first().copied().unwrap_or_default();
         if naming.is_transposed(name) && tensor.rank() == 2 {
@@ -66,9 +68,9 @@ impl SimpleBackend for ReadParameters<'_> {
         let Checkpoint { source, naming, .. } = self.checkpoint;
         let holds_weights = |index: &usize| source.tensors[*index].dtype.holds_weights();
         match naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => holds_weights(index),
-            Some((ParameterSource::Thirds(thirds), _)) => thirds.iter().all(holds_weights),
-            Some((ParameterSource::Zeros, _)) => true,
+            Some((Origin::Whole(index), _)) => holds_weights(index),
+            Some((Origin::Thirds(thirds), _)) => thirds.iter().all(holds_weights),
+            Some((Origin::Zeros, _)) => true,
             None => false,
         }
     }
@@ -125,7 +127,7 @@ impl<'a> PackParameters<'a> {
     }
 }
 
-impl gpt2_kernels::ParameterSource for PackParameters<'_> {
+impl ParameterSource for PackParameters<'_> {
     fn below(&self, name: impl ToString) -> Self {
         Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
     }

@@ -2,7 +2,7 @@
 //! of the two is meant cannot be told, so the user must say. A copy of the embedding under the head's name is no such head.
 
 use crate::mapped_file::MappedFile;
-use crate::naming::{Naming, ParameterSource};
+use crate::naming::{Naming, Origin};
 use crate::source::Source;
 use crate::stored::StoredTensor;
 use crate::{Mismatch, WeightsError};
@@ -13,7 +13,7 @@ const PIECE: usize = 1 << 20;
 /// The head that contradicts the configuration, where there is one.
 pub(crate) fn contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
     let embedding = naming.parameters.get("wte.weight");
-    let (Some(head), Some((ParameterSource::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
+    let (Some(head), Some((Origin::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
         return Ok(None);
     };
     let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
@@ -92,7 +92,7 @@ mod tests {
             values[*place] = *value;
         }
         let head: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
-        [MappedFile::embedded("embedding", embedding.leak()), MappedFile::embedded("head", head.leak())]
+        [MappedFile::held("embedding", embedding), MappedFile::held("head", head)]
     }
 
     #[test]

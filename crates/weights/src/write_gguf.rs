@@ -131,7 +131,7 @@ fn header(metadata: &[(&str, Value)], tensors: &[WrittenTensor]) -> Vec<u8> {
     for tensor in tensors {
         push_text(&mut header, &gguf_name(&tensor.parameter.name));
         let shape = &tensor.parameter.shape;
-        header.extend((shape.len() as u32).to_le_bytes());
+        header.extend(u32::try_from(shape.len()).unwrap_or(u32::MAX).to_le_bytes());
         // The axis that lies densest comes first.
         for size in shape.iter().rev() {
             header.extend((*size as u64).to_le_bytes());

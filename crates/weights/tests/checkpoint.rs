@@ -35,8 +35,8 @@ fn assert_same(folder: &CheckpointFolder) {
     assert_eq!(values(&logits(folder.path())), values(&original_logits()));
 }
 
-/// FIELD §2 rows 4 and 11: exports with and without a head, compiled and wrapped models; names are settled here, for every
-/// device.
+/// Exports with and without a head, compiled and wrapped models; names are settled here, for every device:
+/// huggingface/candle#3992, paiml/realizar#55.
 #[test]
 fn any_prefix_is_recognised() {
     for prefix in ["", "transformer.", "model.", "_orig_mod.transformer.", "module.transformer."] {
@@ -70,7 +70,7 @@ fn a_file_is_opened_like_its_folder() {
     assert_same(&folder);
 }
 
-/// FIELD §2 rows 5 and 6: `attn.bias` and `attn.masked_bias`, there or not.
+/// `attn.bias` and `attn.masked_bias`, there or not: karpathy/minGPT#120, huggingface/transformers#24581.
 #[test]
 fn causal_masks_of_old_checkpoints_are_no_parameters() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -92,7 +92,7 @@ fn causal_masks_of_old_checkpoints_are_no_parameters() {
     assert_same(&folder);
 }
 
-/// FIELD §2 row 1: the head may be absent, and then it is the embedding; a copy of it is no second head.
+/// The head may be absent, and then it is the embedding; a copy of it is no second head: huggingface/candle#2516.
 #[test]
 fn a_copy_of_the_tied_head_changes_nothing() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -103,8 +103,8 @@ fn a_copy_of_the_tied_head_changes_nothing() {
     assert_same(&folder);
 }
 
-/// FIELD §2 row 23: a head that differs from the embedding, in a configuration that ties them, is neither used nor
-/// dropped in silence.
+/// A head that differs from the embedding, in a configuration that ties them, is neither used nor dropped in silence:
+/// huggingface/transformers#38870 and #41038.
 #[test]
 fn a_head_that_contradicts_the_tie_is_refused() {
     for changed in [-0.5, f64::NAN] {
@@ -156,7 +156,7 @@ fn a_separate_head_is_used_where_the_configuration_unties_it() {
     assert!(error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"), "{error}");
 }
 
-/// FIELD §2 row 7: [2304, 768] against [768, 2304]. The square `attn.c_proj` follows the others and never decides.
+/// [2304, 768] against [768, 2304] (karpathy/nanoGPT#190). The square `attn.c_proj` follows the others and never decides.
 #[test]
 fn linear_weights_may_be_stored_out_in() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -208,7 +208,7 @@ fn half_precision_storage_gives_the_rounded_weights() {
     }
 }
 
-/// FIELD §2 rows 1 and 9: names, expected and found shapes, all of them.
+/// Names, expected and found shapes, all of them: huggingface/candle#2516, karpathy/nanoGPT#126.
 #[test]
 fn every_difference_is_reported_at_once() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {

@@ -41,7 +41,7 @@ fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
     largest.fold(0.0, f64::max)
 }
 
-/// FIELD §2 row 8: nanoGPT to Hugging Face, among others.
+/// nanoGPT to Hugging Face (karpathy/nanoGPT#241), among others.
 #[test]
 fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
     for name in [

@@ -80,7 +80,7 @@ fn a_configuration_of_another_size_lists_every_tensor() {
     assert!(message.ends_with(&format!("and {} more", (1024 - 3) * 12 - 1000)), "the list has an end");
 }
 
-/// FIELD §2 row 30: a repository cloned without Git LFS, among others.
+/// A repository cloned without Git LFS (NVIDIA/FasterTransformer#342), among others.
 #[test]
 fn files_that_are_something_else() {
     for (contents, expected) in [

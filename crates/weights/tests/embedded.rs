@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::borrow::Cow;
+
 use candle_core::{Device, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 use gpt2_testing::{fixture_path, values};
 use gpt2_weights::{Checkpoint, EmbeddedFiles, LoadOptions, WeightsError, encode};
 
-const FILES: EmbeddedFiles = EmbeddedFiles {
+const FILES: EmbeddedFiles<'_> = EmbeddedFiles {
     config: include_str!("../../testing/fixtures/tiny-checkpoint/config.json"),
     tokenizer: include_str!("../../testing/fixtures/tiny-checkpoint/tokenizer.json"),
-    weights: include_bytes!("../../testing/fixtures/tiny-checkpoint/model.safetensors"),
+    weights: Cow::Borrowed(include_bytes!("../../testing/fixtures/tiny-checkpoint/model.safetensors")),
 };
 
 #[test]
@@ -28,6 +30,14 @@ fn an_embedded_checkpoint_equals_the_same_files_on_disk() {
         values(&model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
     };
     assert_eq!(logits(&embedded), logits(&on_disk));
+
+    // Bytes that were fetched while the program runs.
+    let (config, tokenizer) = (FILES.config.to_owned(), FILES.tokenizer.to_owned());
+    let weights = FILES.weights.to_vec().into();
+    let files = EmbeddedFiles { config: &config, tokenizer: &tokenizer, weights };
+    let fetched = Checkpoint::from_embedded("fetched", files).unwrap();
+    drop((config, tokenizer));
+    assert_eq!(logits(&fetched), logits(&on_disk));
 }
 
 #[test]
@@ -35,7 +45,7 @@ fn damaged_embedded_files_are_refused_by_name() {
     for (files, expected) in [
         (EmbeddedFiles { config: "{}", ..FILES }, "n_head"),
         (EmbeddedFiles { tokenizer: "{}", ..FILES }, "tokenizer"),
-        (EmbeddedFiles { weights: b"no weights", ..FILES }, "safetensors"),
+        (EmbeddedFiles { weights: b"no weights".to_vec().into(), ..FILES }, "safetensors"),
     ] {
         let error: WeightsError = Checkpoint::from_embedded("built-in", files).unwrap_err();
         let message = error.to_string();

@@ -52,7 +52,8 @@ fn safetensors_in_shards() {
     assert_model("safetensors-shards/model.safetensors.index.json", Format::Safetensors, "model", EXACT);
 }
 
-/// FIELD §2 rows 2, 5, 6: old `.bin` files with causal masks and a copy of the tied head.
+/// Old `.bin` files with causal masks and a copy of the tied head: huggingface/candle#2666, karpathy/minGPT#120,
+/// huggingface/transformers#24581.
 #[test]
 fn pytorch_zip_and_legacy() {
     for (folder, format) in [("pytorch-zip", Format::PyTorchZip), ("pytorch-legacy", Format::PyTorchLegacy)] {
@@ -75,7 +76,7 @@ fn pytorch_parameters_in_half_precision_as_transposed_views() {
     assert_rule(&checkpoint, "under the key `state_dict`");
 }
 
-/// FIELD §2 row 24: OpenAI's own files, without TensorFlow.
+/// OpenAI's own files, without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
 #[test]
 fn tensorflow() {
     let checkpoint = assert_model("tensorflow", Format::TensorFlow, "model", EXACT);
@@ -90,7 +91,8 @@ fn tensorflow() {
     assert_eq!(ids, reference.encode(text, true).unwrap().get_ids());
 }
 
-/// FIELD §2 rows 4, 8, 29: `torch.compile`'s prefix, `model_args`, no biases, a padded vocabulary.
+/// `torch.compile`'s prefix, `model_args`, no biases, a padded vocabulary: karpathy/nanoGPT#272 and #169,
+/// karpathy/build-nanogpt#95.
 #[test]
 fn nano_gpt() {
     let checkpoint = assert_model("nanogpt", Format::PyTorchZip, "nanogpt", EXACT);
@@ -171,7 +173,7 @@ fn heads_that_cannot_be_guessed_are_asked_for() {
     assert_eq!((config.n_head, config.n_layer, config.vocab_size, config.n_inner), (3, 1, 61, Some(96)));
 }
 
-/// FIELD §2 row 10: `output.weight` may be missing, `n_inner` is the tensors'.
+/// `output.weight` may be missing, `n_inner` is the tensors': ggml-org/llama.cpp#12567 and #4073.
 /// Every block type against the dequantization of llama.cpp's own Python package.
 #[test]
 fn gguf_in_every_type() {
@@ -206,7 +208,7 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     assert_eq!(logits(&pickle), logits(&open("model.safetensors")));
 }
 
-/// FIELD §2 row 3: one way to open every file, known by its content, whatever its name.
+/// One way to open every file, known by its content, whatever its name: huggingface/candle#1104.
 #[test]
 fn names_do_not_matter() {
     let folder = tempfile::tempdir().unwrap();

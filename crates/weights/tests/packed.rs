@@ -8,21 +8,19 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
 use gpt2_testing::{CheckpointFolder, checkpoints};
-use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError};
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 
 /// Logits of a prompt in one piece.
-fn logits(model: &Gpt2LMHead, tokens: usize) -> Vec<f32> {
-    let ids = prompt(model, tokens);
-    let ids = Tensor::from_slice(&ids, (1, tokens), &Device::Cpu).unwrap();
+fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<f32> {
+    let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
     logits.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The same with a cache: first half of the prompt, then token by token.
-fn cached_logits(model: &Gpt2LMHead, tokens: usize, kv_dtype: DType) -> Vec<f32> {
-    let ids = prompt(model, tokens);
-    let mut cache = Gpt2Cache::new(model.config(), 1, tokens, kv_dtype, &Device::Cpu).unwrap();
-    let (first, rest) = ids.split_at(tokens / 2);
+fn cached_logits(model: &Gpt2LMHead, ids: &[u32], kv_dtype: DType) -> Vec<f32> {
+    let mut cache = Gpt2Cache::new(model.config(), 1, ids.len(), kv_dtype, &Device::Cpu).unwrap();
+    let (first, rest) = ids.split_at(ids.len() / 2);
     let mut logits = Vec::new();
     for chunk in std::iter::once(first).chain(rest.chunks(1)) {
         let ids = Tensor::from_slice(chunk, (1, chunk.len()), &Device::Cpu).unwrap();
@@ -61,39 +59,130 @@ fn load(checkpoint: &Checkpoint, dtype: WeightDType) -> Gpt2LMHead {
     checkpoint.load(&options, &|_| ()).unwrap()
 }
 
-fn assert_all_formats(path: &Path, tokens: usize) {
+/// The formats that compute in f32.
+fn assert_float_formats(path: &Path, tokens: usize) {
     let checkpoint = Checkpoint::open(path).unwrap();
     let dense = dense(&checkpoint);
-    let expected = logits(&dense, tokens);
-    // f32: other orders of the same sums through all layers. The others: the rounding of the weights, 2^-12, 1/254, 1/62 and
-    // 1/16 of the largest of a group at most, averaged by the sums and carried through the layers; the figures are about twice
-    // what the tiny model shows.
-    for (dtype, tolerance) in [
-        (WeightDType::F32, 1e-5),
-        (WeightDType::F16, 1e-3),
-        (WeightDType::Q8, 3e-2),
-        (WeightDType::Q6, 2e-1),
-        (WeightDType::Q4, 4e-1),
-    ] {
+    let ids = prompt(&dense, tokens);
+    let expected = logits(&dense, &ids);
+    // f32: other orders of the same sums through all layers. f16: weights rounded by 2^-12 of each at most, averaged by the sums
+    // and carried through the layers; the figure is about twice what the tiny model shows.
+    for (dtype, tolerance) in [(WeightDType::F32, 1e-5), (WeightDType::F16, 1e-3)] {
         let packed = load(&checkpoint, dtype);
         assert_eq!(packed.parameter_count(), dense.parameter_count());
-        let found = logits(&packed, tokens);
+        let found = logits(&packed, &ids);
         let off = difference(&found, &expected);
         assert!(off <= tolerance, "{dtype}: logits differ by {off:e} of the largest");
-        // Where activations are rounded to integers, the smallest difference can turn one of them, so nothing closer than
-        // the type itself can be asked for.
-        let is_float = matches!(dtype, WeightDType::F32 | WeightDType::F16);
-        let (exact, half) = if is_float { (1e-5, 2e-3) } else { (tolerance, tolerance) };
-        let off = difference(&cached_logits(&packed, tokens, DType::F32), &found);
-        assert!(off <= exact, "{dtype}: with a cache the logits differ by {off:e} of the largest");
-        let off = difference(&cached_logits(&packed, tokens, DType::F16), &found);
-        assert!(off <= half, "{dtype}: with a cache in f16 the logits differ by {off:e} of the largest");
+        for (kv_dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 2e-3)] {
+            let off = difference(&cached_logits(&packed, &ids, kv_dtype), &found);
+            assert!(off <= tolerance, "{dtype}: with a cache in {kv_dtype:?} the logits differ by {off:e}");
+        }
     }
 }
 
 #[test]
-fn the_tiny_checkpoint_in_every_precision() {
-    assert_all_formats(CheckpointFolder::tiny().path(), 24);
+fn the_tiny_checkpoint_in_floating_point() {
+    assert_float_formats(CheckpointFolder::tiny().path(), 24);
+}
+
+#[test]
+fn a_trained_checkpoint_in_floating_point() {
+    if let Some(folder) = checkpoints() {
+        assert_float_formats(&folder.join("tarotble"), 64);
+    }
+}
+
+/// From "The Tragedy of Coriolanus": the kind of text that the model was trained on.
+const TEXT: &str = "First Citizen:
+Before we proceed any further, hear me speak.
+
+All:
+Speak, speak.
+
+First Citizen:
+You are all resolved rather to die than to famish?
+
+All:
+Resolved. resolved.
+
+First Citizen:
+First, you know Caius Marcius is chief enemy to the people.
+
+All:
+We know't, we know't.
+
+First Citizen:
+Let us kill him, and we'll have corn at our own price.
+Is't a verdict?
+
+All:
+No more talking on't; let it be done: away, away!
+
+Second Citizen:
+One word, good citizens.
+
+First Citizen:
+We are accounted poor citizens, the patricians good.
+What authority surfeits on would relieve us.
+";
+
+/// What the rounding to integers does to the predictions of a trained model: how often the most probable token stays, and how
+/// far the distributions move (mean Kullback-Leibler divergence from the exact one, in nats). A model of random weights has flat
+/// distributions, in which any rounding changes the first token.
+///
+/// Found were 99.2%, 96.2% and 97.1% of 238 tokens, and divergences of 1.1e-4, 5.9e-4 and 2.4e-3: the bounds are twice the
+/// tokens lost and twice the divergence. It falls with the square of the rounding, so a step of two bits between formats is
+/// seen. In f32 the cache in f16 alone moves it, by 9e-9.
+#[test]
+fn integers_keep_the_predictions_of_a_trained_model() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let ids = encode(&checkpoint.tokenizer(None).unwrap(), TEXT).unwrap();
+    assert_eq!(ids.len(), 238);
+    let vocab_size = checkpoint.config().vocab_size;
+    let expected = logits(&dense(&checkpoint), &ids);
+    for (dtype, least_agreement, largest_divergence) in [
+        (WeightDType::F32, 1.0, 1e-7),
+        (WeightDType::Q8, 0.98, 2.5e-4),
+        (WeightDType::Q6, 0.93, 1.2e-3),
+        (WeightDType::Q4, 0.94, 5e-3),
+    ] {
+        let packed = load(&checkpoint, dtype);
+        let ways = [
+            ("in one piece", logits(&packed, &ids)),
+            ("with a cache in f32", cached_logits(&packed, &ids, DType::F32)),
+            ("with a cache in f16", cached_logits(&packed, &ids, DType::F16)),
+        ];
+        for (way, found) in ways {
+            let (agreement, divergence) = compared(&found, &expected, vocab_size);
+            let shown = format!("{dtype} {way}: {agreement:.3} agree, divergence {divergence:.2e}");
+            assert!(agreement >= least_agreement && divergence <= largest_divergence, "{shown}");
+            assert!(
+                dtype == WeightDType::F32 || divergence > largest_divergence / 20.0,
+                "not rounded: {shown}"
+            );
+        }
+    }
+}
+
+/// The share of tokens whose most probable successor is the same, and the mean divergence of `found` from `expected`.
+fn compared(found: &[f32], expected: &[f32], vocab_size: usize) -> (f64, f64) {
+    assert_eq!(found.len(), expected.len());
+    let rows = expected.len() / vocab_size;
+    let (mut agreeing, mut divergence) = (0, 0.0);
+    for (found, expected) in found.chunks(vocab_size).zip(expected.chunks(vocab_size)) {
+        let (found, expected) = (log_softmax(found), log_softmax(expected));
+        let most_probable = |row: &[f64]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+        agreeing += usize::from(most_probable(&found) == most_probable(&expected));
+        divergence += expected.iter().zip(&found).map(|(e, f)| e.exp() * (e - f)).sum::<f64>();
+    }
+    (agreeing as f64 / rows as f64, divergence / rows as f64)
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    assert!(logits.iter().all(|logit| logit.is_finite()));
+    let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - total.ln()).collect()
 }
 
 /// Keys and values are rounded where loading has rounded the weights as coarsely, and nowhere else.
@@ -143,11 +232,4 @@ fn q4_holds_the_tables_in_q6() {
     let shown = format!("{model:?}");
     assert_eq!((shown.matches(&head).count(), shown.matches("PackedMatrix(q6").count()), (2, 2), "{shown}");
     assert_eq!(shown.matches("PackedMatrix(q4").count(), 4 * model.config().n_layer);
-}
-
-#[test]
-fn a_trained_checkpoint_in_every_precision() {
-    if let Some(folder) = checkpoints() {
-        assert_all_formats(&folder.join("tarotble"), 64);
-    }
 }

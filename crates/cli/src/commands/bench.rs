@@ -8,7 +8,7 @@ use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{GenerationConfig, History, Sampler};
-use gpt2_weights::thread_count;
+use gpt2_kernels::thread_count;
 use serde::Serialize;
 
 use crate::arguments::BenchArguments;

@@ -22,7 +22,7 @@ const MAX_INDEX_BYTES: usize = 4 << 20;
 /// Most tensors of one file; GPT-2 XL has 580.
 const MAX_TENSORS: usize = 100_000;
 /// Most elements of one tensor: 4 TB in f32.
-const MAX_ELEMENTS: usize = 1 << 40;
+const MAX_ELEMENTS: u64 = 1 << 40;
 /// Most axes of one tensor.
 const MAX_RANK: usize = 8;
 /// Most files of one checkpoint.
@@ -98,7 +98,7 @@ fn check(source: &Source) -> Result<(), String> {
         }
         let mut nonzero = tensor.shape.iter().filter(|size| **size > 0);
         let elements = nonzero.try_fold(1usize, |count, size| count.checked_mul(*size));
-        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || tensor.shape.len() > MAX_RANK {
+        if elements.is_none_or(|elements| elements as u64 > MAX_ELEMENTS) || tensor.shape.len() > MAX_RANK {
             return Err(format!("tensor `{}` claims the shape {:?}", tensor.name, tensor.shape));
         }
     }

@@ -4,11 +4,9 @@
 //! `state_dict`, `model_state_dict` (the book's), and nanoGPT's `model` with `model_args`.
 
 use std::collections::HashMap;
-use std::io::Cursor;
 use std::ops::Range;
 
 use gpt2::{Activation, Gpt2Config};
-use zip::{CompressionMethod, ZipArchive};
 
 use super::pickle::{Pickle, TensorReference, Value};
 use crate::WeightsError;
@@ -27,10 +25,21 @@ const ANCHORS: [&str; 2] = ["wte.weight", "tok_emb.weight"];
 type Storages = HashMap<String, Range<usize>>;
 
 /// Reads a zip archive of `torch.save`.
+#[cfg(not(feature = "pytorch"))]
 pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+    let what =
+        "a zip archive of PyTorch, which this program was built without; save the model as safetensors";
+    Err(WeightsError::NotWeights { path: file.path().to_owned(), what: what.to_owned() })
+}
+
+/// Reads a zip archive of `torch.save`.
+#[cfg(feature = "pytorch")]
+pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+    use zip::{CompressionMethod, ZipArchive};
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: &str| refuse(format!("a damaged PyTorch file: {what}; download it again"));
-    let mut archive = ZipArchive::new(Cursor::new(&file[..])).map_err(|error| damaged(&error.to_string()))?;
+    let mut archive =
+        ZipArchive::new(std::io::Cursor::new(&file[..])).map_err(|error| damaged(&error.to_string()))?;
     let mut storages = Storages::new();
     let mut pickle = None;
     let mut is_big_endian = false;
