@@ -13,31 +13,27 @@ leave_out() {
   left_out+=("left out: $1 needs $2 ($3)")
   printf '\n== %s\n' "${left_out[-1]}"
 }
-# Each asks for what is installed, so that nothing is downloaded here.
-has_target() { rustup target list --installed 2>/dev/null | grep -qx "$1"; }
-has_toolchain() { rustup toolchain list 2>/dev/null | grep -q "^$1[.-]"; }
-has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep -q '^miri'; }
+# Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
+has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
+has_toolchain() { rustup toolchain list 2>/dev/null | grep "^$1[.-]" >/dev/null; }
+has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
 step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-# From the kernels to the engine, each named: only these are promised on other machines.
-packages() { printf -- '--package %s ' "$@"; }
+# From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
+portable=(gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
 if has_target aarch64-unknown-linux-gnu; then
-  # shellcheck disable=SC2046
-  step cargo check --target aarch64-unknown-linux-gnu --locked \
-    $(packages gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
+  step cargo check --target aarch64-unknown-linux-gnu --locked "${portable[@]/#/--package=}"
 else
   leave_out "the check for NEON" "a target" "rustup target add aarch64-unknown-linux-gnu"
 fi
 if has_target wasm32-unknown-unknown; then
-  # shellcheck disable=SC2046
-  step cargo check --target wasm32-unknown-unknown --no-default-features --locked \
-    $(packages gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
+  step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
 else
-  leave_out "the check for the browser" "a target" "rustup target add wasm32-unknown-unknown"
+  leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
 fi
 
 oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
