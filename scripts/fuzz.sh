@@ -12,7 +12,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 # Coverage as libFuzzer reads it. A target is named so that build scripts are built without it.
 RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table" \
-  cargo build --release --manifest-path "$manifest" --target "$host" --target-dir target/fuzz
+  cargo build --release --locked --manifest-path "$manifest" --target "$host" --target-dir target/fuzz
 
 # seeds TARGET FILE…: puts files into the target's corpus, numbered, since many have the same name.
 seeds() {
