@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
 # Measures this program against llama.cpp, CTranslate2 and PyTorch on this machine, and writes the table into the README.
-# usage: scripts/bench.sh COMPARE.PY PEERS [ROUNDS]
-# COMPARE.PY runs every engine in turn and prints a JSON object for each precision and row; PEERS is the folder with the engines
-# and the checkpoint they all run (`setup.sh`, beside COMPARE.PY, makes it). Takes about four minutes a round; nothing else
-# should run meanwhile.
+# usage: scripts/bench.sh [ROUNDS [PEERS]]
+# PEERS is the folder of the engines and of the checkpoint they all run (default: target/peers), which scripts/peers.sh fills
+# first. Takes about four minutes a round; nothing else should run meanwhile.
 set -euo pipefail
-compare=$(realpath "$1")
-peers=$(realpath "$2")
-rounds=${3:-3}
 cd "$(dirname "$0")/.."
+rounds=${1:-3}
+peers=${2:-target/peers}
 
 cargo build --release --locked
-ours="$PWD/target/release/gpt2 bench --model {model} --dtype {dtype} --threads 2 --json"
+scripts/peers.sh "$peers"
+ours="$PWD/target/release/gpt2 bench --model {model} --dtype {dtype} --threads {threads} --json"
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT
-python3 "$compare" --peers "$peers" --ours "$ours" --rounds "$rounds" --json | tee "$results"
+"$peers/venv/bin/python" scripts/bench_peers.py compare "$peers" --ours "$ours" --rounds "$rounds" | tee "$results"
 
 processor=$(sed -n 's/^model name\t*: //p' /proc/cpuinfo | head -n 1)
 flags=$({ grep -m 1 -o -w -E 'avx2|avx512f|avx512_vnni' /proc/cpuinfo || true; } | sort -u | tr '\n' ' ')
@@ -27,9 +26,11 @@ import sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 lines = [sys.argv[2] + ":", "", "| | | ours | best peer | ours / best |", "|---|---|---|---|---|"]
 for row in rows:
-    ours, best = row["tokens_per_s"]["ours"], row["tokens_per_s"][row["best_peer"]]
-    place = row["row"].replace("decode_at_896", "decode behind 896")
-    lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {best:.0f} {row['best_peer']} | **{row['ratio']:.2f}** |")
+    ours, peer = row["tokens_per_s"]["ours"], row.get("best_peer")
+    place = row["row"].replace("decode_at_896", "decode after 896")
+    best = row["tokens_per_s"][peer] if peer else None
+    compared = f"{best:.0f} {peer} | **{ours / best:.2f}**" if peer else "none | "
+    lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {compared} |")
 readme = pathlib.Path("README.md")
 before, marker, rest = readme.read_text().partition("<!-- speed: written by scripts/bench.sh -->\n")
 _, end, after = rest.partition("<!-- end of speed -->\n")

@@ -1,18 +1,69 @@
 #!/usr/bin/env bash
 # Everything CI checks, cheapest first. usage: scripts/check.sh
-# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints.
+# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints. What needs a toolchain or a target that is not installed is
+# left out, and named where it stands and at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
+left_out=()
+# leave_out WHAT MISSING HOW: says what is not checked here, what it needs, and how to get that.
+leave_out() {
+  left_out+=("left out: $1 needs $2 ($3)")
+  printf '\n== %s\n' "${left_out[-1]}"
+}
+# Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
+has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
+has_toolchain() { rustup toolchain list 2>/dev/null | grep "^$1[.-]" >/dev/null; }
+has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
+
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
 step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
+portable=(gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
+if has_target aarch64-unknown-linux-gnu; then
+  step cargo check --target aarch64-unknown-linux-gnu --locked "${portable[@]/#/--package=}"
+else
+  leave_out "the check for NEON" "a target" "rustup target add aarch64-unknown-linux-gnu"
+fi
+if has_target wasm32-unknown-unknown; then
+  step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
+else
+  leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
+fi
+
+oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
+if has_toolchain "$oldest"; then
+  step rustup run "$oldest" cargo check --workspace --locked --target-dir "target/rust-$oldest"
+else
+  leave_out "the check with the oldest Rust" "a toolchain" "rustup toolchain install $oldest --profile minimal"
+fi
+
+if command -v g++ >/dev/null; then
+  step scripts/check_cuda_kernels.sh
+  # The fuzzer is C++. Its crate is a workspace of its own.
+  step cargo check --manifest-path crates/weights/fuzz/Cargo.toml --locked --target-dir target/fuzz
+else
+  leave_out "the checks of the CUDA kernels and of the fuzz targets" "g++" "apt-get install g++"
+fi
+
+if has_miri; then
+  # What shares memory between threads, and packing. Without the test of thousands of regions: Miri interprets.
+  step env MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --package gpt2-kernels --lib --locked \
+    --target-dir target/miri -- pool:: parallel:: packed::tests::packing_reads --skip regions_of_several_callers
+else
+  leave_out "the check of the pool's memory" "Miri" "rustup +nightly component add miri rust-src"
+fi
+
 if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
-  printf '\nGPT2_CHECKPOINTS is not set: tests on third-party checkpoints are skipped\n'
+  leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
 fi
 step cargo test --workspace --locked
 step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
+
 printf '\nall checks passed\n'
+[ ${#left_out[@]} -eq 0 ] || printf '%s\n' "${left_out[@]}"

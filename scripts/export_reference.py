@@ -60,7 +60,7 @@ def fill_pattern(module, scale):
 
 
 def export_steps():
-    """The weights that article 001 draws from seeded generators; the tests hold the matrices it prints."""
+    """The weights that chapter 3 of "Build a Large Language Model (From Scratch)" draws; the tests hold the matrices it prints."""
     tensors = {}
 
     def linear_heads(prefix, seed, d_in, d_out, heads=1, out_proj=False):
@@ -144,7 +144,7 @@ def export_multi_head_attention():
 
 
 def export_transformer():
-    """PyTorch's own encoder and decoder layers, and article 003's sizes with weights from `pattern`."""
+    """PyTorch's own encoder and decoder layers, and the base model's sizes with weights from `pattern`."""
     for activation in ("relu", "gelu"):
         torch.manual_seed(21)
         sizes = dict(d_model=24, nhead=3, dim_feedforward=40, dropout=0.0, activation=activation, batch_first=True)

@@ -15,7 +15,7 @@ pub enum AttentionMask {
     Causal,
     /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
     ///
-    /// The restricted attention of article 002 with radius `r` is `Window { before: r, after: r }`; a causal sliding
+    /// The restricted attention of "Attention Is All You Need" (section 4) with radius `r` is `Window { before: r, after: r }`; a causal sliding
     /// window has `after: 0`. Only the band is computed, so the cost is linear in the length, but for an observer, who is
     /// shown the weights of all pairs, and with a cache anywhere but on the CPU.
     Window {

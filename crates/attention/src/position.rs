@@ -1,6 +1,6 @@
 //! Sinusoidal positions: `e[t, 2i] = sin(t / 10000^(2i/D))`, `e[t, 2i+1] = cos(t / 10000^(2i/D))`.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5), as in article 002 §5. A shift by `k` tokens
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5). A shift by `k` tokens
 //! rotates each pair `(2i, 2i+1)` by the fixed angle `k / 10000^(2i/D)`: that is why the form was chosen.
 
 use candle_core::{Device, Result, Tensor};

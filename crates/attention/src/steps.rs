@@ -1,4 +1,4 @@
-//! Attention step by step, as article 001 (chapter 3 of "Build a Large Language Model (From Scratch)") develops it.
+//! Attention step by step, as chapter 3 of "Build a Large Language Model (From Scratch)" (Raschka, 2024) develops it.
 //!
 //! 1. [`simple_self_attention`]: dot products, softmax, weighted sums; nothing to train (§3.3).
 //! 2. [`SelfAttention`]: queries, keys and values by trainable projections (§3.4).
@@ -8,7 +8,7 @@
 //! 5. [`StackedHeads`]: several of them side by side (§3.6.1). What follows (§3.6.2) is
 //!    [`MultiHeadAttention`](crate::MultiHeadAttention).
 //!
-//! These are for reading: each computes what it says, in the plainest form. One slip of the article is not copied:
+//! These are for reading: each computes what it says, in the plainest form. One slip of the book's code is not copied:
 //! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
 
 use candle_core::{D, Result, Tensor};
@@ -115,7 +115,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// From matrices that multiply the input from the right, `x W`: the article's `SelfAttention_v1`.
+    /// From matrices that multiply the input from the right, `x W`: the book's `SelfAttention_v1`.
     ///
     /// # Shapes
     /// Each `(d_in, d_out)`.
@@ -128,7 +128,7 @@ impl SelfAttention {
         Ok(Self { query: layer(query)?, key: layer(key)?, value: layer(value)? })
     }
 
-    /// From linear layers: the article's `SelfAttention_v2`.
+    /// From linear layers: the book's `SelfAttention_v2`.
     pub fn from_linear(query: Linear, key: Linear, value: Linear) -> Self {
         Self { query, key, value }
     }
@@ -217,7 +217,7 @@ impl CausalAttention {
     }
 }
 
-/// Several heads side by side, each a [`CausalAttention`] of its own: the article's `MultiHeadAttentionWrapper`.
+/// Several heads side by side, each a [`CausalAttention`] of its own: the book's `MultiHeadAttentionWrapper`.
 ///
 /// [`MultiHeadAttention`](crate::MultiHeadAttention) computes the same in one product for all heads: stack the heads'
 /// projections as the rows of one.

@@ -1,6 +1,6 @@
 //! The original Transformer's encoder and decoder: post-layer-norm blocks with cross-attention.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3), article 003. Each part of a block computes
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3). Each part of a block computes
 //! `LayerNorm(x + part(x))`; GPT-2 differs by normalising before the part. Parameter names and numbers are those of
 //! PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
 

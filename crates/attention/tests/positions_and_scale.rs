@@ -1,4 +1,4 @@
-//! Sinusoidal positions (article 002 §5), and why scores are divided by sqrt(d) (article 000, appendix).
+//! Sinusoidal positions and why scores are divided by sqrt(d) ("Attention Is All You Need", sections 3.5 and 3.2.1).
 
 use candle_core::{Device, Result};
 use gpt2_attention::{ScaledDotProduct, SinusoidalPositions};

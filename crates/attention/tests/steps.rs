@@ -1,5 +1,5 @@
-//! The printed numbers of article 001, in its order. Weights that the article draws from PyTorch's generator come
-//! from a fixture (`scripts/export_reference.py`, `export_steps`); every expected matrix is the article's.
+//! The printed numbers of chapter 3 of "Build a Large Language Model (From Scratch)", in its order. Weights that it draws from PyTorch's generator come
+//! from a fixture (`scripts/export_reference.py`, `export_steps`); every expected matrix is the book's.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -12,12 +12,12 @@ use gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig
 use gpt2_kernels::{Generator, Linear, softmax};
 use gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
 
-/// The article prints four decimals.
+/// The book prints four decimals.
 const PRINTED: f64 = 0.5e-4 + 1e-6;
 /// Two orders of the same f32 arithmetic.
 const SAME: f64 = 1e-6;
 
-/// The article's six tokens, "Your journey starts with one step".
+/// The book's six tokens, "Your journey starts with one step".
 fn inputs() -> Result<Tensor> {
     Tensor::new(
         &[
@@ -170,7 +170,7 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
         [-0.0754, 0.0693],
     ]);
     assert_close_absolute(&layer.forward(&inputs()?)?, &expected, PRINTED, "SelfAttention_v2");
-    // The article's softmax over dim=1 mixes tokens once there is a batch; ours gives each batch row the same.
+    // The book's softmax over dim=1 mixes tokens once there is a batch; ours gives each batch row the same.
     let batched = layer.forward(&batch_of_two()?)?;
     assert_close_absolute(&batched.i(1)?, &expected, PRINTED, "SelfAttention_v2 on a batch");
     Ok(())
@@ -250,7 +250,7 @@ fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
     Ok(())
 }
 
-/// The article's dropout matrices: which values fall is PyTorch's generator's choice, what happens to them is not.
+/// The book's dropout matrices: which values fall is PyTorch's generator's choice, what happens to them is not.
 #[test]
 fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> Result<()> {
     let fixture = Fixture::open("steps");

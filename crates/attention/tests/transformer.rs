@@ -46,9 +46,9 @@ fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMa
     names.into_iter().enumerate().map(fill).collect()
 }
 
-/// Article 003: d_model 512, 8 heads, 2048, three blocks each, three source tokens.
+/// The base model of "Attention Is All You Need" (d_model 512, 8 heads, 2048), of three blocks each, on three source tokens.
 #[test]
-fn the_sizes_of_article_003_equal_pytorch() -> Result<()> {
+fn the_sizes_of_the_base_model_equal_pytorch() -> Result<()> {
     let attention: [(&str, &[usize]); 4] = [
         ("in_proj_bias", &[1536]),
         ("in_proj_weight", &[1536, 512]),
@@ -93,7 +93,7 @@ fn the_sizes_of_article_003_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// From embeddings to probabilities, the way article 003 walks through the model.
+/// From embeddings to probabilities, the way "Attention Is All You Need" (section 3) walks through the model.
 #[test]
 fn embeddings_with_positions_become_probabilities() -> Result<()> {
     let fixture = Fixture::open("transformer_relu");

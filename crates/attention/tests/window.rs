@@ -1,4 +1,4 @@
-//! Restricted attention (article 002): only the band is computed, and it equals the masked full computation.
+//! Restricted attention ("Attention Is All You Need", section 4): only the band is computed, and it equals the masked full computation.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

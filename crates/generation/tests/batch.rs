@@ -54,7 +54,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .to_vec()
 }
 
-/// FIELD §2 rows 12 and 13: no pad token, no mask to forget; texts end at different lengths by several ends.
+/// huggingface/transformers#3021 and #4122: no pad token, no mask to forget; texts end at different lengths by several ends.
 #[test]
 fn every_row_of_a_batch_is_the_row_alone() {
     let model = tiny();
@@ -145,7 +145,7 @@ fn texts_of_a_batch_come_with_their_characters() {
     }
 }
 
-/// FIELD §2 row 15, with the numbers of the refusal, and FIELD §4.7: keep the end, or the head and the end.
+/// huggingface/transformers#14384, with the numbers of the refusal: keep the end, or the head and the end.
 #[test]
 fn a_long_prompt_is_refused_or_cut_as_asked() {
     let model = tiny();
@@ -202,7 +202,7 @@ fn a_sliding_window_goes_on_behind_the_context() {
     assert!(matches!(error, GenerationError::WindowTooLong { kept: 49, n_positions: 48 }), "{error}");
 }
 
-/// FIELD §2 row 29: what has no token cannot be drawn.
+/// karpathy/nanoGPT#169: what has no token cannot be drawn.
 #[test]
 fn suppressed_tokens_never_come() {
     let model = tiny();
@@ -253,7 +253,7 @@ fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
     assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
 }
 
-/// FIELD §2 rows 18 to 20: generation runs with the cache, and writes what the reference does.
+/// huggingface/transformers#25420: generation runs with the cache, and writes what the reference does.
 #[test]
 fn a_batch_of_the_reference_prompts_writes_the_reference_texts() {
     let model = tiny();

@@ -58,7 +58,7 @@ fn pieces(text: &str, stop_strings: &[&str]) -> (Vec<String>, bool) {
     (pieces, is_stopped)
 }
 
-/// FIELD §2 row 13: a stop string ends a text wherever its tokens begin and end, and never shows in part.
+/// karpathy/nanoGPT#196: a stop string ends a text wherever its tokens begin and end, and never shows in part.
 #[test]
 fn a_text_ends_in_front_of_the_first_stop_string() {
     let text = "One line.\nUser: what? 🤗 and more";

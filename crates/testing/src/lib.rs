@@ -84,7 +84,9 @@ pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &
         }
         _ => HALF_TOLERANCE,
     };
-    let largest = values(expected).into_iter().map(f64::abs).fold(1.0, f64::max);
+    // Infinities, as masks have them, do not widen what the other elements may differ by.
+    let finite = values(expected).into_iter().map(f64::abs).filter(|value| value.is_finite());
+    let largest = finite.fold(1.0, f64::max);
     assert_close_absolute(actual, expected, wider.max(tolerance) * largest, what);
 }
 
@@ -324,6 +326,15 @@ fn assert_within(
     );
 }
 
+/// The largest of some differences, 0 of none; NaN where one is NaN, which lies within no bound.
+pub fn worst(differences: impl IntoIterator<Item = f64>) -> f64 {
+    // A comparison with NaN never holds, so NaN is taken and kept.
+    differences
+        .into_iter()
+        .reduce(|worst, next| if worst >= next || worst.is_nan() { worst } else { next })
+        .unwrap_or(0.0)
+}
+
 /// The elements of a tensor as f64, in row-major order.
 ///
 /// # Panics
@@ -336,4 +347,25 @@ pub fn values(tensor: &Tensor) -> Vec<f64> {
 
 fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_that_is_no_number_is_the_worst() {
+        assert_eq!(worst([1.0, 3.0, 2.0]), 3.0);
+        assert_eq!((worst([]), worst([-2.0, -1.0])), (0.0, -1.0));
+        for differences in [[f64::NAN, 1.0], [1.0, f64::NAN], [-f64::NAN, f64::INFINITY]] {
+            assert!(worst(differences).is_nan(), "{differences:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "largest difference")]
+    fn nothing_is_close_to_what_is_no_number() {
+        let tensor = |value: f32| Tensor::new(&[1.0, value], &Device::Cpu).expect("a tensor");
+        assert_close(&tensor(f32::NAN), &tensor(f32::NAN), f64::INFINITY, "NaN");
+    }
 }

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Config, Pass};
 use gpt2_kernels::Generator;
-use gpt2_testing::{Fixture, values};
+use gpt2_testing::{Fixture, values, worst};
 use gpt2_training::{Batch, Hyperparameters, Parameters, Schedule, Trainer};
 
 /// Largest difference of a gradient, relative to the largest value of its tensor.
@@ -42,9 +42,9 @@ fn every_parameter_has_the_gradient_of_pytorch() {
             let expected = fixture.tensor(&format!("gradient.{parameter}"));
             assert_eq!(gradient.dims(), expected.dims(), "{name}: {parameter}");
             let (found, expected) = (values(gradient), values(&expected));
-            let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+            let largest = worst(expected.iter().map(|value| value.abs()));
             let differences = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs());
-            let worst = differences.fold(0.0, f64::max);
+            let worst = worst(differences);
             assert!(largest > 0.0, "{name}: {parameter} has no gradient in the fixture");
             assert!(
                 worst <= GRADIENT_TOLERANCE * largest,

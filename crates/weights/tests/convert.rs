@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path};
+use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, worst};
 use gpt2_weights::{
     Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
     load_tokenizer, write_gguf, write_hugging_face,
@@ -38,7 +38,7 @@ fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
         DifferenceKind::Values(largest) => largest,
         ref other => panic!("{}: {other:?}", difference.name),
     });
-    largest.fold(0.0, f64::max)
+    worst(largest)
 }
 
 /// nanoGPT to Hugging Face (karpathy/nanoGPT#241), among others.

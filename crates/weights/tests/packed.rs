@@ -38,9 +38,9 @@ fn prompt(model: &Gpt2LMHead, tokens: usize) -> Vec<u32> {
 
 /// Largest difference, in shares of the largest logit.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
-    let largest = b.iter().fold(0.0f32, |largest, b| largest.max(b.abs()));
     assert_eq!(a.len(), b.len());
-    assert!(a.iter().all(|a| a.is_finite()));
+    assert!(a.iter().chain(b).all(|logit| logit.is_finite()));
+    let largest = b.iter().fold(0.0f32, |largest, b| largest.max(b.abs()));
     a.iter().zip(b).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs())) / largest
 }
 

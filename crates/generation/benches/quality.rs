@@ -1,0 +1,64 @@
+//! What rounding the weights does to a trained model, against the same model in f32 on text of its own domain.
+//!
+//! Run: `cargo bench -p gpt2-generation --bench quality [-- TEXT]`. For the built-in model, and with `GPT2_CHECKPOINTS` for
+//! tarotble: the mean Kullback-Leibler divergence in nats a token, the share of places with the same most probable token,
+//! and the ratio of the perplexities; on texts that the f32 model draws itself, and for the built-in model on TEXT besides.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench prints, and ends where something is wrong"
+)]
+
+#[path = "../tests/common/quality.rs"]
+mod quality;
+
+use std::path::Path;
+
+use gpt2_testing::checkpoints;
+use gpt2_weights::{Checkpoint, WeightFormat, encode};
+use quality::{quality, texts_of};
+
+/// Tokens that are drawn from each model.
+const DRAWN_TOKENS: usize = 16_384;
+/// The end-of-text token of both models, after which a new text begins.
+const START: u32 = 0;
+
+fn main() {
+    let text = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    measure(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare"), text.as_deref());
+    if let Some(folder) = checkpoints() {
+        measure(&folder.join("tarotble"), None);
+    }
+}
+
+fn measure(folder: &Path, text: Option<&str>) {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let load = |format| checkpoint.load_as(format, &|_| ()).unwrap();
+    let reference = load(WeightFormat::F32);
+    let context = reference.config().n_positions;
+    let mut sources = vec![("drawn", texts_of(&reference, START, DRAWN_TOKENS / context))];
+    if let Some(path) = text {
+        let tokenizer = checkpoint.tokenizer(None).unwrap();
+        let ids = encode(&tokenizer, &std::fs::read_to_string(path).unwrap()).unwrap();
+        sources.push(("given", ids.chunks(context).map(<[u32]>::to_vec).collect()));
+    }
+    let name = folder.file_name().unwrap().to_string_lossy();
+    println!(
+        "{:<14}{:<8}{:<8}{:>12}{:>10}{:>14}",
+        name, "text", "weights", "nats/token", "top-1", "perplexity"
+    );
+    for (source, texts) in sources {
+        for format in [WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4] {
+            let found = quality(&load(format), &reference, &texts);
+            println!(
+                "{:<14}{source:<8}{:<8}{:>12.2e}{:>9.2}%{:>+13.3}%",
+                "",
+                format.name(),
+                found.divergence,
+                100.0 * found.top_1_agreement,
+                100.0 * (found.perplexity_ratio - 1.0)
+            );
+        }
+    }
+}

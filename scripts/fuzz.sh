@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Fuzzes the parsers of untrusted files, one target after the other, from the fixtures as seeds; needs a C++ compiler.
+# usage: scripts/fuzz.sh [SECONDS [TARGET…]]   (default: 60 seconds for every target of crates/weights/fuzz)
+# Corpora, and inputs that break a target, stay in target/fuzz.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-60}
+fixtures=$PWD/crates/testing/fixtures
+manifest=crates/weights/fuzz/Cargo.toml
+host=$(rustc -vV | sed -n 's/^host: //p')
+
+# Coverage as libFuzzer reads it. A target is named so that build scripts are built without it.
+RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table" \
+  cargo build --release --locked --manifest-path "$manifest" --target "$host" --target-dir target/fuzz
+
+# seeds TARGET FILE…: puts files into the target's corpus, numbered, since many have the same name.
+seeds() {
+  local corpus=target/fuzz/corpus/$1 number=0 file
+  mkdir -p "$corpus"
+  for file in "${@:2}"; do
+    number=$((number + 1))
+    cp "$file" "$corpus/seed-$number"
+  done
+}
+seeds safetensors "$fixtures"/tiny-checkpoint/model.safetensors
+seeds shard_index "$fixtures"/formats/safetensors-shards/*.index.json "$fixtures"/formats/pytorch-shards/*.index.json
+seeds gguf "$fixtures"/formats/gguf/f32.gguf "$fixtures"/formats/gguf/q4_k.gguf
+seeds llm_c "$fixtures"/formats/llmc/*.bin
+seeds config "$fixtures"/tiny-checkpoint/config.json models/shakespeare/config.json
+seeds pytorch_zip "$fixtures"/formats/pytorch-zip/pytorch_model.bin "$fixtures"/formats/pytorch-views/weights.ckpt \
+  "$fixtures"/formats/nanogpt/ckpt.pt "$fixtures"/formats/book/model_and_optimizer.pth
+seeds tokenizer_json "$fixtures"/tiny-checkpoint/tokenizer.json
+seeds generation_config "$fixtures"/tiny-checkpoint/generation_config.json
+# These targets put bytes before or after the input themselves.
+seeds pickle
+tail -c +138 "$fixtures"/formats/pytorch-legacy/pytorch_model.bin >target/fuzz/corpus/pickle/seed-1
+seeds tensorflow_index
+head -c -8 "$fixtures"/formats/tensorflow/model.ckpt.index >target/fuzz/corpus/tensorflow_index/seed-1
+seeds vocabulary
+{ cat "$fixtures"/tiny-checkpoint/vocab.json; printf '\0'; cat "$fixtures"/tiny-checkpoint/merges.txt; } \
+  >target/fuzz/corpus/vocabulary/seed-1
+
+mapfile -t targets < <(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | tail -n +2)
+for target in "${@:2}"; do
+  [[ " ${targets[*]} " == *" $target "* ]] || { echo "there is no target $target; there are: ${targets[*]}" >&2; exit 2; }
+done
+[ $# -lt 2 ] || targets=("${@:2}")
+for target in "${targets[@]}"; do
+  printf '\n== %s\n' "$target"
+  # A large allocation, a slow input and a panic each end the run.
+  "target/fuzz/$host/release/$target" "target/fuzz/corpus/$target" -artifact_prefix="target/fuzz/$target-" \
+    -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=10 -verbosity=0 -print_final_stats=1
+done
