@@ -1,0 +1,122 @@
+//! What a checkpoint's files say about generating: `generation_config.json`, and the end tokens of `config.json`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
+use gpt2_weights::Checkpoint;
+
+use crate::{EngineError, Vocabulary};
+
+/// Most new tokens where nothing says how many.
+const MAX_NEW_TOKENS: usize = 100;
+
+/// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
+/// from the 50 most probable tokens.
+#[derive(Debug, Clone)]
+pub struct Defaults {
+    config: GenerationConfig,
+    /// The `generation_config.json`, where there is one.
+    path: Option<PathBuf>,
+    /// End tokens of the files that the vocabulary does not have.
+    foreign_ends: Vec<u32>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl Defaults {
+    /// Reads the files. What they say need not be right: a request may say otherwise.
+    ///
+    /// # Errors
+    /// When `generation_config.json` cannot be read, or asks for what cannot be done.
+    pub fn of(checkpoint: &Checkpoint, vocabulary: Arc<Vocabulary>) -> Result<Self, EngineError> {
+        let start = GenerationConfig {
+            max_new_tokens: MAX_NEW_TOKENS,
+            eos_token_id: checkpoint.config().eos_token_id.clone(),
+            ..GenerationConfig::default()
+        };
+        let (mut config, path) = match checkpoint.generation_config()? {
+            None => (GenerationConfig { do_sample: true, ..start }, None),
+            Some((path, json)) => {
+                let read = |start: GenerationConfig| {
+                    let what = |error| format!("{}: {error}", path.display());
+                    start.with_json(&json).map_err(|error| EngineError::Defaults { what: what(error) })
+                };
+                let searches = read(start.clone())?.search_mode() != SearchMode::TokenByToken;
+                (read(GenerationConfig { do_sample: !searches, ..start })?, Some(path))
+            }
+        };
+        let has_token = |id: &u32| vocabulary.config().has_token(*id);
+        let foreign_ends = config.eos_token_id.iter().copied().filter(|id| !has_token(id)).collect();
+        config.eos_token_id.retain(has_token);
+        Ok(Self { config, path, foreign_ends, vocabulary })
+    }
+
+    /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
+    /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
+    pub fn config(&self) -> &GenerationConfig {
+        &self.config
+    }
+
+    /// The end tokens that were left out.
+    pub fn foreign_ends(&self) -> &[u32] {
+        &self.foreign_ends
+    }
+
+    /// Checks what the files say.
+    ///
+    /// # Errors
+    /// When `generation_config.json` asks for what is wrong or cannot be done.
+    pub fn check(&self) -> Result<(), EngineError> {
+        self.check_request(&self.config)
+    }
+
+    /// The configuration of a request with what belongs to it on this model, checked: stop strings that are special tokens
+    /// end the text as tokens, and rows of the vocabulary that are no tokens are never generated.
+    ///
+    /// # Errors
+    /// When it asks for what is wrong or cannot be done. What is wrong with `generation_config.json` already is told as its
+    /// mistake and not the request's.
+    pub fn complete(&self, mut config: GenerationConfig) -> Result<GenerationConfig, EngineError> {
+        let vocabulary = &self.vocabulary;
+        if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {
+            return Err(GenerationError::StopStringsWithoutTokenizer.into());
+        }
+        // A special token gives no text to find a stop string in.
+        let special = |text: &String| vocabulary.special_token(text);
+        config.eos_token_id.extend(config.stop_strings.iter().filter_map(special));
+        config.stop_strings.retain(|text| special(text).is_none());
+        config.suppress_tokens.extend(vocabulary.padding());
+        self.check_request(&config)?;
+        Ok(config)
+    }
+
+    fn check_request(&self, config: &GenerationConfig) -> Result<(), EngineError> {
+        let Err(error) = self.check_all(config) else { return Ok(()) };
+        let of_file = self.check_all(&self.config).err();
+        match (&self.path, of_file.filter(|of_file| of_file.to_string() == error.to_string())) {
+            (Some(path), Some(error)) => {
+                Err(EngineError::Defaults { what: format!("{}: {error}", path.display()) })
+            }
+            _ => Err(error.into()),
+        }
+    }
+
+    fn check_all(&self, config: &GenerationConfig) -> Result<(), GenerationError> {
+        config.check()?;
+        config.check_model(self.vocabulary.config())
+    }
+
+    /// What a reader should know about the end tokens of a request, nothing of which is an error.
+    pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
+        // Whoever names other ends does not miss those of the files.
+        let has_own_ends = match self.config.eos_token_id.as_slice() {
+            [] => config.eos_token_id.is_empty(),
+            ends => config.eos_token_id.starts_with(ends),
+        };
+        let foreign = self.foreign_ends.iter().filter(|_| has_own_ends).map(|id| {
+            let vocab_size = self.vocabulary.config().vocab_size;
+            format!("eos_token_id {id} is beyond the vocabulary of {vocab_size} tokens; no text ends with it")
+        });
+        foreign.chain(self.vocabulary.notes(config)).collect()
+    }
+}
