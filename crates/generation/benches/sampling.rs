@@ -1,5 +1,5 @@
 //! What picking a token costs beside computing its logits: top-k 50 with top-p 0.95 over GPT-2's 50,257 logits, and a
-//! decode step of the 124M model with its weights in 8-bit blocks.
+//! decode step of the 124M model with its weights in 8-bit blocks; and what a long text adds to it.
 //!
 //! Run: `cargo bench -p gpt2-generation --bench sampling`. The logits are those of a model with random weights, copied
 //! anew for each draw, which is counted too.
@@ -67,7 +67,8 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
             "temperature, top-k 50, top-p 0.95, repetition penalty",
             GenerationConfig { top_p: 0.95, temperature: 0.8, repetition_penalty: 1.1, ..random.clone() },
         ),
-        ("top-p 0.95 alone", GenerationConfig { top_p: 0.95, top_k: 0, ..random }),
+        ("top-p 0.95 alone", GenerationConfig { top_p: 0.95, top_k: 0, ..random.clone() }),
+        ("typical-p 0.9 alone", GenerationConfig { typical_p: 0.9, top_k: 0, ..random }),
     ] {
         let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
         let mut copy = logits.clone();
@@ -81,5 +82,39 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, sampling_against_a_decode_step);
+/// What penalties and forbidden repetitions cost late in a text: the sampler counts its tokens as they come, processors by
+/// themselves count all of them anew.
+fn counting_a_long_text(criterion: &mut Criterion) {
+    let config = GenerationConfig {
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.1,
+        no_repeat_ngram_size: 3,
+        ..GenerationConfig::default()
+    };
+    let processors = LogitsProcessor::of_config(&config);
+    let mut group = criterion.benchmark_group("one token of a long text");
+    group.sample_size(20);
+    for tokens in [1_000u32, 100_000] {
+        let ids: Vec<u32> = (0..tokens).map(|token| token.wrapping_mul(2_654_435_761) >> 22).collect();
+        let history = History { ids: &ids, prompt_len: 10 };
+        let mut logits = vec![0.0; 50_257];
+        let mut sampler = Sampler::new(&config, processors.clone(), 0);
+        group.bench_function(format!("{tokens} tokens, counted as they come"), |bencher| {
+            bencher.iter(|| {
+                logits.fill(0.0);
+                sampler.sample(history, &mut logits).expect("a token")
+            });
+        });
+        group.bench_function(format!("{tokens} tokens, counted anew"), |bencher| {
+            bencher.iter(|| {
+                logits.fill(0.0);
+                let mut process = |processor: &LogitsProcessor| processor.process(history, &mut logits);
+                processors.iter().try_for_each(&mut process).expect("logits");
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, sampling_against_a_decode_step, counting_a_long_text);
 criterion_main!(benches);

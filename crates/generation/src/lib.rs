@@ -12,6 +12,8 @@ mod generate;
 mod processors;
 mod sampler;
 mod score;
+mod stop_strings;
+mod tally;
 mod text_stream;
 
 pub use beam_search::{Hypothesis, beam_search};

@@ -2,14 +2,16 @@
 //!
 //! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
 //! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
-//! which transformers lacks, stand behind the repetition penalty and count generated tokens only, as OpenAI's API
+//! which transformers lacks, stand after the repetition penalty and count generated tokens only, as OpenAI's API
 //! defines them.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::config::to_f32;
+use crate::tally::{LONGEST_COUNTED, Tally};
 use crate::{GenerationConfig, GenerationError};
 
 /// The tokens so far.
@@ -22,7 +24,7 @@ pub struct History<'ids> {
 }
 
 impl<'ids> History<'ids> {
-    /// The tokens behind the prompt.
+    /// The tokens after the prompt.
     pub fn generated(self) -> &'ids [u32] {
         self.ids.get(self.prompt_len..).unwrap_or_default()
     }
@@ -47,6 +49,7 @@ impl fmt::Debug for AllowedTokens {
 
 /// A change of the logits of one row.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum LogitsProcessor {
     /// Adds the number to the last token of each sequence where its other tokens come last so far.
     SequenceBias(Vec<(Vec<u32>, f64)>),
@@ -56,7 +59,7 @@ pub enum LogitsProcessor {
     PresencePenalty(f64),
     /// Subtracts the number once for each time a token was generated.
     FrequencyPenalty(f64),
-    /// Removes what would complete a sequence of this many tokens a second time.
+    /// Removes what would complete a sequence of this many tokens a second time; 0 removes nothing.
     NoRepeatNgram(usize),
     /// Removes the ends of texts before as many new tokens.
     MinNewTokens {
@@ -99,16 +102,12 @@ impl LogitsProcessor {
     pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
         match self {
             Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
-            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, history.ids, logits),
+            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, counts(history.ids), logits),
             Self::PresencePenalty(penalty) => {
-                for (id, _) in counts(history.generated()) {
-                    change(logits, id, |logit| logit - to_f32(*penalty));
-                }
+                penalize_presence(*penalty, counts(history.generated()), logits);
             }
             Self::FrequencyPenalty(penalty) => {
-                for (id, count) in counts(history.generated()) {
-                    change(logits, id, |logit| logit - to_f32(*penalty * count as f64));
-                }
+                penalize_frequency(*penalty, counts(history.generated()), logits);
             }
             Self::NoRepeatNgram(size) => {
                 remove(repeating_tokens(history.ids, *size), logits);
@@ -151,6 +150,25 @@ impl LogitsProcessor {
                 let normalizer = log_sum_exp(logits);
                 logits.iter_mut().for_each(|logit| *logit = to_f32(f64::from(*logit) - normalizer));
             }
+        }
+        Ok(())
+    }
+
+    /// The same change, bit for bit, with what was counted of the history before: see [`Tally::follow`].
+    pub(crate) fn process_counted(
+        &self,
+        history: History<'_>,
+        tally: &Tally,
+        logits: &mut [f32],
+    ) -> Result<(), GenerationError> {
+        match self {
+            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, tally.all(), logits),
+            Self::PresencePenalty(penalty) => penalize_presence(*penalty, tally.generated(), logits),
+            Self::FrequencyPenalty(penalty) => penalize_frequency(*penalty, tally.generated(), logits),
+            Self::NoRepeatNgram(size) if *size <= LONGEST_COUNTED => {
+                remove(tally.repeating_tokens(*size), logits);
+            }
+            uncounted => return uncounted.process(history, logits),
         }
         Ok(())
     }
@@ -225,18 +243,34 @@ fn add_biases(biases: &[(Vec<u32>, f64)], ids: &[u32], logits: &mut [f32]) {
     }
 }
 
-fn penalize_repetition(penalty: f64, ids: &[u32], logits: &mut [f32]) {
+fn penalize_repetition(penalty: f64, counts: impl IntoIterator<Item = (u32, usize)>, logits: &mut [f32]) {
     let penalty = to_f32(penalty);
-    for (id, _) in counts(ids) {
+    for (id, _) in counts {
         change(logits, id, |logit| if logit < 0.0 { logit * penalty } else { logit / penalty });
     }
 }
 
-/// The tokens that came behind earlier occurrences of the last `size - 1` tokens.
+fn penalize_presence(penalty: f64, counts: impl IntoIterator<Item = (u32, usize)>, logits: &mut [f32]) {
+    for (id, _) in counts {
+        change(logits, id, |logit| logit - to_f32(penalty));
+    }
+}
+
+fn penalize_frequency(penalty: f64, counts: impl IntoIterator<Item = (u32, usize)>, logits: &mut [f32]) {
+    for (id, count) in counts {
+        change(logits, id, |logit| logit - to_f32(penalty * count as f64));
+    }
+}
+
+/// The tokens that came after earlier occurrences of the last `size - 1` tokens.
 fn repeating_tokens(ids: &[u32], size: usize) -> impl Iterator<Item = u32> {
-    let before = ids.len().checked_sub(size - 1).map_or(&[][..], |start| &ids[start..]);
-    // Too short a history has no window.
-    ids.windows(size).filter(move |window| window[..size - 1] == *before).map(move |window| window[size - 1])
+    let before = size.checked_sub(1).and_then(|before| ids.len().checked_sub(before));
+    let before = before.map_or(&[][..], |start| &ids[start..]);
+    // Too short a history has no window, and sequences of no tokens cannot repeat.
+    let windows = if size == 0 { [].windows(1) } else { ids.windows(size) };
+    windows
+        .filter_map(move |window| window.split_last().filter(|(_, begin)| *begin == before))
+        .map(|(last, _)| *last)
 }
 
 fn keep_allowed(allowed: &[u32], logits: &mut [f32]) -> Result<(), GenerationError> {
@@ -316,46 +350,56 @@ fn keep_top_p(logits: &mut [f32], top_p: f64) {
     if top_p >= 1.0 {
         return;
     }
-    let mut probabilities = Probabilities::of(logits);
+    let mut candidates = Probabilities::of(logits).candidates;
     // Of equal tokens the one with the larger id counts as the more probable: the reference sorts upwards, keeping
     // the order of equals, and removes from the bottom.
     let more_probable =
         |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
-    let candidates = &mut probabilities.candidates;
-    let mut sum = 0.0;
-    let mut sorted = 0;
-    // Sorts only as far as the sum needs.
-    while sorted < candidates.len() && sum < top_p {
-        let end = candidates.len().min((sorted * 4).max(FIRST_SORTED));
-        if end < candidates.len() {
-            candidates[sorted..].select_nth_unstable_by(end - sorted, more_probable);
-        }
-        candidates[sorted..end].sort_unstable_by(more_probable);
-        while sorted < end && sum < top_p {
-            sum += candidates[sorted].probability;
-            sorted += 1;
-        }
-    }
-    candidates[sorted..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
+    let kept = sort_until(&mut candidates, top_p, |candidate| candidate.probability, more_probable);
+    candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
 }
 
 fn keep_typical(logits: &mut [f32], mass: f64) {
-    let mut probabilities = Probabilities::of(logits);
+    let probabilities = Probabilities::of(logits);
     let entropy = probabilities.entropy();
-    let distance = |candidate: &Candidate| (-candidate.probability.ln() - entropy).abs();
-    probabilities.candidates.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
-    let mut sum = 0.0;
-    let below = probabilities.candidates.iter().take_while(|candidate| {
-        sum += candidate.probability;
-        sum < mass
-    });
-    let last_kept = below.count().min(probabilities.candidates.len().saturating_sub(1));
-    let farthest = probabilities.candidates.get(last_kept).map_or(0.0, distance);
-    for candidate in
-        probabilities.candidates.iter().skip(1).filter(|candidate| distance(candidate) > farthest)
-    {
+    // Each with the distance of its information from the entropy: a logarithm once for each, not once a comparison.
+    let with_distance = |candidate: Candidate| ((-candidate.probability.ln() - entropy).abs(), candidate);
+    let mut candidates: Vec<(f64, Candidate)> =
+        probabilities.candidates.into_iter().map(with_distance).collect();
+    let closer =
+        |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then(a.1.token.cmp(&b.1.token));
+    // The closest stays, whatever the mass.
+    let mass = mass.max(f64::MIN_POSITIVE);
+    let reached = sort_until(&mut candidates, mass, |(_, candidate)| candidate.probability, closer);
+    // All that are as far as the last one stay too.
+    let farthest = candidates[..reached].last().map_or(0.0, |(distance, _)| *distance);
+    for (_, candidate) in candidates.iter().skip(1).filter(|(distance, _)| *distance > farthest) {
         logits[candidate.token] = f32::NEG_INFINITY;
     }
+}
+
+/// Brings to the front, in this order, as many candidates as it takes for their probabilities to add up to `mass`, and
+/// says how many those are. Sorts hardly farther than that.
+fn sort_until<T>(
+    candidates: &mut [T],
+    mass: f64,
+    probability: impl Fn(&T) -> f64,
+    order: impl Fn(&T, &T) -> Ordering,
+) -> usize {
+    let mut sum = 0.0;
+    let mut sorted = 0;
+    while sorted < candidates.len() && sum < mass {
+        let end = candidates.len().min((sorted * 4).max(FIRST_SORTED));
+        if end < candidates.len() {
+            candidates[sorted..].select_nth_unstable_by(end - sorted, &order);
+        }
+        candidates[sorted..end].sort_unstable_by(&order);
+        while sorted < end && sum < mass {
+            sum += probability(&candidates[sorted]);
+            sorted += 1;
+        }
+    }
+    sorted
 }
 
 /// Keeps the tokens from the probability on that `threshold` gives for the entropy, and the most probable.
@@ -367,7 +411,7 @@ fn keep_above(logits: &mut [f32], threshold: impl Fn(f64) -> f64) {
 
 /// Numbers that are compared together, as vectors.
 const CHUNK: usize = 64;
-/// Tokens that the nucleus is first looked for in.
+/// Tokens among which enough probability is first looked for.
 const FIRST_SORTED: usize = 128;
 
 /// A token that can still be drawn.

@@ -3,12 +3,15 @@
 use gpt2_kernels::Generator;
 
 use crate::processors::{Probabilities, largest};
+use crate::tally::Tally;
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
-/// Picks tokens from logits.
+/// Picks the tokens of a text from logits. It remembers what its processors count, so that the cost of a token does not grow
+/// with the text; a history that does not continue the last one is counted anew.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     processors: Vec<LogitsProcessor>,
+    tally: Tally,
     /// Draws the token; absent where the most probable one is taken.
     generator: Option<Generator>,
 }
@@ -18,7 +21,7 @@ impl Sampler {
     /// [`LogitsProcessor::of_config`]. Texts of one prompt draw from different `stream`s of the same seed.
     pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
         let generator = config.do_sample.then(|| Generator::with_stream(config.seed, stream));
-        Self { processors, generator }
+        Self { tally: Tally::new(&processors), processors, generator }
     }
 
     /// Picks the next token; `logits` has one entry for each token of the vocabulary and is changed on the way. Of
@@ -27,7 +30,10 @@ impl Sampler {
     /// # Errors
     /// When a logit is NaN or `+inf`, or none is left.
     pub fn sample(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<u32, GenerationError> {
-        let largest = process(&self.processors, history, logits)?;
+        self.tally.follow(history);
+        let (processors, tally) = (&self.processors, &self.tally);
+        let largest =
+            process_by(processors, logits, |processor, row| processor.process_counted(history, tally, row))?;
         let token = match &mut self.generator {
             None => logits.iter().position(|logit| *logit == largest),
             Some(generator) => Probabilities::of(logits).draw(generator.uniform()),
@@ -42,6 +48,14 @@ pub(crate) fn process(
     history: History<'_>,
     logits: &mut [f32],
 ) -> Result<f32, GenerationError> {
+    process_by(processors, logits, |processor, row| processor.process(history, row))
+}
+
+fn process_by(
+    processors: &[LogitsProcessor],
+    logits: &mut [f32],
+    apply: impl Fn(&LogitsProcessor, &mut [f32]) -> Result<(), GenerationError>,
+) -> Result<f32, GenerationError> {
     let unprocessed = largest(logits);
     let has_nan = logits.iter().fold(false, |found, logit| found | logit.is_nan());
     if has_nan || unprocessed.is_infinite() {
@@ -51,7 +65,7 @@ pub(crate) fn process(
         return Ok(unprocessed);
     }
     for processor in processors {
-        processor.process(history, logits)?;
+        apply(processor, logits)?;
     }
     match largest(logits) {
         f32::NEG_INFINITY => Err(GenerationError::NoTokenLeft),

@@ -2,11 +2,13 @@
 //!
 //! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD, and is held back until
 //! the next token completes it, or shows that it never was a character. The pieces, put together, are exactly what
-//! decoding all ids at once gives, up to the first stop string. What could be the beginning of one is held back too.
+//! decoding all ids at once gives, up to the first stop string. What could be the beginning of one is held back too. A token
+//! costs the same however long the text is.
 
 use tokenizers::Tokenizer;
 
 use crate::GenerationError;
+use crate::stop_strings::StopStrings;
 
 /// What an incomplete or impossible byte sequence decodes to.
 const REPLACEMENT: char = '\u{FFFD}';
@@ -21,34 +23,24 @@ pub struct TextStream<'tokenizer> {
     window: Vec<u32>,
     /// Bytes of the window's text that were given out.
     emitted: usize,
-    stop_strings: Vec<String>,
-    /// Complete characters that may be the beginning of a stop string.
-    held: String,
-    is_stopped: bool,
+    stop_strings: StopStrings,
 }
 
 impl<'tokenizer> TextStream<'tokenizer> {
     /// A stream that starts with nothing. Special tokens, such as the end of the text, give no text.
     pub fn new(tokenizer: &'tokenizer Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            window: Vec::new(),
-            emitted: 0,
-            stop_strings: Vec::new(),
-            held: String::new(),
-            is_stopped: false,
-        }
+        Self { tokenizer, window: Vec::new(), emitted: 0, stop_strings: StopStrings::new(&[]) }
     }
 
     /// The same stream, ending in front of the first of these texts; empty ones are never found.
     pub fn with_stop_strings(mut self, stop_strings: &[String]) -> Self {
-        self.stop_strings = stop_strings.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        self.stop_strings = StopStrings::new(stop_strings);
         self
     }
 
-    /// Whether a stop string was found; nothing comes behind it.
+    /// Whether a stop string was found; nothing comes after it.
     pub fn is_stopped(&self) -> bool {
-        self.is_stopped
+        self.stop_strings.is_found()
     }
 
     /// The text that token `id` completes; often a word, empty in the middle of a character.
@@ -57,7 +49,7 @@ impl<'tokenizer> TextStream<'tokenizer> {
     /// When the tokenizer cannot decode.
     pub fn push(&mut self, id: u32) -> Result<String, GenerationError> {
         let piece = self.complete_characters(id)?;
-        Ok(self.up_to_stop_string(&piece))
+        Ok(self.stop_strings.push(&piece))
     }
 
     /// What was held back when the text ended: at most one U+FFFD, and what began like a stop string.
@@ -65,54 +57,106 @@ impl<'tokenizer> TextStream<'tokenizer> {
     /// # Errors
     /// When the tokenizer cannot decode.
     pub fn finish(mut self) -> Result<String, GenerationError> {
-        let rest = self.decode(&self.window)?.get(self.emitted..).unwrap_or_default().to_owned();
-        let mut text = self.up_to_stop_string(&rest);
-        if !self.is_stopped {
-            text.push_str(&self.held);
-        }
-        Ok(text)
-    }
-
-    fn up_to_stop_string(&mut self, piece: &str) -> String {
-        if self.is_stopped {
-            return String::new();
-        }
-        self.held.push_str(piece);
-        let found = self.stop_strings.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        let shown = found.unwrap_or_else(|| self.held.len() - self.beginning_of_stop_string());
-        self.is_stopped = found.is_some();
-        let rest = self.held.split_off(shown);
-        std::mem::replace(&mut self.held, rest)
-    }
-
-    /// Bytes at the end of the held text that a stop string begins with.
-    fn beginning_of_stop_string(&self) -> usize {
-        let longest = self.stop_strings.iter().map(String::len).max().unwrap_or(0);
-        let mut starts = self.held.char_indices().map(|(start, _)| start);
-        let begins =
-            |start: &usize| self.stop_strings.iter().any(|stop| stop.starts_with(&self.held[*start..]));
-        let start = starts.find(|start| self.held.len() - start < longest && begins(start));
-        start.map_or(0, |start| self.held.len() - start)
+        let text = self.decode(&self.window)?;
+        let shown = self.stop_strings.push(text.get(self.emitted..).unwrap_or_default());
+        Ok(shown + &self.stop_strings.finish())
     }
 
     fn complete_characters(&mut self, id: u32) -> Result<String, GenerationError> {
+        if self.is_skipped(id) {
+            return Ok(String::new());
+        }
         self.window.push(id);
         let text = self.decode(&self.window)?;
-        let complete = text.strip_suffix(REPLACEMENT).unwrap_or(&text);
+        let complete = complete(&text);
         let piece = complete.get(self.emitted..).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(complete.len());
-        if self.window.len() > LONGEST_WINDOW && complete.len() == text.len() {
-            let tail = self.window[self.window.len() - KEPT_IDS..].to_vec();
-            let tail_text = self.decode(&tail)?;
-            // Dropping ids must not change what the others decode to.
-            if text.ends_with(&tail_text) && !tail_text.starts_with(REPLACEMENT) {
-                (self.window, self.emitted) = (tail, tail_text.len());
-            }
+        if self.window.len() > LONGEST_WINDOW {
+            self.shorten_window(&text)?;
         }
         Ok(piece)
     }
 
+    /// Drops the beginning of the window, whose text is `text`, where no character spans the cut.
+    fn shorten_window(&mut self, text: &str) -> Result<(), GenerationError> {
+        let (dropped, kept) = self.window.split_at(self.window.len() - KEPT_IDS);
+        let kept_text = self.decode(kept)?;
+        let is_ending = !kept_text.is_empty() && text.ends_with(&kept_text);
+        // A beginning that is no character may be the rest of one; then both parts alone give another text than together.
+        let is_whole = !kept_text.starts_with(REPLACEMENT) || self.decode(dropped)? + &kept_text == text;
+        if is_ending && is_whole {
+            (self.emitted, self.window) = (complete(&kept_text).len(), kept.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Whether decoding leaves the id out: a special token, or an id without a token.
+    fn is_skipped(&self, id: u32) -> bool {
+        let special = self.tokenizer.get_added_vocabulary();
+        self.tokenizer.id_to_token(id).is_none_or(|token| special.is_special_token(&token))
+    }
+
     fn decode(&self, ids: &[u32]) -> Result<String, GenerationError> {
         self.tokenizer.decode(ids, true).map_err(|error| GenerationError::Decode(error.to_string()))
+    }
+}
+
+/// The text without what the next bytes may change: one U+FFFD at the end.
+fn complete(text: &str) -> &str {
+    text.strip_suffix(REPLACEMENT).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+    use gpt2_testing::fixture_path;
+    use gpt2_weights::load_tokenizer;
+
+    use super::*;
+
+    /// Most ids in the window: those that trigger a cut, and as many as a character without its end can shift it by.
+    const WINDOW_BOUND: usize = LONGEST_WINDOW + KEPT_IDS;
+
+    /// Bytes that are never characters, alone, in turns, and with a special token after each.
+    #[test]
+    fn the_window_stays_short_whatever_the_model_emits() {
+        let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let ids_of_parts: Vec<u32> = (0..tokenizer.get_vocab_size(true).try_into().unwrap())
+            .filter(|id| tokenizer.decode(&[*id], true).unwrap() == "\u{FFFD}")
+            .collect();
+        assert_eq!(ids_of_parts.len(), 128, "one token for every byte above 127");
+        let special = 0;
+        assert_eq!(tokenizer.decode(&[special], true).unwrap(), "");
+        let no_token = u32::MAX;
+        let cases: Vec<Vec<u32>> = ids_of_parts
+            .iter()
+            .step_by(16)
+            .map(|id| vec![*id])
+            .chain([
+                ids_of_parts.clone(),
+                ids_of_parts.iter().rev().copied().collect(),
+                ids_of_parts[ids_of_parts.len() - 4..].to_vec(),
+            ])
+            .collect();
+        for pattern in cases {
+            for between in [None, Some(special), Some(no_token)] {
+                let ids = pattern.iter().cycle().flat_map(|id| [Some(*id), between]).flatten();
+                let ids: Vec<u32> = ids.take(10_000).collect();
+                let mut stream = TextStream::new(&tokenizer);
+                let mut streamed = String::new();
+                for id in &ids {
+                    streamed.push_str(&stream.push(*id).unwrap());
+                    assert!(stream.window.len() <= WINDOW_BOUND, "{} ids", stream.window.len());
+                }
+                streamed.push_str(&stream.finish().unwrap());
+                assert!(streamed == tokenizer.decode(&ids, true).unwrap(), "{pattern:?}, {between:?}");
+            }
+        }
+        // A tail of special tokens alone leaves the first byte where it can still become a character.
+        let mut stream = TextStream::new(&tokenizer);
+        stream.push(ids_of_parts[0]).unwrap();
+        (0..100).for_each(|_| assert_eq!(stream.push(special).unwrap(), ""));
+        assert_eq!(stream.window.len(), 1);
     }
 }

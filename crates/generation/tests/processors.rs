@@ -131,6 +131,34 @@ fn top_p_equals_a_full_sort() {
     }
 }
 
+/// Against a stable sort of all tokens by their distance from the entropy: the same tokens stay, equals included.
+#[test]
+fn typical_p_equals_a_full_sort() {
+    // Few different values, so that there are equals; and more tokens than are sorted at first.
+    let logits: Vec<f32> =
+        (0..3000u32).map(|token| (token.wrapping_mul(2_654_435_761) >> 20) as f32 / 1e3).collect();
+    let largest = logits.iter().copied().fold(GONE, f32::max);
+    let exponentials: Vec<f64> = logits.iter().map(|logit| f64::from(logit - largest).exp()).collect();
+    let sum: f64 = exponentials.iter().sum();
+    let probabilities: Vec<f64> = exponentials.iter().map(|exponential| exponential / sum).collect();
+    let entropy = -probabilities.iter().map(|p| p * p.ln()).sum::<f64>();
+    let distance = |token: usize| (-probabilities[token].ln() - entropy).abs();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| distance(*a).total_cmp(&distance(*b)));
+    for mass in [0.0, 1e-9, 0.05, 0.3, 0.77, 0.99, 1.0] {
+        let mut reached = 0.0;
+        let last = order.iter().position(|token| {
+            reached += probabilities[*token];
+            reached >= mass
+        });
+        let farthest = last.map_or(f64::INFINITY, |last| distance(order[last]));
+        let kept = |token: usize| token == order[0] || distance(token) <= farthest;
+        let expected: Vec<f32> =
+            (0..logits.len()).map(|token| if kept(token) { logits[token] } else { GONE }).collect();
+        assert_eq!(processed(&LogitsProcessor::TypicalP(mass), &logits), expected, "{mass}");
+    }
+}
+
 #[test]
 fn penalties_count_what_they_are_defined_on() {
     // Token 1 twice in the prompt and once behind it, token 2 twice behind it.
@@ -140,6 +168,67 @@ fn penalties_count_what_they_are_defined_on() {
     assert_eq!(process(LogitsProcessor::PresencePenalty(0.5)), [1.0, 0.5, -1.5, 1.0]);
     assert_eq!(process(LogitsProcessor::FrequencyPenalty(0.5)), [1.0, 0.5, -2.0, 1.0]);
     assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 1.0]);
+}
+
+/// Numbers that look random, each below `limit`.
+fn random_below(state: &mut u64, limit: usize) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from(*state >> 33).unwrap() % limit
+}
+
+/// A sampler counts as a text grows; a processor counts its whole history. The same bits come out, also where a history does
+/// not continue the last one: a shorter one, one with another token in it, one with another prompt.
+#[test]
+fn a_sampler_remembers_what_processors_count_anew() {
+    const VOCABULARY: usize = 12;
+    let processors: Vec<LogitsProcessor> = vec![
+        LogitsProcessor::RepetitionPenalty(1.3),
+        LogitsProcessor::PresencePenalty(0.7),
+        LogitsProcessor::FrequencyPenalty(0.11),
+        LogitsProcessor::NoRepeatNgram(0),
+        LogitsProcessor::NoRepeatNgram(3),
+        LogitsProcessor::NoRepeatNgram(2),
+        LogitsProcessor::NoRepeatNgram(33),
+    ];
+    let single = processors.iter().map(|processor| vec![processor.clone()]);
+    let without_ngrams = processors[..3].to_vec();
+    for (case, processors) in single
+        .chain([vec![LogitsProcessor::NoRepeatNgram(1)], without_ngrams, processors.clone()])
+        .enumerate()
+    {
+        let mut sampler = Sampler::new(&GenerationConfig::default(), processors.clone(), 0);
+        let mut state = case as u64;
+        let (mut ids, mut prompt_len) = (Vec::new(), 2);
+        let (mut longest, mut with_changes) = (0, 0);
+        for _ in 0..600 {
+            match random_below(&mut state, 40) {
+                0 => ids.truncate(random_below(&mut state, ids.len() + 1)),
+                1 => prompt_len = random_below(&mut state, 9),
+                2 if !ids.is_empty() => {
+                    let place = random_below(&mut state, ids.len());
+                    ids[place] = 1;
+                }
+                // The same history again.
+                3 => {}
+                // Texts that repeat themselves, so that sequences of 33 tokens do.
+                _ if case % 2 == 0 => ids.push(u32::try_from(ids.len() % 7).unwrap()),
+                _ => ids.push(u32::try_from(random_below(&mut state, VOCABULARY + 2)).unwrap()),
+            }
+            longest = longest.max(ids.len());
+            let logits: Vec<f32> =
+                (0..VOCABULARY).map(|_| random_below(&mut state, 2000) as f32 / 300.0 - 3.0).collect();
+            let history = History { ids: &ids, prompt_len };
+            let expected = process(&processors, history, &logits);
+            let mut found = logits.clone();
+            // With every token removed the sampler says so, and has removed them.
+            let _ = sampler.sample(history, &mut found);
+            let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&expected), "{processors:?}, {ids:?}, {prompt_len}");
+            with_changes += usize::from(found != logits);
+        }
+        assert!(longest > 50, "{longest}");
+        assert!(with_changes > 50 || matches!(processors[..], [LogitsProcessor::NoRepeatNgram(0 | 33)]));
+    }
 }
 
 #[test]

@@ -90,6 +90,48 @@ fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
     }
 }
 
+/// The same as searching the held text anew with each piece, for strings that begin alike and inside each other.
+#[test]
+fn the_search_for_stop_strings_equals_one_that_starts_anew() {
+    let tokenizer = tokenizer();
+    let ids_of = |text: &str| tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+    let parts: Vec<u32> = ["a", "b", "é", "🤗"].iter().flat_map(|text| ids_of(text)).collect();
+    let stops = ["aab", "abab", "éa", "ba\u{e9}\u{e9}", "aaaa", "🤗é", "b\u{fffd}"];
+    let (mut stopped, mut state) = (0, 1u64);
+    let mut next = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap() % limit
+    };
+    for case in 0..400 {
+        let stop_strings: Vec<String> =
+            (0..1 + case % 3).map(|_| stops[next(stops.len())].to_owned()).collect();
+        let ids: Vec<u32> = (0..30).map(|_| parts[next(parts.len())]).collect();
+        let mut plain = TextStream::new(&tokenizer);
+        let mut stream = TextStream::new(&tokenizer).with_stop_strings(&stop_strings);
+        let (mut held, mut is_stopped) = (String::new(), false);
+        for id in ids {
+            held.push_str(&plain.push(id).unwrap());
+            let found = stop_strings.iter().filter_map(|stop| held.find(stop.as_str())).min();
+            let begun = |start: &usize| stop_strings.iter().any(|stop| stop.starts_with(&held[*start..]));
+            let begun = held.char_indices().map(|(start, _)| start).find(begun).unwrap_or(held.len());
+            let rest = held.split_off(found.unwrap_or(begun));
+            let shown = std::mem::replace(&mut held, rest);
+            let expected = if is_stopped { "" } else { &shown };
+            assert_eq!(stream.push(id).unwrap(), expected, "{stop_strings:?}");
+            is_stopped |= found.is_some();
+            assert_eq!(stream.is_stopped(), is_stopped);
+            if is_stopped {
+                held.clear();
+            }
+        }
+        let rest = if is_stopped { String::new() } else { held + &plain.finish().unwrap() };
+        let found = stop_strings.iter().filter_map(|stop| rest.find(stop.as_str())).min();
+        assert_eq!(stream.finish().unwrap(), rest[..found.unwrap_or(rest.len())], "{stop_strings:?}");
+        stopped += usize::from(is_stopped);
+    }
+    assert!((50..350).contains(&stopped), "{stopped}");
+}
+
 /// Stop strings taken from the middle of what the model writes, so that they lie across its tokens.
 #[test]
 fn generation_ends_at_a_stop_string() {
