@@ -1,22 +1,25 @@
 //! How to generate: fields named as in transformers' `generation_config.json`, with the defaults of transformers.
 //!
-//! Source: `src/transformers/generation/configuration_utils.py` and the range checks of `logits_process.py`. Presence
-//! and frequency penalty are those of OpenAI's API, which transformers does not have.
+//! Source: `src/transformers/generation/configuration_utils.py`. Presence and frequency penalty are those of OpenAI's API,
+//! which transformers does not have.
+
+mod checks;
+mod json;
 
 use gpt2::Gpt2Config;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use checks::check_ids;
+use json::one_or_many;
 
 use crate::GenerationError;
 
 /// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// Most beams, and most texts of one prompt: far more than anyone reads, and less than memory holds.
+/// Most beams, and most texts of one prompt: far more than anyone reads. Whether memory holds their keys and values depends on
+/// the model, and is another question.
 pub const MAX_TEXTS: usize = 4096;
-/// Largest power of the length, either way: beyond it scores leave the range of f64.
-const MAX_LENGTH_PENALTY: f64 = 20.0;
-
 /// What to generate, how the next token is chosen, and when to stop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -71,7 +74,7 @@ pub struct GenerationConfig {
     pub suppress_tokens: Vec<u32>,
     /// Tokens that are not generated first.
     pub begin_suppress_tokens: Vec<u32>,
-    /// The first token to generate. (transformers forces it behind a prompt of one token only, as encoder-decoder models
+    /// The first token to generate. (transformers forces it after a prompt of one token only, as encoder-decoder models
     /// have it.)
     pub forced_bos_token_id: Option<u32>,
     /// Turns the processed logits back into log-probabilities; it changes the scores of beams only.
@@ -158,31 +161,9 @@ pub enum EarlyStopping {
     Never,
 }
 
-impl Serialize for EarlyStopping {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Full => serializer.serialize_bool(true),
-            Self::Heuristic => serializer.serialize_bool(false),
-            Self::Never => serializer.serialize_str("never"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for EarlyStopping {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::Bool(true) => Ok(Self::Full),
-            Value::Bool(false) => Ok(Self::Heuristic),
-            Value::String(name) if name == "never" => Ok(Self::Never),
-            other => {
-                Err(serde::de::Error::custom(format!("expected true, false or \"never\", found {other}")))
-            }
-        }
-    }
-}
-
 /// What becomes of a prompt longer than the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum LongPrompt {
     /// It is refused, with the numbers.
     #[default]
@@ -198,6 +179,7 @@ pub enum LongPrompt {
 
 /// What happens when prompt and text fill the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// Generation ends.
     #[default]
@@ -221,284 +203,13 @@ pub enum SearchMode {
     Contrastive,
 }
 
-/// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
-/// and false, that changes nothing.
-const REFUSED_KEYS: [(&str, Option<f64>); 14] = [
-    ("guidance_scale", Some(1.0)),
-    ("encoder_repetition_penalty", Some(1.0)),
-    ("encoder_no_repeat_ngram_size", Some(0.0)),
-    ("min_length", Some(0.0)),
-    ("top_h", None),
-    ("exponential_decay_length_penalty", None),
-    ("forced_eos_token_id", None),
-    ("force_words_ids", None),
-    ("constraints", None),
-    ("watermarking_config", None),
-    ("token_healing", None),
-    ("dola_layers", None),
-    ("assistant_early_exit", None),
-    ("custom_generate", None),
-];
-
 impl GenerationConfig {
-    /// The same configuration with what a `generation_config.json` sets. Keys that do not change the text are not
-    /// looked at.
-    ///
-    /// # Errors
-    /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
-    pub fn with_json(mut self, json: &str) -> Result<Self, GenerationError> {
-        let refuse = |what: String| GenerationError::Json { what };
-        let mut keys: Map<String, Value> =
-            serde_json::from_str(json).map_err(|error| refuse(format!("not a JSON object: {error}")))?;
-        // A key that is null is not set.
-        keys.retain(|_, value| !value.is_null());
-        for (key, neutral) in REFUSED_KEYS {
-            let value = keys.get(key).unwrap_or(&Value::Null);
-            let changes_nothing = matches!(value, Value::Null | Value::Bool(false));
-            if !changes_nothing && (neutral.is_none() || value.as_f64() != neutral) {
-                return Err(refuse(format!("`{key}` is {value}, which is not supported; remove the key")));
-            }
-        }
-        // A number of new tokens goes before a number of all tokens, and a number of all before our own default.
-        match (keys.contains_key("max_new_tokens"), keys.get("max_length").is_some_and(Value::is_u64)) {
-            (true, _) => _ = keys.remove("max_length"),
-            (false, true) => self.max_new_tokens = usize::MAX,
-            (false, false) => {}
-        }
-        let known = serde_json::to_value(&self).map_err(|error| refuse(error.to_string()))?;
-        for (key, value) in keys.into_iter().filter(|(key, _)| known.get(key).is_some()) {
-            self = self.with_value(&key, value).map_err(|error| refuse(format!("`{key}`: {error}")))?;
-        }
-        Ok(self)
-    }
-
-    /// The same configuration with one field set by its name.
-    fn with_value(&self, key: &str, value: Value) -> serde_json::Result<Self> {
-        let mut fields = serde_json::to_value(self)?;
-        // JSON has no infinity, which a bias may be.
-        fields["sequence_bias"] = Value::Array(Vec::new());
-        fields[key] = value;
-        let mut changed: Self = serde_json::from_value(fields)?;
-        (changed.long_prompt, changed.when_full) = (self.long_prompt, self.when_full);
-        if key != "sequence_bias" {
-            changed.sequence_bias.clone_from(&self.sequence_bias);
-        }
-        Ok(changed)
-    }
-
     /// How the next token is searched for; as in transformers, the options decide.
     pub fn search_mode(&self) -> SearchMode {
         match self {
             Self { num_beams: 2.., .. } => SearchMode::Beams,
             Self { do_sample: false, penalty_alpha, .. } if *penalty_alpha > 0.0 => SearchMode::Contrastive,
             _ => SearchMode::TokenByToken,
-        }
-    }
-
-    /// Checks every option, alone and with the others.
-    ///
-    /// # Errors
-    /// When one is out of its range, or two contradict each other.
-    pub fn check(&self) -> Result<(), GenerationError> {
-        self.check_ranges()?;
-        self.check_combinations()
-    }
-
-    /// Checks what depends on the model: that every token that is named is one of the vocabulary, and that the tokens to
-    /// be kept of long texts fit into the context.
-    ///
-    /// # Errors
-    /// When one does not.
-    pub fn check_model(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
-        self.check_window(model.n_positions)?;
-        let lists: [(&'static str, Vec<u32>); 7] = [
-            ("pad_token_id", self.pad_token_id.into_iter().collect()),
-            ("eos_token_id", self.eos_token_id.clone()),
-            ("bad_words_ids", self.bad_words_ids.concat()),
-            ("sequence_bias", self.sequence_bias.iter().flat_map(|(ids, _)| ids.clone()).collect()),
-            ("suppress_tokens", self.suppress_tokens.clone()),
-            ("begin_suppress_tokens", self.begin_suppress_tokens.clone()),
-            ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
-        ];
-        for (option, ids) in lists {
-            if let Some(id) = ids.into_iter().find(|id| !model.has_token(*id)) {
-                let expected = format!("token ids below the vocabulary's size of {}", model.vocab_size);
-                return Err(out_of_range(option, &expected, id));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks everything for a search of this kind on a model.
-    pub(crate) fn check_for(&self, mode: SearchMode, model: &Gpt2Config) -> Result<(), GenerationError> {
-        self.check()?;
-        self.check_model(model)?;
-        if self.search_mode() == mode {
-            return Ok(());
-        }
-        let what = match mode {
-            SearchMode::TokenByToken => {
-                "beam and contrastive search have functions of their own: beam_search, contrastive_search"
-            }
-            SearchMode::Beams => "beam search needs num_beams of at least 2",
-            SearchMode::Contrastive => "contrastive search needs a penalty_alpha above 0 and no do_sample",
-        };
-        Err(GenerationError::Conflict { what: what.into() })
-    }
-
-    /// Checks that the tokens to be kept of long texts fit into the context.
-    fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
-        let fits = |kept: usize| match kept <= n_positions {
-            true => Ok(()),
-            false => Err(GenerationError::WindowTooLong { kept, n_positions }),
-        };
-        if let WhenFull::Slide { head } = self.when_full {
-            fits(head.saturating_add(slid_tokens(n_positions)))?;
-        }
-        if let LongPrompt::Keep { head, last } = self.long_prompt {
-            fits(head.saturating_add(last))?;
-        }
-        Ok(())
-    }
-
-    /// Checks every option alone.
-    ///
-    /// # Errors
-    /// When one is out of its range.
-    pub fn check_ranges(&self) -> Result<(), GenerationError> {
-        // Logits are f32: a number must be one there too.
-        let finite = |number: f64| to_f32(number).is_finite();
-        let positive = |number: f64| finite(number) && to_f32(number) > 0.0;
-        let probability = |number: f64| number > 0.0 && number <= 1.0;
-        let texts = |count: usize| (1..=MAX_TEXTS).contains(&count);
-        let (up_to_1, below_1) = ("a number greater than 0 and at most 1", "at least 0 and less than 1");
-        let (number, above_0) = ("a finite number in f32", "greater than 0, and finite in f32");
-        let up_to_max = format!("at least 1 and at most {MAX_TEXTS}");
-        let length_penalty = format!("from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}");
-        let max_time = self.max_time.unwrap_or(f64::MAX);
-        let min_p = self.min_p.unwrap_or(0.0);
-        let temperature_range = format!("at least {MIN_TEMPERATURE:.6} (0 is --greedy)");
-        // What only a random draw looks at may be anything without one, as in transformers.
-        let draws = |holds: bool| holds || !self.do_sample;
-        let (temperature, alpha) = (self.temperature, self.penalty_alpha);
-        let checks: [(bool, &'static str, &str, f64); 17] = [
-            (max_time > 0.0, "max_time", "seconds, more than 0", max_time),
-            (
-                draws(temperature >= MIN_TEMPERATURE && finite(temperature)),
-                "temperature",
-                &temperature_range,
-                temperature,
-            ),
-            (draws(probability(self.top_p)), "top_p", up_to_1, self.top_p),
-            (draws((0.0..=1.0).contains(&min_p)), "min_p", "from 0 to 1", min_p),
-            (draws(probability(self.typical_p)), "typical_p", up_to_1, self.typical_p),
-            (
-                draws((0.0..1.0).contains(&self.epsilon_cutoff)),
-                "epsilon_cutoff",
-                below_1,
-                self.epsilon_cutoff,
-            ),
-            (draws((0.0..1.0).contains(&self.eta_cutoff)), "eta_cutoff", below_1, self.eta_cutoff),
-            (positive(self.repetition_penalty), "repetition_penalty", above_0, self.repetition_penalty),
-            (finite(self.presence_penalty), "presence_penalty", number, self.presence_penalty),
-            (finite(self.frequency_penalty), "frequency_penalty", number, self.frequency_penalty),
-            (texts(self.num_beams), "num_beams", &up_to_max, self.num_beams as f64),
-            (texts(self.num_beam_groups), "num_beam_groups", &up_to_max, self.num_beam_groups as f64),
-            (
-                self.diversity_penalty >= 0.0 && finite(self.diversity_penalty),
-                "diversity_penalty",
-                "at least 0, and finite in f32",
-                self.diversity_penalty,
-            ),
-            (
-                self.length_penalty.abs() <= MAX_LENGTH_PENALTY,
-                "length_penalty",
-                &length_penalty,
-                self.length_penalty,
-            ),
-            (
-                texts(self.num_return_sequences),
-                "num_return_sequences",
-                &up_to_max,
-                self.num_return_sequences as f64,
-            ),
-            ((0.0..=1.0).contains(&alpha), "penalty_alpha", "from 0 to 1", alpha),
-            (
-                alpha == 0.0 || self.top_k <= MAX_TEXTS,
-                "top_k",
-                "at most 4096 in contrastive search",
-                self.top_k as f64,
-            ),
-        ];
-        for (holds, option, expected, found) in checks {
-            if !holds {
-                return Err(out_of_range(option, expected, found));
-            }
-        }
-        if self.stop_strings.iter().any(String::is_empty) {
-            return Err(out_of_range("stop_strings", "texts that are not empty", "\"\""));
-        }
-        if self.bad_words_ids.iter().chain(self.sequence_bias.iter().map(|(ids, _)| ids)).any(Vec::is_empty) {
-            return Err(out_of_range(
-                "bad_words_ids, sequence_bias",
-                "sequences of at least one token",
-                "[]",
-            ));
-        }
-        let is_bias = |bias: f64| finite(bias) || bias == f64::NEG_INFINITY;
-        if let Some((_, bias)) = self.sequence_bias.iter().find(|(_, bias)| !is_bias(*bias)) {
-            return Err(out_of_range("sequence_bias", "numbers that are finite in f32, or -inf", bias));
-        }
-        if matches!(self.long_prompt, LongPrompt::Keep { last: 0, .. }) {
-            return Err(out_of_range("tokens kept of a long prompt", "at least 1 at its end", 0));
-        }
-        Ok(())
-    }
-
-    fn check_combinations(&self) -> Result<(), GenerationError> {
-        let conflict = |what: &str| Err(GenerationError::Conflict { what: what.into() });
-        let (beams, groups, texts) = (self.num_beams, self.num_beam_groups, self.num_return_sequences);
-        if self.min_new_tokens > self.max_new_tokens {
-            let (min, max) = (self.min_new_tokens, self.max_new_tokens);
-            return conflict(&format!("min_new_tokens {min} is more than max_new_tokens {max}"));
-        }
-        match self.search_mode() {
-            SearchMode::Beams if self.do_sample => {
-                conflict("beam search does not draw; set do_sample to false")
-            }
-            SearchMode::Beams if self.penalty_alpha > 0.0 => {
-                conflict("penalty_alpha is of contrastive search, num_beams of beam search; set one of both")
-            }
-            SearchMode::Beams if !beams.is_multiple_of(groups) => {
-                conflict(&format!("num_beam_groups {groups} does not divide num_beams {beams}"))
-            }
-            SearchMode::Beams if groups > 1 && self.diversity_penalty <= 0.0 => conflict(
-                "num_beam_groups needs a diversity_penalty above 0, or all groups find the same texts",
-            ),
-            SearchMode::Beams if texts > beams => {
-                conflict(&format!("num_return_sequences {texts} is more than num_beams {beams}"))
-            }
-            SearchMode::Contrastive if self.top_k < 2 => {
-                conflict("contrastive search chooses among top_k tokens; set top_k to at least 2")
-            }
-            SearchMode::TokenByToken if self.penalty_alpha > 0.0 => {
-                conflict("contrastive search does not draw; set do_sample to false")
-            }
-            SearchMode::Contrastive | SearchMode::TokenByToken
-                if groups > 1 || self.diversity_penalty > 0.0 =>
-            {
-                conflict("num_beam_groups and diversity_penalty are of beam search; set num_beams")
-            }
-            SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
-                "without do_sample and num_beams all texts would be the same; set num_return_sequences to 1",
-            ),
-            SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(
-                "stop_strings end a text token by token; beam and contrastive search do not know them",
-            ),
-            SearchMode::Beams | SearchMode::Contrastive if self.when_full != WhenFull::Stop => {
-                conflict("the window slides token by token; beam and contrastive search end with the context")
-            }
-            _ => Ok(()),
         }
     }
 
@@ -533,32 +244,7 @@ pub(crate) fn to_f32(number: f64) -> f32 {
     number as f32
 }
 
-/// Tokens behind the head that stay when the window slides: half of the context.
+/// Tokens after the head that stay when the window slides: half of the context.
 pub(crate) fn slid_tokens(n_positions: usize) -> usize {
     (n_positions / 2).max(1)
-}
-
-fn out_of_range(option: &'static str, expected: &str, found: impl std::fmt::Display) -> GenerationError {
-    GenerationError::OptionOutOfRange { option, expected: expected.to_owned(), found: found.to_string() }
-}
-
-/// Checks that every id is in the vocabulary.
-pub(crate) fn check_ids(ids: &[u32], model: &Gpt2Config) -> Result<(), GenerationError> {
-    match ids.iter().position(|id| !model.has_token(*id)) {
-        Some(index) => Err(GenerationError::IdBeyondVocabulary {
-            id: ids[index],
-            position: index + 1,
-            vocab_size: model.vocab_size,
-        }),
-        None => Ok(()),
-    }
-}
-
-/// A list, or one value in place of a list of one.
-fn one_or_many<'de, D: Deserializer<'de>, T: serde::de::DeserializeOwned>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let value = Value::deserialize(deserializer)?;
-    let list = if value.is_array() { value } else { Value::Array(vec![value]) };
-    serde_json::from_value(list).map_err(serde::de::Error::custom)
 }

@@ -68,7 +68,7 @@ pub enum GenerationError {
         vocab_size: usize,
     },
     /// The prompt is longer than the context.
-    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or keep a part of it (--keep-last)", .tokens - .n_positions)]
+    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or keep a part of it", .tokens - .n_positions)]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -99,9 +99,7 @@ pub enum GenerationError {
         tokens: usize,
     },
     /// The model's logits are not numbers.
-    #[error(
-        "the model's logits are not finite; check its weights with `gpt2 verify`, and keep keys and values in f32 (`--kv-dtype f32`)"
-    )]
+    #[error("the model's logits are not finite; verify its weights, and keep keys and values in f32")]
     NotFinite,
     /// The options remove every token.
     #[error("no token is left to choose from: the options and processors remove all of them")]

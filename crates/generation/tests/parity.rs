@@ -150,7 +150,7 @@ fn requests_that_cannot_be_served_are_refused_before_any_work() {
     let too_long = refuse(&[0; 49], &config).to_string();
     assert_eq!(
         too_long,
-        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1, or keep a part of it (--keep-last)"
+        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1, or keep a part of it"
     );
     let beyond = refuse(&[0, 300], &config).to_string();
     assert!(

@@ -16,9 +16,7 @@ pub enum DeviceError {
         feature: &'static str,
     },
     /// There is no driver, or it finds no GPU.
-    #[error(
-        "no NVIDIA driver with a GPU was found ({found}); use --device cpu, or look at what nvidia-smi says"
-    )]
+    #[error("no NVIDIA driver with a GPU was found ({found}); use the CPU, or look at what nvidia-smi says")]
     NoDriver {
         /// What the driver's library said.
         found: String,
