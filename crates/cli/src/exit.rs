@@ -5,7 +5,9 @@ use std::io;
 
 use gpt2_engine::EngineError;
 use gpt2_generation::GenerationError;
+use gpt2_kernels::DeviceError;
 use gpt2_training::TrainingError;
+use gpt2_weights::WeightsError;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
 const EXIT_USAGE: u8 = 2;
@@ -55,31 +57,48 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
 
 /// The flags of the program that help with an error of a library.
 fn hint(error: &anyhow::Error) -> Option<&'static str> {
-    match error.downcast_ref::<EngineError>() {
-        Some(EngineError::Generation(error)) => of_generation(error),
-        Some(error) => of_engine(error),
-        None => error.downcast_ref::<GenerationError>().and_then(of_generation),
-    }
+    let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
+    let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
+    let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
+    let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
+    engine.or_else(generation).or_else(training).or_else(weights)
 }
 
 fn of_engine(error: &EngineError) -> Option<&'static str> {
-    Some(match error {
-        EngineError::Device(_) => "--device",
-        EngineError::NotOnCpu { .. } => "--dtype, --device",
-        EngineError::NotOnGpu { .. } => "--dtype, --device cpu",
-        EngineError::NoTf32 { .. } => "--tf32",
-        EngineError::GpuRoom { .. } => "--dtype f16, --dtype bf16",
-        EngineError::NoRoom { .. } => "--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16",
-        _ => return None,
-    })
+    match error {
+        EngineError::Generation(error) => of_generation(error),
+        EngineError::Weights(error) => of_weights(error),
+        EngineError::Device(DeviceError::NoDriver { .. }) => Some("--device cpu"),
+        EngineError::Device(_) => Some("--device"),
+        EngineError::NoTf32 { .. } => Some("--tf32"),
+        EngineError::GpuRoom { .. } => Some("--dtype f16, --dtype bf16"),
+        EngineError::NoRoom { .. } => Some("--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16"),
+        _ => None,
+    }
 }
 
 fn of_generation(error: &GenerationError) -> Option<&'static str> {
-    Some(match error {
-        GenerationError::PromptTooLong { .. } => "--keep-last",
-        GenerationError::NotFinite => "`gpt2 verify`, `--kv-dtype f32`",
-        _ => return None,
-    })
+    match error {
+        GenerationError::OptionOutOfRange { option: "temperature", .. } => Some("0 is --greedy"),
+        GenerationError::PromptTooLong { .. } => Some("--keep-last"),
+        GenerationError::NotFinite => Some("`gpt2 verify`, `--kv-dtype f32`"),
+        _ => None,
+    }
+}
+
+fn of_weights(error: &WeightsError) -> Option<&'static str> {
+    match error {
+        WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
+        WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        _ => None,
+    }
+}
+
+fn of_training(error: &TrainingError) -> Option<&'static str> {
+    match error {
+        TrainingError::Weights(error) => of_weights(error),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

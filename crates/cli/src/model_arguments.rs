@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
 use gpt2_engine::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, ModelOptions, Opened, WeightType, process,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, ModelOptions, Opened, WeightDType, process,
 };
 use gpt2_weights::Checkpoint;
 
@@ -24,7 +24,7 @@ pub(crate) struct ModelArguments {
     pub(crate) device: DeviceChoice,
     /// Precision of the weights in memory: f32 or f16, on the CPU also q8, q6 or q4 (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
     #[arg(long, value_name = "TYPE")]
-    pub(crate) dtype: Option<WeightType>,
+    pub(crate) dtype: Option<WeightDType>,
     /// Precision of cached keys and values: f32 or f16 [default: f32, with --dtype f16, q8, q6 or q4 f16; on GPUs that of the weights]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvType>,

@@ -337,9 +337,9 @@ fn failed_jobs_end_with_code_1() {
     });
     let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
     assert_eq!(run_on_nan.code, FAILURE);
-    assert!(
-        run_on_nan.stderr.contains("the model's logits are not finite; check its weights with `gpt2 verify`")
-    );
+    let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
+                `--kv-dtype f32`)";
+    assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
     let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert("score.weight".into(), Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap());
     });

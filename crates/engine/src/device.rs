@@ -5,8 +5,9 @@ use std::str::FromStr;
 use candle_core::{DType, Device, DeviceLocation};
 use gpt2::{Gpt2Config, ParameterCounts};
 use gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal};
+use gpt2_weights::WeightDType;
 
-use crate::{EngineError, Reporter, UnknownName, WeightType};
+use crate::{EngineError, Reporter, UnknownName};
 
 /// The device that is wished for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,7 +41,7 @@ impl FromStr for DeviceChoice {
 /// Opens a device, and refuses a type of weights that it does not have.
 pub(crate) fn open(
     choice: DeviceChoice,
-    dtype: Option<WeightType>,
+    dtype: Option<WeightDType>,
     reporter: &dyn Reporter,
 ) -> Result<Device, EngineError> {
     if let (Some(dtype), DeviceChoice::Cuda(_) | DeviceChoice::Metal) = (dtype, choice) {
@@ -52,14 +53,14 @@ pub(crate) fn open(
         DeviceChoice::Cuda(index) => open_cuda(index)?,
         DeviceChoice::Metal => open_metal(0)?,
     };
-    if let Some(dtype) = dtype.filter(|_| device.is_cpu()) {
-        dtype.on_cpu()?;
+    if let Some(dtype) = dtype {
+        dtype.check(&device)?;
     }
     Ok(device)
 }
 
 /// The first NVIDIA GPU, where there is one that works and has the type; else the CPU.
-fn automatic(dtype: Option<WeightType>, reporter: &dyn Reporter) -> Device {
+fn automatic(dtype: Option<WeightDType>, reporter: &dyn Reporter) -> Device {
     if dtype.is_some_and(|dtype| dtype.on_gpu().is_err()) {
         return Device::Cpu;
     }

@@ -30,20 +30,6 @@ pub enum EngineError {
         /// The model's name.
         name: &'static str,
     },
-    /// A type of weights that the CPU does not have.
-    #[error(
-        "{name}: the CPU holds weights in f32, f16, q8, q6 or q4; where none is named it takes what is stored, bf16 as f32"
-    )]
-    NotOnCpu {
-        /// The type's name.
-        name: &'static str,
-    },
-    /// A type of weights that GPUs do not have.
-    #[error("{name}: a GPU holds weights in f32, f16 or bf16; q8, q6 and q4 are formats of the CPU")]
-    NotOnGpu {
-        /// The type's name.
-        name: &'static str,
-    },
     /// TF32 was asked for elsewhere than on an NVIDIA GPU.
     #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
     NoTf32 {
@@ -109,7 +95,10 @@ impl EngineError {
             Self::Device(error) => {
                 matches!(error, DeviceError::NotBuilt { .. } | DeviceError::NoSuchGpu { .. })
             }
-            Self::NotOnCpu { .. } | Self::NotOnGpu { .. } | Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
+            Self::Weights(error) => {
+                matches!(error, WeightsError::NotOnCpu { .. } | WeightsError::NotOnGpu { .. })
+            }
+            Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
             _ => false,
         }
     }

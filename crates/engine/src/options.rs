@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
 use crate::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, Opened, Reporter, Unit, WeightType, built_in,
-    device, device_name, hub,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, Opened, Reporter, Unit, built_in, device,
+    device_name, hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -22,8 +22,8 @@ pub struct ModelOptions {
     /// The device to run on.
     pub device: DeviceChoice,
     /// Type of the weights; by default the stored one, on the CPU in f16 or f32.
-    pub dtype: Option<WeightType>,
-    /// Type of cached keys and values; by default that which goes with the weights, see [`Gpt2LMHead::kv_dtype`].
+    pub dtype: Option<WeightDType>,
+    /// Type of cached keys and values; by default that which goes with the weights, see [`LoadOptions::kv_dtype`].
     pub kv_dtype: Option<KvType>,
     /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
     /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
@@ -82,7 +82,8 @@ impl ModelOptions {
         Ok(Checkpoint::open(&hub::local_path(&self.model, &self.hub, reporter)?)?)
     }
 
-    /// The model of a checkpoint alone, in the types of these options.
+    /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded, so one thread at a
+    /// time may give that device work, see [`Gpt2LMHead::with_recorded_steps`].
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room.
@@ -94,18 +95,13 @@ impl ModelOptions {
     ) -> Result<Gpt2LMHead, EngineError> {
         let bar = reporter.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
         let progress = |bytes| bar.advance(bytes);
-        let model = match (self.dtype, device) {
-            (None, Device::Cpu) => checkpoint.load(device, &progress)?,
-            (Some(dtype), Device::Cpu) => checkpoint.load_as(dtype.on_cpu()?, &progress)?,
-            (dtype, gpu) => {
-                let dtype = dtype.map_or(Ok(checkpoint.stored_dtype()), WeightType::on_gpu)?;
-                device::check_gpu_room(checkpoint.config(), dtype, gpu)?;
-                checkpoint.load_dense(gpu, dtype, &progress)?.with_recorded_steps()
-            }
-        };
-        Ok(match self.kv_dtype {
-            Some(kv_dtype) => model.with_kv_dtype(kv_dtype.into()),
-            None => model,
-        })
+        let kv_dtype = self.kv_dtype.map(Into::into);
+        let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype };
+        if device.is_cpu() {
+            return Ok(checkpoint.load(&options, &progress)?);
+        }
+        let held = self.dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
+        device::check_gpu_room(checkpoint.config(), held, device)?;
+        Ok(checkpoint.load(&options, &progress)?.with_recorded_steps())
     }
 }

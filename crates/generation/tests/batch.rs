@@ -8,12 +8,15 @@ use gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, StopReason, TokenGenerator, WhenFull,
 };
 use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, load_tokenizer};
 
 const CPU: Device = Device::Cpu;
 
 fn tiny() -> Gpt2LMHead {
-    Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&CPU, &|_| ()).unwrap()
+    Checkpoint::open(&fixture_path("tiny-checkpoint"))
+        .unwrap()
+        .load(&LoadOptions::default(), &|_| ())
+        .unwrap()
 }
 
 fn alone(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {

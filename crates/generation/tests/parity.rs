@@ -9,7 +9,7 @@ use std::path::Path;
 use gpt2::Gpt2LMHead;
 use gpt2_generation::{GenerationConfig, GenerationError, StopReason, TextGenerator, TokenGenerator, score};
 use gpt2_testing::{checkpoints, device, fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 use serde_json::Value;
 
 /// Log-probabilities of two f32 computations; the reference takes the logarithm in f64, as we do.
@@ -18,8 +18,9 @@ const LOGPROB: f64 = 1e-4;
 const LOGPROB_ON_GPU: f64 = 1e-3;
 
 fn load(folder: &Path) -> Gpt2LMHead {
+    let options = LoadOptions { device: device(), ..LoadOptions::default() };
     // As the program loads it.
-    Checkpoint::open(folder).unwrap().load(&device(), &|_| ()).unwrap().with_recorded_steps()
+    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap().with_recorded_steps()
 }
 
 fn ids(value: &Value) -> Vec<u32> {

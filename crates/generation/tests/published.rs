@@ -16,7 +16,7 @@ use gpt2_generation::{
     beam_search, contrastive_search, score_continuations,
 };
 use gpt2_testing::skipped;
-use gpt2_weights::{Checkpoint, Tokenizer, encode};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 
 /// Names the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
@@ -38,7 +38,7 @@ fn published(name: &str) -> Option<Published> {
     };
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let tokenizer = checkpoint.tokenizer(None).unwrap();
-    Some(Published { model: checkpoint.load(&CPU, &|_| ()).unwrap(), tokenizer })
+    Some(Published { model: checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap(), tokenizer })
 }
 
 impl Published {

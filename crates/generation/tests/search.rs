@@ -11,14 +11,17 @@ use gpt2_generation::{
     beam_search, contrastive_search,
 };
 use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::{Value, json};
 
 /// Scores of two f32 computations.
 const SCORE: f64 = 1e-4;
 
 fn tiny() -> Gpt2LMHead {
-    Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&Device::Cpu, &|_| ()).unwrap()
+    Checkpoint::open(&fixture_path("tiny-checkpoint"))
+        .unwrap()
+        .load(&LoadOptions::default(), &|_| ())
+        .unwrap()
 }
 
 fn config(options: &Value) -> GenerationConfig {

@@ -5,7 +5,7 @@
 use candle_core::Device;
 use gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
 use gpt2_testing::fixture_path;
-use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 
 fn tokenizer() -> Tokenizer {
     load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap()
@@ -136,7 +136,7 @@ fn the_search_for_stop_strings_equals_one_that_starts_anew() {
 #[test]
 fn generation_ends_at_a_stop_string() {
     let folder = fixture_path("tiny-checkpoint");
-    let model = Checkpoint::open(&folder).unwrap().load(&Device::Cpu, &|_| ()).unwrap();
+    let model = Checkpoint::open(&folder).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
     let tokenizer = tokenizer();
     let text = |stop_strings: Vec<String>| {
         let config = GenerationConfig { max_new_tokens: 30, stop_strings, ..GenerationConfig::default() };

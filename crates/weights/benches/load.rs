@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Config, Parameter, expected_parameters};
-use gpt2_weights::{Checkpoint, Orientation, WeightFormat, checkpoint_shape};
+use gpt2_weights::{Checkpoint, LoadOptions, Orientation, checkpoint_shape};
 
 /// Loads per measurement; the fastest counts, since everything else on the machine only adds.
 const ROUNDS: usize = 3;
@@ -47,9 +47,7 @@ fn measure() {
             runs.reduce(|best, run| (f64::min(best.0, run.0), f64::min(best.1, run.1))).unwrap()
         };
         let (read_s, _) = fastest(&["read", file.to_str().unwrap()]);
-        for (held, bits) in
-            [("tensors", 32.0), ("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q4", 4.5)]
-        {
+        for (held, bits) in [("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q4", 4.5)] {
             let (load_s, peak) = fastest(&["load", folder.path().to_str().unwrap(), held]);
             println!(
                 "{name:<6}{held:<8}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
@@ -83,11 +81,8 @@ fn run(arguments: &[&str]) -> (f64, f64) {
 fn load(folder: &Path, held: &str) {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let model = match WeightFormat::from_name(held) {
-        Some(format) => checkpoint.load_as(format, &|_| ()),
-        None => checkpoint.load_dense(&Device::Cpu, DType::F32, &|_| ()),
-    };
-    let model = model.unwrap();
+    let options = LoadOptions { dtype: Some(held.parse().unwrap()), ..LoadOptions::default() };
+    let model = checkpoint.load(&options, &|_| ()).unwrap();
     let elapsed_s = start.elapsed().as_secs_f64();
     assert_eq!(model.parameter_count(), 124_439_808);
     println!("{elapsed_s} {}", peak_bytes());

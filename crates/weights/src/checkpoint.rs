@@ -1,19 +1,17 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Shape, Tensor};
-use candle_nn::VarBuilder;
+use candle_core::{DType, Device, Tensor};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_kernels::{Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
 use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Orientation, ParameterSource};
+use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
-use crate::stored::{StoredDType, StoredTensor};
+use crate::stored::StoredTensor;
 use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tokenizer};
 
 /// What [`Checkpoint::verify`] found wrong.
@@ -62,8 +60,8 @@ pub struct EmbeddedFiles {
 #[derive(Debug)]
 pub struct Checkpoint {
     config: Gpt2Config,
-    source: Source,
-    naming: Naming,
+    pub(crate) source: Source,
+    pub(crate) naming: Naming,
     rules: Vec<String>,
 }
 
@@ -222,8 +220,13 @@ impl Checkpoint {
 
     /// Rows of the token embedding in the file.
     pub fn embedding_rows(&self) -> Option<usize> {
-        match self.naming.parameters.get("wte.weight") {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors[*index].shape.first().copied(),
+        self.stored_matrix("wte.weight")?.shape.first().copied()
+    }
+
+    /// The tensor of a parameter that is stored in one piece.
+    pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
+        match self.naming.parameters.get(name) {
+            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
             _ => None,
         }
     }
@@ -238,72 +241,6 @@ impl Checkpoint {
         }
         let (path, mismatches) = (self.source.path.clone(), self.naming.mismatches.clone());
         Err(WeightsError::Mismatches { path, mismatches })
-    }
-
-    /// Builds the model with the precision of its weights as stored: on the CPU packed for its fast products, f16 as f16,
-    /// everything else in f32, GGUF's small integers too, whose fast products would round the activations; on other devices as
-    /// tensors of [`Checkpoint::stored_dtype`]. On the CPU its caches keep keys and values in f32. `progress` is told how many bytes of the file were read since the last call.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model, or the device has no room.
-    pub fn load(&self, device: &Device, progress: &(dyn Fn(u64) + Sync)) -> Result<Gpt2LMHead, WeightsError> {
-        if !device.is_cpu() {
-            return self.load_dense(device, self.stored_dtype(), progress);
-        }
-        Ok(self.load_on_cpu(None, progress)?.with_kv_dtype(DType::F32))
-    }
-
-    /// Builds the model on the CPU with the weights of its linear layers and embeddings in `format`; with `Q4`, embedding
-    /// and head are held in `Q6`.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model.
-    pub fn load_as(
-        &self,
-        format: WeightFormat,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.load_on_cpu(Some(format), progress)
-    }
-
-    /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.
-    pub fn stored_dtype(&self) -> DType {
-        let stored = match self.naming.parameters.get("wte.weight") {
-            Some((ParameterSource::Whole(index), _)) => self.source.tensors.get(*index),
-            _ => None,
-        };
-        match stored.map(|stored| stored.dtype) {
-            Some(StoredDType::F16) => DType::F16,
-            Some(StoredDType::BF16) => DType::BF16,
-            _ => DType::F32,
-        }
-    }
-
-    /// Builds the model from plain tensors of type `dtype`: for other devices, and in f32 as the reference for the packed
-    /// products.
-    ///
-    /// # Errors
-    /// When the tensors are not those of the model, or the device has no room.
-    pub fn load_dense(
-        &self,
-        device: &Device,
-        dtype: DType,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.check()?;
-        let backend = ReadParameters { checkpoint: self, progress };
-        let vb = VarBuilder::from_backend(Box::new(backend), dtype, device.clone());
-        Ok(Gpt2LMHead::load(&self.config, &vb)?)
-    }
-
-    fn load_on_cpu(
-        &self,
-        format: Option<WeightFormat>,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        self.check()?;
-        let reader = ReadParameters { checkpoint: self, progress };
-        Ok(Gpt2LMHead::load(&self.config, &PackParameters { reader: &reader, format, path: String::new() })?)
     }
 
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
@@ -374,153 +311,6 @@ impl Checkpoint {
         }
         indices.sort_unstable();
         indices.into_iter().map(|index| (index, &self.source.tensors[index]))
-    }
-}
-
-/// Hands the parameters to the model, one at a time, straight from the mapped file.
-struct ReadParameters<'a> {
-    checkpoint: &'a Checkpoint,
-    progress: &'a (dyn Fn(u64) + Sync),
-}
-
-impl SimpleBackend for ReadParameters<'_> {
-    fn get(
-        &self,
-        shape: Shape,
-        name: &str,
-        _: candle_nn::Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Tensor> {
-        let tensor = self.get_unchecked(name, dtype, device)?;
-        if tensor.shape() != &shape {
-            candle_core::bail!("parameter `{name}`: expected {shape:?}, found {:?}", tensor.shape());
-        }
-        Ok(tensor)
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let Checkpoint { source, naming, .. } = self.checkpoint;
-        let Some((from, shape)) = naming.parameters.get(name) else {
-            candle_core::bail!("the checkpoint has no parameter `{name}`");
-        };
-        let read = |index: usize| {
-            let stored = &source.tensors[index];
-            let tensor = stored.read(&source.files, device)?.to_dtype(dtype)?;
-            (self.progress)(stored.bytes.len() as u64);
-            Ok::<_, candle_core::Error>(tensor)
-        };
-        let tensor = match from {
-            ParameterSource::Whole(index) => read(*index)?,
-            ParameterSource::Thirds([query, key, value]) => {
-                Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
-            }
-            ParameterSource::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
-        };
-        let rows = shape.first().copied().unwrap_or_default();
-        if naming.is_transposed(name) && tensor.rank() == 2 {
-            tensor.t()
-        } else if name == "wte.weight" && tensor.dims().first().is_some_and(|stored| *stored > rows) {
-            // Padding behind the vocabulary; `copy` would keep it in memory.
-            tensor.narrow(0, 0, rows)?.force_contiguous()
-        } else {
-            Ok(tensor)
-        }
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        let Checkpoint { source, naming, .. } = self.checkpoint;
-        let holds_weights = |index: &usize| source.tensors[*index].dtype.holds_weights();
-        match naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => holds_weights(index),
-            Some((ParameterSource::Thirds(thirds), _)) => thirds.iter().all(holds_weights),
-            Some((ParameterSource::Zeros, _)) => true,
-            None => false,
-        }
-    }
-}
-
-/// Embedding and head, where an error of four bits costs more than in all blocks together.
-const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
-
-/// Hands the parameters to the model with the matrices packed, straight from the mapped file where it holds them as
-/// plain values.
-struct PackParameters<'a> {
-    reader: &'a ReadParameters<'a>,
-    /// The format of all matrices; that of each one's stored type where there is none.
-    format: Option<WeightFormat>,
-    path: String,
-}
-
-impl PackParameters<'_> {
-    fn name(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
-    }
-
-    /// The tensor of a matrix that is stored in one piece.
-    fn stored(&self, name: &str) -> Option<&StoredTensor> {
-        match self.reader.checkpoint.naming.parameters.get(name) {
-            Some((ParameterSource::Whole(index), _)) => self.reader.checkpoint.source.tensors.get(*index),
-            _ => None,
-        }
-    }
-
-    /// The bytes of a matrix that the packing can read as they are.
-    fn mapped(&self, name: &str, (out_features, in_features): (usize, usize)) -> Option<MatrixBytes<'_>> {
-        let stored = self.stored(name).filter(|stored| stored.strides.is_none())?;
-        let dtype = match stored.dtype {
-            StoredDType::F32 => StoredFloat::F32,
-            StoredDType::F16 => StoredFloat::F16,
-            StoredDType::BF16 => StoredFloat::BF16,
-            _ => return None,
-        };
-        let Checkpoint { naming, source, .. } = self.reader.checkpoint;
-        let order = match (naming.is_transposed(name), stored.shape.as_slice()) {
-            (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
-                StoredOrder::InputMajor
-            }
-            // More rows than outputs are padding behind the vocabulary.
-            (false, [rows, columns]) if *rows >= out_features && *columns == in_features => {
-                StoredOrder::OutputMajor
-            }
-            _ => return None,
-        };
-        let bytes = source.files.get(stored.file)?.get(stored.bytes.clone())?;
-        Some(MatrixBytes { bytes, dtype, order, out_features, in_features })
-    }
-}
-
-impl gpt2_kernels::ParameterSource for PackParameters<'_> {
-    fn below(&self, name: impl ToString) -> Self {
-        Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
-    }
-
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> candle_core::Result<Tensor> {
-        let name = self.name(name);
-        self.reader.get(shape.into(), &name, candle_nn::Init::Const(0.), DType::F32, &Device::Cpu)
-    }
-
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
-        let path = self.name(name);
-        let stored = self.stored(&path);
-        let format = match self.format {
-            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q6,
-            Some(format) => format,
-            None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
-        };
-        let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
-            (Some(matrix), Some(stored)) => {
-                let read = |bytes: Range<usize>| {
-                    (self.reader.progress)(bytes.len() as u64);
-                    let start = stored.bytes.start;
-                    stored
-                        .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);
-                };
-                PackedMatrix::from_bytes(matrix, format, &read)?
-            }
-            _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
-        };
-        Ok(Matrix::Packed(packed.into()))
     }
 }
 

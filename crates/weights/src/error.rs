@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use gpt2::ConfigError;
 use thiserror::Error;
 
+use crate::WeightDType;
+
 /// A checkpoint that cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -65,6 +67,18 @@ pub enum WeightsError {
         path: PathBuf,
         /// Every difference.
         mismatches: Vec<Mismatch>,
+    },
+    /// The CPU does not hold weights of this type.
+    #[error("{dtype}: the CPU holds weights in f32, f16, q8, q6 or q4")]
+    NotOnCpu {
+        /// The type.
+        dtype: WeightDType,
+    },
+    /// A GPU does not hold weights of this type.
+    #[error("{dtype}: a GPU holds weights in f32, f16 or bf16")]
+    NotOnGpu {
+        /// The type.
+        dtype: WeightDType,
     },
     /// There is no tokenizer.
     #[error(

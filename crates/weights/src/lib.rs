@@ -1,12 +1,11 @@
 //! From a checkpoint on disk to a [`gpt2::Gpt2LMHead`]: files, names, orientation, verification, tokenizers.
 //!
 //! ```no_run
-//! use candle_core::Device;
-//! use gpt2_weights::Checkpoint;
+//! use gpt2_weights::{Checkpoint, LoadOptions};
 //!
 //! let checkpoint = Checkpoint::open("path/to/gpt2".as_ref())?;
 //! println!("{} blocks", checkpoint.config().n_layer);
-//! let model = checkpoint.load(&Device::Cpu, &|_| ())?;
+//! let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 //! # Ok::<(), gpt2_weights::WeightsError>(())
 //! ```
 //!
@@ -18,20 +17,24 @@ mod config_file;
 mod convert;
 mod error;
 mod formats;
+mod load;
 mod mapped_file;
 mod mistaken_file;
 mod naming;
+mod readers;
 mod replace;
 mod small_file;
 mod source;
 mod statistics;
 mod stored;
 mod tokenizer;
+mod weight_dtype;
 
 pub use checkpoint::{Checkpoint, EmbeddedFiles, Problem};
 pub use convert::{WrittenDType, replace_hugging_face, write_gguf, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
 pub use gpt2_kernels::{WeightFormat, set_thread_count, thread_count};
+pub use load::LoadOptions;
 pub use mapped_file::MappedFile;
 pub use naming::{Orientation, checkpoint_shape};
 pub use replace::replace_file;
@@ -40,3 +43,4 @@ pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
 pub use tokenizer::{END_OF_TEXT, encode, encode_piece, load_tokenizer, ordinary_token, train_tokenizer};
 pub use tokenizers::Tokenizer;
+pub use weight_dtype::{UnknownWeightDType, WeightDType};

@@ -8,14 +8,16 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use gpt2::{LogitsFor, Pass};
 use gpt2_testing::{CheckpointFolder, assert_close_absolute, checkpoints, values};
-use gpt2_weights::{Checkpoint, Orientation, WeightsError};
+use gpt2_weights::{Checkpoint, LoadOptions, Orientation, WeightsError};
 use serde_json::json;
 
 const LINEAR: [&str; 4] =
     ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
 
 fn logits(path: &Path) -> Tensor {
-    let model = Checkpoint::open(path).and_then(|checkpoint| checkpoint.load(&Device::Cpu, &|_| ())).unwrap();
+    let model = Checkpoint::open(path)
+        .and_then(|checkpoint| checkpoint.load(&LoadOptions::default(), &|_| ()))
+        .unwrap();
     let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
     model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
@@ -81,9 +83,12 @@ fn causal_masks_of_old_checkpoints_are_no_parameters() {
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(checkpoint.buffers().count(), 6);
-    let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+    let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
     let tiny = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
-    assert_eq!(model.parameter_count(), tiny.load(&Device::Cpu, &|_| ()).unwrap().parameter_count());
+    assert_eq!(
+        model.parameter_count(),
+        tiny.load(&LoadOptions::default(), &|_| ()).unwrap().parameter_count()
+    );
     assert_same(&folder);
 }
 
@@ -198,7 +203,7 @@ fn every_difference_is_reported_at_once() {
             .insert("transformer.h.2.ln_1.bias".into(), Tensor::ones(28, DType::U8, &Device::Cpu).unwrap());
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let error = checkpoint.load(&Device::Cpu, &|_| ()).unwrap_err();
+    let error = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap_err();
     assert!(
         matches!(&error, WeightsError::Mismatches { mismatches, .. } if mismatches.len() == 5),
         "{error}"
@@ -239,7 +244,7 @@ fn progress_adds_up_to_the_parameters_bytes() {
     let count = |bytes| {
         read.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
     };
-    let model = checkpoint.load(&Device::Cpu, &count).unwrap();
+    let model = checkpoint.load(&LoadOptions::default(), &count).unwrap();
     assert_eq!(read.into_inner(), 4 * model.parameter_count() as u64);
     assert_eq!(checkpoint.parameter_bytes(), 4 * model.parameter_count() as u64);
 }
@@ -250,5 +255,5 @@ fn the_published_tarotble_checkpoint_is_sound() {
     let Some(folder) = checkpoints() else { return };
     let checkpoint = Checkpoint::open(&folder.join("tarotble")).unwrap();
     assert_eq!(checkpoint.verify(&|_| ()).unwrap(), []);
-    assert_eq!(checkpoint.load(&Device::Cpu, &|_| ()).unwrap().parameter_count(), 929_536);
+    assert_eq!(checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap().parameter_count(), 929_536);
 }

@@ -9,8 +9,8 @@ use candle_core::{Device, Tensor};
 use gpt2::{LogitsFor, Pass};
 use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path};
 use gpt2_weights::{
-    Checkpoint, DifferenceKind, Orientation, WeightsError, WrittenDType, differences, encode, load_tokenizer,
-    write_gguf, write_hugging_face,
+    Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
+    load_tokenizer, write_gguf, write_hugging_face,
 };
 use serde_json::json;
 
@@ -93,7 +93,7 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         let copy = written(&original, &folder.path().join("copy.gguf"), dtype).unwrap();
         let logits = |checkpoint: &Checkpoint| {
-            let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+            let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
             let ids = Tensor::new(&[[5u32, 299, 0, 17]], &Device::Cpu).unwrap();
             model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
         };

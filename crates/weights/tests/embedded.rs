@@ -5,7 +5,7 @@
 use candle_core::{Device, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 use gpt2_testing::{fixture_path, values};
-use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError, encode};
+use gpt2_weights::{Checkpoint, EmbeddedFiles, LoadOptions, WeightsError, encode};
 
 const FILES: EmbeddedFiles = EmbeddedFiles {
     config: include_str!("../../testing/fixtures/tiny-checkpoint/config.json"),
@@ -24,7 +24,7 @@ fn an_embedded_checkpoint_equals_the_same_files_on_disk() {
     assert!(embedded.verify(&|_| ()).unwrap().is_empty());
     let ids = Tensor::from_slice(&ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits = |checkpoint: &Checkpoint| {
-        let model: Gpt2LMHead = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+        let model: Gpt2LMHead = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
         values(&model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
     };
     assert_eq!(logits(&embedded), logits(&on_disk));

@@ -8,7 +8,7 @@ use std::path::Path;
 use candle_core::{DType, Device, IndexOp, Tensor};
 use gpt2::{LogitsFor, Pass};
 use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, values};
-use gpt2_weights::{Checkpoint, Format, Orientation, load_tokenizer};
+use gpt2_weights::{Checkpoint, Format, LoadOptions, Orientation, load_tokenizer};
 
 /// The same f32 weights through two implementations.
 const EXACT: f64 = 1e-4;
@@ -20,7 +20,7 @@ fn expected() -> Fixture {
 }
 
 fn logits(checkpoint: &Checkpoint) -> Tensor {
-    let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+    let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
     let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
     model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
@@ -141,7 +141,7 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     let open = |name: &str| Checkpoint::open(&folder.join("tarotble").join(name)).unwrap();
     let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
     let logits = |checkpoint: &Checkpoint| {
-        let model = checkpoint.load(&Device::Cpu, &|_| ()).unwrap();
+        let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
         values(
             &model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap().i(0).unwrap(),
         )

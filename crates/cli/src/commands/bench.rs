@@ -8,7 +8,7 @@ use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 use clap::Args;
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_engine::{HubOptions, WeightType, device_name, process};
+use gpt2_engine::{HubOptions, WeightDType, device_name, process};
 use gpt2_generation::{GenerationConfig, History, Sampler};
 use serde::Serialize;
 
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     }
     let report = Report {
         device: device_name(&device),
-        dtype: arguments.model.dtype.map_or("stored", WeightType::name),
+        dtype: arguments.model.dtype.map_or("stored", WeightDType::name),
         kv_dtype: model.kv_dtype().as_str(),
         records_steps: bench.records_steps,
         threads: process::thread_count(),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_core::Device;
 use clap::Args;
-use gpt2_engine::{Job, KvType, Opened, Progress, Reporter, Text, Unit, WeightType, device_name};
+use gpt2_engine::{Job, KvType, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
 use gpt2_generation::{GenerationConfig, GenerationError};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -213,7 +213,7 @@ fn settings(model: &ModelArguments, config: &GenerationConfig, device: &Device) 
     json!({
         "model": model.model,
         "tokenizer": model.tokenizer,
-        "dtype": model.dtype.map(WeightType::name),
+        "dtype": model.dtype.map(WeightDType::name),
         "kv_dtype": model.kv_dtype.map(KvType::name),
         "device": device_name(device),
         "tf32": model.tf32,

@@ -1,0 +1,77 @@
+//! From an opened checkpoint to a model in memory.
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use gpt2::Gpt2LMHead;
+
+use crate::readers::{PackParameters, ReadParameters};
+use crate::stored::StoredDType;
+use crate::{Checkpoint, WeightDType, WeightsError};
+
+/// How a model is held in memory. The default is the CPU, with weights as they are stored.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// The device that holds the model and computes.
+    pub device: Device,
+    /// The type of the weights; `None` is the precision in which they are stored: on the CPU f16 as f16 and everything else
+    /// as f32, GGUF's small integers too, whose fast products would round the activations; on a GPU
+    /// [`Checkpoint::stored_dtype`].
+    pub dtype: Option<WeightDType>,
+    /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 where the weights are rounded
+    /// to f16 or fewer bits as they are loaded: that rounding is as coarse. On a GPU it is the type of the weights.
+    pub kv_dtype: Option<DType>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { device: Device::Cpu, dtype: None, kv_dtype: None }
+    }
+}
+
+impl Checkpoint {
+    /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
+    /// how many bytes of the file were read since the last call.
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model, or the device has not the type of weights or no room.
+    pub fn load(
+        &self,
+        options: &LoadOptions,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Gpt2LMHead, WeightsError> {
+        self.check()?;
+        let LoadOptions { device, dtype, kv_dtype } = options;
+        let reader = ReadParameters { checkpoint: self, progress };
+        let model = if device.is_cpu() {
+            let format = dtype.map(WeightDType::on_cpu).transpose()?;
+            Gpt2LMHead::load(self.config(), &PackParameters::new(&reader, format))?
+        } else {
+            let dtype = dtype.map_or(Ok(self.stored_dtype()), WeightDType::on_gpu)?;
+            let vb = VarBuilder::from_backend(Box::new(reader), dtype, device.clone());
+            Gpt2LMHead::load(self.config(), &vb)?
+        };
+        let exact = (device.is_cpu() && !self.is_rounded_to(*dtype)).then_some(DType::F32);
+        Ok(match kv_dtype.or(exact) {
+            Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
+            None => model,
+        })
+    }
+
+    /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.
+    pub fn stored_dtype(&self) -> DType {
+        match self.stored_matrix("wte.weight").map(|stored| stored.dtype) {
+            Some(StoredDType::F16) => DType::F16,
+            Some(StoredDType::BF16) => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Whether weights held as `dtype` are other numbers than the stored ones.
+    fn is_rounded_to(&self, dtype: Option<WeightDType>) -> bool {
+        match dtype {
+            None | Some(WeightDType::F32) => false,
+            Some(WeightDType::F16) => self.stored_dtype() != DType::F16,
+            Some(_) => true,
+        }
+    }
+}
