@@ -7,9 +7,9 @@
 use gpt2_kernels::Activation;
 use serde_json::{Map, Value};
 
-use crate::ConfigError;
+use crate::{ConfigError, ParameterCounts};
 
-/// Largest accepted sizes: far above every GPT-2, low enough that no product of two of them overflows.
+/// Largest accepted sizes: far above every GPT-2, low enough that the number of parameters fits into 64 bits.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_ROWS: usize = 1 << 26;
@@ -142,10 +142,54 @@ impl Gpt2Config {
             bos_token_id: keys.token_ids("bos_token_id", &defaults.eos_token_id)?.first().copied(),
             eos_token_id: keys.token_ids("eos_token_id", &defaults.eos_token_id)?,
         };
-        if !config.n_embd.is_multiple_of(n_head) {
-            return Err(ConfigError::HeadsDoNotDivideWidth { n_head, n_embd: config.n_embd });
-        }
+        config.check()?;
         Ok(config)
+    }
+
+    /// Checks what [`Gpt2Config::from_json`] checks of sizes and numbers: for a configuration that was made by hand.
+    ///
+    /// # Errors
+    /// When a size or a number is out of its range, the heads do not divide the width, or the parameters are more than this
+    /// machine can address.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        for (key, size, largest) in [
+            ("vocab_size", self.vocab_size, MAX_ROWS),
+            ("n_positions", self.n_positions, MAX_ROWS),
+            ("n_embd", self.n_embd, MAX_WIDTH),
+            ("n_layer", self.n_layer, MAX_LAYERS),
+            ("n_head", self.n_head, MAX_WIDTH),
+            ("n_inner", self.n_inner.unwrap_or(1), MAX_WIDTH),
+        ] {
+            if !(1..=largest).contains(&size) {
+                return Err(wrong(key, &size_range(largest), &size.into()));
+            }
+        }
+        for (key, number, largest) in [
+            ("layer_norm_epsilon", self.layer_norm_epsilon, 1.0),
+            ("embd_pdrop", self.embd_pdrop, 1.0),
+            ("attn_pdrop", self.attn_pdrop, 1.0),
+            ("resid_pdrop", self.resid_pdrop, 1.0),
+            ("initializer_range", self.initializer_range, f64::MAX),
+        ] {
+            if !(0.0..=largest).contains(&number) {
+                return Err(wrong(key, &number_range(0.0, largest), &number.into()));
+            }
+        }
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            return Err(ConfigError::HeadsDoNotDivideWidth { n_head: self.n_head, n_embd: self.n_embd });
+        }
+        if !self.is_addressable() {
+            return Err(ConfigError::TooLarge);
+        }
+        Ok(())
+    }
+
+    /// Whether this machine can count all parameters, and address the largest of them in f32.
+    fn is_addressable(&self) -> bool {
+        let widest = self.inner_width().max(3 * self.n_embd).max(self.vocab_size).max(self.n_positions);
+        let largest = widest.checked_mul(self.n_embd).and_then(|elements| elements.checked_mul(4));
+        let is_countable = ParameterCounts::new(self).with_untied_head < usize::MAX;
+        is_countable && largest.is_some_and(|bytes| isize::try_from(bytes).is_ok())
     }
 
     /// The same configuration as the keys of a `config.json`.
@@ -184,14 +228,40 @@ impl Gpt2Config {
         usize::try_from(id).is_ok_and(|id| id < self.vocab_size)
     }
 
-    /// Inner width of the MLP: `n_inner`, or `4 n_embd`.
-    pub fn inner_width(&self) -> usize {
-        self.n_inner.unwrap_or(4 * self.n_embd)
+    /// The token that starts a text, where the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
+    /// whatever its vocabulary is.
+    pub fn start_token(&self) -> Option<u32> {
+        self.bos_token_id.filter(|id| self.has_token(*id))
     }
 
-    /// Width of an attention head.
+    /// The tokens that end a text, those that the vocabulary has: a `config.json` without `eos_token_id` names GPT-2's own,
+    /// whatever its vocabulary is. [`Gpt2Config::end_token_note`] says which were left out.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        self.eos_token_id.iter().copied().filter(|id| self.has_token(*id)).collect()
+    }
+
+    /// What a user should know about end tokens that [`Gpt2Config::end_tokens`] leaves out, where it does.
+    pub fn end_token_note(&self) -> Option<String> {
+        let beyond: Vec<String> =
+            self.eos_token_id.iter().filter(|id| !self.has_token(**id)).map(u32::to_string).collect();
+        let note = || {
+            format!(
+                "eos_token_id {} is beyond the vocabulary of {} tokens, and ends no text",
+                beyond.join(", "),
+                self.vocab_size
+            )
+        };
+        (!beyond.is_empty()).then(note)
+    }
+
+    /// Inner width of the MLP: `n_inner`, or `4 n_embd`.
+    pub fn inner_width(&self) -> usize {
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
+    }
+
+    /// Width of an attention head; 0 where there are no heads, which [`Gpt2Config::check`] refuses.
     pub fn head_dim(&self) -> usize {
-        self.n_embd / self.n_head
+        self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
 
     /// Factor on the attention scores of block `layer`.
@@ -288,7 +358,7 @@ impl Keys<'_> {
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
         match size.filter(|size| (1..=largest).contains(size)) {
             Some(size) => Ok(Some(size)),
-            None => Err(wrong(name, &format!("a whole number from 1 to {largest}"), value)),
+            None => Err(wrong(name, &size_range(largest), value)),
         }
     }
 
@@ -323,10 +393,7 @@ impl Keys<'_> {
         };
         match value.as_f64().filter(|number| (smallest..=largest).contains(number)) {
             Some(number) => Ok(Some(number)),
-            None if largest == f64::MAX => {
-                Err(wrong(key, &format!("a number of at least {smallest}"), value))
-            }
-            None => Err(wrong(key, &format!("a number from {smallest} to {largest}"), value)),
+            None => Err(wrong(key, &number_range(smallest, largest), value)),
         }
     }
 
@@ -363,6 +430,17 @@ impl Keys<'_> {
             Some(Value::Array(values)) => values.iter().map(id).collect(),
             Some(value) => Ok(vec![id(value)?]),
         }
+    }
+}
+
+fn size_range(largest: usize) -> String {
+    format!("a whole number from 1 to {largest}")
+}
+
+fn number_range(smallest: f64, largest: f64) -> String {
+    match largest {
+        f64::MAX => format!("a number of at least {smallest}"),
+        _ => format!("a number from {smallest} to {largest}"),
     }
 }
 

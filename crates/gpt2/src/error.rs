@@ -53,6 +53,9 @@ pub enum ConfigError {
         /// Width.
         n_embd: usize,
     },
+    /// The parameters are more than this machine can address.
+    #[error("the sizes make a model that is too large for this machine's addresses; take a smaller one")]
+    TooLarge,
     /// The file asks for arithmetic that this crate does not have.
     #[error("`{key}` = {found} is not supported: {reason}")]
     Unsupported {
@@ -102,6 +105,12 @@ pub enum ModelError {
 
 impl From<ModelError> for candle_core::Error {
     fn from(error: ModelError) -> Self {
+        Self::wrap(error)
+    }
+}
+
+impl From<ConfigError> for candle_core::Error {
+    fn from(error: ConfigError) -> Self {
         Self::wrap(error)
     }
 }

@@ -16,27 +16,14 @@ pub struct Parameter {
 
 /// Every parameter of a model, in the order of computation. A tied head is the token embedding and not listed.
 pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
-    let (width, inner) = (config.n_embd, config.inner_width());
-    let mut parameters = Vec::with_capacity(12 * config.n_layer + 5);
+    let width = config.n_embd;
+    let mut parameters = Vec::new();
     let mut add = |name: String, shape: &[usize]| parameters.push(Parameter { name, shape: shape.to_vec() });
     add("wte.weight".into(), &[config.vocab_size, width]);
     add("wpe.weight".into(), &[config.n_positions, width]);
     for layer in 0..config.n_layer {
-        for (name, shape) in [
-            ("ln_1.weight", &[width][..]),
-            ("ln_1.bias", &[width]),
-            ("attn.c_attn.weight", &[3 * width, width]),
-            ("attn.c_attn.bias", &[3 * width]),
-            ("attn.c_proj.weight", &[width, width]),
-            ("attn.c_proj.bias", &[width]),
-            ("ln_2.weight", &[width]),
-            ("ln_2.bias", &[width]),
-            ("mlp.c_fc.weight", &[inner, width]),
-            ("mlp.c_fc.bias", &[inner]),
-            ("mlp.c_proj.weight", &[width, inner]),
-            ("mlp.c_proj.bias", &[width]),
-        ] {
-            add(format!("h.{layer}.{name}"), shape);
+        for (name, shape) in block_parameters(config) {
+            add(format!("h.{layer}.{name}"), &shape);
         }
     }
     add("ln_f.weight".into(), &[width]);
@@ -45,6 +32,26 @@ pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
         add("lm_head.weight".into(), &[config.vocab_size, width]);
     }
     parameters
+}
+
+/// The parameters of one block: names in the block, and shapes.
+fn block_parameters(config: &Gpt2Config) -> [(&'static str, Vec<usize>); 12] {
+    let (width, inner) = (config.n_embd, config.inner_width());
+    let thirds = width.saturating_mul(3);
+    [
+        ("ln_1.weight", vec![width]),
+        ("ln_1.bias", vec![width]),
+        ("attn.c_attn.weight", vec![thirds, width]),
+        ("attn.c_attn.bias", vec![thirds]),
+        ("attn.c_proj.weight", vec![width, width]),
+        ("attn.c_proj.bias", vec![width]),
+        ("ln_2.weight", vec![width]),
+        ("ln_2.bias", vec![width]),
+        ("mlp.c_fc.weight", vec![inner, width]),
+        ("mlp.c_fc.bias", vec![inner]),
+        ("mlp.c_proj.weight", vec![width, inner]),
+        ("mlp.c_proj.bias", vec![width]),
+    ]
 }
 
 /// How many parameters a model has, by the definitions in use.
@@ -67,23 +74,31 @@ pub struct ParameterCounts {
 }
 
 impl ParameterCounts {
-    /// The counts of a model with this configuration.
+    /// The counts of a model with this configuration; a count that is too large for this machine is `usize::MAX`.
     pub fn new(config: &Gpt2Config) -> Self {
-        let parameters = expected_parameters(config);
-        let sum = |belongs: &dyn Fn(&str) -> bool| -> usize {
-            let counted = parameters.iter().filter(|parameter| belongs(&parameter.name));
-            counted.map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+        let sum = |counts: &[usize]| counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        let product =
+            |sizes: &[usize]| sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
+        let of_block = |part: &str| {
+            let counted = block_parameters(config).into_iter().filter(|(name, _)| name.starts_with(part));
+            sum(&counted.map(|(_, shape)| product(&shape)).collect::<Vec<_>>())
         };
-        let unique = sum(&|_| true);
-        let head = if config.tie_word_embeddings { config.vocab_size * config.n_embd } else { 0 };
+        let Gpt2Config { vocab_size, n_positions, n_embd, n_layer, .. } = *config;
+        let per_block = of_block("");
+        let blocks = product(&[per_block, n_layer]);
+        let head = product(&[vocab_size, n_embd]);
+        let embedding = sum(&[head, product(&[n_positions, n_embd])]);
+        let final_norm = product(&[2, n_embd]);
+        let tied = sum(&[embedding, blocks, final_norm]);
+        let with_untied_head = sum(&[tied, head]);
         Self {
-            unique,
-            with_untied_head: unique + head,
-            embedding: sum(&|name| name.starts_with("wte.") || name.starts_with("wpe.")),
-            blocks: sum(&|name| name.starts_with("h.")),
-            per_block: sum(&|name| name.starts_with("h.0.")),
-            attention_per_block: sum(&|name| name.starts_with("h.0.attn.")),
-            mlp_per_block: sum(&|name| name.starts_with("h.0.mlp.")),
+            unique: if config.tie_word_embeddings { tied } else { with_untied_head },
+            with_untied_head,
+            embedding,
+            blocks,
+            per_block,
+            attention_per_block: of_block("attn."),
+            mlp_per_block: of_block("mlp."),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use gpt2::{Activation, ConfigError, Gpt2Config};
+use gpt2::{Activation, ConfigError, Gpt2Config, ParameterCounts};
 use serde_json::{Value, json};
 
 fn base() -> Value {
@@ -202,4 +202,82 @@ fn presets_are_known_by_their_names() {
         found,
         "unknown preset `gpt3`; the presets are distilgpt2, gpt2, gpt2-medium, gpt2-large, gpt2-xl"
     );
+}
+
+/// A small configuration without token ids takes those of GPT-2, which its vocabulary does not have.
+#[test]
+fn special_tokens_beyond_the_vocabulary_are_left_out_and_said() {
+    let absent = read(json!({})).unwrap();
+    assert_eq!((absent.eos_token_id.as_slice(), absent.bos_token_id), (&[50_256][..], Some(50_256)));
+    assert_eq!((absent.end_tokens(), absent.start_token()), (vec![], None));
+    let note = "eos_token_id 50256 is beyond the vocabulary of 61 tokens, and ends no text";
+    assert_eq!(absent.end_token_note().unwrap(), note);
+
+    let some = read(json!({"eos_token_id": [60, 61, 7, 99], "bos_token_id": 60})).unwrap();
+    assert_eq!((some.end_tokens(), some.start_token()), (vec![60, 7], Some(60)));
+    assert!(some.end_token_note().unwrap().starts_with("eos_token_id 61, 99 is beyond"), "all are named");
+
+    for config in [Gpt2Config::gpt2(), read(json!({"eos_token_id": null})).unwrap()] {
+        assert_eq!(config.end_tokens(), config.eos_token_id);
+        assert_eq!(config.end_token_note(), None);
+    }
+}
+
+/// Fields are open, so a configuration made by hand is checked like one that was read.
+#[test]
+fn a_configuration_made_by_hand_is_checked() {
+    let base = read(json!({})).unwrap();
+    assert_eq!(base.check(), Ok(()));
+    for (config, expected) in [
+        (
+            Gpt2Config { n_head: 0, ..base.clone() },
+            "`n_head`: expected a whole number from 1 to 4194304, found 0",
+        ),
+        (Gpt2Config { n_head: 7, ..base.clone() }, "`n_head` = 7 does not divide `n_embd` = 24"),
+        (
+            Gpt2Config { n_embd: 0, ..base.clone() },
+            "`n_embd`: expected a whole number from 1 to 4194304, found 0",
+        ),
+        (
+            Gpt2Config { n_layer: usize::MAX, ..base.clone() },
+            "`n_layer`: expected a whole number from 1 to 1024",
+        ),
+        (Gpt2Config { n_inner: Some(0), ..base.clone() }, "`n_inner`: expected a whole number from 1"),
+        (Gpt2Config { vocab_size: 0, ..base.clone() }, "`vocab_size`: expected a whole number from 1"),
+        (Gpt2Config { n_positions: 0, ..base.clone() }, "`n_positions`: expected a whole number from 1"),
+        (
+            Gpt2Config { attn_pdrop: 1.5, ..base.clone() },
+            "`attn_pdrop`: expected a number from 0 to 1, found 1.5",
+        ),
+        (
+            Gpt2Config { layer_norm_epsilon: f64::NAN, ..base.clone() },
+            "`layer_norm_epsilon`: expected a number from 0 to 1, found null",
+        ),
+        (
+            Gpt2Config { initializer_range: -1.0, ..base.clone() },
+            "`initializer_range`: expected a number of at least 0, found -1",
+        ),
+    ] {
+        let found = config.check().unwrap_err().to_string();
+        assert!(found.starts_with(expected), "{found}");
+        // What is computed from it ends without a panic all the same.
+        let _ = (config.head_dim(), config.attention_scale(0), config.inner_width());
+        let _ = ParameterCounts::new(&config);
+    }
+    let none = Gpt2Config { n_head: 0, ..base.clone() };
+    assert_eq!(none.head_dim(), 0);
+    let endless = Gpt2Config { n_layer: usize::MAX, n_embd: usize::MAX, ..base };
+    assert_eq!(ParameterCounts::new(&endless).unique, usize::MAX);
+    assert_eq!(endless.inner_width(), usize::MAX);
+}
+
+/// Every size is in its range; blocks of 3 · 2^56 parameters can be counted in 64 bits, and not in 32.
+#[test]
+fn a_model_that_cannot_be_addressed_is_refused() {
+    let sizes = json!({"n_embd": 1 << 22, "n_head": 1, "n_layer": 1 << 10, "vocab_size": 1 << 26});
+    let found = read(sizes);
+    match usize::BITS {
+        64 => assert_eq!(ParameterCounts::new(&found.unwrap()).blocks >> 56, 3),
+        _ => assert_eq!(found, Err(ConfigError::TooLarge)),
+    }
 }
