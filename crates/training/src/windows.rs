@@ -1,5 +1,6 @@
 //! Windows of tokens in an order that the seed decides: what a training step is made of.
 
+use std::cell::RefCell;
 use std::path::Path;
 
 use gpt2_weights::MappedFile;
@@ -68,12 +69,13 @@ impl Tokens for TokenFile {
 
 /// Windows of `context` tokens, each with the tokens that follow. An epoch starts somewhere in the first window, which the
 /// seed decides, cuts what follows into windows side by side, and takes them in an order that the seed decides too.
-#[derive(Clone, Copy)]
 pub struct Windows<'a> {
     tokens: &'a dyn Tokens,
     context: usize,
     seed: u64,
     per_epoch: usize,
+    /// The order of the epoch that was asked for last: every batch of an epoch reads it.
+    order: RefCell<Order>,
 }
 
 /// Inputs of a step and the token that follows each, row by row.
@@ -99,7 +101,7 @@ impl<'a> Windows<'a> {
         }
         // Room for every start in the first window, where there is more than one.
         let per_epoch = ((tokens.len() - 1 - (context - 1)) / context).max(1);
-        Ok(Self { tokens, context, seed, per_epoch })
+        Ok(Self { tokens, context, seed, per_epoch, order: RefCell::default() })
     }
 
     /// Windows in an epoch.
@@ -116,11 +118,11 @@ impl<'a> Windows<'a> {
     pub fn batch(&self, first: u64, rows: usize) -> Batch {
         let per_epoch = self.per_epoch as u64;
         let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows };
-        let mut order = Order::default();
+        let mut order = self.order.borrow_mut();
         for index in first..first + rows as u64 {
             let (epoch, place) = (index / per_epoch, index % per_epoch);
             if order.epoch != Some(epoch) {
-                order = self.order(epoch);
+                *order = self.order_of(epoch);
             }
             let start = usize::try_from(place).ok().and_then(|place| order.starts.get(place));
             let start = start.copied().unwrap_or_default();
@@ -130,8 +132,7 @@ impl<'a> Windows<'a> {
         batch
     }
 
-    /// Where the windows of an epoch start, in the order in which they are taken.
-    fn order(&self, epoch: u64) -> Order {
+    fn order_of(&self, epoch: u64) -> Order {
         let mut generator = Stream::Epoch(epoch).generator(self.seed);
         let slack = self.tokens.len() - 1 - self.per_epoch * self.context;
         let mut below = |bound: usize| usize::try_from(generator.below(bound as u64)).unwrap_or_default();
@@ -146,6 +147,7 @@ impl<'a> Windows<'a> {
     }
 }
 
+/// Where the windows of an epoch start, in the order in which they are taken.
 #[derive(Default)]
 struct Order {
     epoch: Option<u64>,
@@ -185,6 +187,49 @@ mod tests {
         assert_eq!(batch, windows.batch(6, 3));
         assert_eq!(windows.batch(7, 1).inputs, batch.inputs[6..12], "one by one is the same");
         assert_ne!(batch, Windows::new(&tokens, 6, 2).unwrap().batch(6, 3), "another seed");
+    }
+
+    /// Runs are resumed by the number of the window alone, so every batch must be what the order of its epoch gives when that
+    /// is made for it anew.
+    #[test]
+    fn the_order_that_is_kept_is_the_order_made_anew() {
+        let tokens: Vec<u32> = (0..500).collect();
+        let windows = Windows::new(&tokens, 7, 5).unwrap();
+        let anew = |index: u64| {
+            let per_epoch = windows.per_epoch() as u64;
+            let starts = windows.order_of(index / per_epoch).starts;
+            tokens[starts[usize::try_from(index % per_epoch).unwrap()]]
+        };
+        // Batches of 3 in epochs of 70: most stay in an epoch, some pass its end; then one of an epoch before.
+        let firsts = (0..300).step_by(3).chain([4, 69, 0, 139]);
+        for first in firsts {
+            let batch = windows.batch(first, 3);
+            let starts: Vec<u32> = batch.inputs.chunks(7).map(|window| window[0]).collect();
+            assert_eq!(starts, [anew(first), anew(first + 1), anew(first + 2)], "from window {first}");
+        }
+    }
+
+    /// The order of a seed, written down: another one would give resumed runs other numbers.
+    #[test]
+    fn the_order_of_a_seed_stays() {
+        let tokens: Vec<u32> = (0..100).collect();
+        let windows = Windows::new(&tokens, 7, 5).unwrap();
+        let starts = |epoch: u64| windows.order_of(epoch).starts;
+        assert_eq!(starts(0), [65, 9, 86, 16, 23, 37, 58, 2, 72, 79, 30, 44, 51]);
+        assert_eq!(starts(1), [55, 27, 69, 13, 34, 48, 90, 20, 62, 76, 41, 6, 83]);
+    }
+
+    #[test]
+    fn the_batches_of_an_epoch_share_its_order() {
+        let tokens: Vec<u32> = (0..100).collect();
+        let windows = Windows::new(&tokens, 7, 5).unwrap();
+        let place = || windows.order.borrow().starts.as_ptr();
+        windows.batch(0, 2);
+        let first = place();
+        windows.batch(2, 11);
+        assert_eq!(place(), first, "within the epoch");
+        windows.batch(13, 1);
+        assert_ne!(place(), first, "the next epoch has its own");
     }
 
     #[test]
