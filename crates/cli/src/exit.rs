@@ -90,6 +90,7 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
         _ => None,
     }
 }
@@ -97,6 +98,10 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
 fn of_training(error: &TrainingError) -> Option<&'static str> {
     match error {
         TrainingError::Weights(error) => of_weights(error),
+        TrainingError::TooFewTokens { .. } => Some("--context"),
+        TrainingError::Vocabulary { .. } => Some("--tokenizer"),
+        TrainingError::NotFinite { .. } => Some("--lr, --grad-clip"),
+        TrainingError::OtherState { .. } => Some("--out"),
         _ => None,
     }
 }

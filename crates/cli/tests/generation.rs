@@ -235,7 +235,7 @@ fn an_ordinary_token_as_the_end_is_noticed() {
 /// transformers' own end token, 50256, stands for configurations of any size that name none; a call without it is right.
 #[test]
 fn an_end_that_the_vocabulary_lacks_is_left_out() {
-    let told = "note: eos_token_id 50256 is beyond the vocabulary of 300 tokens; no text ends with it";
+    let told = "note: eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
     let without =
         CheckpointFolder::tiny().without("generation_config.json").with_config(json!({"eos_token_id": null}));
     let by_file =

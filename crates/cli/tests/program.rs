@@ -66,7 +66,11 @@ fn generate_from_ids_needs_no_tokenizer() {
     let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
     assert_eq!(spaced.code, SUCCESS);
     let text = run(&["generate", "The", "--model", path(folder.path())]);
-    assert_refused(&text, FAILURE, "name one with --tokenizer FILE, or give token ids (--ids)");
+    assert_refused(
+        &text,
+        FAILURE,
+        "name one from elsewhere, or give token ids in place of text (--tokenizer FILE, --ids)",
+    );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
     let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);

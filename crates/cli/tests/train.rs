@@ -4,11 +4,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use gpt2_testing::CheckpointFolder;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
@@ -70,6 +70,23 @@ fn assert_refused(output: &Output, code: i32, expected: &str) {
     assert_eq!(output.status.code(), Some(code), "{message}");
     assert!(message.contains(expected), "`{expected}` is not in: {message}");
     assert!(!message.contains("internal error"), "{message}");
+}
+
+/// Kills a training once its folder holds a state.
+///
+/// # Panics
+/// When it fails first.
+#[track_caller]
+fn kill_once_saved(training: &mut Child, folder: &str) {
+    let state = Path::new(folder).join("training-state.safetensors");
+    while !state.exists() {
+        if let Some(status) = training.try_wait().unwrap() {
+            assert!(state.exists(), "the training ended without a state: {status}");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    training.kill().unwrap();
+    training.wait().unwrap();
 }
 
 fn read(folder: &str, name: &str) -> Vec<u8> {
@@ -202,11 +219,7 @@ fn adapters_are_trained_killed_and_resumed_like_whole_models() {
     };
     assert_success(&train("whole", &[]).wait_with_output().unwrap());
     let mut killed = train("killed", &[]);
-    while !Path::new(&bench.path("killed")).join("training-state.safetensors").exists() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    killed.kill().unwrap();
-    killed.wait().unwrap();
+    kill_once_saved(&mut killed, &bench.path("killed"));
     assert_success(&train("killed", &["--resume"]).wait_with_output().unwrap());
     for name in ["model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"] {
         assert_eq!(read(&bench.path("whole"), name), read(&bench.path("killed"), name), "{name}");
@@ -336,6 +349,42 @@ fn a_tokenizer_of_another_model_is_refused() {
     assert!(!Path::new(&bench.path("out")).join("model.safetensors").exists());
 }
 
+/// The tiny configuration names no end token, so GPT-2's 50,256 stands in, of a vocabulary of 300.
+#[test]
+fn an_end_token_beyond_the_vocabulary_is_left_out_and_said() {
+    let bench = Bench::new();
+    let tiny = CheckpointFolder::tiny().with_config(json!({"eos_token_id": []}));
+    let beyond = CheckpointFolder::tiny().with_config(json!({"eos_token_id": 50_256}));
+    let lines: String = (0..60).map(|line| format!("{{\"text\": \"Citizen {line} speaks.\"}}\n")).collect();
+    bench.write("text.jsonl", lines);
+    let train = |init: &CheckpointFolder, out: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+        command.args(["train", "--data", &bench.path("text.jsonl"), "--init", init.path().to_str().unwrap()]);
+        command.args([
+            "--out",
+            &bench.path(out),
+            "--batch-size",
+            "2",
+            "--steps",
+            "4",
+            "--save-every",
+            "2",
+            "--json",
+        ]);
+        command.args(more).output().unwrap()
+    };
+    let note = "eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
+    let without = train(&tiny, "without", &[]);
+    let left_out = train(&beyond, "beyond", &["--sample", "Citizen"]);
+    assert!(stderr(&left_out).contains(note) && !stderr(&without).contains(note), "{}", stderr(&left_out));
+    let (without, left_out) = (assert_success(&without), assert_success(&left_out));
+    assert_eq!(left_out["loss"], without["loss"], "texts are joined without a token in both");
+    assert_eq!(left_out["training_tokens"], without["training_tokens"]);
+    let resumed = train(&beyond, "beyond", &["--resume"]);
+    assert!(stderr(&resumed).contains(note), "{}", stderr(&resumed));
+    assert_success(&resumed);
+}
+
 /// Files of this process tree may not grow beyond 60 KiB: more than the weights take, less than the state.
 #[cfg(unix)]
 #[test]
@@ -344,11 +393,7 @@ fn a_full_disk_leaves_the_last_state() {
     let run = ["--steps", "300", "--save-every", "20", "--eval-every", "300", "--resume"];
     let state = Path::new(&bench.path("model")).join("training-state.safetensors");
     let mut first = bench.command("text.txt", "model", &run).spawn().unwrap();
-    while !state.exists() && first.try_wait().unwrap().is_none() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    first.kill().unwrap();
-    first.wait().unwrap();
+    kill_once_saved(&mut first, &bench.path("model"));
     let saved = fs::read(&state).unwrap();
     assert!(saved.len() > 60 << 10, "{} bytes", saved.len());
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use gpt2::Gpt2Config;
 use gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
 use gpt2_weights::Checkpoint;
 
@@ -18,8 +19,8 @@ pub struct Defaults {
     config: GenerationConfig,
     /// The `generation_config.json`, where there is one.
     path: Option<PathBuf>,
-    /// End tokens of the files that the vocabulary does not have.
-    foreign_ends: Vec<u32>,
+    /// The configuration of the model with the end tokens that the files name.
+    as_named: Gpt2Config,
     vocabulary: Arc<Vocabulary>,
 }
 
@@ -45,10 +46,9 @@ impl Defaults {
                 (read(GenerationConfig { do_sample: !searches, ..start })?, Some(path))
             }
         };
-        let has_token = |id: &u32| vocabulary.config().has_token(*id);
-        let foreign_ends = config.eos_token_id.iter().copied().filter(|id| !has_token(id)).collect();
-        config.eos_token_id.retain(has_token);
-        Ok(Self { config, path, foreign_ends, vocabulary })
+        let as_named = Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };
+        config.eos_token_id = as_named.end_tokens();
+        Ok(Self { config, path, as_named, vocabulary })
     }
 
     /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
@@ -57,9 +57,9 @@ impl Defaults {
         &self.config
     }
 
-    /// The end tokens that were left out.
-    pub fn foreign_ends(&self) -> &[u32] {
-        &self.foreign_ends
+    /// The end tokens that the files name, those included that the vocabulary does not have.
+    pub fn named_ends(&self) -> &[u32] {
+        &self.as_named.eos_token_id
     }
 
     /// Checks what the files say.
@@ -113,10 +113,7 @@ impl Defaults {
             [] => config.eos_token_id.is_empty(),
             ends => config.eos_token_id.starts_with(ends),
         };
-        let foreign = self.foreign_ends.iter().filter(|_| has_own_ends).map(|id| {
-            let vocab_size = self.vocabulary.config().vocab_size;
-            format!("eos_token_id {id} is beyond the vocabulary of {vocab_size} tokens; no text ends with it")
-        });
-        foreign.chain(self.vocabulary.notes(config)).collect()
+        let foreign = self.as_named.end_token_note().filter(|_| has_own_ends);
+        foreign.into_iter().chain(self.vocabulary.notes(config)).collect()
     }
 }

@@ -76,11 +76,7 @@ impl Vocabulary {
 
     /// The ids themselves, or the token that begins texts where there are none and the vocabulary has it.
     pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
-        if ids.is_empty() {
-            self.config.bos_token_id.into_iter().filter(|id| self.config.has_token(*id)).collect()
-        } else {
-            ids
-        }
+        if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
     }
 
     /// The prompt that a model gets for these ids: the token that begins texts where there are none, and the part that is

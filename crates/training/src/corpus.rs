@@ -1,7 +1,7 @@
 //! Texts to train on: plain text files, and JSONL files with a `text` in each line; the last part is held out.
 //!
 //! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. A
-//! document ends with the end-of-text token, where the model has one.
+//! document ends with the end-of-text token, where the model's vocabulary has one.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -72,8 +72,9 @@ impl Corpus {
         self.files.iter().map(|file| file.range(split).len()).sum()
     }
 
-    /// Writes the tokens of a part to a file, see [`TokenFile`](crate::TokenFile). `progress` is told how many bytes of
-    /// text were encoded since the last call.
+    /// Writes the tokens of a part to a file, see [`TokenFile`](crate::TokenFile). Where the vocabulary has no end token
+    /// ([`Gpt2Config::end_tokens`]) documents follow each other without one; [`Gpt2Config::end_token_note`] says so. `progress`
+    /// is told how many bytes of text were encoded since the last call.
     ///
     /// # Errors
     /// When a text cannot be encoded, a token is outside the vocabulary, or the file cannot be written.
@@ -87,6 +88,7 @@ impl Corpus {
     ) -> Result<(), TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let mut writer = BufWriter::new(File::create(path).map_err(failed)?);
+        let end = config.end_tokens().first().copied();
         for document in self.documents(split) {
             for piece in pieces(&document) {
                 for id in encode(tokenizer, piece)? {
@@ -97,7 +99,7 @@ impl Corpus {
                 }
                 progress(piece.len() as u64);
             }
-            if let Some(end) = config.eos_token_id.first() {
+            if let Some(end) = end {
                 writer.write_all(&end.to_le_bytes()).map_err(failed)?;
             }
         }

@@ -1,8 +1,11 @@
 //! Why a training cannot start or go on: each message says what was found and what to do.
 
+use std::fmt;
 use std::path::PathBuf;
 
+use gpt2::ConfigError;
 use gpt2_weights::WeightsError;
+use serde_json::Value;
 use thiserror::Error;
 
 /// A training that cannot start or go on.
@@ -29,7 +32,7 @@ pub enum TrainingError {
     },
     /// There are fewer tokens than one window takes.
     #[error(
-        "the {part} data has {found} tokens, and one window of the context takes {needed}; give more text, or a shorter --context"
+        "the {part} data has {found} tokens, and one window of the context takes {needed}; give more text, or take a shorter context"
     )]
     TooFewTokens {
         /// Which part of the data.
@@ -41,7 +44,7 @@ pub enum TrainingError {
     },
     /// A token of the data is not in the model's vocabulary.
     #[error(
-        "the tokenizer does not belong to this model: it gives the token id {id}, and the vocabulary has {vocab_size} tokens; name the model's own with --tokenizer"
+        "the tokenizer does not belong to this model: it gives the token id {id}, and the vocabulary has {vocab_size} tokens; take the model's own"
     )]
     Vocabulary {
         /// The token.
@@ -51,7 +54,7 @@ pub enum TrainingError {
     },
     /// The loss or the gradient is not a number.
     #[error(
-        "step {step}: the {what} is not a number; lower --lr, or clip with --grad-clip{}",
+        "step {step}: the {what} is not a number; lower the learning rate, or clip the gradient{}",
         .last_checkpoint.as_ref().map_or(String::new(), |path| format!("; the last good checkpoint is {}", path.display()))
     )]
     NotFinite {
@@ -68,14 +71,25 @@ pub enum TrainingError {
         /// The parameter.
         name: String,
     },
-    /// The saved state is not that of this training.
-    #[error("{path}: {what}")]
-    State {
+    /// The saved state is damaged, or none at all.
+    #[error("{path}: not a state of a training: {what}; remove it to start again")]
+    DamagedState {
         /// The file.
         path: PathBuf,
-        /// Why, and what to do.
+        /// What is wrong with it.
         what: String,
     },
+    /// The saved state is that of another training.
+    #[error("{path}: it is of {difference}, or take another folder")]
+    OtherState {
+        /// The file.
+        path: PathBuf,
+        /// How the trainings differ.
+        difference: StateDifference,
+    },
+    /// The configuration cannot be computed with.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A file of the run cannot be read or written.
     #[error("{path}: {error}")]
     File {
@@ -104,5 +118,36 @@ impl TrainingError {
     /// Whether the call is wrong, as opposed to the job having failed.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::OptionOutOfRange { .. })
+    }
+}
+
+/// How a saved training differs from the one that is to go on from it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum StateDifference {
+    /// The model or its adapters have another configuration.
+    Model,
+    /// Numbers differ: the name of each, its value there and its value here.
+    Numbers(Vec<(String, Value, Value)>),
+    /// The tokens differ: other data, or another tokenizer.
+    Data,
+}
+
+impl fmt::Display for StateDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Model => f.write_str("a model with another configuration; give the same one"),
+            Self::Numbers(differing) => {
+                let differing = differing
+                    .iter()
+                    .map(|(name, there, here)| format!("{name} is {there} there and {here} here"));
+                write!(
+                    f,
+                    "a run with other options: {}; give the same ones",
+                    differing.collect::<Vec<_>>().join(", ")
+                )
+            }
+            Self::Data => f.write_str("a run with other data, or another tokenizer; give the same ones"),
+        }
     }
 }

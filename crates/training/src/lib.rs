@@ -41,11 +41,11 @@ mod windows;
 
 pub use corpus::{Corpus, Split};
 pub use curve::loss_curve;
-pub use error::TrainingError;
+pub use error::{StateDifference, TrainingError};
 pub use held_out::{HeldOut, HeldOutLoss};
 pub use journal::{Entry, Journal};
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
-pub use memory::estimated_bytes;
+pub use memory::{available_bytes, estimated_bytes};
 pub use optimizer::{AdamW, decays};
 pub use parameters::Parameters;
 pub use run::{Outcome, Run, RunOptions, has_state};

@@ -23,8 +23,9 @@ impl Parameters {
     /// Fresh parameters.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// When the configuration is not sound, see [`Gpt2Config::check`], or the device has no room.
     pub fn initialize(config: &Gpt2Config, seed: u64, device: &Device) -> Result<Self> {
+        config.check()?;
         let mut generator = Stream::Initialization.generator(seed);
         let residual = config.initializer_range / (2.0 * config.n_layer as f64).sqrt();
         let mut named = Vec::new();

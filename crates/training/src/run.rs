@@ -10,7 +10,8 @@ use gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 
 use crate::state::{self, Best, Progress};
 use crate::{
-    Entry, HeldOut, HeldOutLoss, Hyperparameters, Journal, Trainer, TrainingError, Windows, loss_curve,
+    Entry, HeldOut, HeldOutLoss, Hyperparameters, Journal, StateDifference, Trainer, TrainingError, Windows,
+    loss_curve,
 };
 
 /// When to evaluate, save and stop, and where.
@@ -229,23 +230,14 @@ fn check_same(
     numbers: &Hyperparameters,
     options: &RunOptions,
 ) -> Result<(), TrainingError> {
-    let refuse = |what: String| Err(TrainingError::State { path: state::path(&options.folder), what });
+    let refuse =
+        |difference| Err(TrainingError::OtherState { path: state::path(&options.folder), difference });
     let differing = progress.numbers.differing(numbers);
     if !differing.is_empty() {
-        let differing: Vec<String> = differing
-            .into_iter()
-            .map(|(name, saved, given)| format!("{name} is {saved} there and {given} here"))
-            .collect();
-        let differing = differing.join(", ");
-        return refuse(format!(
-            "it is of a run with other options: {differing}; give the same ones, or another --out"
-        ));
+        return refuse(StateDifference::Numbers(differing));
     }
     if progress.data_fingerprint != options.data_fingerprint {
-        return refuse(
-            "it is of a run with other data, or another tokenizer; give the same ones, or another --out"
-                .into(),
-        );
+        return refuse(StateDifference::Data);
     }
     Ok(())
 }

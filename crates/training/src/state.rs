@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{HeldOutLoss, Hyperparameters, Lora, Trainer, TrainingError};
+use crate::{HeldOutLoss, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
 
 /// Name of the file in the folder of the run.
 const FILE_NAME: &str = "training-state.safetensors";
@@ -79,9 +79,9 @@ pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progre
     if !path.exists() {
         return Ok(None);
     }
-    let refuse = |what: String| TrainingError::State { path: path.clone(), what };
-    let damaged = |error: &dyn std::fmt::Display| {
-        refuse(format!("not a state of a training: {error}; remove it to start again"))
+    let damaged = |error: &dyn std::fmt::Display| TrainingError::DamagedState {
+        path: path.clone(),
+        what: error.to_string(),
     };
     let file = MappedFile::open(&path)?;
     let (_, header) = SafeTensors::read_metadata(&file).map_err(|error| damaged(&error))?;
@@ -89,9 +89,7 @@ pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progre
     let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
     let progress: Progress = serde_json::from_str(text).map_err(|error| damaged(&error))?;
     if progress.model != model_of(trainer) {
-        return Err(refuse(
-            "it is of a model with another configuration; give the same one, or another --out".into(),
-        ));
+        return Err(TrainingError::OtherState { path, difference: StateDifference::Model });
     }
     let device = trainer.parameters().device();
     let tensors = candle_core::safetensors::load_buffer(&file, &device).map_err(|error| damaged(&error))?;

@@ -174,12 +174,13 @@ impl Trainer {
     /// A training of `parameters`.
     ///
     /// # Errors
-    /// When a number is out of its range, or the device has no room.
+    /// When the configuration or a number is out of its range, or the device has no room.
     pub fn new(
         config: &Gpt2Config,
         parameters: Parameters,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
+        config.check()?;
         let model = Gpt2Model::load(config, &parameters.tracked(&parameters.device()))?;
         Self::with_weights(config, parameters, Weights::Trained(model), numbers)
     }
@@ -203,6 +204,7 @@ impl Trainer {
         weights: Weights,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
+        config.check()?;
         numbers.check(config)?;
         let (optimizer, device) = (AdamW::new(&parameters)?, parameters.device());
         Ok(Self {

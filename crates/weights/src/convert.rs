@@ -350,8 +350,8 @@ fn metadata(
         ("tokenizer.ggml.merges", texts(lists.merges)),
         ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
     ];
-    metadata.extend(config.bos_token_id.map(|id| ("tokenizer.ggml.bos_token_id", Value::U32(id))));
-    metadata.extend(config.eos_token_id.first().map(|id| ("tokenizer.ggml.eos_token_id", Value::U32(*id))));
+    metadata.extend(config.start_token().map(|id| ("tokenizer.ggml.bos_token_id", Value::U32(id))));
+    metadata.extend(config.end_tokens().first().map(|id| ("tokenizer.ggml.eos_token_id", Value::U32(*id))));
     Ok(metadata)
 }
 

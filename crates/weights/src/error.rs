@@ -82,7 +82,7 @@ pub enum WeightsError {
     },
     /// There is no tokenizer.
     #[error(
-        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one with --tokenizer FILE, or give token ids (--ids) in place of text"
+        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one from elsewhere, or give token ids in place of text"
     )]
     NoTokenizer {
         /// The folder.

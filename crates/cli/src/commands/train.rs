@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use candle_core::Device;
 use clap::Args;
 use gpt2::{Activation, Gpt2Config, ParameterCounts};
-use gpt2_engine::{HubOptions, Reporter, Unit, available_memory};
+use gpt2_engine::{HubOptions, Reporter, Unit};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
-    Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
+    Schedule, Split, TokenFile, Tokens, Trainer, Windows, available_bytes, estimated_bytes, has_state,
 };
 use gpt2_weights::{
     Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, encode, load_tokenizer, train_tokenizer,
@@ -183,6 +183,9 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
     let can_recompute = arguments.lora_rank.is_none()
         && start.config.activation_function == Activation::GeluTanh
         && !arguments.recompute;
+    if let Some(note) = start.config.end_token_note() {
+        output::print_note(&note);
+    }
     check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
@@ -352,8 +355,7 @@ fn check_memory(
     can_recompute: bool,
 ) -> Result<()> {
     let needed = estimated_bytes(config, numbers, recomputes);
-    let available = available_memory().and_then(|bytes| u64::try_from(bytes).ok());
-    let Some(available) = available.filter(|available| needed > *available) else { return Ok(()) };
+    let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
     let message = format!(
         "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}",
@@ -416,7 +418,7 @@ fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<Stri
         max_new_tokens: TOKENS,
         do_sample: true,
         top_k: 50,
-        eos_token_id: trainer.config().eos_token_id.clone(),
+        eos_token_id: trainer.config().end_tokens(),
         ..GenerationConfig::default()
     };
     let mut text = prompt.to_owned();
