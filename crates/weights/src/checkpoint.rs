@@ -7,6 +7,7 @@ use candle_nn::var_builder::SimpleBackend;
 use gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
+use crate::config_file::FoundConfig;
 use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Orientation, ParameterSource};
 use crate::readers::ReadParameters;
@@ -63,6 +64,15 @@ pub struct Checkpoint {
     pub(crate) source: Source,
     pub(crate) naming: Naming,
     rules: Vec<String>,
+    has_guessed_heads: bool,
+}
+
+/// What to know about a checkpoint besides its place.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For
+    /// others it must be the number that they tell.
+    pub n_head: Option<usize>,
 }
 
 impl Checkpoint {
@@ -73,21 +83,38 @@ impl Checkpoint {
     /// # Errors
     /// When a file is missing, cannot be read, or is not what its place says.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let mut source = formats::open(path)?;
-        let (config, config_rule) = match source.config.take() {
-            Some(config) => (config, "the configuration is the one inside the file".to_owned()),
-            None => config_file::read(parent_folder(&source.path), &source.tensors)?,
-        };
-        Self::new(source, config, config_rule)
+        Self::open_with(path, &OpenOptions::default())
     }
 
-    fn new(mut source: Source, config: Gpt2Config, config_rule: String) -> Result<Self, WeightsError> {
+    /// As [`Checkpoint::open`], with what the files do not tell.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], and when the files tell another number of heads, or it does not divide the width.
+    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, WeightsError> {
+        let mut source = formats::open(path)?;
+        let found = match source.config.take() {
+            Some(config) => FoundConfig {
+                config,
+                rule: "the configuration is the one inside the file".to_owned(),
+                has_guessed_heads: false,
+            },
+            None => config_file::read(parent_folder(&source.path), &source.tensors, options.n_head)?,
+        };
+        if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
+            let (path, told) = (source.path, found.config.n_head);
+            return Err(WeightsError::OtherHeads { path, told, named });
+        }
+        Self::new(source, found)
+    }
+
+    fn new(mut source: Source, found: FoundConfig) -> Result<Self, WeightsError> {
+        let FoundConfig { config, rule, has_guessed_heads } = found;
         let mut naming = Naming::new(&config, &source);
         naming.mismatches.extend(tie_contradiction(&source, &naming)?);
         let mut rules = std::mem::take(&mut source.rules);
-        rules.push(config_rule);
+        rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
-        Ok(Self { config, source, naming, rules })
+        Ok(Self { config, source, naming, rules, has_guessed_heads })
     }
 
     /// Opens a checkpoint that is part of the program: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
@@ -102,7 +129,7 @@ impl Checkpoint {
         source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
         source.is_embedded = true;
         let rule = "the checkpoint is part of the program".to_owned();
-        Self::new(source, config, rule)
+        Self::new(source, FoundConfig { config, rule, has_guessed_heads: false })
     }
 
     /// The configuration.
@@ -200,6 +227,20 @@ impl Checkpoint {
     /// Every further decision that opening took, in words.
     pub fn rules(&self) -> &[String] {
         &self.rules
+    }
+
+    /// What a user should know where nothing told the number of heads and it was guessed: another number is another model,
+    /// which no check can see. [`OpenOptions::n_head`] says it.
+    pub fn guessed_heads_note(&self) -> Option<String> {
+        let Gpt2Config { n_head, .. } = self.config;
+        let note = || {
+            format!(
+                "nothing tells the number of attention heads; {n_head} of {} values each are taken, as published GPT-2 models \
+                 have them, and the texts are wrong where the model was trained with others",
+                self.config.head_dim()
+            )
+        };
+        self.has_guessed_heads.then(note)
     }
 
     /// Tensors of the file that are no parameters: causal masks of old checkpoints.

@@ -13,24 +13,41 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Width of a head in every published GPT-2: what is assumed where nothing tells the number of heads.
 const USUAL_HEAD_DIM: usize = 64;
 
-/// Reads the configuration of a folder, and says where it comes from. Where there is none, the tensors of the book's
-/// models give all sizes but the number of heads.
-pub(crate) fn read(folder: &Path, tensors: &[StoredTensor]) -> Result<(Gpt2Config, String), WeightsError> {
+/// A configuration, and where it comes from.
+pub(crate) struct FoundConfig {
+    pub(crate) config: Gpt2Config,
+    /// Where it comes from, in words.
+    pub(crate) rule: String,
+    /// Whether nothing tells the number of heads, and the usual one is taken.
+    pub(crate) has_guessed_heads: bool,
+}
+
+/// Reads the configuration of a folder. Where there is none, the tensors of the book's models give all sizes but the number of
+/// heads, which is `n_head`, or guessed.
+pub(crate) fn read(
+    folder: &Path,
+    tensors: &[StoredTensor],
+    n_head: Option<usize>,
+) -> Result<FoundConfig, WeightsError> {
+    let found = |config, rule: &str| FoundConfig { config, rule: rule.to_owned(), has_guessed_heads: false };
     let path = folder.join("config.json");
     if path.exists() {
-        return Ok((parse(&path, |value| value)?, "the configuration is config.json".to_owned()));
+        return Ok(found(parse(&path, |value| value)?, "the configuration is config.json"));
     }
     let path = folder.join("hparams.json");
     if path.exists() {
-        return Ok((parse(&path, from_hparams)?, "the configuration is OpenAI's hparams.json".to_owned()));
+        return Ok(found(parse(&path, from_hparams)?, "the configuration is OpenAI's hparams.json"));
     }
-    if let Some(config) = of_the_book(tensors) {
-        let rule = format!(
-            "there is no configuration: sizes are those of the tensors, heads are taken as {USUAL_HEAD_DIM} wide"
-        );
-        return Ok((config, rule));
-    }
-    Err(WeightsError::NoConfig { folder: folder.to_owned() })
+    let Some(sizes) = SizesOfTheBook::of(tensors) else {
+        return Err(WeightsError::NoConfig { folder: folder.to_owned() });
+    };
+    let config = sizes.config(folder, n_head)?;
+    let sizes = "there is no configuration: sizes are those of the tensors";
+    let rule = match n_head {
+        Some(n_head) => format!("{sizes}, and the {n_head} heads were named"),
+        None => format!("{sizes}, heads are taken as {USUAL_HEAD_DIM} wide"),
+    };
+    Ok(FoundConfig { config, rule, has_guessed_heads: n_head.is_none() })
 }
 
 /// The text of `generation_config.json`, where there is such a file, and its path.
@@ -68,20 +85,38 @@ fn from_hparams(mut hparams: Value) -> Value {
     hparams
 }
 
-fn of_the_book(tensors: &[StoredTensor]) -> Option<Gpt2Config> {
-    let shape =
-        |name: &str| tensors.iter().find(|tensor| tensor.name.ends_with(name)).map(|tensor| &tensor.shape);
-    let [vocab_size, n_embd] = shape("tok_emb.weight")?[..] else {
-        return None;
-    };
-    let [n_positions, _] = shape("pos_emb.weight")?[..] else {
-        return None;
-    };
-    let n_layer = tensors.iter().filter(|tensor| tensor.name.ends_with(".norm1.scale")).count();
-    let n_inner = shape("trf_blocks.0.ff.layers.0.weight")?.first()?;
-    let json = json!({
-        "vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer,
-        "n_head": n_embd.div_ceil(USUAL_HEAD_DIM), "n_inner": n_inner, "tie_word_embeddings": false,
-    });
-    Gpt2Config::from_json(&json.to_string()).ok()
+/// The sizes of a model of the book, whose files have no configuration.
+struct SizesOfTheBook {
+    vocab_size: usize,
+    n_positions: usize,
+    n_embd: usize,
+    n_layer: usize,
+    n_inner: usize,
+}
+
+impl SizesOfTheBook {
+    fn of(tensors: &[StoredTensor]) -> Option<Self> {
+        let shape = |name: &str| {
+            tensors.iter().find(|tensor| tensor.name.ends_with(name)).map(|tensor| tensor.shape.as_slice())
+        };
+        let [vocab_size, n_embd] = *shape("tok_emb.weight")? else { return None };
+        let [n_positions, _] = *shape("pos_emb.weight")? else { return None };
+        let n_layer = tensors.iter().filter(|tensor| tensor.name.ends_with(".norm1.scale")).count();
+        let n_inner = *shape("trf_blocks.0.ff.layers.0.weight")?.first()?;
+        Some(Self { vocab_size, n_positions, n_embd, n_layer, n_inner })
+    }
+
+    /// The configuration with `n_head` heads, or with heads of the usual width.
+    fn config(&self, folder: &Path, n_head: Option<usize>) -> Result<Gpt2Config, WeightsError> {
+        let Self { vocab_size, n_positions, n_embd, n_layer, n_inner } = *self;
+        if n_head.is_none() && !n_embd.is_multiple_of(USUAL_HEAD_DIM) {
+            return Err(WeightsError::UnknownHeads { folder: folder.to_owned(), n_embd });
+        }
+        let json = json!({
+            "vocab_size": vocab_size, "n_positions": n_positions, "n_embd": n_embd, "n_layer": n_layer,
+            "n_head": n_head.unwrap_or(n_embd / USUAL_HEAD_DIM), "n_inner": n_inner, "tie_word_embeddings": false,
+        });
+        Gpt2Config::from_json(&json.to_string())
+            .map_err(|error| WeightsError::Config { path: folder.to_owned(), error })
+    }
 }

@@ -36,6 +36,28 @@ pub enum WeightsError {
         /// The folder.
         folder: PathBuf,
     },
+    /// Nothing tells the number of heads, and the usual heads do not divide the width.
+    #[error(
+        "{folder}: nothing tells the number of attention heads of a model {n_embd} wide; name it, or write a config.json"
+    )]
+    UnknownHeads {
+        /// The folder.
+        folder: PathBuf,
+        /// The model's width.
+        n_embd: usize,
+    },
+    /// Another number of heads was named than the files tell.
+    #[error(
+        "{path}: its configuration has {told} attention heads, and {named} were named; leave the number out"
+    )]
+    OtherHeads {
+        /// The weights file.
+        path: PathBuf,
+        /// Heads of the configuration.
+        told: usize,
+        /// Heads that were named.
+        named: usize,
+    },
     /// The configuration cannot be used.
     #[error("{path}: {error}")]
     Config {

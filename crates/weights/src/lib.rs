@@ -30,7 +30,7 @@ mod stored;
 mod tokenizer;
 mod weight_dtype;
 
-pub use checkpoint::{Checkpoint, EmbeddedFiles, Problem};
+pub use checkpoint::{Checkpoint, EmbeddedFiles, OpenOptions, Problem};
 pub use convert::{WrittenDType, replace_hugging_face, write_gguf, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
 pub use gpt2_kernels::{WeightFormat, set_thread_count, thread_count};

@@ -3,12 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, IndexOp, Tensor};
 use gpt2::{LogitsFor, Pass};
 use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, values};
-use gpt2_weights::{Checkpoint, Format, LoadOptions, Orientation, load_tokenizer};
+use gpt2_weights::{Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer};
 
 /// The same f32 weights through two implementations.
 const EXACT: f64 = 1e-4;
@@ -114,6 +115,60 @@ fn the_book() {
     assert_rule(&checkpoint, "heads are taken as 64 wide");
     assert_rule(&checkpoint, "1 biases are not stored and taken as zero");
     assert_eq!(checkpoint.buffers().count(), 1);
+}
+
+/// The book's files hold no number of heads, and each number that divides the width is a sound model.
+#[test]
+fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
+    let open = |name: &str, n_head| {
+        Checkpoint::open_with(&fixture_path("formats").join(name), &OpenOptions { n_head })
+    };
+    let guessed = open("book", None).unwrap();
+    let note = guessed.guessed_heads_note().unwrap();
+    assert!(note.contains("1 of 64 values each are taken"), "{note}");
+
+    let named = open("book", Some(4)).unwrap();
+    assert_eq!((named.config().n_head, named.config().head_dim()), (4, 16));
+    assert_eq!(named.guessed_heads_note(), None);
+    assert_rule(&named, "the 4 heads were named");
+    assert_ne!(values(&logits(&named)), values(&logits(&guessed)), "another model");
+
+    let wrong = open("book", Some(5)).unwrap_err().to_string();
+    assert!(wrong.contains("`n_head` = 5 does not divide `n_embd` = 64"), "{wrong}");
+    let zero = open("book", Some(0)).unwrap_err().to_string();
+    assert!(zero.contains("`n_head`: expected a whole number from 1"), "{zero}");
+
+    let told = open("pytorch-zip", None).unwrap();
+    assert_eq!(told.guessed_heads_note(), None);
+    let n_head = told.config().n_head;
+    assert_eq!(open("pytorch-zip", Some(n_head)).unwrap().config(), told.config());
+    let other = open("pytorch-zip", Some(n_head + 1)).unwrap_err();
+    assert!(
+        matches!(other, WeightsError::OtherHeads { told, named, .. } if (told, named) == (n_head, n_head + 1))
+    );
+}
+
+/// Heads of 64 do not divide every width: nothing is guessed then.
+#[test]
+fn heads_that_cannot_be_guessed_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let sizes = [
+        ("tok_emb.weight", vec![61, 24]),
+        ("pos_emb.weight", vec![19, 24]),
+        ("trf_blocks.0.norm1.scale", vec![24]),
+    ];
+    let mut tensors: HashMap<String, Tensor> = sizes
+        .into_iter()
+        .map(|(name, shape)| (name.to_owned(), Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap()))
+        .collect();
+    let expand = Tensor::ones((96, 24), DType::F32, &Device::Cpu).unwrap();
+    tensors.insert("trf_blocks.0.ff.layers.0.weight".to_owned(), expand);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err();
+    assert!(matches!(error, WeightsError::UnknownHeads { n_embd: 24, .. }), "{error}");
+    let config = Checkpoint::open_with(&path, &OpenOptions { n_head: Some(3) }).unwrap().config().clone();
+    assert_eq!((config.n_head, config.n_layer, config.vocab_size, config.n_inner), (3, 1, 61, Some(96)));
 }
 
 /// FIELD §2 row 10: `output.weight` may be missing, `n_inner` is the tensors'.
