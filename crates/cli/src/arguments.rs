@@ -50,16 +50,16 @@ pub(crate) enum Command {
 impl Command {
     /// The number of threads that the command asks for.
     pub(crate) fn threads(&self) -> Option<usize> {
-        let threads = match self {
-            Self::Generate(arguments) => &arguments.model.threads,
-            Self::Score(arguments) => &arguments.model.threads,
-            Self::Bench(arguments) => &arguments.model.threads,
-            Self::Train(arguments) => &arguments.threads,
-            Self::Inspect(arguments) => &arguments.threads,
-            Self::Convert(arguments) => &arguments.threads,
-            Self::Verify(arguments) => &arguments.threads,
+        let common = match self {
+            Self::Generate(arguments) => &arguments.model.common,
+            Self::Score(arguments) => &arguments.model.common,
+            Self::Bench(arguments) => &arguments.model.common,
+            Self::Train(arguments) => &arguments.common,
+            Self::Inspect(arguments) => &arguments.common,
+            Self::Convert(arguments) => &arguments.common,
+            Self::Verify(arguments) => &arguments.common,
         };
-        threads.threads.map(usize::from)
+        common.threads.map(usize::from)
     }
 }
 

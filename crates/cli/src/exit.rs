@@ -90,6 +90,7 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
         WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
         _ => None,
     }

@@ -8,6 +8,7 @@ use gpt2_engine::{
 };
 use gpt2_weights::Checkpoint;
 
+use crate::exit::UsageError;
 use crate::progress::Terminal;
 
 /// Where the model is and where it runs.
@@ -32,7 +33,7 @@ pub(crate) struct ModelArguments {
     #[arg(long)]
     pub(crate) tf32: bool,
     #[command(flatten)]
-    pub(crate) threads: ThreadsArgument,
+    pub(crate) common: CommonArguments,
 }
 
 impl ModelArguments {
@@ -52,21 +53,41 @@ impl ModelArguments {
             dtype: self.dtype,
             kv_dtype: self.kv_dtype,
             tf32: self.tf32,
+            n_head: self.common.n_head,
             hub: hub.clone(),
         }
     }
 }
 
-/// How many threads compute.
+/// What every command takes.
 #[derive(Debug, Args)]
-pub(crate) struct ThreadsArgument {
+pub(crate) struct CommonArguments {
+    /// Number of attention heads, where the checkpoint does not tell it: weights of the book's models without a config.json
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) n_head: Option<usize>,
     /// Number of threads [default: as many as this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
 }
 
-/// Opens the checkpoint of this name, with whatever tensors it has.
-pub(crate) fn open_checkpoint(model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
-    let options = ModelOptions { model: model.to_owned(), hub: hub.clone(), ..ModelOptions::default() };
-    options.open_checkpoint(&Terminal)
+impl CommonArguments {
+    /// Opens the checkpoint of this name, with whatever tensors it has.
+    pub(crate) fn open_checkpoint(&self, model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
+        let (model, hub) = (model.to_owned(), hub.clone());
+        let options = ModelOptions { model, hub, n_head: self.n_head, ..ModelOptions::default() };
+        options.open_checkpoint(&Terminal)
+    }
+
+    /// Refuses a number of heads where there is no checkpoint to have them.
+    pub(crate) fn check_without_checkpoint(&self) -> Result<(), UsageError> {
+        match self.n_head {
+            Some(_) => Err(UsageError("--n-head is for checkpoints; here the configuration tells it".into())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Opens a checkpoint that another one is compared with.
+pub(crate) fn open_other(model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
+    CommonArguments { n_head: None, threads: None }.open_checkpoint(model, hub)
 }

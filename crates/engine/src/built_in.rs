@@ -1,6 +1,6 @@
 //! The model inside the program, `models/shakespeare`: what runs where none is named, from any folder and without a network.
 
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, OpenOptions};
 
 use crate::EngineError;
 
@@ -8,8 +8,8 @@ use crate::EngineError;
 pub const BUILT_IN: &str = "built-in";
 
 #[cfg(feature = "built-in")]
-pub(crate) fn open() -> Result<Checkpoint, EngineError> {
-    use gpt2_weights::EmbeddedFiles;
+pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
+    use gpt2_weights::{EmbeddedFiles, WeightsError};
 
     // These stand outside this crate, so it compiles inside the repository only.
     const FILES: EmbeddedFiles = EmbeddedFiles {
@@ -17,10 +17,15 @@ pub(crate) fn open() -> Result<Checkpoint, EngineError> {
         tokenizer: include_str!("../../../models/shakespeare/tokenizer.json"),
         weights: include_bytes!("../../../models/shakespeare/model.safetensors"),
     };
-    Ok(Checkpoint::from_embedded(BUILT_IN, FILES)?)
+    let checkpoint = Checkpoint::from_embedded(BUILT_IN, FILES)?;
+    let told = checkpoint.config().n_head;
+    match options.n_head.filter(|named| *named != told) {
+        Some(named) => Err(WeightsError::OtherHeads { path: BUILT_IN.into(), told, named }.into()),
+        None => Ok(checkpoint),
+    }
 }
 
 #[cfg(not(feature = "built-in"))]
-pub(crate) fn open() -> Result<Checkpoint, EngineError> {
+pub(crate) fn open(_: &OpenOptions) -> Result<Checkpoint, EngineError> {
     Err(EngineError::NoBuiltIn { name: BUILT_IN })
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use gpt2::Gpt2LMHead;
-use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
+use gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
     BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, Opened, Reporter, Unit, built_in, device,
@@ -28,6 +28,8 @@ pub struct ModelOptions {
     /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
     /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
     pub tf32: bool,
+    /// The number of attention heads, for files that do not tell it, see [`OpenOptions::n_head`].
+    pub n_head: Option<usize>,
     /// Where models of the hub come from.
     pub hub: HubOptions,
 }
@@ -41,6 +43,7 @@ impl Default for ModelOptions {
             dtype: None,
             kv_dtype: None,
             tf32: false,
+            n_head: None,
             hub: HubOptions::default(),
         }
     }
@@ -74,12 +77,18 @@ impl ModelOptions {
     /// The checkpoint alone, with whatever tensors it has: for those who look into it.
     ///
     /// # Errors
-    /// When there is none of this name, or it cannot be read.
+    /// When there is none of this name, it cannot be read, or it has another number of heads.
     pub fn open_checkpoint(&self, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
-        if self.model == Path::new(BUILT_IN) {
-            return built_in::open();
+        let options = OpenOptions { n_head: self.n_head };
+        let checkpoint = if self.model == Path::new(BUILT_IN) {
+            built_in::open(&options)?
+        } else {
+            Checkpoint::open_with(&hub::local_path(&self.model, &self.hub, reporter)?, &options)?
+        };
+        if let Some(note) = checkpoint.guessed_heads_note() {
+            reporter.note(&note);
         }
-        Ok(Checkpoint::open(&hub::local_path(&self.model, &self.hub, reporter)?)?)
+        Ok(checkpoint)
     }
 
     /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded, so one thread at a

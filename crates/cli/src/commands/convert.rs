@@ -11,7 +11,7 @@ use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
 use serde_json::json;
 
 use crate::exit::UsageError;
-use crate::model_arguments::{ThreadsArgument, open_checkpoint};
+use crate::model_arguments::CommonArguments;
 use crate::output;
 use crate::progress::Terminal;
 
@@ -37,7 +37,7 @@ pub(crate) struct ConvertArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) threads: ThreadsArgument,
+    pub(crate) common: CommonArguments,
     /// Print one JSON object: output, format, dtype, bytes
     #[arg(long)]
     pub(crate) json: bool,
@@ -50,7 +50,7 @@ fn parse_dtype(name: &str) -> Result<WrittenDType, String> {
 }
 
 pub(crate) fn run(arguments: &ConvertArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let ConvertArguments { input, output, dtype, tokenizer, json, threads: _ } = arguments;
+    let ConvertArguments { input, output, dtype, tokenizer, json, common } = arguments;
     if !is_gguf(output) && matches!(dtype, WrittenDType::Q8_0 | WrittenDType::Q4_0) {
         let name = dtype.name();
         let message = format!(
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &ConvertArguments, hub: &HubOptions) -> Result<Exit
         );
         return Err(UsageError(message).into());
     }
-    let checkpoint = open_checkpoint(input, hub)?;
+    let checkpoint = common.open_checkpoint(input, hub)?;
     checkpoint.check()?;
     let tokenizer = match checkpoint.tokenizer(tokenizer.as_deref()) {
         Err(error @ WeightsError::NoTokenizer { .. }) if is_gguf(output) => return Err(error.into()),

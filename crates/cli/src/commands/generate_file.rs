@@ -217,6 +217,7 @@ fn settings(model: &ModelArguments, config: &GenerationConfig, device: &Device) 
         "kv_dtype": model.kv_dtype.map(KvType::name),
         "device": device_name(device),
         "tf32": model.tf32,
+        "n_head": model.common.n_head,
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "config": config,

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::exit::UsageError;
-use crate::model_arguments::{ThreadsArgument, open_checkpoint};
+use crate::model_arguments::{CommonArguments, open_other};
 use crate::output::{grouped, mebibytes, write_json, write_line};
 use crate::progress::Terminal;
 
@@ -41,7 +41,7 @@ pub(crate) struct InspectArguments {
     #[arg(long, value_name = "OTHER", conflicts_with = "tensors")]
     pub(crate) diff: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) threads: ThreadsArgument,
+    pub(crate) common: CommonArguments,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -126,9 +126,9 @@ struct TensorRow {
 pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<ExitCode> {
     let report = match (&arguments.subject.model, &arguments.subject.preset) {
         (Some(path), _) => {
-            let checkpoint = open_checkpoint(path, hub)?;
+            let checkpoint = arguments.common.open_checkpoint(path, hub)?;
             if let Some(other) = &arguments.diff {
-                return compare(&checkpoint, &open_checkpoint(other, hub)?, arguments.json);
+                return compare(&checkpoint, &open_other(other, hub)?, arguments.json);
             }
             report_of_checkpoint(&checkpoint, arguments.tensors)?
         }
@@ -136,6 +136,7 @@ pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<Exit
             return Err(UsageError("--diff and --tensors need --model: a preset has no values".into()).into());
         }
         (None, Some(name)) => {
+            arguments.common.check_without_checkpoint()?;
             report_of_preset(&Gpt2Config::preset(name).map_err(|error| UsageError(error.to_string()))?)
         }
         (None, None) => return Err(UsageError("give --model DIR or --preset NAME".into()).into()),

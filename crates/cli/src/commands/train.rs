@@ -21,7 +21,7 @@ use gpt2_weights::{
 use serde::Serialize;
 
 use crate::exit::UsageError;
-use crate::model_arguments::{ThreadsArgument, open_checkpoint};
+use crate::model_arguments::CommonArguments;
 use crate::output;
 use crate::progress::{self, Terminal};
 
@@ -80,6 +80,9 @@ pub(crate) struct TrainArguments {
         requires = "lora_rank"
     )]
     pub(crate) lora_targets: Vec<String>,
+    /// Train even where the memory that is free seems too small for it
+    #[arg(long)]
+    pub(crate) ignore_memory: bool,
     /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
     #[arg(long, value_name = "LR", allow_negative_numbers = true)]
     pub(crate) lr: Option<f64>,
@@ -120,7 +123,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_dtype)]
     pub(crate) dtype: WrittenDType,
     #[command(flatten)]
-    pub(crate) threads: ThreadsArgument,
+    pub(crate) common: CommonArguments,
     /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss, held_out_loss_per_character, …
     #[arg(long)]
     pub(crate) json: bool,
@@ -186,7 +189,9 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
     if let Some(note) = start.config.end_token_note() {
         output::print_note(&note);
     }
-    check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
+    if !arguments.ignore_memory {
+        check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
+    }
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
     let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
@@ -265,7 +270,7 @@ fn check_folder(arguments: &TrainArguments) -> Result<()> {
 /// The configuration, the tokenizer and, with --init, the checkpoint.
 fn start(arguments: &TrainArguments, corpus: &Corpus, hub: &HubOptions) -> Result<Start> {
     if let Some(path) = &arguments.start.init {
-        let checkpoint = open_checkpoint(path, hub)?;
+        let checkpoint = arguments.common.open_checkpoint(path, hub)?;
         checkpoint.check()?;
         let tokenizer = checkpoint.tokenizer(arguments.tokenizer.as_deref())?;
         let config = with_dropout(checkpoint.config().clone(), arguments.dropout);
@@ -274,6 +279,7 @@ fn start(arguments: &TrainArguments, corpus: &Corpus, hub: &HubOptions) -> Resul
     let Some(path) = &arguments.start.config else {
         return Err(UsageError("give --init CHECKPOINT or --config FILE".into()).into());
     };
+    arguments.common.check_without_checkpoint()?;
     let mut config = with_dropout(read_config(path)?, arguments.dropout);
     let tokenizer = match &arguments.tokenizer {
         Some(path) => load_tokenizer(path)?,
@@ -358,7 +364,7 @@ fn check_memory(
     let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
     let message = format!(
-        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}",
+        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}; --ignore-memory trains all the same",
         output::grouped(ParameterCounts::new(config).unique),
         numbers.batch_size,
         numbers.context,

@@ -13,7 +13,7 @@ use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
 use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
-use crate::model_arguments::{ThreadsArgument, open_checkpoint};
+use crate::model_arguments::{CommonArguments, open_other};
 use crate::output;
 use crate::progress::Terminal;
 
@@ -37,7 +37,7 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "X", default_value_t = 1e-3, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
     pub(crate) tolerance: f64,
     #[command(flatten)]
-    pub(crate) threads: ThreadsArgument,
+    pub(crate) common: CommonArguments,
     /// Print one JSON object: sound, problems, notes, cache_difference, against_difference
     #[arg(long)]
     pub(crate) json: bool,
@@ -116,7 +116,7 @@ fn print(arguments: &VerifyArguments, report: &Report) -> Result<()> {
 }
 
 fn verify(arguments: &VerifyArguments, hub: &HubOptions) -> Result<Report> {
-    let checkpoint = open_checkpoint(&arguments.model, hub)?;
+    let checkpoint = arguments.common.open_checkpoint(&arguments.model, hub)?;
     let bar = Terminal.start("reading", checkpoint.parameter_bytes(), Unit::Bytes);
     let problems = checkpoint.verify(&|bytes| bar.advance(bytes))?;
     drop(bar);
@@ -136,7 +136,7 @@ fn verify(arguments: &VerifyArguments, hub: &HubOptions) -> Result<Report> {
         }
         cache_difference = Some(difference);
         if let Some(other) = &arguments.against {
-            let other = open_checkpoint(other, hub)?;
+            let other = open_other(other, hub)?;
             if other.config().vocab_size != checkpoint.config().vocab_size {
                 bail!(
                     "the vocabularies differ: {} tokens here, {} in {}",
@@ -171,9 +171,10 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
         Ok(defaults)
     });
     let defaults = defaults.map_err(|error| problems.push(error.to_string())).ok();
-    let ends = defaults.as_ref().map_or(&[][..], Defaults::foreign_ends);
-    let start = config.bos_token_id.filter(|id| !config.has_token(*id));
-    let named = start.iter().map(|id| ("bos_token_id", id)).chain(ends.iter().map(|id| ("eos_token_id", id)));
+    let ends = defaults.as_ref().map_or(&[][..], Defaults::named_ends);
+    let start = config.bos_token_id.iter().map(|id| ("bos_token_id", id));
+    let named = start.chain(ends.iter().map(|id| ("eos_token_id", id)));
+    let named = named.filter(|(_, id)| !config.has_token(**id));
     let beyond =
         named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
     let mut beyond: Vec<String> = beyond.collect();
