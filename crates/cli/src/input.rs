@@ -50,7 +50,7 @@ pub(crate) struct Input {
 
 impl InputArguments {
     /// Reads the input and turns it into tokens.
-    pub(crate) fn read(&self, vocabulary: &Vocabulary) -> Result<Input> {
+    pub(crate) fn tokenized(&self, vocabulary: &Vocabulary) -> Result<Input> {
         if let Some(Ids(ids)) = &self.ids {
             return Ok(Input { text: None, ids: ids.clone() });
         }

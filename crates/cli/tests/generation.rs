@@ -748,7 +748,7 @@ fn ctrl_c_ends_the_text_and_not_the_program() {
 }
 
 #[test]
-fn choices_are_scored_behind_the_prompt() {
+fn choices_are_scored_after_the_prompt() {
     let folder = CheckpointFolder::tiny();
     let flags = [
         "score",

@@ -24,8 +24,8 @@ Examples:
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
   gpt2 bench --model DIR --device cuda --dtype f16 --json
 
-Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens behind 8, and 64 behind
-896, always the most probable one; decode_batch generates 32 behind 8 in 8 and in 32 texts at once, and counts all tokens.")]
+Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after
+896, always the most probable one; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
@@ -166,7 +166,7 @@ impl Bench<'_> {
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Greedy tokens per second of some texts at once, behind a prompt and without the time for it; `None` where they do not
+    /// Greedy tokens per second of some texts at once, after a prompt and without the time for it; `None` where they do not
     /// fit.
     fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
@@ -198,7 +198,7 @@ impl Bench<'_> {
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
-    /// The most probable token behind each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
+    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
         let logits = self.model.forward(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
         let (texts, _, _) = logits.dims3()?;

@@ -60,25 +60,24 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let GenerateArguments { input, model, json, interactive, generation, file } = arguments;
-    generation.check()?;
-    file.check()?;
-    let opened = model.open(hub)?;
-    if let Some(path) = &file.prompts_file {
-        return generate_file::run(path, file, generation, model, opened);
+    arguments.generation.check()?;
+    arguments.file.check()?;
+    let opened = arguments.model.open(hub)?;
+    if let Some(path) = &arguments.file.prompts_file {
+        return generate_file::run(path, &arguments.file, &arguments.generation, &arguments.model, opened);
     }
-    if *interactive {
-        return generate_interactive::run(generation, opened);
+    if arguments.interactive {
+        return generate_interactive::run(&arguments.generation, opened);
     }
-    let input = input.read(opened.vocabulary())?;
-    let config = generation.config(&opened)?;
+    let input = arguments.input.tokenized(opened.vocabulary())?;
+    let config = arguments.generation.config(&opened)?;
     let prompt_ids = opened.vocabulary().prompt(input.ids, &config)?;
     let loaded = opened.load(&Terminal)?;
-    if let Some(prompt) = input.text.filter(|_| !json) {
+    if let Some(prompt) = input.text.filter(|_| !arguments.json) {
         output::echo_prompt(&prompt)?;
     }
-    let continued = continue_prompt(&loaded, &config, prompt_ids.clone(), !json)?;
-    if *json {
+    let continued = continue_prompt(&loaded, &config, prompt_ids.clone(), !arguments.json)?;
+    if arguments.json {
         let Continued { texts, tokens_per_s, time_to_first_token_s } = continued;
         let texts = texts.into();
         output::write_json(&Report { prompt_ids, texts, tokens_per_s, time_to_first_token_s })?;

@@ -1,4 +1,4 @@
-//! `gpt2 score`: log-probabilities, loss and perplexity of a text, or how probable choices are behind a prompt.
+//! `gpt2 score`: log-probabilities, loss and perplexity of a text, or how probable choices are after a prompt.
 
 use std::process::ExitCode;
 
@@ -98,7 +98,7 @@ struct Best {
 
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
     let opened = arguments.model.open(hub)?;
-    let input = arguments.input.read(opened.vocabulary())?;
+    let input = arguments.input.tokenized(opened.vocabulary())?;
     if arguments.choice.is_empty() {
         score_text(arguments, opened, input)
     } else {
@@ -156,7 +156,7 @@ fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Resul
 fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
     let vocabulary = opened.vocabulary();
     let prompt = input.text.unwrap_or_default();
-    // A token may reach from the prompt into the choice: the whole is encoded, and what is behind the tokens that all
+    // A token may reach from the prompt into the choice: the whole is encoded, and what follows the tokens that all
     // wholes and the prompt begin with is the choice's.
     let wholes = arguments.choice.iter().map(|choice| vocabulary.encode(&format!("{prompt}{choice}")));
     let mut wholes = wholes.collect::<Result<Vec<_>, _>>()?;
