@@ -2,69 +2,80 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use gpt2::Gpt2Config;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode};
+use clap::Args;
+use gpt2_engine::Vocabulary;
 
-use crate::UsageError;
-use crate::arguments::{InputArguments, ModelArguments};
+use crate::exit::UsageError;
 
-/// The input of a command, and what is needed to print its output.
+/// The tokens to work on.
+#[derive(Debug, Args)]
+pub(crate) struct InputArguments {
+    /// Read the text from this file
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Token ids in place of text, separated by commas; no tokenizer is needed then
+    #[arg(long, value_name = "ID,ID,…", conflicts_with_all = ["text", "prompt_file"])]
+    pub(crate) ids: Option<Ids>,
+    /// The text; without it, --prompt-file and --ids, standard input is read
+    #[arg(value_name = "TEXT")]
+    pub(crate) text: Option<String>,
+}
+
+/// A list of token ids in one argument.
+#[derive(Debug, Clone)]
+pub(crate) struct Ids(pub(crate) Vec<u32>);
+
+impl FromStr for Ids {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = |part: &str| {
+            part.trim().parse::<u32>().map_err(|error| format!("`{}` is no token id: {error}", part.trim()))
+        };
+        text.split(',').map(id).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// The input of a command.
 pub(crate) struct Input {
     /// The text, where the input is one.
     pub(crate) text: Option<String>,
     /// Its tokens, or the given ones.
     pub(crate) ids: Vec<u32>,
-    /// The tokenizer; absent where ids were given and there is none.
-    pub(crate) tokenizer: Option<Tokenizer>,
 }
 
-/// Reads the input and turns it into tokens.
-pub(crate) fn read(input: &InputArguments, model: &ModelArguments, checkpoint: &Checkpoint) -> Result<Input> {
-    let load = || checkpoint.tokenizer(model.tokenizer.as_deref());
-    if let Some(ids) = &input.ids {
-        // Without a tokenizer the ids themselves are the output; a broken one is an error all the same.
-        let tokenizer = match load() {
-            Err(WeightsError::NoTokenizer { .. }) => None,
-            loaded => Some(loaded?),
-        };
-        return Ok(Input { text: None, ids: ids.0.clone(), tokenizer });
+impl InputArguments {
+    /// Reads the input and turns it into tokens.
+    pub(crate) fn tokenized(&self, vocabulary: &Vocabulary) -> Result<Input> {
+        if let Some(Ids(ids)) = &self.ids {
+            return Ok(Input { text: None, ids: ids.clone() });
+        }
+        // A text is not waited for where it cannot be read.
+        vocabulary.required_tokenizer()?;
+        let text = self.text()?;
+        let ids = vocabulary.encode(&text)?;
+        Ok(Input { text: Some(text), ids })
     }
-    let tokenizer = load()?;
-    let text = text(input)?;
-    let ids = encode(&tokenizer, &text)?;
-    check_tokenizer(&ids, checkpoint.config())?;
-    Ok(Input { text: Some(text), ids, tokenizer: Some(tokenizer) })
-}
 
-/// Checks that the ids a tokenizer gave are tokens of the model.
-pub(crate) fn check_tokenizer(ids: &[u32], config: &Gpt2Config) -> Result<()> {
-    match ids.iter().find(|id| !config.has_token(**id)) {
-        Some(id) => bail!(
-            "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has \
-             {} tokens",
-            config.vocab_size
-        ),
-        None => Ok(()),
+    fn text(&self) -> Result<String> {
+        if let Some(text) = &self.text {
+            return Ok(text.clone());
+        }
+        if let Some(path) = &self.prompt_file {
+            return text_of(&path.display().to_string(), read_file(path)?);
+        }
+        if stdin().is_terminal() {
+            let message =
+                "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
+            return Err(UsageError(message.into()).into());
+        }
+        let name = "standard input";
+        text_of(name, read_bytes(name, stdin())?)
     }
-}
-
-fn text(input: &InputArguments) -> Result<String> {
-    if let Some(text) = &input.text {
-        return Ok(text.clone());
-    }
-    if let Some(path) = &input.prompt_file {
-        return text_of(&path.display().to_string(), read_file(path)?);
-    }
-    if stdin().is_terminal() {
-        let message =
-            "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
-        return Err(UsageError(message.into()).into());
-    }
-    let name = "standard input";
-    text_of(name, read_bytes(name, stdin())?)
 }
 
 /// The bytes of a file of text.

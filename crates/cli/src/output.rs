@@ -51,15 +51,15 @@ pub(crate) fn print_note(note: &str) {
     let _ = writeln!(stderr(), "note: {}", printable(note));
 }
 
-/// Prints an error with its causes.
-pub(crate) fn print_error(error: &anyhow::Error) {
+/// Prints an error.
+pub(crate) fn print_error(message: &str) {
     let style = if stderr().is_terminal() && colour_is_wanted() {
         Style::new().bold().fg_color(Some(anstyle::AnsiColor::Red.into()))
     } else {
         Style::new()
     };
     // Nothing is left to report to when standard error is closed.
-    let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(&format!("{error:#}")));
+    let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(message));
 }
 
 /// The text without control characters, which could change the terminal's state; line breaks and tabs stay.

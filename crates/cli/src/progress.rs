@@ -3,19 +3,44 @@
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
 
+use gpt2_engine::{Progress, Reporter, Unit};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
 
 /// Redraws per second.
 const REDRAWS_PER_S: u8 = 5;
 
-/// A bar that counts bytes.
-pub(crate) fn bytes(what: &'static str, total: u64) -> ProgressBar {
-    bar(what, total, "{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
+/// Tells of jobs and notes at the terminal.
+pub(crate) struct Terminal;
+
+impl Reporter for Terminal {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        let template = match unit {
+            Unit::Bytes => "{msg} {wide_bar} {bytes}/{total_bytes} {eta}".to_owned(),
+            Unit::Items(name) => format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {name} {{eta}}"),
+        };
+        Box::new(Bar(bar(what, total, &template)))
+    }
+
+    fn note(&self, note: &str) {
+        output::print_note(note);
+    }
 }
 
-/// A bar that counts things of this name, such as `tokens`.
-pub(crate) fn items(what: &'static str, total: u64, name: &str) -> ProgressBar {
-    bar(what, total, &format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {name} {{eta}}"))
+/// A bar that goes with its job.
+struct Bar(ProgressBar);
+
+impl Progress for Bar {
+    fn advance(&self, by: u64) {
+        self.0.inc(by);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }
 
 /// A bar that counts the steps of a training, of which some may be done.
@@ -26,12 +51,7 @@ pub(crate) fn steps(total: u64, done: u64) -> ProgressBar {
     bar
 }
 
-/// No bar: the job is done at once.
-pub(crate) fn none() -> ProgressBar {
-    ProgressBar::hidden()
-}
-
-fn bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
+fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
     if !stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -39,7 +59,7 @@ fn bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
     // A template that does not parse would be our mistake: the default style then still shows the progress.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
-    bar.set_message(what);
+    bar.set_message(what.to_owned());
     bar.enable_steady_tick(Duration::from_secs(1));
     bar
 }

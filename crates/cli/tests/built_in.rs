@@ -27,10 +27,23 @@ fn the_built_in_model_is_a_checkpoint_like_others() {
     let output = run_in_an_empty_folder(&["inspect", "--model", "built-in", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let parameters = report["parameters"]["unique"].as_u64().unwrap();
-    assert!((2_000_000..6_000_000).contains(&parameters), "{parameters} parameters");
+    assert_eq!(parameters, 3_487_232);
     run_in_an_empty_folder(&["verify", "--model", "built-in"]);
-    let output = run_in_an_empty_folder(&["score", "Speak, speak.", "--json"]);
-    let score: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // A model that only guesses among 1,024 tokens has a loss of 6.9.
-    assert!(score["loss"].as_f64().unwrap() < 6.0, "{score}");
+}
+
+/// Its numbers, recorded on 2026-11-22 from this program: other weights, another tokenizer or wrong arithmetic give others.
+#[test]
+fn the_built_in_model_is_the_one_that_was_trained() {
+    /// Other vector instructions round the last bits of sums in another way.
+    const TOLERANCE: f64 = 1e-4;
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        serde_json::from_slice(&run_in_an_empty_folder(arguments).stdout).unwrap()
+    };
+    let report = json(&["generate", "ROMEO:", "--greedy", "--max-new-tokens", "16", "--json"]);
+    assert_eq!(report["prompt_ids"], serde_json::json!([814, 26]));
+    let ids = [199, 41, 458, 732, 419, 12, 292, 458, 732, 419, 12, 292, 458, 732, 419, 14];
+    assert_eq!(report["ids"], serde_json::json!(ids));
+    assert_eq!(report["text"], "\nI'll tell thee, I'll tell thee, I'll tell thee.");
+    let loss = json(&["score", "Speak, speak.", "--json"])["loss"].as_f64().unwrap();
+    assert!((loss - 3.377_54).abs() < TOLERANCE, "{loss}");
 }

@@ -123,7 +123,7 @@ fn generation_config_json_sets_the_defaults() {
     for (config, told) in [
         (json!({"repetition_penalty": 0}), "generation_config.json: repetition_penalty: expected"),
         (json!({"do_sample": true, "top_p": 2}), "generation_config.json: top_p: expected"),
-        (json!({"eos_token_id": 999}), "generation_config.json: eos_token_id: expected token ids below"),
+        (json!({"pad_token_id": 999}), "generation_config.json: pad_token_id: expected token ids below"),
     ] {
         assert_refused(&generate(&with(config), &["x"]), FAILURE, told);
     }
@@ -230,6 +230,38 @@ fn an_ordinary_token_as_the_end_is_noticed() {
         report["notes"][0].as_str().unwrap().contains("eos_token_id 5 is the ordinary token"),
         "{report}"
     );
+}
+
+/// transformers' own end token, 50256, stands for configurations of any size that name none; a call without it is right.
+#[test]
+fn an_end_that_the_vocabulary_lacks_is_left_out() {
+    let told = "note: eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
+    let without =
+        CheckpointFolder::tiny().without("generation_config.json").with_config(json!({"eos_token_id": null}));
+    let by_file =
+        CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": [50256]}).to_string());
+    let flags = ["The dog", "--greedy", "--max-new-tokens", "60", "--json"];
+    for folder in [&without, &by_file] {
+        let run = generate(folder, &flags);
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        let report = run.json();
+        assert_eq!(
+            (&report["stop_reason"], report["ids"].as_array().unwrap().len()),
+            (&json!("context"), 44)
+        );
+        let named = generate(folder, &[&flags[..], &["--eos-token-id", "0"]].concat());
+        assert_eq!((named.code, named.stderr.as_str()), (SUCCESS, ""), "who names an end misses no other");
+        let refused = generate(folder, &[&flags[..], &["--eos-token-id", "50256"]].concat());
+        assert_refused(
+            &refused,
+            USAGE,
+            "eos_token_id: expected token ids below the vocabulary's size of 300",
+        );
+    }
+    let some = CheckpointFolder::tiny()
+        .with("generation_config.json", json!({"eos_token_id": [299, 50256]}).to_string());
+    let run = generate(&some, &["The dog", "--greedy"]);
+    assert!(run.code == SUCCESS && run.stderr.contains(told), "{}", run.stderr);
 }
 
 #[test]
@@ -421,6 +453,51 @@ fn a_bad_line_has_its_number_and_the_rest_goes_on() {
     assert_eq!(texts, [true, false, false, true]);
 }
 
+/// A prompt that cannot go on is its line's failure: the others have the texts that they have alone, and what was written
+/// goes on after an interruption.
+#[test]
+fn a_prompt_that_cannot_go_on_fails_alone() {
+    // Three tokens are left, each once: the second prompt has used them up.
+    let suppressed: Vec<u32> = (0..300).filter(|id| ![5, 6, 7].contains(id)).collect();
+    let config = json!({"suppress_tokens": suppressed, "no_repeat_ngram_size": 1, "eos_token_id": null});
+    let prompts = "{\"ids\": [1]}\n{\"ids\": [5, 6, 7]}\n{\"ids\": [2, 6]}\n{\"ids\": [3]}\n";
+    let folder = CheckpointFolder::tiny()
+        .with("generation_config.json", config.to_string())
+        .with("prompts.jsonl", prompts);
+    let (file, output) = (folder.file("prompts.jsonl"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "2"];
+    let all = [&flags[..], &["--output", path(&output)]].concat();
+    let told = "line 2: no token is left to choose from: the options and processors remove all of them";
+    let run = generate(&folder, &all);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    assert!(run.stderr.contains(told), "{}", run.stderr);
+    let expected = fs::read_to_string(&output).unwrap();
+    let found = objects(&expected);
+    assert_eq!(found.len(), 4);
+    let failed = json!({"line": 2, "prompt_ids": [5, 6, 7], "error": told.strip_prefix("line 2: ").unwrap()});
+    assert_eq!(found[1], failed);
+    for (index, ids) in [(0, "1"), (2, "2,6"), (3, "3")] {
+        let alone = generate(&folder, &["--ids", ids, "--greedy", "--max-new-tokens", "2", "--json"]).json();
+        for key in ["prompt_ids", "ids", "text", "stop_reason"] {
+            assert_eq!(found[index][key], alone[key], "{key} of line {}", index + 1);
+        }
+    }
+    for size in ["1", "2"] {
+        let run = generate(&folder, &[&flags[..], &["--batch-size", size]].concat());
+        assert_eq!((run.code, run.stdout), (FAILURE, expected.clone()), "batches of {size}");
+    }
+    let settings = settings_line(&folder, &flags);
+    for written in 0..=4 {
+        fs::remove_file(&output).unwrap();
+        let lines: String = expected.lines().take(written).map(|line| format!("{line}\n")).collect();
+        fs::write(folder.file("texts.partial"), format!("{settings}{lines}")).unwrap();
+        let run = generate(&folder, &[&all[..], &["--resume"]].concat());
+        assert_eq!(run.code, FAILURE, "{}", run.stderr);
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert_eq!(fs::read_to_string(&output).unwrap(), expected, "{written} lines were there");
+    }
+}
+
 /// FIELD asks for it, and users of long runs do: a kill at any moment loses no line and repeats none.
 #[test]
 fn an_interrupted_run_goes_on_where_it_was() {
@@ -526,7 +603,7 @@ fn what_an_interrupted_run_left_is_checked() {
     assert_refused(&resumed, FAILURE, "line 1 continues another prompt");
 }
 
-/// A run that cannot begin leaves nothing behind, and two runs do not write one file.
+/// Two runs do not write one file, and nothing but the output is left.
 #[test]
 fn a_run_has_its_output_to_itself() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\nThe cat\n");
@@ -544,9 +621,28 @@ fn a_run_has_its_output_to_itself() {
         let nan = candle_core::Tensor::from_vec(vec![f32::NAN; 28], 28, &candle_core::Device::Cpu).unwrap();
         tensors.insert("transformer.ln_f.bias".into(), nan);
     });
-    assert_refused(&generate(&nan, &flags), FAILURE, "not finite");
-    assert!(!nan.file("texts.partial").exists() && !output.exists());
+    let run = generate(&nan, &flags);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    for line in ["line 1: the model's logits are not finite", "line 2: the model's logits are not finite"] {
+        assert!(run.stderr.contains(line), "{}", run.stderr);
+    }
+    assert!(!nan.file("texts.partial").exists());
     assert_eq!(fs::read_to_string(nan.file("texts.complete")).unwrap(), "mine");
+}
+
+/// Texts that are made at once take memory that is known before they are begun.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_texts_at_once_than_memory_holds_are_refused() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "x\n".repeat(10_000));
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
+    let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
+    // 10,000 lines of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    let told = "40960000 texts at once of up to 48 tokens take 1260000.0 MiB for their keys and values, and ";
+    assert_refused(&crowd, USAGE, told);
+    assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
+    assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");
 }
 
 /// The time is that of each text, in a batch as alone.
@@ -652,7 +748,7 @@ fn ctrl_c_ends_the_text_and_not_the_program() {
 }
 
 #[test]
-fn choices_are_scored_behind_the_prompt() {
+fn choices_are_scored_after_the_prompt() {
     let folder = CheckpointFolder::tiny();
     let flags = [
         "score",

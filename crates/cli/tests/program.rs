@@ -66,7 +66,11 @@ fn generate_from_ids_needs_no_tokenizer() {
     let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
     assert_eq!(spaced.code, SUCCESS);
     let text = run(&["generate", "The", "--model", path(folder.path())]);
-    assert_refused(&text, FAILURE, "name one with --tokenizer FILE, or give token ids (--ids)");
+    assert_refused(
+        &text,
+        FAILURE,
+        "name one from elsewhere, or give token ids in place of text (--tokenizer FILE, --ids)",
+    );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
     let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
@@ -337,9 +341,9 @@ fn failed_jobs_end_with_code_1() {
     });
     let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
     assert_eq!(run_on_nan.code, FAILURE);
-    assert!(
-        run_on_nan.stderr.contains("the model's logits are not finite; check its weights with `gpt2 verify`")
-    );
+    let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
+                `--kv-dtype f32`)";
+    assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
     let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert("score.weight".into(), Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap());
     });
@@ -536,6 +540,59 @@ fn convert_writes_folders_and_gguf_files() {
     );
     assert_refused(&run(&["convert", path(&source)]), USAGE, "<OUT>");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+/// The book's files hold no number of heads: it is guessed aloud, or named, in every command that opens one.
+#[test]
+fn heads_can_be_named() {
+    let book = gpt2_testing::fixture_path("formats/book");
+    let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
+    let guessed = run(&score);
+    assert!(
+        guessed.stderr.contains("note: nothing tells the number of attention heads; 1 of 64"),
+        "{}",
+        guessed.stderr
+    );
+    let named = run(&[&score[..], &["--n-head", "4"]].concat());
+    assert_eq!(named.stderr, "");
+    assert_ne!(named.json()["loss"], guessed.json()["loss"], "another model");
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    let converted = run(&["convert", path(&book), path(&copy), "--n-head", "4", "--threads", "1"]);
+    assert_eq!((converted.code, converted.stderr.as_str()), (SUCCESS, ""));
+    let of_copy = run(&["score", "--ids", "1,2,3", "--json", "--model", path(&copy)]).json();
+    let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-6;
+    assert!(close(&of_copy["loss"], &named.json()["loss"]), "{of_copy}");
+    for command in ["inspect", "verify"] {
+        let found = run(&[command, "--model", path(&book), "--n-head", "4", "--threads", "2", "--json"]);
+        assert_eq!((found.code, found.stderr.as_str()), (SUCCESS, ""), "{command}");
+    }
+    let inspected = run(&["inspect", "--model", path(&book), "--n-head", "4", "--json"]).json();
+    assert_eq!(inspected["config"]["n_head"], 4);
+    let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
+    assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
+    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "3"]);
+    assert_refused(&built_in, FAILURE, "built-in: its configuration has 8 attention heads, and 3 were named");
+    assert_refused(
+        &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),
+        USAGE,
+        "--n-head is for checkpoints",
+    );
+}
+
+/// A training that memory seems too small for is refused, and tried where that is asked for.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_look_at_the_memory_can_be_left_out() {
+    let folder = CheckpointFolder::tiny().with("text.txt", "The dog was found.");
+    let (text, out) = (folder.file("text.txt"), folder.file("out"));
+    let flags = ["train", "--data", path(&text), "--init", path(folder.path()), "--out", path(&out)];
+    let crowd = [&flags[..], &["--batch-size", "1000000", "--held-out", "0"]].concat();
+    assert_refused(&run(&crowd), USAGE, "--ignore-memory trains all the same");
+    assert!(!out.exists());
+    // The text has no window, so nothing takes the memory.
+    let tried = run(&[&crowd[..], &["--ignore-memory"]].concat());
+    assert_refused(&tried, FAILURE, "one window of the context takes 49");
 }
 
 /// FIELD §2 row 28: rows of the embedding, configuration and tokenizer that do not belong together.

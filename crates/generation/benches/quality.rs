@@ -16,7 +16,7 @@ mod quality;
 use std::path::Path;
 
 use gpt2_testing::checkpoints;
-use gpt2_weights::{Checkpoint, WeightFormat, encode};
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, encode};
 use quality::{quality, texts_of};
 
 /// Tokens that are drawn from each model.
@@ -34,8 +34,11 @@ fn main() {
 
 fn measure(folder: &Path, text: Option<&str>) {
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let load = |format| checkpoint.load_as(format, &|_| ()).unwrap();
-    let reference = load(WeightFormat::F32);
+    let load = |dtype| {
+        let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+        checkpoint.load(&options, &|_| ()).unwrap()
+    };
+    let reference = load(WeightDType::F32);
     let context = reference.config().n_positions;
     let mut sources = vec![("drawn", texts_of(&reference, START, DRAWN_TOKENS / context))];
     if let Some(path) = text {
@@ -49,7 +52,7 @@ fn measure(folder: &Path, text: Option<&str>) {
         name, "text", "weights", "nats/token", "top-1", "perplexity"
     );
     for (source, texts) in sources {
-        for format in [WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4] {
+        for format in [WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4] {
             let found = quality(&load(format), &reference, &texts);
             println!(
                 "{:<14}{source:<8}{:<8}{:>12.2e}{:>9.2}%{:>+13.3}%",

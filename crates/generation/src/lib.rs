@@ -34,7 +34,3 @@ pub use score::{
     Continuation, Score, TokenAlternatives, check_continuations, check_text, score, score_continuations,
 };
 pub use text_stream::TextStream;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct ReadmeExamples;

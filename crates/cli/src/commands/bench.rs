@@ -6,14 +6,33 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
+use clap::Args;
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_engine::{HubOptions, WeightDType, device_name, process};
 use gpt2_generation::{GenerationConfig, History, Sampler};
-use gpt2_kernels::thread_count;
 use serde::Serialize;
 
-use crate::arguments::BenchArguments;
-use crate::hub::Network;
-use crate::{UsageError, device, model, output};
+use crate::exit::UsageError;
+use crate::model_arguments::ModelArguments;
+use crate::output;
+use crate::progress::Terminal;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 bench --model DIR
+  gpt2 bench --model DIR --dtype q8 --threads 2 --json
+  gpt2 bench --model DIR --device cuda --dtype f16 --json
+
+Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after
+896, always the most probable one; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
+pub(crate) struct BenchArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Print one JSON object: device, dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Lengths of the prompts that are read.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
@@ -48,11 +67,14 @@ struct Report {
     decode_batch: BTreeMap<usize, f64>,
 }
 
-pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCode> {
-    let device = device::open(&arguments.model)?;
-    let checkpoint = model::open(&arguments.model.model, network)?;
+pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCode> {
+    // Without a tokenizer, whose memory would count.
+    let options = arguments.model.options(hub);
+    let device = options.open_device(&Terminal)?;
+    process::use_tf32(options.tf32);
+    let checkpoint = options.open_checkpoint(&Terminal)?;
     let start = Instant::now();
-    let model = model::load_with(&checkpoint, &device, &arguments.model)?;
+    let model = options.load(&checkpoint, &device, &Terminal)?;
     device.synchronize()?;
     let load_s = start.elapsed().as_secs_f64();
     let mut bench = Bench { model: &model, device: &device, records_steps: None };
@@ -77,11 +99,11 @@ pub(crate) fn run(arguments: &BenchArguments, network: Network) -> Result<ExitCo
         decode_batch.extend(bench.decode(DECODE_BATCH, texts)?.map(|speed| (texts, speed)));
     }
     let report = Report {
-        device: device::name(&device),
-        dtype: arguments.model.dtype.map_or("stored", |dtype| dtype.name),
+        device: device_name(&device),
+        dtype: arguments.model.dtype.map_or("stored", WeightDType::name),
         kv_dtype: model.kv_dtype().as_str(),
         records_steps: bench.records_steps,
-        threads: thread_count(),
+        threads: process::thread_count(),
         load_s,
         peak_rss_mib,
         prefill,
@@ -144,7 +166,7 @@ impl Bench<'_> {
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Greedy tokens per second of some texts at once, behind a prompt and without the time for it; `None` where they do not
+    /// Greedy tokens per second of some texts at once, after a prompt and without the time for it; `None` where they do not
     /// fit.
     fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
@@ -176,7 +198,7 @@ impl Bench<'_> {
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
-    /// The most probable token behind each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
+    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
         let logits = self.model.forward(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
         let (texts, _, _) = logits.dims3()?;

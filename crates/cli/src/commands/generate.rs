@@ -1,22 +1,53 @@
 //! `gpt2 generate`: continue a prompt, prompt after prompt, or every prompt of a file.
 
-use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use anyhow::Result;
-use gpt2::Gpt2Config;
+use clap::Args;
+use gpt2_engine::HubOptions;
 use serde::Serialize;
 
-use super::{generate_file, generate_interactive};
-use crate::arguments::GenerateArguments;
-use crate::hub::Network;
-use crate::loaded_model::{LoadedModel, Text};
-use crate::{device, generation_options, input, interrupt, model, output};
+use super::continued::{Continued, continue_prompt};
+use super::generate_file::{self, FileArguments};
+use super::generate_interactive;
+use super::generation_arguments::GenerationArguments;
+use super::texts::Texts;
+use crate::input::InputArguments;
+use crate::model_arguments::ModelArguments;
+use crate::output;
+use crate::progress::Terminal;
 
-/// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
-/// on every machine.
-pub(super) const BATCH_SIZE: usize = 8;
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 generate \"The dog\" --model gpt2 --greedy            (downloaded once, then from the cache)
+  gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
+  gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
+  gpt2 generate \"The dog\" --model DIR --num-beams 5 --num-return-sequences 3
+  gpt2 generate \"Q: Why?\\nA:\" --model DIR --stop \"Q:\" --repetition-penalty 1.2
+  gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
+  gpt2 generate --model DIR --interactive
+
+What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
+either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
+the same text on every machine, alone and in any batch.
+An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
+pub(crate) struct GenerateArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; with several texts `sequences` of ids, text, stop_reason and score
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends
+    #[arg(long, conflicts_with_all = ["json", "text", "ids", "prompt_file", "prompts_file"])]
+    pub(crate) interactive: bool,
+    #[command(flatten)]
+    pub(crate) generation: GenerationArguments,
+    #[command(flatten)]
+    pub(crate) file: FileArguments,
+}
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -28,122 +59,28 @@ struct Report {
     time_to_first_token_s: Option<f64>,
 }
 
-/// One text, or several of one prompt.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub(super) enum Texts {
-    One(Text),
-    Several { sequences: Vec<Text> },
-}
-
-impl From<Vec<Text>> for Texts {
-    fn from(mut texts: Vec<Text>) -> Self {
-        match (texts.len(), texts.pop()) {
-            (1, Some(text)) => Self::One(text),
-            (_, last) => {
-                texts.extend(last);
-                Self::Several { sequences: texts }
-            }
-        }
-    }
-}
-
-pub(crate) fn run(arguments: &GenerateArguments, network: Network) -> Result<ExitCode> {
-    let device = device::open(&arguments.model)?;
-    generation_options::check(arguments)?;
-    let checkpoint = model::open(&arguments.model.model, network)?;
-    checkpoint.check()?;
-    if let Some(path) = &arguments.prompts_file {
-        return generate_file::run(arguments, path, &checkpoint, &device);
+pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<ExitCode> {
+    arguments.generation.check()?;
+    arguments.file.check()?;
+    let opened = arguments.model.open(hub)?;
+    if let Some(path) = &arguments.file.prompts_file {
+        return generate_file::run(path, &arguments.file, &arguments.generation, &arguments.model, opened);
     }
     if arguments.interactive {
-        return generate_interactive::run(arguments, &checkpoint, &device);
+        return generate_interactive::run(&arguments.generation, opened);
     }
-    let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
-    let tokenizer = input.tokenizer.as_ref();
-    let config = generation_options::read(arguments, &checkpoint, tokenizer)?;
-    generation_options::notes(&config, tokenizer).iter().for_each(|note| output::print_note(note));
-    let prompt_ids = start_of_text_if_empty(input.ids, checkpoint.config());
-    let prompt_ids = config.fit_prompt(&prompt_ids, checkpoint.config())?;
-    let model = model::load_with(&checkpoint, &device, &arguments.model)?;
-    let loaded = LoadedModel { model: &model, tokenizer, config: &config };
-    if !arguments.json
-        && let Some(prompt) = &input.text
-    {
-        output::echo_prompt(prompt)?;
+    let input = arguments.input.tokenized(opened.vocabulary())?;
+    let config = arguments.generation.config(&opened)?;
+    let prompt_ids = opened.vocabulary().prompt(input.ids, &config)?;
+    let loaded = opened.load(&Terminal)?;
+    if let Some(prompt) = input.text.filter(|_| !arguments.json) {
+        output::echo_prompt(&prompt)?;
     }
-    let (texts, tokens_per_s, time_to_first_token_s) =
-        continue_prompt(&loaded, &prompt_ids, !arguments.json)?;
+    let continued = continue_prompt(&loaded, &config, prompt_ids.clone(), !arguments.json)?;
     if arguments.json {
+        let Continued { texts, tokens_per_s, time_to_first_token_s } = continued;
         let texts = texts.into();
         output::write_json(&Report { prompt_ids, texts, tokens_per_s, time_to_first_token_s })?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Continues one prompt; prints the text as it comes where it is one and is to be printed, several one below the other.
-/// Also returns tokens per second and the seconds to the first token.
-pub(super) fn continue_prompt(
-    loaded: &LoadedModel<'_>,
-    prompt: &[u32],
-    is_printed: bool,
-) -> Result<(Vec<Text>, f64, Option<f64>)> {
-    let start = Instant::now();
-    let is_streamed = is_printed && loaded.config.num_return_sequences == 1;
-    let (mut count, mut printed) = (0, 0);
-    let mut texts = Vec::new();
-    let time_to_first_token = loaded.generate(
-        &[prompt.to_vec()],
-        BATCH_SIZE,
-        &mut |token| {
-            count += 1;
-            if is_streamed {
-                output::write_text(&piece(loaded, token.id, &token.text, printed == 0))?;
-                printed += 1;
-            }
-            Ok(if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-        },
-        &mut |_, found| {
-            texts = found;
-            Ok(())
-        },
-    )?;
-    let elapsed_s = start.elapsed().as_secs_f64();
-    count = count.max(texts.iter().map(|text: &Text| text.ids.len()).sum());
-    let tokens_per_s = count as f64 / elapsed_s;
-    let time_to_first_token_s = time_to_first_token.map(|time| time.as_secs_f64());
-    if is_printed {
-        if printed == 0 {
-            let whole: Vec<String> = texts.iter().map(whole_text).collect();
-            output::write_text(&whole.join("\n\n"))?;
-        }
-        output::write_text("\n")?;
-        let first = time_to_first_token_s.map_or(String::new(), |s| format!(", the first after {s:.3} s"));
-        let reason = texts.first().map_or(String::new(), |text| format!(", ended by {}", text.stop_reason));
-        output::print_status(&format!("{count} tokens{first}, {tokens_per_s:.1} tokens/s{reason}"));
-    }
-    Ok((texts, tokens_per_s, time_to_first_token_s))
-}
-
-/// What is printed for a token: the text it completes, or its id where there is no tokenizer.
-fn piece(loaded: &LoadedModel<'_>, id: u32, text: &str, is_first: bool) -> String {
-    match (loaded.tokenizer, is_first) {
-        (Some(_), _) => text.to_owned(),
-        (None, true) => id.to_string(),
-        (None, false) => format!(",{id}"),
-    }
-}
-
-fn whole_text(text: &Text) -> String {
-    let ids = || text.ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    text.text.clone().unwrap_or_else(ids)
-}
-
-/// An empty prompt starts from the token that begins texts, where the vocabulary has it.
-pub(super) fn start_of_text_if_empty(ids: Vec<u32>, config: &Gpt2Config) -> Vec<u32> {
-    if ids.is_empty() {
-        config.bos_token_id.into_iter().filter(|id| config.has_token(*id)).collect()
-    } else {
-        ids
-    }
 }

@@ -1,11 +1,13 @@
 //! `gpt2 inspect`: what a checkpoint is, and how that was found out.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use gpt2::{Gpt2Config, LedgerRow, ParameterCounts, expected_parameters, paper_size, parameter_ledger};
+use gpt2_engine::{HubOptions, Reporter, Silent, Unit};
 use gpt2_weights::{
     Checkpoint, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError, checkpoint_shape,
     differences,
@@ -13,10 +15,49 @@ use gpt2_weights::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::arguments::InspectArguments;
-use crate::hub::Network;
+use crate::exit::UsageError;
+use crate::model_arguments::{CommonArguments, open_other};
 use crate::output::{grouped, mebibytes, write_json, write_line};
-use crate::{UsageError, model, progress};
+use crate::progress::Terminal;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 inspect --model DIR
+  gpt2 inspect --preset gpt2-xl --ledger
+  gpt2 inspect --model DIR --tensors
+  gpt2 inspect --model DIR --diff OTHER
+  gpt2 inspect --model DIR --json | jq .parameters")]
+pub(crate) struct InspectArguments {
+    #[command(flatten)]
+    pub(crate) subject: InspectSubject,
+    /// Also minimum, maximum, mean and deviation of every tensor, and how many values are zero or not finite
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Only the parameter counts in circulation, each with its definition
+    #[arg(long, conflicts_with_all = ["tensors", "diff"])]
+    pub(crate) ledger: bool,
+    /// Compare with another checkpoint, parameter by parameter, whatever the formats
+    #[arg(long, value_name = "OTHER", conflicts_with = "tensors")]
+    pub(crate) diff: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to inspect: one of both.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct InspectSubject {
+    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+}
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -82,12 +123,12 @@ struct TensorRow {
     statistics: Option<Statistics>,
 }
 
-pub(crate) fn run(arguments: &InspectArguments, network: Network) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<ExitCode> {
     let report = match (&arguments.subject.model, &arguments.subject.preset) {
         (Some(path), _) => {
-            let checkpoint = model::open(path, network)?;
+            let checkpoint = arguments.common.open_checkpoint(path, hub)?;
             if let Some(other) = &arguments.diff {
-                return compare(&checkpoint, &model::open(other, network)?, arguments.json);
+                return compare(&checkpoint, &open_other(other, hub)?, arguments.json);
             }
             report_of_checkpoint(&checkpoint, arguments.tensors)?
         }
@@ -95,6 +136,7 @@ pub(crate) fn run(arguments: &InspectArguments, network: Network) -> Result<Exit
             return Err(UsageError("--diff and --tensors need --model: a preset has no values".into()).into());
         }
         (None, Some(name)) => {
+            arguments.common.check_without_checkpoint()?;
             report_of_preset(&Gpt2Config::preset(name).map_err(|error| UsageError(error.to_string()))?)
         }
         (None, None) => return Err(UsageError("give --model DIR or --preset NAME".into()).into()),
@@ -126,11 +168,12 @@ fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Resul
         _ => "parameter",
     };
     let all_bytes = checkpoint.files().map(|(_, bytes)| bytes as u64).sum();
-    let bar = if with_statistics { progress::bytes("reading", all_bytes) } else { progress::none() };
+    let reporter: &dyn Reporter = if with_statistics { &Terminal } else { &Silent };
+    let bar = reporter.start("reading", all_bytes, Unit::Bytes);
     let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
     for (index, tensor) in checkpoint.tensors().iter().enumerate() {
         let statistics = if with_statistics { checkpoint.statistics(index)? } else { None };
-        bar.inc(tensor.stored_bytes() as u64);
+        bar.advance(tensor.stored_bytes() as u64);
         *dtypes.entry(tensor.dtype.to_string()).or_default() += 1;
         tensors.push(TensorRow {
             name: tensor.name.clone(),
@@ -140,7 +183,7 @@ fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Resul
             statistics,
         });
     }
-    bar.finish_and_clear();
+    drop(bar);
     let config = checkpoint.config();
     let vocabulary = Vocabulary {
         config: config.vocab_size,
@@ -337,9 +380,10 @@ fn print_ledger(report: &Report) -> Result<()> {
 }
 
 fn compare(first: &Checkpoint, second: &Checkpoint, as_json: bool) -> Result<ExitCode> {
-    let bar = progress::bytes("comparing", first.parameter_bytes() + second.parameter_bytes());
-    let found = differences(first, second, &|bytes| bar.inc(bytes))?;
-    bar.finish_and_clear();
+    let bytes = first.parameter_bytes() + second.parameter_bytes();
+    let bar = Terminal.start("comparing", bytes, Unit::Bytes);
+    let found = differences(first, second, &|bytes| bar.advance(bytes))?;
+    drop(bar);
     let describe = |kind: &DifferenceKind| match kind {
         DifferenceKind::OnlyInFirst => "only in the first".to_owned(),
         DifferenceKind::OnlyInSecond => "only in the second".to_owned(),

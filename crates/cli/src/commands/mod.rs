@@ -1,11 +1,16 @@
-//! One file for each command; `generate` has one for each source of prompts.
+//! One file for each command with its arguments; `generate` has one for each source of prompts.
 
 pub(crate) mod bench;
+mod continued;
 pub(crate) mod convert;
 pub(crate) mod generate;
 mod generate_file;
 mod generate_interactive;
+mod generation_arguments;
 pub(crate) mod inspect;
+mod partial_file;
+mod prompt_lines;
 pub(crate) mod score;
+mod texts;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -1,20 +1,55 @@
-//! `gpt2 score`: log-probabilities, loss and perplexity of a text, or how probable choices are behind a prompt.
+//! `gpt2 score`: log-probabilities, loss and perplexity of a text, or how probable choices are after a prompt.
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use candle_core::Device;
+use anyhow::Result;
+use clap::Args;
+use gpt2_engine::{HubOptions, Opened, Reporter, Unit};
 use gpt2_generation::{
     Continuation, TokenAlternatives, check_continuations, check_text, score, score_continuations,
 };
-use gpt2_weights::{Checkpoint, Tokenizer, encode};
+use gpt2_weights::Tokenizer;
 use serde::Serialize;
 
-use super::generate::start_of_text_if_empty;
-use crate::arguments::ScoreArguments;
-use crate::hub::Network;
-use crate::input::Input;
-use crate::{device, input, model, output, progress};
+use crate::input::{Input, InputArguments};
+use crate::model_arguments::ModelArguments;
+use crate::output;
+use crate::progress::Terminal;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 score \"The dog was found in a field.\" --model DIR
+  gpt2 score --model DIR --prompt-file book.txt --stride 512 --json
+  gpt2 score \"The dog was found in a\" --model DIR --top 5
+  gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
+
+Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
+token counts once, in the first window that reaches it.")]
+pub(crate) struct ScoreArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Distance between windows, in tokens [default: half of the context]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) stride: Option<usize>,
+    /// Also the N most probable tokens at each place
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "choice"
+    )]
+    pub(crate) top: usize,
+    /// Score TEXT as a continuation of the prompt instead; give it for every choice
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids"])]
+    pub(crate) choice: Vec<String>,
+    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, mean and per_character
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// What `--json` prints of a text.
 #[derive(Serialize)]
@@ -61,34 +96,28 @@ struct Best {
     per_character: usize,
 }
 
-pub(crate) fn run(arguments: &ScoreArguments, network: Network) -> Result<ExitCode> {
-    let device = device::open(&arguments.model)?;
-    let checkpoint = model::open(&arguments.model.model, network)?;
-    checkpoint.check()?;
-    let input = input::read(&arguments.input, &arguments.model, &checkpoint)?;
+pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let opened = arguments.model.open(hub)?;
+    let input = arguments.input.tokenized(opened.vocabulary())?;
     if arguments.choice.is_empty() {
-        score_text(arguments, &checkpoint, input, &device)
+        score_text(arguments, opened, input)
     } else {
-        score_choices(arguments, &checkpoint, input, &device)
+        score_choices(arguments, opened, input)
     }
 }
 
-fn score_text(
-    arguments: &ScoreArguments,
-    checkpoint: &Checkpoint,
-    input: Input,
-    device: &Device,
-) -> Result<ExitCode> {
-    let half_context = checkpoint.config().n_positions.div_ceil(2);
+fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
+    let half_context = opened.config().n_positions.div_ceil(2);
     let stride = arguments.stride.unwrap_or(half_context);
-    check_text(&input.ids, stride, checkpoint.config())?;
-    let model = model::load_with(checkpoint, device, &arguments.model)?;
-    let bar = progress::items("scoring", input.ids.len() as u64, "tokens");
-    let score = score(&model, &input.ids, stride, arguments.top, &|tokens| bar.inc(tokens))?;
-    bar.finish_and_clear();
+    check_text(&input.ids, stride, opened.config())?;
+    let loaded = opened.load(&Terminal)?;
+    let bar = Terminal.start("scoring", input.ids.len() as u64, Unit::Items("tokens"));
+    let count = |tokens| bar.advance(tokens);
+    let score = score(loaded.model(), &input.ids, stride, arguments.top, &count)?;
+    drop(bar);
 
     let perplexity = score.perplexity();
-    let tokenizer = input.tokenizer.as_ref();
+    let tokenizer = loaded.vocabulary().tokenizer().map(AsRef::as_ref);
     if arguments.json {
         let alternatives = |place: &TokenAlternatives| {
             let alternative = |(id, logprob): &(u32, f64)| Alternative {
@@ -124,31 +153,24 @@ fn score_text(
     Ok(ExitCode::SUCCESS)
 }
 
-fn score_choices(
-    arguments: &ScoreArguments,
-    checkpoint: &Checkpoint,
-    input: Input,
-    device: &Device,
-) -> Result<ExitCode> {
-    let tokenizer = input.tokenizer.as_ref().context("choices need a tokenizer")?;
+fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
+    let vocabulary = opened.vocabulary();
     let prompt = input.text.unwrap_or_default();
-    // A token may reach from the prompt into the choice: the whole is encoded, and what is behind the tokens that all
+    // A token may reach from the prompt into the choice: the whole is encoded, and what follows the tokens that all
     // wholes and the prompt begin with is the choice's.
-    let wholes = arguments.choice.iter().map(|choice| encode(tokenizer, &format!("{prompt}{choice}")));
+    let wholes = arguments.choice.iter().map(|choice| vocabulary.encode(&format!("{prompt}{choice}")));
     let mut wholes = wholes.collect::<Result<Vec<_>, _>>()?;
     let starts_with_prompt = |ids: &Vec<u32>| ids.iter().zip(&input.ids).take_while(|(a, b)| a == b).count();
     let shared = wholes.iter().map(starts_with_prompt).min().unwrap_or(0);
     let mut prompt_ids = input.ids[..shared].to_vec();
     wholes.iter_mut().for_each(|ids| *ids = ids.split_off(shared));
-    prompt_ids = start_of_text_if_empty(prompt_ids, checkpoint.config());
-    for ids in &wholes {
-        input::check_tokenizer(ids, checkpoint.config())?;
-    }
-    check_continuations(&prompt_ids, &wholes, checkpoint.config())?;
-    let model = model::load_with(checkpoint, device, &arguments.model)?;
-    let bar = progress::items("scoring", wholes.len() as u64, "choices");
-    let scored = score_continuations(&model, &prompt_ids, &wholes, &|| bar.inc(1))?;
-    bar.finish_and_clear();
+    prompt_ids = vocabulary.start_if_empty(prompt_ids);
+    check_continuations(&prompt_ids, &wholes, opened.config())?;
+    let loaded = opened.load(&Terminal)?;
+    let bar = Terminal.start("scoring", wholes.len() as u64, Unit::Items("choices"));
+    let count = || bar.advance(1);
+    let scored = score_continuations(loaded.model(), &prompt_ids, &wholes, &count)?;
+    drop(bar);
 
     let choice = |((text, ids), scored): ((&String, Vec<u32>), Continuation)| Choice {
         text: text.clone(),

@@ -1,13 +1,15 @@
 //! `gpt2 train`: train a model from scratch or from a checkpoint.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use candle_core::Device;
+use clap::Args;
 use gpt2::{Activation, Gpt2Config, ParameterCounts};
+use gpt2_engine::{HubOptions, Reporter, Unit};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
@@ -18,9 +20,131 @@ use gpt2_weights::{
 };
 use serde::Serialize;
 
-use crate::arguments::TrainArguments;
-use crate::hub::Network;
-use crate::{UsageError, model, output, progress};
+use crate::exit::UsageError;
+use crate::model_arguments::CommonArguments;
+use crate::output;
+use crate::progress::{self, Terminal};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 train --data book.txt --config config.json --out my-model --steps 2000 --batch-size 8
+  gpt2 train --data book.txt --init gpt2 --out fine-tuned --steps 200 --batch-size 2 --context 256
+  gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
+  gpt2 train … --resume                                      (the same call again, after it was stopped)
+
+--out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
+and the state that --resume goes on from. The same call gives the same weights, interrupted or not.")]
+pub(crate) struct TrainArguments {
+    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) start: TrainStart,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the checkpoint's; with --config one is trained from the data]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Folder to write; it must be new or empty, but with --resume
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Go on with the training in --out, where it was stopped; the other options must be the same
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Steps of the optimizer
+    #[arg(long, value_name = "N", default_value_t = 1000, allow_negative_numbers = true)]
+    pub(crate) steps: u64,
+    /// Windows of text in one batch
+    #[arg(long, value_name = "B", default_value_t = 8, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Batches whose gradients are averaged into one step
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    pub(crate) accumulate: usize,
+    /// Tokens in a window [default: the model's context]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) context: Option<usize>,
+    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients: the same result with less memory, in a third more time; not with adapters
+    #[arg(long)]
+    pub(crate) recompute: bool,
+    /// Train low-rank adapters of this rank and leave the weights as they are; they are written merged, and by themselves to the folder adapter in PEFT's format
+    #[arg(long, value_name = "R", requires = "init", allow_negative_numbers = true)]
+    pub(crate) lora_rank: Option<usize>,
+    /// An adapter counts ALPHA / R times [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", requires = "lora_rank", allow_negative_numbers = true)]
+    pub(crate) lora_alpha: Option<f64>,
+    /// Linear layers with adapters: some of c_attn, c_proj, c_fc
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "c_attn",
+        requires = "lora_rank"
+    )]
+    pub(crate) lora_targets: Vec<String>,
+    /// Train even where the memory that is free seems too small for it
+    #[arg(long)]
+    pub(crate) ignore_memory: bool,
+    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
+    #[arg(long, value_name = "LR", allow_negative_numbers = true)]
+    pub(crate) lr: Option<f64>,
+    /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant
+    #[arg(long, value_name = "NAME", default_value = "cosine", value_parser = parse_schedule)]
+    pub(crate) schedule: Schedule,
+    /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) warmup_steps: Option<u64>,
+    /// Weight decay of matrices; biases and norms do not decay
+    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub(crate) weight_decay: f64,
+    /// Largest norm of the gradient; 0 does not clip
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) grad_clip: f64,
+    /// Dropout rate, in place of the configuration's three
+    #[arg(long, value_name = "P", value_parser = parse_rate, allow_negative_numbers = true)]
+    pub(crate) dropout: Option<f64>,
+    /// Share of the data, at the end of each file, that is not trained on and tells when to stop; 0 for none
+    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub(crate) held_out: f64,
+    /// Steps between evaluations on the held-out text
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    pub(crate) eval_every: u64,
+    /// Steps between saved states
+    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    pub(crate) save_every: u64,
+    /// Continue this text at every evaluation, and show it on standard error
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) sample: Option<String>,
+    /// End after this many evaluations without a lower held-out loss [default: never]
+    #[arg(long, value_name = "N")]
+    pub(crate) patience: Option<u64>,
+    /// Seed of the initial weights, the order of the data, and dropout
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) seed: u64,
+    /// Type of the written weights: f32, f16 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_dtype)]
+    pub(crate) dtype: WrittenDType,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss, held_out_loss_per_character, …
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a training starts from: one of both.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TrainStart {
+    /// Checkpoint to go on with: folder, weights file of any format that is read, or a model of the hub
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(crate) init: Option<PathBuf>,
+    /// A config.json whose model is made anew
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..1.0).contains(rate));
+    rate.ok_or_else(|| "expected a rate from 0 to below 1".to_owned())
+}
 
 /// Largest configuration that is read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -50,10 +174,10 @@ struct Start {
     checkpoint: Option<Checkpoint>,
 }
 
-pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCode> {
     check_folder(arguments)?;
     let corpus = Corpus::open(&arguments.data, arguments.held_out)?;
-    let start = start(arguments, &corpus, network)?;
+    let start = start(arguments, &corpus, hub)?;
     let numbers = hyperparameters(arguments, &start.config);
     numbers.check(&start.config)?;
     if let Some(lora) = lora(arguments) {
@@ -65,7 +189,9 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
     if let Some(note) = start.config.end_token_note() {
         output::print_note(&note);
     }
-    check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
+    if !arguments.ignore_memory {
+        check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
+    }
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
     let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
@@ -75,10 +201,8 @@ pub(crate) fn run(arguments: &TrainArguments, network: Network) -> Result<ExitCo
 
     let parameters = match &start.checkpoint {
         Some(checkpoint) => {
-            let bar = progress::bytes("loading", checkpoint.parameter_bytes());
-            let parameters = Parameters::from_checkpoint(checkpoint, &Device::Cpu, &|bytes| bar.inc(bytes))?;
-            bar.finish_and_clear();
-            parameters
+            let bar = Terminal.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
+            Parameters::from_checkpoint(checkpoint, &Device::Cpu, &|bytes| bar.advance(bytes))?
         }
         None => Parameters::initialize(&start.config, numbers.seed, &Device::Cpu)?,
     };
@@ -144,9 +268,9 @@ fn check_folder(arguments: &TrainArguments) -> Result<()> {
 }
 
 /// The configuration, the tokenizer and, with --init, the checkpoint.
-fn start(arguments: &TrainArguments, corpus: &Corpus, network: Network) -> Result<Start> {
+fn start(arguments: &TrainArguments, corpus: &Corpus, hub: &HubOptions) -> Result<Start> {
     if let Some(path) = &arguments.start.init {
-        let checkpoint = model::open(path, network)?;
+        let checkpoint = arguments.common.open_checkpoint(path, hub)?;
         checkpoint.check()?;
         let tokenizer = checkpoint.tokenizer(arguments.tokenizer.as_deref())?;
         let config = with_dropout(checkpoint.config().clone(), arguments.dropout);
@@ -155,6 +279,7 @@ fn start(arguments: &TrainArguments, corpus: &Corpus, network: Network) -> Resul
     let Some(path) = &arguments.start.config else {
         return Err(UsageError("give --init CHECKPOINT or --config FILE".into()).into());
     };
+    arguments.common.check_without_checkpoint()?;
     let mut config = with_dropout(read_config(path)?, arguments.dropout);
     let tokenizer = match &arguments.tokenizer {
         Some(path) => load_tokenizer(path)?,
@@ -239,7 +364,7 @@ fn check_memory(
     let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
     let message = format!(
-        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}",
+        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}; --ignore-memory trains all the same",
         output::grouped(ParameterCounts::new(config).unique),
         numbers.batch_size,
         numbers.context,
@@ -252,8 +377,8 @@ fn check_memory(
 
 /// The data as token files in the folder of the run, removed when the training ends.
 struct TokenFiles {
-    training: std::path::PathBuf,
-    held_out: Option<std::path::PathBuf>,
+    training: PathBuf,
+    held_out: Option<PathBuf>,
 }
 
 impl TokenFiles {
@@ -264,15 +389,14 @@ impl TokenFiles {
             held_out: has_held_out.then(|| folder.join("held-out.tokens")),
         };
         let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
-        let bar = progress::bytes("encoding", total as u64);
+        let bar = Terminal.start("encoding", total as u64, Unit::Bytes);
         let encode = |split, path: &Path| {
-            corpus.encode(split, &start.tokenizer, &start.config, path, &|bytes| bar.inc(bytes))
+            corpus.encode(split, &start.tokenizer, &start.config, path, &|bytes| bar.advance(bytes))
         };
         encode(Split::Training, &files.training)?;
         if let Some(path) = &files.held_out {
             encode(Split::HeldOut, path)?;
         }
-        bar.finish_and_clear();
         Ok(files)
     }
 
@@ -353,14 +477,14 @@ fn report(
 }
 
 /// The schedule of this name.
-pub(crate) fn parse_schedule(name: &str) -> Result<Schedule, String> {
+fn parse_schedule(name: &str) -> Result<Schedule, String> {
     let names = Schedule::NAMES.map(|(name, _)| name).join(", ");
     let known = Schedule::NAMES.iter().find(|(known, _)| *known == name);
     known.map(|(_, schedule)| *schedule).ok_or_else(|| format!("expected one of {names}"))
 }
 
 /// The type of this name, of those that safetensors holds.
-pub(crate) fn parse_dtype(name: &str) -> Result<WrittenDType, String> {
+fn parse_dtype(name: &str) -> Result<WrittenDType, String> {
     let types = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
     let known = types.into_iter().find(|dtype| dtype.name() == name);
     known.ok_or_else(|| "expected one of f32, f16, bf16".to_owned())

@@ -1,17 +1,54 @@
 //! `gpt2 verify`: is the checkpoint sound? Structure and values, tokenizer, cache against no cache, another checkpoint.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use candle_core::{DType, Device, Tensor};
+use clap::Args;
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::GenerationConfig;
+use gpt2_engine::{Defaults, HubOptions, ModelOptions, Reporter, Unit, Vocabulary};
 use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
-use crate::arguments::VerifyArguments;
-use crate::hub::Network;
-use crate::{EXIT_FAILURE, generation_options, is_closed_pipe, model, output, progress};
+use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
+use crate::model_arguments::{CommonArguments, open_other};
+use crate::output;
+use crate::progress::Terminal;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 verify --model DIR
+  gpt2 verify --model DIR --json
+  gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
+
+Checked are every tensor's presence, shape and values, a head that contradicts its tie, tokenizer and special tokens
+against the vocabulary, and the logits of a fixed prompt with a cache against those without. Exit code 0 when the checkpoint is sound, 1 when it is not.")]
+pub(crate) struct VerifyArguments {
+    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Also compare the logits of a fixed prompt with those of another checkpoint
+    #[arg(long, value_name = "OTHER")]
+    pub(crate) against: Option<PathBuf>,
+    /// Largest difference of logits that --against allows
+    #[arg(long, value_name = "X", default_value_t = 1e-3, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
+    pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(tolerance) if tolerance >= 0.0 && tolerance.is_finite() => Ok(tolerance),
+        _ => Err("expected a number of at least 0".into()),
+    }
+}
 
 /// Tokens of the fixed prompt, where the context holds as many.
 const PROMPT_TOKENS: usize = 16;
@@ -32,13 +69,13 @@ struct Report {
     against_difference: Option<f64>,
 }
 
-pub(crate) fn run(arguments: &VerifyArguments, network: Network) -> Result<ExitCode> {
-    let report = match verify(arguments, network) {
+pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let report = match verify(arguments, hub) {
         Ok(report) => report,
         // A checkpoint that cannot even be opened has one problem.
         Err(error) if arguments.json => Report {
             sound: false,
-            problems: vec![format!("{error:#}")],
+            problems: vec![exit::message(&error)],
             notes: Vec::new(),
             cache_difference: None,
             against_difference: None,
@@ -78,17 +115,17 @@ fn print(arguments: &VerifyArguments, report: &Report) -> Result<()> {
     })
 }
 
-fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
-    let checkpoint = model::open(&arguments.model, network)?;
-    let bar = progress::bytes("reading", checkpoint.parameter_bytes());
-    let problems = checkpoint.verify(&|bytes| bar.inc(bytes))?;
-    bar.finish_and_clear();
+fn verify(arguments: &VerifyArguments, hub: &HubOptions) -> Result<Report> {
+    let checkpoint = arguments.common.open_checkpoint(&arguments.model, hub)?;
+    let bar = Terminal.start("reading", checkpoint.parameter_bytes(), Unit::Bytes);
+    let problems = checkpoint.verify(&|bytes| bar.advance(bytes))?;
+    drop(bar);
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let notes = check_tokens(&checkpoint, &mut problems);
     let (mut cache_difference, mut against_difference) = (None, None);
     // Numbers are compared only where there are numbers.
     if problems.is_empty() {
-        let model = model::load(&checkpoint, &Device::Cpu, None)?;
+        let model = load(&checkpoint)?;
         let prompt = fixed_prompt(checkpoint.config());
         let logits = logits(&model, &prompt)?;
         let largest = largest_logit(&logits);
@@ -99,7 +136,7 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
         }
         cache_difference = Some(difference);
         if let Some(other) = &arguments.against {
-            let other = model::open(other, network)?;
+            let other = open_other(other, hub)?;
             if other.config().vocab_size != checkpoint.config().vocab_size {
                 bail!(
                     "the vocabularies differ: {} tokens here, {} in {}",
@@ -109,7 +146,7 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
                 );
             }
             let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
-            let theirs = self::logits(&model::load(&other, &Device::Cpu, None)?, prompt)?;
+            let theirs = self::logits(&load(&other)?, prompt)?;
             let difference = largest_difference(&logits[..theirs.len()], &theirs);
             if difference.is_nan() || difference > arguments.tolerance {
                 problems.push(format!(
@@ -127,18 +164,21 @@ fn verify(arguments: &VerifyArguments, network: Network) -> Result<Report> {
 fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<String> {
     let config = checkpoint.config();
     let vocab_size = config.vocab_size;
-    let mut beyond = Vec::new();
-    let generation = generation_options::of_checkpoint(checkpoint).unwrap_or_else(|error| {
-        problems.push(format!("{error:#}"));
-        GenerationConfig::default()
+    let tokenizer = checkpoint.tokenizer(None);
+    let vocabulary = Arc::new(Vocabulary::new(checkpoint, tokenizer.as_ref().ok().cloned()));
+    let defaults = Defaults::of(checkpoint, Arc::clone(&vocabulary)).and_then(|defaults| {
+        defaults.check()?;
+        Ok(defaults)
     });
-    let eos = generation.eos_token_id.clone();
-    for (name, ids) in [("bos_token_id", config.bos_token_id.into_iter().collect()), ("eos_token_id", eos)] {
-        for id in ids.iter().filter(|id| !config.has_token(**id)) {
-            beyond.push(format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
-        }
-    }
-    match checkpoint.tokenizer(None) {
+    let defaults = defaults.map_err(|error| problems.push(error.to_string())).ok();
+    let ends = defaults.as_ref().map_or(&[][..], Defaults::named_ends);
+    let start = config.bos_token_id.iter().map(|id| ("bos_token_id", id));
+    let named = start.chain(ends.iter().map(|id| ("eos_token_id", id)));
+    let named = named.filter(|(_, id)| !config.has_token(**id));
+    let beyond =
+        named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
+    let mut beyond: Vec<String> = beyond.collect();
+    match tokenizer {
         // Without a tokenizer nothing is generated from text, and transformers' defaults stand in small configurations.
         Err(WeightsError::NoTokenizer { .. }) => {
             beyond.push("there is no tokenizer".into());
@@ -154,15 +194,19 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
             problems.extend(largest.filter(|id| !config.has_token(*id)).map(|id| {
                 format!("the tokenizer has the token id {id}, the vocabulary {vocab_size} tokens: they do not belong together")
             }));
-            let tokens = tokenizer.get_vocab_size(true);
-            let padding = vocab_size.saturating_sub(tokens);
-            let mut notes = generation_options::notes(&generation, Some(&tokenizer));
+            let padding = vocab_size.saturating_sub(tokenizer.get_vocab_size(true));
+            let mut notes = defaults.map_or(Vec::new(), |defaults| vocabulary.notes(defaults.config()));
             if padding > 0 {
                 notes.push(format!("{padding} rows of the vocabulary have no token: padding"));
             }
             notes
         }
     }
+}
+
+/// The model of a checkpoint on the CPU, in the numbers that are stored.
+fn load(checkpoint: &Checkpoint) -> Result<Gpt2LMHead> {
+    Ok(ModelOptions::default().load(checkpoint, &Device::Cpu, &Terminal)?)
 }
 
 /// Token ids spread over the vocabulary, the same for every model of that size.

@@ -29,7 +29,7 @@ pub(crate) fn texts_of(model: &Gpt2LMHead, start: u32, texts: usize) -> Vec<Vec<
             max_new_tokens: model.config().n_positions - 1,
             ..GenerationConfig::default()
         };
-        let tokens = TokenGenerator::new(model, &[start], &config, &Device::Cpu).expect("a generator");
+        let tokens = TokenGenerator::new(model, &[start], &config).expect("a generator");
         let tokens = tokens.collect::<Result<Vec<u32>, _>>().expect("tokens");
         [vec![start], tokens].concat()
     };

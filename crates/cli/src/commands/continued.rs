@@ -1,0 +1,114 @@
+//! One prompt's continuation, printed as it comes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use gpt2_engine::{Job, LoadedModel, Text};
+use gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError};
+
+use super::texts::{BATCH_SIZE, clock};
+use crate::progress::Terminal;
+use crate::{interrupt, output};
+
+/// The texts of a prompt, and how fast they came.
+pub(super) struct Continued {
+    pub(super) texts: Vec<Text>,
+    pub(super) tokens_per_s: f64,
+    pub(super) time_to_first_token_s: Option<f64>,
+}
+
+/// Continues one prompt; prints the text as it comes where it is one and is to be printed, several one below the other.
+pub(super) fn continue_prompt(
+    loaded: &LoadedModel,
+    config: &GenerationConfig,
+    prompt: Vec<u32>,
+    is_printed: bool,
+) -> Result<Continued> {
+    let rows = BATCH_SIZE.min(config.num_return_sequences);
+    loaded.check_room(rows, prompt.len(), config)?;
+    let start = Instant::now();
+    let is_streamed = is_printed && config.num_return_sequences == 1;
+    let has_text = loaded.vocabulary().tokenizer().is_some();
+    let mut job = OnePrompt {
+        prompt: Some(prompt),
+        is_streamed,
+        has_text,
+        start,
+        time_to_first_token: None,
+        count: 0,
+        printed: 0,
+        texts: Vec::new(),
+    };
+    loaded.generate(&mut job, BATCH_SIZE, config, &Terminal)?;
+    let elapsed_s = start.elapsed().as_secs_f64();
+    let OnePrompt { texts, count, printed, time_to_first_token, .. } = job;
+    let count = count.max(texts.iter().map(|text| text.ids.len()).sum());
+    let tokens_per_s = count as f64 / elapsed_s;
+    let time_to_first_token_s = time_to_first_token.map(|time| time.as_secs_f64());
+    if is_printed {
+        if printed == 0 {
+            let whole: Vec<String> = texts.iter().map(whole_text).collect();
+            output::write_text(&whole.join("\n\n"))?;
+        }
+        output::write_text("\n")?;
+        let first = time_to_first_token_s.map_or(String::new(), |s| format!(", the first after {s:.3} s"));
+        let reason = texts.first().map(|text| format!(", ended by {}", text.stop_reason.name()));
+        let reason = reason.unwrap_or_default();
+        output::print_status(&format!("{count} tokens{first}, {tokens_per_s:.1} tokens/s{reason}"));
+    }
+    Ok(Continued { texts, tokens_per_s, time_to_first_token_s })
+}
+
+/// A job of one prompt, whose texts Ctrl-C ends.
+struct OnePrompt {
+    prompt: Option<Vec<u32>>,
+    is_streamed: bool,
+    has_text: bool,
+    start: Instant,
+    time_to_first_token: Option<Duration>,
+    /// Tokens that came, and those that were printed.
+    count: usize,
+    printed: usize,
+    texts: Vec<Text>,
+}
+
+impl Job for OnePrompt {
+    type Error = anyhow::Error;
+
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>> {
+        Ok(self.prompt.take())
+    }
+
+    fn on_token(&mut self, token: &GeneratedToken) -> Result<()> {
+        self.count += 1;
+        self.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
+        if self.is_streamed {
+            // Without a tokenizer the ids are the text.
+            match (self.has_text, self.printed) {
+                (true, _) => output::write_text(&token.text)?,
+                (false, 0) => output::write_text(&token.id.to_string())?,
+                (false, _) => output::write_text(&format!(",{}", token.id))?,
+            }
+            self.printed += 1;
+        }
+        Ok(())
+    }
+
+    fn on_texts(&mut self, _: usize, texts: Result<Vec<Text>, GenerationError>) -> Result<()> {
+        self.texts = texts?;
+        Ok(())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        interrupt::is_requested()
+    }
+
+    fn clock(&self) -> Option<Clock> {
+        Some(clock())
+    }
+}
+
+fn whole_text(text: &Text) -> String {
+    let ids = || text.ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    text.text.clone().unwrap_or_else(ids)
+}

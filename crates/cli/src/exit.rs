@@ -1,0 +1,134 @@
+//! How the program ends: exit code 0 for success, 2 for a wrong call or argument, 1 for a job that failed; and what an error
+//! says on the way out. The libraries' messages name no flags of the program: [`hint`] adds those that help.
+
+use std::io;
+
+use gpt2_engine::EngineError;
+use gpt2_generation::GenerationError;
+use gpt2_kernels::DeviceError;
+use gpt2_training::TrainingError;
+use gpt2_weights::WeightsError;
+
+/// The call is wrong: an option, a value, or an input that does not fit the model.
+const EXIT_USAGE: u8 = 2;
+/// The call is right and the job failed.
+pub(crate) const EXIT_FAILURE: u8 = 1;
+
+/// A wrong call that the argument parser cannot see by itself.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// The exit code of a command that failed so.
+pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
+    let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
+    let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
+    let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
+    let is_usage = error.is::<UsageError>() || engine || generation || training;
+    if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
+}
+
+/// Whether whoever read our output has seen enough (`gpt2 generate … | head`).
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The error with its causes, and the flags that help.
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    let told = format!("{error:#}");
+    if told.contains("CUDA_ERROR_OUT_OF_MEMORY") {
+        return format!(
+            "the GPU has too little memory; fewer texts at once, shorter ones or --dtype f16 take less: {told}"
+        );
+    }
+    match hint(error) {
+        Some(hint) => format!("{told} ({hint})"),
+        None => told,
+    }
+}
+
+/// The flags of the program that help with an error of a library.
+fn hint(error: &anyhow::Error) -> Option<&'static str> {
+    let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
+    let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
+    let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
+    let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
+    engine.or_else(generation).or_else(training).or_else(weights)
+}
+
+fn of_engine(error: &EngineError) -> Option<&'static str> {
+    match error {
+        EngineError::Generation(error) => of_generation(error),
+        EngineError::Weights(error) => of_weights(error),
+        EngineError::Device(DeviceError::NoDriver { .. }) => Some("--device cpu"),
+        EngineError::Device(_) => Some("--device"),
+        EngineError::NoTf32 { .. } => Some("--tf32"),
+        EngineError::GpuRoom { .. } => Some("--dtype f16, --dtype bf16"),
+        EngineError::NoRoom { .. } => Some("--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16"),
+        _ => None,
+    }
+}
+
+fn of_generation(error: &GenerationError) -> Option<&'static str> {
+    match error {
+        GenerationError::OptionOutOfRange { option: "temperature", .. } => Some("0 is --greedy"),
+        GenerationError::PromptTooLong { .. } => Some("--keep-last"),
+        GenerationError::NotFinite => Some("`gpt2 verify`, `--kv-dtype f32`"),
+        _ => None,
+    }
+}
+
+fn of_weights(error: &WeightsError) -> Option<&'static str> {
+    match error {
+        WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
+        WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
+        WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
+        _ => None,
+    }
+}
+
+fn of_training(error: &TrainingError) -> Option<&'static str> {
+    match error {
+        TrainingError::Weights(error) => of_weights(error),
+        TrainingError::TooFewTokens { .. } => Some("--context"),
+        TrainingError::Vocabulary { .. } => Some("--tokenizer"),
+        TrainingError::NotFinite { .. } => Some("--lr, --grad-clip"),
+        TrainingError::OtherState { .. } => Some("--out"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn an_allocation_that_fails_says_what_to_do() {
+        let told = message(&anyhow!("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"));
+        assert!(told.starts_with("the GPU has too little memory"));
+        assert_eq!(message(&anyhow!("DriverError(CUDA_ERROR_ASSERT)")), "DriverError(CUDA_ERROR_ASSERT)");
+    }
+
+    #[test]
+    fn errors_of_the_libraries_get_the_flags_that_help() {
+        let long = || GenerationError::PromptTooLong { tokens: 9, n_positions: 8 };
+        for error in [anyhow!(long()), anyhow!(EngineError::Generation(long()))] {
+            assert!(message(&error).ends_with(" (--keep-last)"), "{}", message(&error));
+            assert_eq!(code_of(&error), EXIT_USAGE);
+        }
+        let no_token_left = anyhow!(GenerationError::NoTokenLeft);
+        assert_eq!(message(&no_token_left), GenerationError::NoTokenLeft.to_string());
+        assert_eq!(code_of(&no_token_left), EXIT_FAILURE);
+    }
+}

@@ -1,0 +1,93 @@
+//! The arguments that name a model: those of every command that runs one, and of those that look into a checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, value_parser};
+use gpt2_engine::{
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, ModelOptions, Opened, WeightDType, process,
+};
+use gpt2_weights::Checkpoint;
+
+use crate::exit::UsageError;
+use crate::progress::Terminal;
+
+/// Where the model is and where it runs.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the hub (gpt2, owner/name, owner/name@revision), or the small one inside the program
+    #[arg(long, value_name = "DIR", default_value = BUILT_IN)]
+    pub(crate) model: PathBuf,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceChoice,
+    /// Precision of the weights in memory: f32 or f16, on the CPU also q8, q6 or q4 (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<WeightDType>,
+    /// Precision of cached keys and values: f32 or f16 [default: f32, with --dtype f16, q8, q6 or q4 f16; on GPUs that of the weights]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_dtype: Option<KvType>,
+    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
+    #[arg(long)]
+    pub(crate) tf32: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+}
+
+impl ModelArguments {
+    /// Opens the model, and sets the process as it is to be run.
+    pub(crate) fn open(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
+        let opened = self.options(hub).open(&Terminal)?;
+        process::use_tf32(self.tf32);
+        Ok(opened)
+    }
+
+    /// What the arguments say, for the library.
+    pub(crate) fn options(&self, hub: &HubOptions) -> ModelOptions {
+        ModelOptions {
+            model: self.model.clone(),
+            tokenizer: self.tokenizer.clone(),
+            device: self.device,
+            dtype: self.dtype,
+            kv_dtype: self.kv_dtype,
+            tf32: self.tf32,
+            n_head: self.common.n_head,
+            hub: hub.clone(),
+        }
+    }
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct CommonArguments {
+    /// Number of attention heads, where the checkpoint does not tell it: weights of the book's models without a config.json
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) n_head: Option<usize>,
+    /// Number of threads [default: as many as this process may use]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+impl CommonArguments {
+    /// Opens the checkpoint of this name, with whatever tensors it has.
+    pub(crate) fn open_checkpoint(&self, model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
+        let (model, hub) = (model.to_owned(), hub.clone());
+        let options = ModelOptions { model, hub, n_head: self.n_head, ..ModelOptions::default() };
+        options.open_checkpoint(&Terminal)
+    }
+
+    /// Refuses a number of heads where there is no checkpoint to have them.
+    pub(crate) fn check_without_checkpoint(&self) -> Result<(), UsageError> {
+        match self.n_head {
+            Some(_) => Err(UsageError("--n-head is for checkpoints; here the configuration tells it".into())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Opens a checkpoint that another one is compared with.
+pub(crate) fn open_other(model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
+    CommonArguments { n_head: None, threads: None }.open_checkpoint(model, hub)
+}

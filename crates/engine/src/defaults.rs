@@ -1,0 +1,119 @@
+//! What a checkpoint's files say about generating: `generation_config.json`, and the end tokens of `config.json`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
+use gpt2_weights::Checkpoint;
+
+use crate::{EngineError, Vocabulary};
+
+/// Most new tokens where nothing says how many.
+const MAX_NEW_TOKENS: usize = 100;
+
+/// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
+/// from the 50 most probable tokens.
+#[derive(Debug, Clone)]
+pub struct Defaults {
+    config: GenerationConfig,
+    /// The `generation_config.json`, where there is one.
+    path: Option<PathBuf>,
+    /// The configuration of the model with the end tokens that the files name.
+    as_named: Gpt2Config,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl Defaults {
+    /// Reads the files. What they say need not be right: a request may say otherwise.
+    ///
+    /// # Errors
+    /// When `generation_config.json` cannot be read, or asks for what cannot be done.
+    pub fn of(checkpoint: &Checkpoint, vocabulary: Arc<Vocabulary>) -> Result<Self, EngineError> {
+        let start = GenerationConfig {
+            max_new_tokens: MAX_NEW_TOKENS,
+            eos_token_id: checkpoint.config().eos_token_id.clone(),
+            ..GenerationConfig::default()
+        };
+        let (mut config, path) = match checkpoint.generation_config()? {
+            None => (GenerationConfig { do_sample: true, ..start }, None),
+            Some((path, json)) => {
+                let read = |start: GenerationConfig| {
+                    let what = |error| format!("{}: {error}", path.display());
+                    start.with_json(&json).map_err(|error| EngineError::Defaults { what: what(error) })
+                };
+                let searches = read(start.clone())?.search_mode() != SearchMode::TokenByToken;
+                (read(GenerationConfig { do_sample: !searches, ..start })?, Some(path))
+            }
+        };
+        let as_named = Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };
+        config.eos_token_id = as_named.end_tokens();
+        Ok(Self { config, path, as_named, vocabulary })
+    }
+
+    /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
+    /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
+    pub fn config(&self) -> &GenerationConfig {
+        &self.config
+    }
+
+    /// The end tokens that the files name, those included that the vocabulary does not have.
+    pub fn named_ends(&self) -> &[u32] {
+        &self.as_named.eos_token_id
+    }
+
+    /// Checks what the files say.
+    ///
+    /// # Errors
+    /// When `generation_config.json` asks for what is wrong or cannot be done.
+    pub fn check(&self) -> Result<(), EngineError> {
+        self.check_request(&self.config)
+    }
+
+    /// The configuration of a request with what belongs to it on this model, checked: stop strings that are special tokens
+    /// end the text as tokens, and rows of the vocabulary that are no tokens are never generated.
+    ///
+    /// # Errors
+    /// When it asks for what is wrong or cannot be done. What is wrong with `generation_config.json` already is told as its
+    /// mistake and not the request's.
+    pub fn complete(&self, mut config: GenerationConfig) -> Result<GenerationConfig, EngineError> {
+        let vocabulary = &self.vocabulary;
+        if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {
+            return Err(GenerationError::StopStringsWithoutTokenizer.into());
+        }
+        // A special token gives no text to find a stop string in.
+        let special = |text: &String| vocabulary.special_token(text);
+        config.eos_token_id.extend(config.stop_strings.iter().filter_map(special));
+        config.stop_strings.retain(|text| special(text).is_none());
+        config.suppress_tokens.extend(vocabulary.padding());
+        self.check_request(&config)?;
+        Ok(config)
+    }
+
+    fn check_request(&self, config: &GenerationConfig) -> Result<(), EngineError> {
+        let Err(error) = self.check_all(config) else { return Ok(()) };
+        let of_file = self.check_all(&self.config).err();
+        match (&self.path, of_file.filter(|of_file| of_file.to_string() == error.to_string())) {
+            (Some(path), Some(error)) => {
+                Err(EngineError::Defaults { what: format!("{}: {error}", path.display()) })
+            }
+            _ => Err(error.into()),
+        }
+    }
+
+    fn check_all(&self, config: &GenerationConfig) -> Result<(), GenerationError> {
+        config.check()?;
+        config.check_model(self.vocabulary.config())
+    }
+
+    /// What a reader should know about the end tokens of a request, nothing of which is an error.
+    pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
+        // Whoever names other ends does not miss those of the files.
+        let has_own_ends = match self.config.eos_token_id.as_slice() {
+            [] => config.eos_token_id.is_empty(),
+            ends => config.eos_token_id.starts_with(ends),
+        };
+        let foreign = self.as_named.end_token_note().filter(|_| has_own_ends);
+        foreign.into_iter().chain(self.vocabulary.notes(config)).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! The device that a model runs on, and whether its weights fit into the memory there.
+
+use std::str::FromStr;
+
+use candle_core::{DType, Device, DeviceLocation};
+use gpt2::{Gpt2Config, ParameterCounts};
+use gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal};
+use gpt2_weights::WeightDType;
+
+use crate::{EngineError, Reporter, UnknownName};
+
+/// The device that is wished for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// An NVIDIA GPU where this program and this machine have one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+    /// Apple's GPU.
+    Metal,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match (name, name.strip_prefix("cuda:").map(str::parse)) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            ("metal", _) => Ok(Self::Metal),
+            (_, Some(Ok(index))) => Ok(Self::Cuda(index)),
+            _ => Err(UnknownName { expected: "auto, cpu, cuda, cuda:N or metal".into() }),
+        }
+    }
+}
+
+/// Opens a device, and refuses a type of weights that it does not have.
+pub(crate) fn open(
+    choice: DeviceChoice,
+    dtype: Option<WeightDType>,
+    reporter: &dyn Reporter,
+) -> Result<Device, EngineError> {
+    if let (Some(dtype), DeviceChoice::Cuda(_) | DeviceChoice::Metal) = (dtype, choice) {
+        dtype.on_gpu()?;
+    }
+    let device = match choice {
+        DeviceChoice::Cpu => Device::Cpu,
+        DeviceChoice::Auto => automatic(dtype, reporter),
+        DeviceChoice::Cuda(index) => open_cuda(index)?,
+        DeviceChoice::Metal => open_metal(0)?,
+    };
+    if let Some(dtype) = dtype {
+        dtype.check(&device)?;
+    }
+    Ok(device)
+}
+
+/// The first NVIDIA GPU, where there is one that works and has the type; else the CPU.
+fn automatic(dtype: Option<WeightDType>, reporter: &dyn Reporter) -> Device {
+    if dtype.is_some_and(|dtype| dtype.on_gpu().is_err()) {
+        return Device::Cpu;
+    }
+    open_cuda(0).unwrap_or_else(|error| {
+        if let DeviceError::Unusable { source, .. } = &error {
+            reporter.note(&format!("{error}: {source}; running on the CPU"));
+        }
+        Device::Cpu
+    })
+}
+
+/// The device's name, as [`DeviceChoice`] reads it.
+pub fn device_name(device: &Device) -> String {
+    match device.location() {
+        DeviceLocation::Cpu => "cpu".to_owned(),
+        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+        DeviceLocation::Metal { .. } => "metal".to_owned(),
+    }
+}
+
+/// Checks that the weights, and the keys and values of one full context, fit into the memory that the GPU says is free.
+pub(crate) fn check_gpu_room(config: &Gpt2Config, dtype: DType, gpu: &Device) -> Result<(), EngineError> {
+    match free_memory(gpu) {
+        Some(free) => check_gpu_room_in(free, config, dtype),
+        None => Ok(()),
+    }
+}
+
+fn check_gpu_room_in(free: usize, config: &Gpt2Config, dtype: DType) -> Result<(), EngineError> {
+    let bytes = dtype.size_in_bytes();
+    let weights = ParameterCounts::new(config).unique * bytes;
+    let cache = config.n_positions * config.kv_bytes_per_token(bytes);
+    if weights + cache > free {
+        return Err(EngineError::GpuRoom { free, weights, dtype: dtype.as_str(), cache });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named() {
+        for (name, expected) in [
+            ("auto", Some(DeviceChoice::Auto)),
+            ("cpu", Some(DeviceChoice::Cpu)),
+            ("cuda", Some(DeviceChoice::Cuda(0))),
+            ("cuda:3", Some(DeviceChoice::Cuda(3))),
+            ("metal", Some(DeviceChoice::Metal)),
+            ("cuda:", None),
+            ("cuda:-1", None),
+            ("tpu", None),
+        ] {
+            assert_eq!(name.parse().ok(), expected, "{name}");
+        }
+    }
+
+    /// The 124M model: 124,439,808 values, and 2 · 12 · 768 of each of 1,024 tokens.
+    #[test]
+    fn a_model_that_does_not_fit_is_refused_before_it_is_loaded() {
+        let config = Gpt2Config::gpt2();
+        let needed = 4 * (124_439_808 + 2 * 12 * 768 * 1024);
+        assert!(check_gpu_room_in(needed, &config, DType::F32).is_ok());
+        let refusal = check_gpu_room_in(needed - 1, &config, DType::F32).unwrap_err().to_string();
+        for part in ["546.7 MiB are free", "474.7 MiB in f32", "72.0 MiB for the keys"] {
+            assert!(refusal.contains(part), "`{part}` is not in: {refusal}");
+        }
+        assert!(check_gpu_room_in(needed / 2, &config, DType::BF16).is_ok());
+        assert!(check_gpu_room_in(needed / 2 - 1, &config, DType::F16).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Why a model cannot be opened or asked: each message says what was found and what to do. The errors of the crates below
+//! come through as they are.
+
+use gpt2_generation::GenerationError;
+use gpt2_kernels::DeviceError;
+use gpt2_weights::WeightsError;
+use thiserror::Error;
+
+use crate::HubError;
+
+/// A model that cannot be used, or a request that does not fit it.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The checkpoint, its tokenizer, or a text for it.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The options or the prompt of a generation.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    /// A model of the hub.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The model inside the program was asked for, and there is none.
+    #[error("{name}: this program was built without the feature `built-in`, which holds that model")]
+    NoBuiltIn {
+        /// The model's name.
+        name: &'static str,
+    },
+    /// TF32 was asked for elsewhere than on an NVIDIA GPU.
+    #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
+    NoTf32 {
+        /// The device's name.
+        device: String,
+    },
+    /// The weights do not fit into a GPU's memory.
+    #[error(
+        "the GPU has too little memory: {} are free, and the model takes {} in {dtype} and {} for the keys and values of a \
+         full context; f16 or bf16 takes half of f32",
+        Mebibytes(*.free), Mebibytes(*.weights), Mebibytes(*.cache)
+    )]
+    GpuRoom {
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes of the weights.
+        weights: usize,
+        /// Their type.
+        dtype: &'static str,
+        /// Bytes of the keys and values of one full context.
+        cache: usize,
+    },
+    /// The keys and values of a request do not fit into the memory that is free.
+    #[error(
+        "{rows} texts at once of up to {tokens} tokens take {} for their keys and values, and {} are free; make fewer at \
+         once, or shorter ones",
+        Mebibytes(*.needed), Mebibytes(*.available)
+    )]
+    NoRoom {
+        /// Texts, or beams, that are made at once.
+        rows: usize,
+        /// Tokens of each, the prompt's included.
+        tokens: usize,
+        /// Bytes that they take.
+        needed: usize,
+        /// Bytes that are free.
+        available: usize,
+    },
+    /// The tokenizer gives ids that the model does not have.
+    #[error(
+        "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has {vocab_size} \
+         tokens"
+    )]
+    ForeignTokenizer {
+        /// The id.
+        id: u32,
+        /// Tokens of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The `generation_config.json` beside the weights cannot be used.
+    #[error("{what}")]
+    Defaults {
+        /// The file, and what is wrong with it.
+        what: String,
+    },
+}
+
+impl EngineError {
+    /// Whether the request is at fault, and not the model, the machine or the network.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Generation(error) => error.is_usage(),
+            Self::Device(error) => {
+                matches!(error, DeviceError::NotBuilt { .. } | DeviceError::NoSuchGpu { .. })
+            }
+            Self::Weights(error) => {
+                matches!(error, WeightsError::NotOnCpu { .. } | WeightsError::NotOnGpu { .. })
+            }
+            Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// A name that is none of those that are known.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("expected {expected}")]
+pub struct UnknownName {
+    /// The names that are known, in words.
+    pub expected: String,
+}
+
+/// Prints a number of bytes as `474.7 MiB`.
+struct Mebibytes(usize);
+
+impl std::fmt::Display for Mebibytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
+    }
+}

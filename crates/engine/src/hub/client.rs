@@ -1,0 +1,222 @@
+//! The client of the hub.
+//!
+//! hf-hub 0.5 (64 crates, under a minute to build) and not 1.0 (301 crates, five minutes): both read and write the same
+//! cache, and what the older one lacks (`HF_HUB_CACHE`, `HF_HUB_OFFLINE`, a check of sizes) stands here.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hf_hub::api::Progress as HubProgress;
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+
+use super::error::HubError;
+use super::name::HubModel;
+use super::options::{HubOptions, Network};
+use crate::{Progress, Reporter, Unit};
+
+/// Small files that are taken along where the repository has them.
+const SMALL_FILES: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+];
+/// The weights to take, best first: a single file, or an index with the beginning and ending of its shards' names.
+const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
+    ("model.safetensors", None),
+    ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
+    ("pytorch_model.bin", None),
+    ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
+];
+/// Attempts to go on with an interrupted download.
+const RETRIES: usize = 2;
+
+/// Downloads what is missing and returns the folder of the snapshot.
+pub(super) fn fetch(
+    model: &HubModel,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+) -> Result<PathBuf, HubError> {
+    let cache = Cache::new(options.cache.clone());
+    let repository = Repo::with_revision(model.id.clone(), RepoType::Model, model.revision.clone());
+    if options.network == Network::Offline {
+        let missing = || HubError::NotCached { model: model.to_string(), cache: contents(&cache) };
+        return cached(&cache, &repository).ok_or_else(missing);
+    }
+    let endpoint = &options.endpoint;
+    let api = ApiBuilder::from_cache(cache.clone())
+        .with_endpoint(endpoint.clone())
+        .with_token(options.token.clone())
+        .with_retries(RETRIES)
+        .with_progress(false)
+        .build()
+        .map_err(|error| explain(&error, model, ""))?
+        .repo(repository.clone());
+    let info = match api.info() {
+        Ok(info) => info,
+        Err(error) if is_unreachable(&error) => {
+            let folder = cached(&cache, &repository).ok_or_else(|| HubError::Unreachable {
+                endpoint: endpoint.clone(),
+                cause: brief(&error),
+                model: model.to_string(),
+                cache: contents(&cache),
+            })?;
+            reporter.note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", model.id));
+            return Ok(folder);
+        }
+        Err(error) => return Err(explain(&error, model, "")),
+    };
+    let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
+    let folder = cache.path().join(repository.folder_name()).join("snapshots").join(&info.sha);
+    for file in wanted(&names, model)? {
+        // A snapshot's files never change; a finished download is moved here as a whole.
+        if !folder.join(file).exists() {
+            download(&api, file, model, reporter)?;
+        }
+    }
+    if !folder.join("config.json").exists() {
+        return Err(HubError::Changed { model: model.to_string() });
+    }
+    Ok(folder)
+}
+
+/// The files to take of those that a repository has.
+fn wanted<'a>(names: &[&'a str], model: &HubModel) -> Result<Vec<&'a str>, HubError> {
+    if !names.contains(&"config.json") {
+        return Err(HubError::NoConfig { model: model.to_string() });
+    }
+    let Some((weights, shards)) = WEIGHTS.iter().find(|(weights, _)| names.contains(weights)) else {
+        let looked_for = WEIGHTS.map(|(name, _)| name).join(", ");
+        return Err(HubError::NoWeights { model: model.to_string(), looked_for });
+    };
+    let is_shard = |name: &str| {
+        shards
+            .is_some_and(|(start, end)| name.starts_with(start) && name.ends_with(end) && !name.contains('/'))
+    };
+    let is_wanted = |name: &&str| SMALL_FILES.contains(name) || name == weights || is_shard(name);
+    Ok(names.iter().copied().filter(is_wanted).collect())
+}
+
+fn download(api: &ApiRepo, file: &str, model: &HubModel, reporter: &dyn Reporter) -> Result<(), HubError> {
+    let mut expected = 0;
+    let watched = Download { reporter, bar: None, expected: &mut expected };
+    let path = api.download_with_progress(file, watched).map_err(|error| explain(&error, model, file))?;
+    check_size(&path, expected, &of_model(file, model))
+}
+
+/// Checks that a file has the size that the hub announced, and removes it where not.
+fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
+    let failed = |error: io::Error| HubError::Other { model: model.to_owned(), cause: error.to_string() };
+    let found = fs::metadata(path).map_err(failed)?.len();
+    if found == expected {
+        return Ok(());
+    }
+    // The file that the link leads to is what is wrong.
+    let remove = || fs::canonicalize(path).and_then(|blob| fs::remove_file(path).and(fs::remove_file(blob)));
+    remove().map_err(|error| HubError::Other {
+        model: model.to_owned(),
+        cause: format!("cannot remove a damaged download: {error}"),
+    })?;
+    Err(HubError::WrongSize { model: model.to_owned(), expected, found })
+}
+
+/// Reports a download and keeps the size that the hub announced.
+struct Download<'a> {
+    reporter: &'a dyn Reporter,
+    bar: Option<Box<dyn Progress>>,
+    expected: &'a mut u64,
+}
+
+impl HubProgress for Download<'_> {
+    fn init(&mut self, size: usize, file: &str) {
+        *self.expected = size as u64;
+        self.bar = Some(self.reporter.start(file, size as u64, Unit::Bytes));
+    }
+
+    fn update(&mut self, size: usize) {
+        if let Some(bar) = &self.bar {
+            bar.advance(size as u64);
+        }
+    }
+
+    fn finish(&mut self) {}
+}
+
+/// The folder of a cached snapshot that holds a configuration and weights.
+fn cached(cache: &Cache, repository: &Repo) -> Option<PathBuf> {
+    let snapshots = cache.path().join(repository.folder_name()).join("snapshots");
+    let by_commit = snapshots.join(repository.revision());
+    let by_reference = || Some(cache.repo(repository.clone()).get("config.json")?.parent()?.to_owned());
+    let folder = if by_commit.is_dir() { by_commit } else { by_reference()? };
+    let has_weights = WEIGHTS.iter().any(|(weights, _)| folder.join(weights).exists());
+    (folder.join("config.json").exists() && has_weights).then_some(folder)
+}
+
+/// What the cache holds, in words.
+fn contents(cache: &Cache) -> String {
+    let entries = fs::read_dir(cache.path()).into_iter().flatten().flatten();
+    let mut models: Vec<String> = entries
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/")))
+        .collect();
+    models.sort();
+    match models.as_slice() {
+        [] => format!("the cache {} is empty", cache.path().display()),
+        models => format!("the cache {} holds {}", cache.path().display(), models.join(", ")),
+    }
+}
+
+fn of_model(file: &str, model: &HubModel) -> String {
+    if file.is_empty() { model.to_string() } else { format!("{file} of {model}") }
+}
+
+/// The error of the last attempt.
+fn cause(error: &ApiError) -> &ApiError {
+    match error {
+        ApiError::TooManyRetries(inner) => cause(inner),
+        error => error,
+    }
+}
+
+fn is_unreachable(error: &ApiError) -> bool {
+    let ApiError::RequestError(error) = cause(error) else { return false };
+    matches!(
+        **error,
+        ureq::Error::Io(_)
+            | ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed
+            | ureq::Error::Timeout(_)
+    )
+}
+
+fn brief(error: &ApiError) -> String {
+    cause(error).to_string().trim_start_matches("request error: ").to_owned()
+}
+
+/// What the hub's answer means.
+fn explain(error: &ApiError, hub_model: &HubModel, file: &str) -> HubError {
+    let model = of_model(file, hub_model);
+    let status = match cause(error) {
+        ApiError::RequestError(error) => match **error {
+            ureq::Error::StatusCode(status) => Some(status),
+            _ => None,
+        },
+        _ => None,
+    };
+    let is_disk_full =
+        matches!(cause(error), ApiError::IoError(error) if error.kind() == io::ErrorKind::StorageFull);
+    match status {
+        Some(401 | 403) => HubError::Refused { model },
+        Some(404) if hub_model.revision == "main" => HubError::NoSuchModel { model },
+        Some(404) => HubError::NoSuchRevision { model },
+        Some(status) => HubError::Status { model, status },
+        None if is_disk_full => HubError::DiskFull { model },
+        None if is_unreachable(error) => HubError::Interrupted { model, cause: brief(error) },
+        None => HubError::Other { model, cause: brief(error) },
+    }
+}

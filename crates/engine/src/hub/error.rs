@@ -1,0 +1,118 @@
+//! Why a model of the hub cannot be had.
+
+use thiserror::Error;
+
+/// A model of the hub that cannot be had: each message says what was found and what to do.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// The feature is off.
+    #[error("{model}: no such file or folder, and this program was built without the feature `hub`")]
+    NotBuilt {
+        /// The model.
+        model: String,
+    },
+    /// It is not in the cache, which is all that may be used.
+    #[error("{model} is not in the cache, and the network may not be used; {cache}")]
+    NotCached {
+        /// The model.
+        model: String,
+        /// What the cache holds, in words.
+        cache: String,
+    },
+    /// The hub cannot be reached, and the model is not in the cache.
+    #[error("{endpoint} cannot be reached ({cause}), and {model} is not in the cache; {cache}")]
+    Unreachable {
+        /// Address of the hub.
+        endpoint: String,
+        /// Why.
+        cause: String,
+        /// The model.
+        model: String,
+        /// What the cache holds, in words.
+        cache: String,
+    },
+    /// The repository is no checkpoint.
+    #[error("{model} has no config.json: it is no checkpoint of transformers")]
+    NoConfig {
+        /// The model.
+        model: String,
+    },
+    /// The repository has weights in other formats only, or none.
+    #[error("{model} holds no weights that can be read (looked for {looked_for})")]
+    NoWeights {
+        /// The model.
+        model: String,
+        /// The files that were looked for.
+        looked_for: String,
+    },
+    /// The repository changed meanwhile.
+    #[error("{model} changed while it was downloaded; run the command again")]
+    Changed {
+        /// The model.
+        model: String,
+    },
+    /// The token does not open the model.
+    #[error(
+        "{model}: access is refused; the model is gated, private, or does not exist. Ask for access on its page, and give a \
+         token with HF_TOKEN"
+    )]
+    Refused {
+        /// The model, with the file where it was one.
+        model: String,
+    },
+    /// There is no such model.
+    #[error("{model}: there is no such model on the hub, and no such local path; check the name")]
+    NoSuchModel {
+        /// The model, with the file where it was one.
+        model: String,
+    },
+    /// There is no such model, or it has no such revision.
+    #[error("{model}: there is no such model or revision on the hub; check both names")]
+    NoSuchRevision {
+        /// The model with its revision, and the file where it was one.
+        model: String,
+    },
+    /// The hub answers with an error of its own.
+    #[error("{model}: the hub answers with status {status}; try again later")]
+    Status {
+        /// The model, with the file where it was one.
+        model: String,
+        /// HTTP's number of the error.
+        status: u16,
+    },
+    /// There is no room on the disk.
+    #[error("{model}: the disk is full; free some space and run the command again")]
+    DiskFull {
+        /// The model, with the file where it was one.
+        model: String,
+    },
+    /// The connection broke off.
+    #[error(
+        "{model}: the download was interrupted ({cause}); run the command again, it goes on where it stopped"
+    )]
+    Interrupted {
+        /// The model, with the file where it was one.
+        model: String,
+        /// Why.
+        cause: String,
+    },
+    /// A file has another size than the hub announced.
+    #[error("{model}: expected {expected} bytes, downloaded {found}; run the command again")]
+    WrongSize {
+        /// The model, with the file.
+        model: String,
+        /// The size that was announced.
+        expected: u64,
+        /// The size of what came.
+        found: u64,
+    },
+    /// Anything else.
+    #[error("{model}: {cause}")]
+    Other {
+        /// The model, with the file where it was one.
+        model: String,
+        /// What the client says.
+        cause: String,
+    },
+}

@@ -1,0 +1,295 @@
+//! Many texts in one go: prompts are asked for as there is room for them, and texts are handed on as they are finished.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_generation::{
+    Clock, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId,
+    Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
+};
+use serde::{Serialize, Serializer};
+
+use crate::{LoadedModel, Reporter, Unit};
+
+/// A finished text.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Text {
+    /// Its tokens, with the one that ended it.
+    pub ids: Vec<u32>,
+    /// What they say; absent without a tokenizer.
+    pub text: Option<String>,
+    /// Why it ended; as JSON its [name](StopReason::name).
+    #[serde(serialize_with = "by_name")]
+    pub stop_reason: StopReason,
+    /// Of a beam: its log-probability over its length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+}
+
+fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(reason.name())
+}
+
+/// Where prompts come from and where their texts go. Prompts are numbered from 0 in the order in which they are given.
+pub trait Job {
+    /// What can go wrong with the texts once they are made, and with the machine.
+    type Error: From<GenerationError>;
+
+    /// The next prompt; `None` after the last one.
+    ///
+    /// # Errors
+    /// What ends the whole job.
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, Self::Error>;
+
+    /// A token as it comes, where texts are made token by token. One that fails may begin anew, when others fail beside it.
+    ///
+    /// # Errors
+    /// What ends the whole job.
+    fn on_token(&mut self, token: &GeneratedToken) -> Result<(), Self::Error> {
+        let _ = token;
+        Ok(())
+    }
+
+    /// All texts of a prompt, best first where they were searched for, or why there are none.
+    ///
+    /// # Errors
+    /// What ends the whole job.
+    fn on_texts(
+        &mut self,
+        prompt: usize,
+        texts: Result<Vec<Text>, GenerationError>,
+    ) -> Result<(), Self::Error>;
+
+    /// Whether to end what is being made, asked after each token.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    /// The clock by which a [`GenerationConfig::max_time`] is counted; without one such texts fail.
+    fn clock(&self) -> Option<Clock> {
+        None
+    }
+}
+
+impl LoadedModel {
+    /// Continues every prompt of a job, `batch_size` texts at a time where they are made token by token. `config` is
+    /// [complete](crate::Defaults::complete).
+    ///
+    /// # Errors
+    /// Those of the job, and when the device fails. A prompt that cannot go on is the job's to hear of.
+    pub fn generate<J: Job>(
+        &self,
+        job: &mut J,
+        batch_size: usize,
+        config: &GenerationConfig,
+        reporter: &dyn Reporter,
+    ) -> Result<(), J::Error> {
+        if config.search_mode() == SearchMode::TokenByToken {
+            return self.token_by_token(job, batch_size.max(1), config);
+        }
+        for index in 0.. {
+            let Some(prompt) = job.next_prompt()?.filter(|_| !job.is_interrupted()) else { break };
+            let texts = self.search(job, &prompt, config, reporter);
+            hand_on(job, index, texts)?;
+        }
+        Ok(())
+    }
+
+    fn token_by_token<J: Job>(
+        &self,
+        job: &mut J,
+        batch_size: usize,
+        config: &GenerationConfig,
+    ) -> Result<(), J::Error> {
+        let mut prompts = Prompts { number: 0, ahead: VecDeque::new() };
+        let options = prompts.options(job, batch_size, config, self.config())?;
+        let mut scheduler = self.scheduler(options)?;
+        job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
+        let config = Arc::new(config.clone());
+        let mut open = BTreeMap::new();
+        loop {
+            while scheduler.waiting() < batch_size && !job.is_interrupted() {
+                let Some((prompt, ids)) = prompts.next(job)? else { break };
+                match scheduler.submit(Request::new(ids, Arc::clone(&config))) {
+                    Ok(id) => {
+                        _ = open.insert(
+                            id,
+                            Unfinished { prompt, texts: self.empty_texts(&config), ended: BTreeSet::new() },
+                        )
+                    }
+                    Err(error) => hand_on(job, prompt, Err(error))?,
+                }
+            }
+            if scheduler.is_idle() {
+                return Ok(());
+            }
+            for event in scheduler.step()? {
+                take_event(job, &mut open, event)?;
+                if job.is_interrupted() {
+                    return open.into_values().try_for_each(|unfinished| unfinished.interrupt(job));
+                }
+            }
+        }
+    }
+
+    /// A scheduler of texts of this model, with its tokenizer.
+    ///
+    /// # Errors
+    /// When an option is out of its range, or the memory for keys and values cannot be allocated.
+    pub fn scheduler(&self, options: SchedulerOptions) -> Result<Scheduler, GenerationError> {
+        Scheduler::new(self.model(), self.vocabulary().tokenizer().cloned(), options)
+    }
+
+    fn search<J: Job>(
+        &self,
+        job: &J,
+        prompt: &[u32],
+        config: &GenerationConfig,
+        reporter: &dyn Reporter,
+    ) -> Result<Vec<Text>, GenerationError> {
+        let processors = LogitsProcessor::of_config(config);
+        let steps = config.max_new_tokens.min(self.config().n_positions);
+        let bar = reporter.start("searching", steps as u64, Unit::Items("tokens"));
+        let count = || {
+            bar.advance(1);
+            if job.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let (model, clock) = (self.model(), job.clock());
+        let found: Vec<_> = if config.search_mode() == SearchMode::Beams {
+            let found = beam_search(model, prompt, config, &processors, clock.as_ref(), &count)?;
+            found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
+        } else {
+            let (ids, reason) =
+                contrastive_search(model, prompt, config, &processors, clock.as_ref(), &count)?;
+            vec![(ids, reason, None)]
+        };
+        if found.is_empty() {
+            return Ok(self.empty_texts(config));
+        }
+        let text = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
+            let text =
+                self.vocabulary().tokenizer().map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
+            let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?;
+            Ok(Text { ids, text, stop_reason, score })
+        };
+        found.into_iter().map(text).collect()
+    }
+
+    /// What a prompt gives before its first token.
+    fn empty_texts(&self, config: &GenerationConfig) -> Vec<Text> {
+        let text = self.vocabulary().tokenizer().map(|_| String::new());
+        let stop_reason = StopReason::MaxNewTokens;
+        vec![Text { ids: Vec::new(), text, stop_reason, score: None }; config.num_return_sequences]
+    }
+}
+
+/// Hands on what became of a prompt. A device that fails would fail for every other one too.
+fn hand_on<J: Job>(
+    job: &mut J,
+    prompt: usize,
+    texts: Result<Vec<Text>, GenerationError>,
+) -> Result<(), J::Error> {
+    match texts {
+        Err(error @ GenerationError::Candle(_)) => Err(error.into()),
+        texts => job.on_texts(prompt, texts),
+    }
+}
+
+/// The prompts of a job, some of which are looked at ahead.
+struct Prompts {
+    /// Number of the next one.
+    number: usize,
+    ahead: VecDeque<Vec<u32>>,
+}
+
+impl Prompts {
+    fn next<J: Job>(&mut self, job: &mut J) -> Result<Option<(usize, Vec<u32>)>, J::Error> {
+        let next = match self.ahead.pop_front() {
+            Some(prompt) => Some(prompt),
+            None => job.next_prompt()?,
+        };
+        let number = self.number;
+        self.number += usize::from(next.is_some());
+        Ok(next.map(|prompt| (number, prompt)))
+    }
+
+    /// Room for `batch_size` texts of any length; where fewer are to be made, for those.
+    fn options<J: Job>(
+        &mut self,
+        job: &mut J,
+        batch_size: usize,
+        config: &GenerationConfig,
+        model: &Gpt2Config,
+    ) -> Result<SchedulerOptions, J::Error> {
+        let mut longest = 1;
+        while self.ahead.len() <= batch_size {
+            let Some(prompt) = job.next_prompt()? else { break };
+            // A prompt that is refused is told when its turn comes.
+            longest = longest.max(Request::new(prompt.clone(), config.clone()).kv_tokens(model).unwrap_or(1));
+            self.ahead.push_back(prompt);
+        }
+        let (texts, each) = match self.ahead.len() {
+            prompts if prompts <= batch_size => {
+                (prompts.saturating_mul(config.num_return_sequences), longest)
+            }
+            _ => (batch_size, model.n_positions),
+        };
+        let max_texts = texts.clamp(1, batch_size);
+        // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
+        let chunk_tokens = model.n_positions.max(2);
+        Ok(SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens })
+    }
+}
+
+/// A prompt whose texts are not all there.
+struct Unfinished {
+    prompt: usize,
+    texts: Vec<Text>,
+    /// Which of them have ended.
+    ended: BTreeSet<usize>,
+}
+
+impl Unfinished {
+    /// Hands on what there is.
+    fn interrupt<J: Job>(mut self, job: &mut J) -> Result<(), J::Error> {
+        let texts = self.texts.iter_mut().enumerate().filter(|(sequence, _)| !self.ended.contains(sequence));
+        texts.for_each(|(_, text)| text.stop_reason = StopReason::Interrupted);
+        job.on_texts(self.prompt, Ok(self.texts))
+    }
+}
+
+fn take_event<J: Job>(
+    job: &mut J,
+    open: &mut BTreeMap<RequestId, Unfinished>,
+    event: Event,
+) -> Result<(), J::Error> {
+    let Entry::Occupied(mut entry) = open.entry(event.request()) else { return Ok(()) };
+    let unfinished = entry.get_mut();
+    match event {
+        Event::Token { sequence, id, text: piece, stop_reason, .. } => {
+            let text = &mut unfinished.texts[sequence];
+            text.ids.push(id);
+            if let Some(text) = &mut text.text {
+                text.push_str(&piece);
+            }
+            if let Some(reason) = stop_reason {
+                text.stop_reason = reason;
+                unfinished.ended.insert(sequence);
+            }
+            let prompt = unfinished.prompt;
+            job.on_token(&GeneratedToken { prompt, sequence, id, text: piece, stop_reason })?;
+        }
+        Event::Failed { error, .. } => return hand_on(job, entry.remove().prompt, Err(error)),
+        // A text of no tokens is what it was from the start.
+        Event::Empty { sequence, .. } => _ = unfinished.ended.insert(sequence),
+        _ => {}
+    }
+    if entry.get().ended.len() == entry.get().texts.len() {
+        let Unfinished { prompt, texts, .. } = entry.remove();
+        job.on_texts(prompt, Ok(texts))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! From a model's name and some options to an owned, loaded model that generates: what every face of the project (the
+//! program, a server, a page, another language) stands on.
+//!
+//! ```
+//! use gpt2_engine::{ModelOptions, Silent};
+//! use gpt2_generation::GenerationConfig;
+//!
+//! # #[cfg(feature = "built-in")] {
+//! // Without a name it is the small model inside this crate.
+//! let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+//! let defaults = model.defaults()?;
+//! let config = GenerationConfig { max_new_tokens: 5, ..defaults.config().clone() };
+//! let config = defaults.complete(config)?;
+//! let prompt = model.vocabulary().encode("ROMEO:")?;
+//! let text = model.text_generator(&prompt, &config)?.collect::<Result<String, _>>()?;
+//! assert!(!text.is_empty());
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`ModelOptions::open`] finds the checkpoint and checks it, [`Opened::load`] reads its weights; what can be refused of a
+//! request is refused between the two, before the long part. Nothing is printed: progress and notes go to a [`Reporter`].
+//! No clock and, but for [`HubOptions::from_environment`], no environment variable is read, and what belongs to the whole
+//! process is set by the functions of [`process`] alone.
+
+mod built_in;
+mod defaults;
+mod device;
+mod error;
+mod hub;
+mod job;
+mod kv_type;
+mod loaded_model;
+mod memory;
+mod opened;
+mod options;
+pub mod process;
+mod reporter;
+mod vocabulary;
+
+pub use built_in::BUILT_IN;
+pub use defaults::Defaults;
+pub use device::{DeviceChoice, device_name};
+pub use error::{EngineError, UnknownName};
+pub use gpt2_weights::WeightDType;
+pub use hub::{HubError, HubOptions, Network};
+pub use job::{Job, Text};
+pub use kv_type::KvType;
+pub use loaded_model::LoadedModel;
+pub use memory::available_memory;
+pub use opened::Opened;
+pub use options::ModelOptions;
+pub use reporter::{Progress, Reporter, Silent, Unit};
+pub use vocabulary::Vocabulary;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExamples;

@@ -1,0 +1,64 @@
+//! A checkpoint that is opened and checked, before its weights are read.
+
+use std::sync::Arc;
+
+use candle_core::Device;
+use gpt2::Gpt2Config;
+use gpt2_weights::Checkpoint;
+
+use crate::{Defaults, EngineError, LoadedModel, ModelOptions, Reporter, Vocabulary};
+
+/// What is known of a model without its weights: here a request is checked, before the long part begins.
+#[derive(Debug)]
+pub struct Opened {
+    options: ModelOptions,
+    device: Device,
+    checkpoint: Checkpoint,
+    vocabulary: Arc<Vocabulary>,
+    /// What is wrong with the files' defaults matters to those who generate only.
+    defaults: Result<Defaults, String>,
+}
+
+impl Opened {
+    pub(crate) fn new(
+        options: ModelOptions,
+        device: Device,
+        checkpoint: Checkpoint,
+    ) -> Result<Self, EngineError> {
+        let vocabulary = Arc::new(Vocabulary::read(&checkpoint, options.tokenizer.as_deref())?);
+        let defaults = Defaults::of(&checkpoint, Arc::clone(&vocabulary)).map_err(|error| error.to_string());
+        Ok(Self { options, device, checkpoint, vocabulary, defaults })
+    }
+
+    /// The configuration of the model.
+    pub fn config(&self) -> &Gpt2Config {
+        self.checkpoint.config()
+    }
+
+    /// The device that it will run on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its tokens.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// How it generates where a request says nothing else.
+    ///
+    /// # Errors
+    /// When `generation_config.json` cannot be used.
+    pub fn defaults(&self) -> Result<&Defaults, EngineError> {
+        self.defaults.as_ref().map_err(|what| EngineError::Defaults { what: what.clone() })
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// When they cannot be read, or the device has no room for them.
+    pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
+        let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
+        Ok(LoadedModel::new(model, self.vocabulary, self.defaults))
+    }
+}

@@ -1,0 +1,116 @@
+//! Which model, and how it is to be held: everything that is said before a checkpoint is opened.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::Device;
+use gpt2::Gpt2LMHead;
+use gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
+
+use crate::{
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, Opened, Reporter, Unit, built_in, device,
+    device_name, hub,
+};
+
+/// A model's name and how it is to be held. By default it is the model inside the program, on the device that
+/// [`DeviceChoice::Auto`] finds, in the numbers that are stored, and the network is not used.
+#[derive(Debug, Clone)]
+pub struct ModelOptions {
+    /// Checkpoint folder or weights file, a model of the hub (`gpt2`, `owner/name`, `owner/name@revision`), or [`BUILT_IN`].
+    pub model: PathBuf,
+    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's.
+    pub tokenizer: Option<PathBuf>,
+    /// The device to run on.
+    pub device: DeviceChoice,
+    /// Type of the weights; by default the stored one, on the CPU in f16 or f32.
+    pub dtype: Option<WeightDType>,
+    /// Type of cached keys and values; by default that which goes with the weights, see [`LoadOptions::kv_dtype`].
+    pub kv_dtype: Option<KvType>,
+    /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
+    /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
+    pub tf32: bool,
+    /// The number of attention heads, for files that do not tell it, see [`OpenOptions::n_head`].
+    pub n_head: Option<usize>,
+    /// Where models of the hub come from.
+    pub hub: HubOptions,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            model: BUILT_IN.into(),
+            tokenizer: None,
+            device: DeviceChoice::default(),
+            dtype: None,
+            kv_dtype: None,
+            tf32: false,
+            n_head: None,
+            hub: HubOptions::default(),
+        }
+    }
+}
+
+impl ModelOptions {
+    /// Opens device and checkpoint, checks that the checkpoint holds every tensor of its model, and reads the tokenizer where
+    /// there is one. No weights are read yet.
+    ///
+    /// # Errors
+    /// When one of them cannot be used, or they do not go together.
+    pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        let device = self.open_device(reporter)?;
+        let checkpoint = self.open_checkpoint(reporter)?;
+        checkpoint.check()?;
+        Opened::new(self.clone(), device, checkpoint)
+    }
+
+    /// The device alone.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or lacks what the other options ask for.
+    pub fn open_device(&self, reporter: &dyn Reporter) -> Result<Device, EngineError> {
+        let device = device::open(self.device, self.dtype, reporter)?;
+        if self.tf32 && !device.is_cuda() {
+            return Err(EngineError::NoTf32 { device: device_name(&device) });
+        }
+        Ok(device)
+    }
+
+    /// The checkpoint alone, with whatever tensors it has: for those who look into it.
+    ///
+    /// # Errors
+    /// When there is none of this name, it cannot be read, or it has another number of heads.
+    pub fn open_checkpoint(&self, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
+        let options = OpenOptions { n_head: self.n_head };
+        let checkpoint = if self.model == Path::new(BUILT_IN) {
+            built_in::open(&options)?
+        } else {
+            Checkpoint::open_with(&hub::local_path(&self.model, &self.hub, reporter)?, &options)?
+        };
+        if let Some(note) = checkpoint.guessed_heads_note() {
+            reporter.note(&note);
+        }
+        Ok(checkpoint)
+    }
+
+    /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded, so one thread at a
+    /// time may give that device work, see [`Gpt2LMHead::with_recorded_steps`].
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model, or the device has no room.
+    pub fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        device: &Device,
+        reporter: &dyn Reporter,
+    ) -> Result<Gpt2LMHead, EngineError> {
+        let bar = reporter.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
+        let progress = |bytes| bar.advance(bytes);
+        let kv_dtype = self.kv_dtype.map(Into::into);
+        let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype };
+        if device.is_cpu() {
+            return Ok(checkpoint.load(&options, &progress)?);
+        }
+        let held = self.dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
+        device::check_gpu_room(checkpoint.config(), held, device)?;
+        Ok(checkpoint.load(&options, &progress)?.with_recorded_steps())
+    }
+}

@@ -1,0 +1,105 @@
+//! The tokens of a model: text to ids and back, the token that texts begin with, the rows that are no tokens.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_generation::GenerationConfig;
+use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode, ordinary_token};
+
+use crate::EngineError;
+
+/// What is known of a model's tokens without its weights.
+#[derive(Debug, Clone)]
+pub struct Vocabulary {
+    config: Gpt2Config,
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// Where a tokenizer was looked for.
+    folder: PathBuf,
+    padding: Vec<u32>,
+}
+
+impl Vocabulary {
+    /// The vocabulary of a checkpoint, with its tokenizer where there is one.
+    pub fn new(checkpoint: &Checkpoint, tokenizer: Option<Tokenizer>) -> Self {
+        Self {
+            config: checkpoint.config().clone(),
+            padding: checkpoint.padding_token_ids(tokenizer.as_ref()),
+            tokenizer: tokenizer.map(Arc::new),
+            folder: checkpoint.folder().to_owned(),
+        }
+    }
+
+    /// The same with the tokenizer read, from this path or the checkpoint's own; there may be none.
+    pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Self, EngineError> {
+        match checkpoint.tokenizer(tokenizer) {
+            Err(WeightsError::NoTokenizer { folder }) => Ok(Self { folder, ..Self::new(checkpoint, None) }),
+            read => Ok(Self::new(checkpoint, Some(read?))),
+        }
+    }
+
+    /// The configuration of the model.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
+    }
+
+    /// The tokenizer, where there is one.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The tokenizer, for what cannot do without.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn required_tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
+        let missing = || WeightsError::NoTokenizer { folder: self.folder.clone() };
+        Ok(self.tokenizer.as_ref().ok_or_else(missing)?)
+    }
+
+    /// Rows of the vocabulary that are no tokens.
+    pub fn padding(&self) -> &[u32] {
+        &self.padding
+    }
+
+    /// The tokens of a text, with the special tokens that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// When there is no tokenizer, it cannot encode the text, or it gives tokens that the model does not have.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, EngineError> {
+        let ids = encode(self.required_tokenizer()?, text)?;
+        match ids.iter().find(|id| !self.config.has_token(**id)) {
+            Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
+            None => Ok(ids),
+        }
+    }
+
+    /// The ids themselves, or the token that begins texts where there are none and the vocabulary has it.
+    pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
+        if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
+    }
+
+    /// The prompt that a model gets for these ids: the token that begins texts where there are none, and the part that is
+    /// kept of what is longer than the context.
+    ///
+    /// # Errors
+    /// When there is nothing to start from, an id is outside the vocabulary, or `config` keeps no part of a long prompt.
+    pub fn prompt(&self, ids: Vec<u32>, config: &GenerationConfig) -> Result<Vec<u32>, EngineError> {
+        Ok(config.fit_prompt(&self.start_if_empty(ids), &self.config)?)
+    }
+
+    /// What a reader should know of a configuration's end tokens: which are ordinary tokens. None of it is an error.
+    pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
+        let note = |id: &u32| {
+            let text = ordinary_token(self.tokenizer.as_ref()?, *id)?;
+            Some(format!("eos_token_id {id} is the ordinary token {text:?}; texts will end with it"))
+        };
+        config.eos_token_id.iter().filter_map(note).collect()
+    }
+
+    /// The token that a text names, where it is one with a meaning of its own, such as the end of a text.
+    pub(crate) fn special_token(&self, text: &str) -> Option<u32> {
+        let tokenizer = self.tokenizer.as_ref()?;
+        tokenizer.token_to_id(text).filter(|id| ordinary_token(tokenizer, *id).is_none())
+    }
+}

@@ -1,0 +1,227 @@
+//! From a name to texts, as a face of the project does it: owned, told of progress, with nothing printed.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use gpt2_engine::{
+    DeviceChoice, EngineError, HubError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text,
+    Unit,
+};
+use gpt2_generation::{GenerationConfig, GenerationError};
+use gpt2_testing::{CheckpointFolder, json_fixture};
+use gpt2_weights::WeightsError;
+use serde_json::json;
+
+fn options(folder: &CheckpointFolder) -> ModelOptions {
+    ModelOptions { model: folder.path().into(), device: DeviceChoice::Cpu, ..ModelOptions::default() }
+}
+
+fn load(folder: &CheckpointFolder) -> LoadedModel {
+    options(folder).open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+/// Greedy, as the fixture's texts are.
+fn greedy(model: &LoadedModel, max_new_tokens: usize) -> GenerationConfig {
+    let defaults = model.defaults().unwrap();
+    let config = GenerationConfig { max_new_tokens, do_sample: false, ..defaults.config().clone() };
+    defaults.complete(config).unwrap()
+}
+
+/// The prompts of a test, and what becomes of each.
+#[derive(Default)]
+struct Prompts {
+    waiting: Vec<Vec<u32>>,
+    made: Vec<(usize, Result<Vec<Text>, GenerationError>)>,
+}
+
+impl Job for Prompts {
+    type Error = GenerationError;
+
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, GenerationError> {
+        Ok((!self.waiting.is_empty()).then(|| self.waiting.remove(0)))
+    }
+
+    fn on_texts(
+        &mut self,
+        prompt: usize,
+        texts: Result<Vec<Text>, GenerationError>,
+    ) -> Result<(), GenerationError> {
+        self.made.push((prompt, texts));
+        Ok(())
+    }
+}
+
+/// Keeps what it is told.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<String>>>);
+
+impl Kept {
+    fn keep(&self, told: String) {
+        self.0.lock().unwrap().push(told);
+    }
+}
+
+struct Counted {
+    kept: Kept,
+    done: Mutex<u64>,
+}
+
+impl Reporter for Kept {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        self.keep(format!("{what}: {total} {unit:?}"));
+        Box::new(Counted { kept: self.clone(), done: Mutex::new(0) })
+    }
+
+    fn note(&self, note: &str) {
+        self.keep(format!("note: {note}"));
+    }
+}
+
+impl Progress for Counted {
+    fn advance(&self, by: u64) {
+        *self.done.lock().unwrap() += by;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.kept.keep(format!("done: {}", self.done.lock().unwrap()));
+    }
+}
+
+#[test]
+fn a_model_is_owned_and_serves_any_thread() {
+    let case = json_fixture("tiny_checkpoint_expected")["greedy"][0].clone();
+    let model = load(&CheckpointFolder::tiny());
+    let prompt = model.vocabulary().encode(case["prompt"].as_str().unwrap()).unwrap();
+    assert_eq!(json!(prompt), case["prompt_ids"]);
+    let clone = model.clone();
+    drop(model);
+    let text = std::thread::spawn(move || {
+        let config = greedy(&clone, 20);
+        clone.text_generator(&prompt, &config).unwrap().collect::<Result<String, _>>().unwrap()
+    });
+    assert_eq!(json!(text.join().unwrap()), case["text"]);
+}
+
+#[test]
+fn a_prompt_that_fails_is_told_and_the_others_are_made() {
+    let model = load(&CheckpointFolder::tiny());
+    let config = greedy(&model, 3);
+    let prompts = [vec![1, 2], vec![999], vec![], vec![3]];
+    for batch_size in [1, 2, 9] {
+        let mut job = Prompts { waiting: prompts.to_vec(), ..Prompts::default() };
+        model.generate(&mut job, batch_size, &config, &Silent).unwrap();
+        job.made.sort_by_key(|(prompt, _)| *prompt);
+        let made: Vec<_> = job.made.iter().map(|(_, texts)| texts).collect();
+        assert_eq!(made.len(), 4);
+        assert!(matches!(made[1], Err(GenerationError::IdBeyondVocabulary { id: 999, .. })), "{made:?}");
+        assert!(matches!(made[2], Err(GenerationError::EmptyPrompt)), "{made:?}");
+        for index in [0, 3] {
+            let alone = model.text_generator(&prompts[index], &config).unwrap();
+            let expected: String = alone.map(Result::unwrap).collect();
+            let texts = made[index].as_ref().unwrap();
+            assert_eq!((texts.len(), texts[0].text.as_deref()), (1, Some(expected.as_str())));
+            assert_eq!((texts[0].ids.len(), texts[0].stop_reason.name()), (3, "max_new_tokens"));
+        }
+    }
+}
+
+#[test]
+fn progress_goes_to_the_reporter() {
+    let folder = CheckpointFolder::tiny();
+    let kept = Kept::default();
+    let opened = options(&folder).open(&kept).unwrap();
+    assert_eq!(*kept.0.lock().unwrap(), Vec::<String>::new(), "nothing long was done");
+    let model = opened.load(&kept).unwrap();
+    // Four bytes for each of the checkpoint's parameters.
+    let bytes = 4 * model.model().parameter_count();
+    assert_eq!(*kept.0.lock().unwrap(), [format!("loading: {bytes} Bytes"), format!("done: {bytes}")]);
+    kept.0.lock().unwrap().clear();
+    let defaults = model.defaults().unwrap();
+    let config = GenerationConfig {
+        num_beams: 2,
+        do_sample: false,
+        max_new_tokens: 4,
+        eos_token_id: vec![],
+        ..defaults.config().clone()
+    };
+    let config = defaults.complete(config).unwrap();
+    let mut job = Prompts { waiting: vec![vec![1, 2]], ..Prompts::default() };
+    model.generate(&mut job, 1, &config, &kept).unwrap();
+    assert_eq!(job.made[0].1.as_ref().unwrap()[0].ids.len(), 4);
+    assert_eq!(*kept.0.lock().unwrap(), ["searching: 4 Items(\"tokens\")", "done: 4"]);
+}
+
+#[test]
+fn what_can_be_refused_is_refused_before_the_weights_are_read() {
+    let folder = CheckpointFolder::tiny();
+    let bf16 = ModelOptions { dtype: Some("bf16".parse().unwrap()), ..options(&folder) };
+    let error = bf16.open(&Silent).unwrap_err();
+    assert!(
+        matches!(error, EngineError::Weights(WeightsError::NotOnCpu { .. })) && error.is_usage(),
+        "{error}"
+    );
+    let tf32 = ModelOptions { tf32: true, ..options(&folder) };
+    let error = tf32.open(&Silent).unwrap_err();
+    assert!(matches!(error, EngineError::NoTf32 { .. }) && error.is_usage(), "{error}");
+    let other = folder.with_config(json!({"vocab_size": 100})).with_tensors(|tensors| {
+        let rows = tensors["transformer.wte.weight"].narrow(0, 0, 100).unwrap().contiguous().unwrap();
+        tensors.insert("transformer.wte.weight".into(), rows);
+    });
+    let error = options(&other).open(&Silent).unwrap().vocabulary().encode("The dog").unwrap_err();
+    assert!(matches!(error, EngineError::ForeignTokenizer { id: 289, vocab_size: 100 }), "{error}");
+    assert!(!error.is_usage(), "the files are at fault");
+    let bare = CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
+    let opened = options(&bare).open(&Silent).unwrap();
+    let error = opened.vocabulary().encode("The dog").unwrap_err();
+    let told =
+        matches!(&error, EngineError::Weights(WeightsError::NoTokenizer { folder }) if folder == bare.path());
+    assert!(told, "{error}");
+    let defaults = opened.defaults().unwrap();
+    let stops = GenerationConfig { stop_strings: vec!["x".into()], ..defaults.config().clone() };
+    let error = defaults.complete(stops).unwrap_err();
+    assert!(matches!(error, EngineError::Generation(GenerationError::StopStringsWithoutTokenizer)));
+}
+
+/// A broken file of defaults is in the way of those who generate only.
+#[test]
+fn defaults_are_judged_when_they_are_asked_for() {
+    let broken = CheckpointFolder::tiny().with("generation_config.json", r#"{"guidance_scale": 2}"#);
+    let model = load(&broken);
+    let told = "generation_config.json: `guidance_scale` is 2, which is not supported; remove the key";
+    for _ in 0..2 {
+        let error = model.defaults().unwrap_err();
+        assert!(
+            matches!(error, EngineError::Defaults { .. }) && error.to_string().ends_with(told),
+            "{error}"
+        );
+    }
+    let wrong = CheckpointFolder::tiny().with("generation_config.json", r#"{"repetition_penalty": 0}"#);
+    let model = load(&wrong);
+    let defaults = model.defaults().unwrap();
+    let error = defaults.complete(defaults.config().clone()).unwrap_err();
+    assert!(
+        !error.is_usage() && error.to_string().contains("generation_config.json: repetition_penalty"),
+        "{error}"
+    );
+    let mended = GenerationConfig { repetition_penalty: 1.5, ..defaults.config().clone() };
+    assert_eq!(defaults.complete(mended.clone()).unwrap().repetition_penalty, 1.5);
+    let own = defaults.complete(GenerationConfig { top_p: 7.0, ..mended }).unwrap_err();
+    assert!(own.is_usage() && !own.to_string().contains("generation_config.json"), "{own}");
+}
+
+/// Without options for the hub there is neither network nor cache.
+#[cfg(feature = "hub")]
+#[test]
+fn the_hub_is_asked_only_where_options_say_so() {
+    let options = ModelOptions { model: "someone/tiny".into(), ..ModelOptions::default() };
+    let error = options.open(&Silent).unwrap_err();
+    assert!(matches!(error, EngineError::Hub(HubError::NotCached { .. })), "{error}");
+    let file = ModelOptions { model: "someone/tiny.gguf".into(), ..ModelOptions::default() };
+    let error = file.open(&Silent).unwrap_err();
+    let told = matches!(&error, EngineError::Weights(WeightsError::NotFound { path }) if path == Path::new("someone/tiny.gguf"));
+    assert!(told, "{error}");
+}
