@@ -65,6 +65,7 @@ def measure_torch(folder, threads):
 
     def read(tokens):
         model(torch.tensor([prompt(tokens)]), logits_to_keep=1)
+        return tokens
 
     def decode(tokens, new_tokens):
         cache = transformers.DynamicCache(config=model.config)
@@ -95,7 +96,9 @@ def measure_ctranslate2(folder, threads):
 
     def read(tokens):
         # It generates at least one token, for which the context must have room.
-        generate(min(tokens, 1023), 1)
+        tokens = min(tokens, 1023)
+        generate(tokens, 1)
+        return tokens
 
     def decode(tokens, new_tokens):
         alone = min(generate(tokens, 1) for _ in range(2))
@@ -105,16 +108,16 @@ def measure_ctranslate2(folder, threads):
 
 
 def speeds(read, decode):
-    """Tokens per second of every row, from two functions that do the work; each once before it is timed."""
+    """Tokens per second of every row: `read` says how many tokens it has read, `decode` how long it took; each once before."""
     rows = {}
     for tokens in PREFILL_TOKENS:
         read(tokens)
         seconds = []
         for _ in range(2):
             start = time.perf_counter()
-            read(tokens)
+            count = read(tokens)
             seconds.append(time.perf_counter() - start)
-        rows[f"prefill {tokens}"] = tokens / min(seconds)
+        rows[f"prefill {tokens}"] = count / min(seconds)
     decode(8, 8)
     for row, (tokens, new_tokens) in DECODE.items():
         rows[row] = new_tokens / decode(tokens, new_tokens)

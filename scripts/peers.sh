@@ -25,8 +25,7 @@ finished() {
 
 finished gpt2-124m "$python" "$scripts/bench_peers.py" checkpoint
 for type in float32 int8; do
-  finished "ctranslate2-$type" "$python" -m ctranslate2.converters.transformers \
-    --model gpt2-124m --quantization "$type" --output_dir
+  finished "ctranslate2-$type" venv/bin/ct2-transformers-converter --model gpt2-124m --quantization "$type" --output_dir
 done
 
 [ -z "${WITHOUT_LLAMA_CPP:-}" ] || exit 0
