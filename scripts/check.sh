@@ -9,6 +9,7 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
 step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnings
+step cargo clippy --package gpt2-engine --no-default-features --all-targets --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
   printf '\nGPT2_CHECKPOINTS is not set: tests on third-party checkpoints are skipped\n'
