@@ -21,6 +21,7 @@ has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null |
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
 step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnings
+step cargo clippy --package gpt2-engine --no-default-features --all-targets --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
