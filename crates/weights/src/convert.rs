@@ -230,7 +230,7 @@ pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
 }
 
 /// A parameter in f32, matrices `(out, in)`.
-pub(crate) fn parameter(
+fn parameter(
     checkpoint: &Checkpoint,
     name: &str,
     progress: &(dyn Fn(u64) + Sync),

@@ -8,15 +8,51 @@ use gpt2_kernels::{
     Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
 };
 
-use crate::Checkpoint;
 use crate::naming::Origin;
 use crate::stored::{StoredDType, StoredTensor};
+use crate::{Checkpoint, WeightsError};
 
 /// Hands the parameters to the model, one at a time, straight from the mapped file.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     /// Is told how many bytes of the files were read since the last call.
     pub(crate) progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl ReadParameters<'_> {
+    /// Gives `visit` a parameter in f32, matrices `(out, in)`, in pieces of whole rows of about `piece` elements. Where the file
+    /// stores the rows one after the other, no more than a piece is held.
+    pub(crate) fn for_each_piece(
+        &self,
+        name: &str,
+        piece: usize,
+        visit: &mut dyn FnMut(&Tensor) -> Result<(), WeightsError>,
+    ) -> Result<(), WeightsError> {
+        let Checkpoint { source, naming, .. } = self.checkpoint;
+        let Some((_, shape)) = naming.parameters.get(name) else {
+            return Err(missing(name).into());
+        };
+        let step = (piece / shape[1..].iter().product::<usize>().max(1)).max(1);
+        let ranges = (0..shape[0]).step_by(step).map(|start| start..shape[0].min(start + step));
+        let in_rows = self.checkpoint.stored_matrix(name).filter(|_| !naming.is_transposed(name));
+        let stored: Option<Vec<StoredTensor>> = ranges.clone().map(|rows| in_rows?.rows(rows)).collect();
+        if let Some(stored) = stored {
+            return stored.into_iter().try_for_each(|stored| {
+                (self.progress)(stored.bytes.len() as u64);
+                visit(&stored.read(&source.files, &Device::Cpu)?)
+            });
+        }
+        let whole = self.get_unchecked(name, DType::F32, &Device::Cpu)?;
+        for rows in ranges {
+            // Not a view: candle would quantize what a view is a part of.
+            visit(&whole.narrow(0, rows.start, rows.len())?.force_contiguous()?)?;
+        }
+        Ok(())
+    }
+}
+
+fn missing(name: &str) -> candle_core::Error {
+    candle_core::Error::Msg(format!("the checkpoint has no parameter `{name}`"))
 }
 
 impl SimpleBackend for ReadParameters<'_> {
@@ -38,7 +74,7 @@ impl SimpleBackend for ReadParameters<'_> {
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let Checkpoint { source, naming, .. } = self.checkpoint;
         let Some((from, shape)) = naming.parameters.get(name) else {
-            candle_core::bail!("the checkpoint has no parameter `{name}`");
+            return Err(missing(name));
         };
         let read = |index: usize| {
             let stored = &source.tensors[index];
@@ -158,5 +194,42 @@ impl ParameterSource for PackParameters<'_> {
             _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
         };
         Ok(Matrix::Packed(packed.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpt2::expected_parameters;
+    use gpt2_testing::fixture_path;
+
+    use super::*;
+
+    /// Turned matrices, rows in order, separate query, key and value, padding, blocks of integers, views.
+    #[test]
+    fn the_pieces_of_a_parameter_are_the_parameter() {
+        for name in ["tensorflow", "nanogpt", "book", "llmc/gpt2.bin", "gguf/q4_0.gguf", "pytorch-views"] {
+            let checkpoint = Checkpoint::open(&fixture_path("formats").join(name)).unwrap();
+            let reader = ReadParameters { checkpoint: &checkpoint, progress: &|_| () };
+            for parameter in expected_parameters(checkpoint.config()) {
+                let whole = checkpoint.parameter(&parameter.name, &Device::Cpu, &|_| ()).unwrap().unwrap();
+                let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                for piece in [1, 100, 1 << 20] {
+                    let (mut found, mut largest) = (Vec::new(), 0);
+                    let mut keep = |tensor: &Tensor| {
+                        found.extend(values(tensor));
+                        largest = largest.max(tensor.elem_count());
+                        Ok(())
+                    };
+                    reader.for_each_piece(&parameter.name, piece, &mut keep).unwrap();
+                    assert_eq!(found, values(&whole), "{name}: {} in pieces of {piece}", parameter.name);
+                    let row = parameter.shape[1..].iter().product::<usize>();
+                    assert!(largest <= piece.max(row), "{name}: {} held {largest}", parameter.name);
+                }
+            }
+        }
+        let checkpoint = Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap();
+        let reader = ReadParameters { checkpoint: &checkpoint, progress: &|_| () };
+        let error = reader.for_each_piece("nothing", 1, &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(error.starts_with("the checkpoint has no parameter `nothing`"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The file is a header (metadata, then name, shape, type and place of every tensor) and the tensors, each at a multiple of 32
 //! bytes: version 2 of the format in ggml's `docs/gguf.md`. Sizes follow from shapes and types, so the header is written first
-//! and then one tensor after the other, of which no more than one is held.
+//! and then one tensor after the other, in pieces.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -11,12 +11,15 @@ use std::path::Path;
 use candle_core::quantized::{GgmlDType, QTensor};
 use gpt2::{Activation, Gpt2Config, Parameter, expected_parameters};
 
-use crate::convert::{Partial, check_finite, check_range, parameter, unwritable};
+use crate::convert::{Partial, check_finite, check_range, unwritable};
 use crate::naming::gguf_name;
+use crate::readers::ReadParameters;
 use crate::{Checkpoint, Tokenizer, WeightsError, WrittenDType};
 
 /// Tensors start at multiples of this many bytes.
 const ALIGNMENT: usize = 32;
+/// Elements that are converted at once, 4 MiB in f32: what is made of a whole embedding would take its memory several times.
+const PIECE: usize = 1 << 20;
 
 /// Writes a GGUF file with the tokenizer inside. llama.cpp loads it. The position embedding, norms and biases stay in
 /// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
@@ -46,12 +49,19 @@ pub fn write_gguf(
     let failed = |error: std::io::Error| unwritable(file, &error);
     let mut writer = BufWriter::new(File::create(&partial.path).map_err(failed)?);
     let header = header(&metadata, &tensors);
-    write_padded(&mut writer, &header).map_err(failed)?;
+    writer.write_all(&header).map_err(failed)?;
+    write_padding(&mut writer, header.len()).map_err(failed)?;
+    let reader = ReadParameters { checkpoint, progress };
     for tensor in &tensors {
-        let values = parameter(checkpoint, &tensor.parameter.name, progress)?.contiguous()?;
-        tensor.check_values(&values.flatten_all()?.to_vec1()?).map_err(&refuse)?;
-        let written = QTensor::quantize(&values, tensor.dtype)?;
-        write_padded(&mut writer, &written.data()?).map_err(failed)?;
+        let mut written = 0;
+        reader.for_each_piece(&tensor.parameter.name, PIECE, &mut |piece| {
+            tensor.check_values(&piece.flatten_all()?.to_vec1()?).map_err(&refuse)?;
+            let piece = QTensor::quantize(piece, tensor.dtype)?;
+            let bytes = piece.data()?;
+            written += bytes.len();
+            writer.write_all(&bytes).map_err(failed)
+        })?;
+        write_padding(&mut writer, written).map_err(failed)?;
     }
     writer.into_inner().map_err(|error| unwritable(file, &error))?;
     partial.finish(file)
@@ -148,10 +158,9 @@ fn push_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// Writes bytes, and zeros up to the next aligned place.
-fn write_padded(writer: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
-    writer.write_all(bytes)?;
-    writer.write_all(&[0; ALIGNMENT][..bytes.len().next_multiple_of(ALIGNMENT) - bytes.len()])
+/// Writes zeros after `written` bytes up to the next aligned place.
+fn write_padding(writer: &mut impl Write, written: usize) -> std::io::Result<()> {
+    writer.write_all(&[0; ALIGNMENT][..written.next_multiple_of(ALIGNMENT) - written])
 }
 
 /// A value of the metadata.
@@ -308,6 +317,7 @@ impl TokenLists {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
     use candle_core::quantized::gguf_file;
     use gpt2_testing::fixture_path;
 
@@ -330,7 +340,12 @@ mod tests {
                 .into_iter()
                 .map(|wanted| WrittenTensor::new(wanted, dtype))
                 .map(|WrittenTensor { parameter: Parameter { name, .. }, dtype }| {
-                    let values = parameter(&checkpoint, &name, &|_| ()).unwrap().contiguous().unwrap();
+                    let values = checkpoint
+                        .parameter(&name, &Device::Cpu, &|_| ())
+                        .unwrap()
+                        .unwrap()
+                        .contiguous()
+                        .unwrap();
                     (gguf_name(&name), QTensor::quantize(&values, dtype).unwrap())
                 })
                 .collect();
