@@ -47,7 +47,7 @@ fi
 if command -v g++ >/dev/null; then
   step scripts/check_cuda_kernels.sh
   # The fuzzer is C++. Its crate is a workspace of its own.
-  step cargo check --manifest-path crates/weights/fuzz/Cargo.toml --locked --target-dir target/fuzz
+  step cargo check --manifest-path crates/fuzz/Cargo.toml --locked --target-dir target/fuzz
 else
   leave_out "the checks of the CUDA kernels and of the fuzz targets" "g++" "apt-get install g++"
 fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers of untrusted files, one target after the other, from the fixtures as seeds; needs a C++ compiler.
-# usage: scripts/fuzz.sh [SECONDS [TARGET…]]   (default: 60 seconds for every target of crates/weights/fuzz)
+# usage: scripts/fuzz.sh [SECONDS [TARGET…]]   (default: 60 seconds for every target of crates/fuzz)
 # Corpora, and inputs that break a target, stay in target/fuzz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 fixtures=$PWD/crates/testing/fixtures
-manifest=crates/weights/fuzz/Cargo.toml
+manifest=crates/fuzz/Cargo.toml
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # Coverage as libFuzzer reads it. A target is named so that build scripts are built without it.

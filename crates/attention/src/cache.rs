@@ -203,10 +203,22 @@ impl KvCache {
         Ok(())
     }
 
-    /// Adds a row in a slot that no other row has, and that no cache will write to while this one has it.
-    pub fn push_row(&mut self, slot: KvSlot, length: usize) {
-        self.slots.push(slot);
-        self.lengths.push(length.min(slot.capacity));
+    /// Adds a row as number `row`, in a slot that no other row has and that no other cache writes to meanwhile; those from `row` on
+    /// move down.
+    ///
+    /// # Errors
+    /// When there are fewer rows than `row`, or the slot has no room for `length` tokens.
+    pub fn insert_row(&mut self, row: usize, slot: KvSlot, length: usize) -> Result<()> {
+        if row > self.slots.len() {
+            return Err(AttentionError::NoSuchRow { rows: vec![row], held: self.lengths.len() }.into());
+        }
+        if length > slot.capacity {
+            let capacity = slot.capacity;
+            return Err(AttentionError::CacheFull { past: 0, added: length, capacity }.into());
+        }
+        self.slots.insert(row, slot);
+        self.lengths.insert(row, length);
+        Ok(())
     }
 
     /// Takes a row out of the cache; its slot keeps what it holds. The rows after it move up.

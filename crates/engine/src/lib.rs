@@ -47,7 +47,6 @@ pub use hub::{HubError, HubOptions, Network};
 pub use job::{Job, Text};
 pub use kv_type::KvType;
 pub use loaded_model::LoadedModel;
-pub use memory::available_memory;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};

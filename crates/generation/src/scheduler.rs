@@ -147,6 +147,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     options: SchedulerOptions,
     clock: Option<Clock>,
     pool: KvPool,
+    /// On GPUs, whose kernels want the rows of a step side by side: the tokens of every text's room, however short it is.
+    slot_tokens: Option<usize>,
     requests: u64,
     /// Texts that have not begun.
     waiting: VecDeque<Waiting>,
@@ -236,6 +238,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             clock: None,
             cache: pool.empty_cache(),
             pool,
+            slot_tokens: (!model.device().is_cpu()).then_some(kv_tokens / max_texts),
             requests: 0,
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
@@ -431,7 +434,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if self.running() >= self.options.max_texts {
             return Ok(false);
         }
-        let capacity = request.capacity;
+        let capacity = request.capacity.max(self.slot_tokens.unwrap_or(0));
         if self.shared.as_ref().is_some_and(|shared| shared.request != request.id) {
             self.shared = None;
         }
@@ -495,18 +498,19 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Gives a text its first token, and a place among the running ones.
     fn begin(&mut self, text: Text<T>, cache: Gpt2Cache, logits: Vec<f32>) -> Result<(), GenerationError> {
-        self.run(text, cache)?;
-        let row = self.running.len() - 1;
-        for id in sample(&mut self.running[row..], &mut [logits]) {
+        let row = self.run(text, cache)?;
+        for id in sample(&mut self.running[row..=row], &mut [logits]) {
             self.extend(row, id);
         }
         Ok(())
     }
 
-    fn run(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<(), GenerationError> {
-        self.cache.append(cache)?;
-        self.running.push(text);
-        Ok(())
+    /// Gives a text a place among the running ones: that of its memory.
+    fn run(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<usize, GenerationError> {
+        let row = self.cache.rows_before(&cache);
+        self.cache.insert(row, cache)?;
+        self.running.insert(row, text);
+        Ok(row)
     }
 
     /// Gives the text of a row its next token, and ends it where it is the last. Says whether the text is still there.

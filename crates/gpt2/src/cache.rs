@@ -32,7 +32,7 @@ impl KvPool {
         Ok(Self { layers, tokens, taken: Arc::default() })
     }
 
-    /// A cache without rows, for [`Gpt2Cache::append`].
+    /// A cache without rows, for [`Gpt2Cache::insert`].
     pub fn empty_cache(&self) -> Gpt2Cache {
         let layers = self.layers.iter().map(|memory| memory.cache(&[])).collect();
         Gpt2Cache { layers, slots: Vec::new(), pool: self.clone(), steps: Steps::default() }
@@ -159,22 +159,32 @@ impl Gpt2Cache {
         layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row))
     }
 
-    /// Moves the rows of another cache of the same [`KvPool`] after those of this one. Nothing is copied.
+    /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, where it is the number of rows, after
+    /// the last one. Nothing is copied.
     ///
     /// # Errors
-    /// When the caches share no memory; `self` is then unchanged.
-    pub fn append(&mut self, other: Self) -> Result<()> {
+    /// When the caches share no memory, or there are fewer rows than `row`; `self` is then unchanged.
+    pub fn insert(&mut self, row: usize, other: Self) -> Result<()> {
         if !Arc::ptr_eq(&self.pool.taken, &other.pool.taken) {
             return Err(ModelError::OtherPool.into());
         }
+        if row > self.slots.len() {
+            return Err(ModelError::NoSuchRow { row, held: self.slots.len() }.into());
+        }
         for (layer, other_layer) in self.layers.iter_mut().zip(&other.layers) {
-            for (slot, length) in other.slots.iter().zip(other_layer.lengths()) {
-                layer.push_row(slot.place, *length);
+            for ((slot, length), row) in other.slots.iter().zip(other_layer.lengths()).zip(row..) {
+                layer.insert_row(row, slot.place, *length)?;
             }
         }
-        self.slots.extend(other.slots);
+        self.slots.splice(row..row, other.slots);
         self.steps = Steps::default();
         Ok(())
+    }
+
+    /// How many rows of this cache lie before the rows of another one in the memory that they share.
+    pub fn rows_before(&self, other: &Self) -> usize {
+        let start = other.slots.iter().map(|slot| slot.place.start).min().unwrap_or(0);
+        self.slots.iter().filter(|slot| slot.place.start < start).count()
     }
 
     /// Takes a row out of the cache, as a cache of its own; the rows after it move up. Nothing is copied.
@@ -186,7 +196,7 @@ impl Gpt2Cache {
         for (layer, memory) in self.layers.iter_mut().zip(&self.pool.layers) {
             let (slot, length) = layer.remove_row(row)?;
             let mut cache = memory.cache(&[]);
-            cache.push_row(slot, length);
+            cache.insert_row(0, slot, length)?;
             taken.push(cache);
         }
         self.steps = Steps::default();
@@ -239,9 +249,10 @@ impl Gpt2Cache {
     /// Adds an empty row, and says which it is.
     fn add_row(&mut self, capacity: usize) -> Result<usize> {
         let slot = self.pool.take(capacity).ok_or(ModelError::NoCacheRoom { tokens: capacity })?;
-        self.layers.iter_mut().for_each(|layer| layer.push_row(slot.place, 0));
+        let row = self.slots.len();
+        self.layers.iter_mut().try_for_each(|layer| layer.insert_row(row, slot.place, 0))?;
         self.slots.push(slot);
-        Ok(self.slots.len() - 1)
+        Ok(row)
     }
 
     /// Tokens that each row can hold; of rows with different room the least.
@@ -336,13 +347,18 @@ mod tests {
         let mut rows = pool.cache(3, 3).unwrap();
         let middle = rows.take(1).unwrap();
         assert_eq!((start(&middle), rows.lengths().len(), pool.tokens_in_use()), (3, 2, 9));
-        rows.append(middle).unwrap();
+        rows.insert(1, middle).unwrap();
         let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
-        assert_eq!(starts, [0, 6, 3]);
+        assert_eq!(starts, [0, 3, 6]);
         assert!(rows.take(3).is_err());
-        assert!(rows.append(elsewhere).is_err(), "another pool");
-        assert_eq!(rows.lengths().len(), 3);
+        assert!(rows.insert(3, elsewhere).is_err(), "another pool");
+        let first = rows.take(0).unwrap();
+        assert_eq!((rows.rows_before(&first), first.rows_before(&rows)), (0, 1));
+        rows.insert(2, first).unwrap();
+        let first = rows.take(2).unwrap();
+        assert!(rows.insert(3, first).is_err(), "there are two rows");
+        assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (2, 6), "what was not taken is given back");
         drop(rows.take(0).unwrap());
-        assert_eq!(pool.tokens_in_use(), 6);
+        assert_eq!(pool.tokens_in_use(), 3);
     }
 }

@@ -89,8 +89,9 @@ impl Gpt2Model {
     /// The model from its parameters, see [`expected_parameters`](crate::expected_parameters).
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// When the configuration is no model's, or a parameter is missing or has another shape.
     pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+        config.check()?;
         let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, &vb.below("h").below(layer)));
         Ok(Self {
             wte: Linear::load(config.n_embd, config.vocab_size, false, &vb.below("wte"))?,

@@ -185,9 +185,9 @@ fn rows_come_and_go_without_a_trace() -> Result<()> {
     expect(&mut batch, &mut texts, &[10, 11], "without the first")?;
     let mut other = new_cache(1, 7);
     step(&model, &ids(&[&[30, 31]]), &mut other)?;
-    batch.append(other)?;
+    batch.insert(2, other)?;
     texts.push(vec![30, 31]);
-    batch.append(first)?;
+    batch.insert(3, first)?;
     texts.push(first_text);
     expect(&mut batch, &mut texts, &[12, 13, 14, 15], "with a new one and the first again")?;
     // Two of one source, one of them in the place of a row that is gone; then a third, in a place of its own.

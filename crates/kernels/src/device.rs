@@ -79,17 +79,7 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
     Device::new_metal(index).map_err(|source| DeviceError::Unusable { index, source })
 }
 
-/// Bytes of memory that are free on an NVIDIA GPU; `None` for other devices, and where the driver does not say.
-pub fn free_memory(device: &Device) -> Option<usize> {
-    #[cfg(feature = "cuda")]
-    if let Ok(device) = device.as_cuda_device() {
-        return device.cuda_stream().context().mem_get_info().ok().map(|(free, _)| free);
-    }
-    let _ = device;
-    None
-}
-
-/// Whether products of f32 matrices of several rows on NVIDIA GPUs round their inputs to TF32, with 10 bits behind the binary point. A
+/// Whether products of f32 matrices of several rows on NVIDIA GPUs round their inputs to TF32, with 10 bits after the binary point. A
 /// [`Recording`](crate::Recording) keeps what held when it was made.
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);

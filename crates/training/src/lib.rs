@@ -45,7 +45,7 @@ pub use error::{StateDifference, TrainingError};
 pub use held_out::{HeldOut, HeldOutLoss};
 pub use journal::{Entry, Journal};
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
-pub use memory::{available_bytes, estimated_bytes};
+pub use memory::estimated_bytes;
 pub use optimizer::{AdamW, decays};
 pub use parameters::Parameters;
 pub use run::{Outcome, Run, RunOptions, has_state};

@@ -11,9 +11,10 @@ use clap::Args;
 use gpt2::{Activation, Gpt2Config, ParameterCounts};
 use gpt2_engine::{HubOptions, Reporter, Unit};
 use gpt2_generation::{GenerationConfig, TextGenerator};
+use gpt2_kernels::free_memory;
 use gpt2_training::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
-    Schedule, Split, TokenFile, Tokens, Trainer, Windows, available_bytes, estimated_bytes, has_state,
+    Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
 };
 use gpt2_weights::{
     Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, encode, load_tokenizer, train_tokenizer,
@@ -361,7 +362,8 @@ fn check_memory(
     can_recompute: bool,
 ) -> Result<()> {
     let needed = estimated_bytes(config, numbers, recomputes);
-    let Some(available) = available_bytes().filter(|available| needed > *available) else { return Ok(()) };
+    let free = free_memory(&Device::Cpu).map(|free| free as u64);
+    let Some(available) = free.filter(|free| needed > *free) else { return Ok(()) };
     let mebibytes = |bytes: u64| bytes >> 20;
     let message = format!(
         "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}; --ignore-memory trains all the same",

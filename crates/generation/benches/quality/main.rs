@@ -10,14 +10,13 @@
     reason = "a bench prints, and ends where something is wrong"
 )]
 
-#[path = "../tests/common/quality.rs"]
-mod quality;
+mod measure;
 
 use std::path::Path;
 
 use gpt2_testing::checkpoints;
 use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, encode};
-use quality::{quality, texts_of};
+use measure::{quality, texts_of};
 
 /// Tokens that are drawn from each model.
 const DRAWN_TOKENS: usize = 16_384;

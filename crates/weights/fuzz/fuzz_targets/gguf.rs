@@ -1,4 +1,0 @@
-//! A GGUF file: header and tensors.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gpt2_weights_fuzz::open("weights", bytes, &[]));

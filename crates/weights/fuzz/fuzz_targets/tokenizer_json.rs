@@ -1,6 +1,0 @@
-//! A `tokenizer.json`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(init: gpt2_weights_fuzz::allow_caught_panics(), |bytes: &[u8]| {
-    gpt2_weights_fuzz::load_tokenizer(&[("tokenizer.json", bytes)]);
-});
