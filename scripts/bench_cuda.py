@@ -4,7 +4,7 @@ usage: python scripts/bench_cuda.py --model DIR [--ours "target/release/gpt2 ben
            [--dtype f32,f16,bf16] [--device cuda] [--rounds 3] [--tokens-scale 1] [--json]
 
 Rows, in tokens per second, as `gpt2 bench` measures them: prefill of 128, 512 and 1024 tokens with the logits of the last
-position only; greedy decoding of 128 tokens behind 8, and of 64 behind 896. Compiled is torch.compile with a static cache
+position only; greedy decoding of 128 tokens after 8, and of 64 after 896. Compiled is torch.compile with a static cache
 and, on a GPU, CUDA graphs (mode "reduce-overhead"); compiling is not counted. f32 is strict f32 on both sides. Every
 engine runs in a process of its own; rounds alternate, and medians count. Needs torch and transformers.
 """

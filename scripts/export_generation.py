@@ -75,7 +75,7 @@ PROCESSOR_CASES = [
         "sequence_bias": [[[7], 2.5], [[9, 11], -3.0]], "suppress_tokens": [1],
     },
 ]
-# The first new token, behind a prompt of one token: where the forced token of transformers acts.
+# The first new token, after a prompt of one token: where the forced token of transformers acts.
 FIRST_TOKEN_CASES = [
     {"forced_bos_token_id": 17},
     {"begin_suppress_tokens": [4, 44]},
@@ -103,7 +103,7 @@ def export_processors(model):
         tensor = torch.tensor([ids])
         processed = logits
         if options.keys() & set(OWN_OPTIONS):
-            # They stand behind the repetition penalty, which stands alone in these cases.
+            # They stand after the repetition penalty, which stands alone in these cases.
             processed = model._get_logits_processor(config, prompt_len)(tensor, logits.clone())
             processed = own_penalties(options, ids[prompt_len:], processed)
         else:

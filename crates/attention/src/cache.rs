@@ -136,7 +136,7 @@ impl KvCache {
         Ok(keys?.zip(values?).map(<[Tensor; 2]>::from))
     }
 
-    /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
     ///
     /// # Errors
     /// When a row would pass its room; the cache is then unchanged.

@@ -57,7 +57,7 @@ pub enum AttentionError {
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
-    /// A pass after lengths in memory ([`Pass::behind`](crate::Pass::behind)) is something else than causal inference with a
+    /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
     /// cache.
     #[error(
         "attention: a step after lengths in memory needs a fused projection, a cache whose rows lie side by side, the causal mask, no dropout and no observer"

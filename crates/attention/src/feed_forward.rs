@@ -30,7 +30,7 @@ impl FeedForward {
         Ok(Self { expand, contract, activation })
     }
 
-    /// Runs both layers; `inner_dropout` is the dropout rate behind the activation, in training.
+    /// Runs both layers; `inner_dropout` is the dropout rate after the activation, in training.
     ///
     /// Shows `mlp_activation`, `(B, T, inner)`, to the observer of the pass.
     ///
@@ -43,7 +43,7 @@ impl FeedForward {
         self.contract.forward(&self.hidden(x, inner_dropout, pass)?)
     }
 
-    /// `residual + dropout(forward(x))`, without dropout behind the activation; `rate` is that of the output.
+    /// `residual + dropout(forward(x))`, without dropout after the activation; `rate` is that of the output.
     ///
     /// Shows `mlp_activation`, `(B, T, inner)`, and `mlp_output`, `(B, T, width)`, to the observer of the pass.
     ///

@@ -34,7 +34,7 @@ pub enum AttentionMask {
 pub(crate) struct RowKeys {
     /// Position of the first query, counted from the first key.
     pub(crate) first_query: usize,
-    /// Keys that belong to the row; those behind belong to longer rows of the batch.
+    /// Keys that belong to the row; those after belong to longer rows of the batch.
     pub(crate) key_count: usize,
 }
 

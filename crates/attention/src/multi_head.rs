@@ -249,7 +249,7 @@ impl MultiHeadAttention {
     /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
     ///
     /// # Shapes
-    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues behind the
+    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues after the
     /// `cache.lengths()[b]` tokens of the cache.
     ///
     /// # Errors

@@ -58,11 +58,11 @@ impl<'a> Pass<'a> {
     /// are read from the device's memory wherever they count, so that a recording of the step serves all steps; each must be
     /// below the capacity of the cache and the model's number of positions. The lengths of the caches themselves stay
     /// as they are: [`KvCache::advance`](crate::KvCache::advance).
-    pub fn behind(self, lengths: Tensor) -> Self {
+    pub fn after(self, lengths: Tensor) -> Self {
         Self { lengths: Some(lengths), ..self }
     }
 
-    /// The lengths given to [`Pass::behind`].
+    /// The lengths given to [`Pass::after`].
     pub fn lengths(&self) -> Option<&Tensor> {
         self.lengths.as_ref()
     }

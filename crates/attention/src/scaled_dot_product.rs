@@ -169,7 +169,7 @@ impl ScaledDotProduct {
         let mut outputs = Vec::with_capacity(query_len.div_ceil(block));
         for first_query in (0..query_len).step_by(block) {
             let queries = block.min(query_len - first_query);
-            // Queries behind the last key keep one key, which the mask hides, as the dense path would.
+            // Queries after the last key keep one key, which the mask hides, as the dense path would.
             let first_key = first_query.saturating_sub(before).min(key_len - 1);
             let end_key = (first_query + queries + after).min(key_len);
             let keys = end_key.max(first_key + 1) - first_key;

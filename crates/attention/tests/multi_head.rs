@@ -301,7 +301,7 @@ fn a_mask_in_half_precision_hides_without_overflow() -> Result<()> {
     };
     let output = attend(&k, &v)?;
     assert!(values(&output).iter().all(|value| value.is_finite()));
-    // Other keys and values behind the third change nothing up to it.
+    // Other keys and values after the third change nothing up to it.
     let other = |x: &Tensor| Tensor::cat(&[&x.narrow(2, 0, 3)?, &(x.narrow(2, 3, 4)? * 50.0)?], 2);
     let changed = attend(&other(&k)?, &other(&v)?)?;
     assert_eq!(values(&output.narrow(2, 0, 3)?), values(&changed.narrow(2, 0, 3)?));
@@ -368,9 +368,9 @@ fn sizes_that_do_not_fit_are_refused_by_name() {
     refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
 }
 
-/// A pass behind lengths in memory is a step of inference, and says so; the cache counts the token when it is told to.
+/// A pass after lengths in memory is a step of inference, and says so; the cache counts the token when it is told to.
 #[test]
-fn a_step_behind_lengths_in_memory() -> Result<()> {
+fn a_step_after_lengths_in_memory() -> Result<()> {
     let (separate, layer) = separate_and_fused()?;
     let x = pattern(&[1, 5, 15], 2.0, 0);
     let lengths = Tensor::new(&[4u32], &Device::Cpu)?;
@@ -380,7 +380,7 @@ fn a_step_behind_lengths_in_memory() -> Result<()> {
     }
     let token = x.narrow(1, 4, 1)?;
     let expected = step(&layer, &token, &AttentionMask::Causal, &mut numbers)?;
-    let mut pass = Pass::inference().behind(lengths.clone());
+    let mut pass = Pass::inference().after(lengths.clone());
     let found = layer.forward_with(&token, None, &AttentionMask::Causal, Some(&mut memory), &mut pass)?;
     assert_eq!(values(&found), values(&expected));
     assert_eq!(memory.lengths(), [4]);
@@ -391,7 +391,7 @@ fn a_step_behind_lengths_in_memory() -> Result<()> {
 
     let refused =
         |layer: &MultiHeadAttention, mask: AttentionMask, cache: Option<&mut KvCache>, pass: Pass| {
-            let error = layer.forward_with(&token, None, &mask, cache, &mut pass.behind(lengths.clone()));
+            let error = layer.forward_with(&token, None, &mask, cache, &mut pass.after(lengths.clone()));
             error.unwrap_err().to_string().contains(&AttentionError::NotAStep.to_string())
         };
     let mut fresh = cache(1, 5)?;

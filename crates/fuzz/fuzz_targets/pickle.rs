@@ -1,4 +1,4 @@
-//! The pickle of a legacy PyTorch file, behind its magic number and version; its storages follow.
+//! The pickle of a legacy PyTorch file, after its magic number and version; its storages follow.
 #![no_main]
 
 const BEFORE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";

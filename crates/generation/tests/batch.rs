@@ -39,7 +39,7 @@ fn together(
     for token in BatchGenerator::new(model, Request::each(prompts, config), batch_size, None).unwrap() {
         let token = token.unwrap();
         let text = &mut found[token.prompt * texts + token.sequence];
-        assert_eq!(text.1, None, "nothing comes behind the end of a text");
+        assert_eq!(text.1, None, "nothing comes after the end of a text");
         text.0.push(token.id);
         text.1 = token.stop_reason;
     }
@@ -169,9 +169,9 @@ fn a_long_prompt_is_refused_or_cut_as_asked() {
     }
 }
 
-/// Behind a full context the text is that of the slid window as a prompt: head, last half, and on.
+/// After a full context the text is that of the slid window as a prompt: head, last half, and on.
 #[test]
-fn a_sliding_window_goes_on_behind_the_context() {
+fn a_sliding_window_goes_on_after_the_context() {
     let model = tiny();
     let prompt: Vec<u32> = (0..40).map(|index| (index * 7) % 300).collect();
     for head in [0, 3] {

@@ -161,7 +161,7 @@ fn typical_p_equals_a_full_sort() {
 
 #[test]
 fn penalties_count_what_they_are_defined_on() {
-    // Token 1 twice in the prompt and once behind it, token 2 twice behind it.
+    // Token 1 twice in the prompt and once after it, token 2 twice after it.
     let history = History { ids: &[1, 1, 1, 2, 2], prompt_len: 2 };
     let logits = [1.0, 1.0, -1.0, 1.0];
     let process = |processor| process(&[processor], history, &logits);

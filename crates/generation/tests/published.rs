@@ -62,7 +62,7 @@ impl Published {
         encode(&self.tokenizer, text).unwrap()
     }
 
-    /// The text behind the prompt.
+    /// The text after the prompt.
     fn text(&self, prompt: &str, config: &GenerationConfig) -> String {
         let pieces = TextGenerator::new(&self.model, &self.ids(prompt), config, &self.tokenizer).unwrap();
         pieces.collect::<Result<_, _>>().unwrap()
@@ -256,7 +256,7 @@ fn gpt2_bad_words() {
 #[test]
 fn gpt2_allowed_tokens() {
     let Some(gpt2) = published("gpt2") else { return };
-    /// One paragraph: behind a line break only the end of the text.
+    /// One paragraph: after a line break only the end of the text.
     const LINE_BREAKS: [u32; 2] = [198, 628];
     let one_paragraph = || {
         LogitsProcessor::AllowedTokens(AllowedTokens::new(|history| {

@@ -126,7 +126,7 @@ fn beams_for_every_text_find_the_most_probable() {
     assert!((found[0].score - best.0 / 3.0).abs() < SCORE, "{} {}", found[0].score, best.0 / 3.0);
 }
 
-/// Log-probability of a text behind `[1, 2]` where only some tokens can follow, without any search.
+/// Log-probability of a text after `[1, 2]` where only some tokens can follow, without any search.
 fn probability_among(model: &Gpt2LMHead, allowed: &[u32], text: &[u32]) -> f64 {
     let mut sum = 0.0;
     for count in 0..text.len() {
@@ -201,7 +201,7 @@ fn searches_can_be_interrupted() {
 #[test]
 fn a_beam_that_cannot_go_on_does_not_end_the_search() {
     let model = tiny();
-    // Behind 10 nothing may follow, behind 20 and 30 each other may.
+    // After 10 nothing may follow, after 20 and 30 each other may.
     let allowed = AllowedTokens::new(|history| match history.generated().last() {
         None => vec![10, 20, 30],
         Some(20) => vec![30],

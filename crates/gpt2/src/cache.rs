@@ -260,7 +260,7 @@ impl Gpt2Cache {
         self.slots.iter().map(|slot| slot.place.capacity).min().unwrap_or(0)
     }
 
-    /// Counts a token of each row that a pass after lengths in memory has written ([`Pass::behind`](crate::Pass::behind)).
+    /// Counts a token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
     ///
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.

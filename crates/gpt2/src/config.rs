@@ -50,7 +50,7 @@ pub struct Gpt2Config {
     pub reorder_and_upcast_attn: bool,
     /// Whether the output head is the token embedding.
     pub tie_word_embeddings: bool,
-    /// Dropout rate behind the embeddings, in training.
+    /// Dropout rate after the embeddings, in training.
     pub embd_pdrop: f64,
     /// Dropout rate on the attention weights, in training.
     pub attn_pdrop: f64,

@@ -14,7 +14,7 @@
 //! What a model shows to the observer of a pass, inside the blocks unless said otherwise: `embeddings` `(B, T, C)`
 //! (before them), `attention_weights` `(B, H, T, S)`, `attention_output` `(B, T, C)`, `mlp_activation`
 //! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
-//! `(B, T, C)` (behind them).
+//! `(B, T, C)` (after them).
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
@@ -28,7 +28,7 @@ use crate::{Gpt2Cache, Gpt2Config, ModelError};
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// A block: two parts, each added to the residual stream behind its own layer norm.
+/// A block: two parts, each added to the residual stream after its own layer norm.
 #[derive(Debug, Clone)]
 struct Block {
     ln_1: LayerNorm,
@@ -102,11 +102,11 @@ impl Gpt2Model {
         })
     }
 
-    /// Hidden states behind the final norm.
+    /// Hidden states after the final norm.
     ///
     /// # Shapes
-    /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues behind its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T` (but see [`Pass::behind`]).
+    /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
+    /// tokens, and the cache grows by `T` (but see [`Pass::after`]).
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache.
@@ -137,7 +137,7 @@ impl Gpt2Model {
     }
 
     /// The hidden states of every layer, as `output_hidden_states` of transformers: the embeddings, the output of
-    /// every block but the last, and the last one's behind the final norm; `n_layer + 1` tensors of `(B, T, C)`.
+    /// every block but the last, and the last one's after the final norm; `n_layer + 1` tensors of `(B, T, C)`.
     ///
     /// # Errors
     /// As [`Gpt2Model::forward`].

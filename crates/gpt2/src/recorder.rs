@@ -102,14 +102,14 @@ impl StepRecorder {
             }
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
             Err(error) => {
-                // Behind the first line may be a backtrace.
+                // After the first line may be a backtrace.
                 cache.steps = Steps::Never(error.to_string().lines().next().unwrap_or_default().to_owned());
                 Ok(None)
             }
         }
     }
 
-    /// The logits of a step, and the state behind it. The lengths of the cache stay as they are.
+    /// The logits of a step, and the state after it. The lengths of the cache stay as they are.
     fn next(
         &self,
         model: &Gpt2LMHead,
@@ -156,7 +156,7 @@ impl StepRecorder {
 
 /// The logits of a step whose lengths are read from the GPU's memory.
 fn compute(model: &Gpt2LMHead, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
-    let pass = &mut Pass::inference().behind(lengths.clone());
+    let pass = &mut Pass::inference().after(lengths.clone());
     let hidden_states = model.transformer().forward(ids, Some(cache), pass)?;
     model.logits(&hidden_states, LogitsFor::LastToken)
 }
@@ -164,7 +164,7 @@ fn compute(model: &Gpt2LMHead, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2C
 impl Gpt2LMHead {
     /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones.
     ///
-    /// The fourth step with a cache is recorded, and all others behind it take one call to start, which is most of their time
+    /// The fourth step with a cache is recorded, and all others after it take one call to start, which is most of their time
     /// otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
     /// 256, with keys and values of another type than the activations, where gradients are wanted, and on devices that
     /// [`gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.

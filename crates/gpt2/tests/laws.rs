@@ -242,9 +242,9 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
 
 /// Lengths that kernels read from memory give what the lengths of the cache give; the cache waits to be told.
 #[test]
-fn a_step_behind_lengths_in_memory_is_any_other() -> Result<()> {
+fn a_step_after_lengths_in_memory_is_any_other() -> Result<()> {
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps behind lengths in memory in f32 only");
+        skipped("the CPU has steps after lengths in memory in f32 only");
         return Ok(());
     }
     let model = model()?;
@@ -258,9 +258,9 @@ fn a_step_behind_lengths_in_memory_is_any_other() -> Result<()> {
     let token = ids(&[&[30], &[40]]);
     let expected = step(&model, &token, &mut numbers)?;
     for _ in 0..2 {
-        let mut pass = Pass::inference().behind(Tensor::new(&[2u32, 5], &device())?);
+        let mut pass = Pass::inference().after(Tensor::new(&[2u32, 5], &device())?);
         let found = model.forward(&token, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
-        assert_parity(&found, &expected, SAME, "behind lengths in memory");
+        assert_parity(&found, &expected, SAME, "after lengths in memory");
         assert_eq!(memory.lengths(), [2, 5], "so the same step gives the same again");
     }
     Ok(())

@@ -93,7 +93,7 @@ fn main() {
     let gelu_s = fastest(RUNS, || drop(zeros.forward_activated(&narrow, Activation::GeluTanh).unwrap()));
     let candle_s = fastest(RUNS, || drop(x.gelu().unwrap()));
     println!(
-        "\nGELU of 512 x 3072 behind a product: {:.0} million/s more; candle's {:.0} million/s",
+        "\nGELU of 512 x 3072 after a product: {:.0} million/s more; candle's {:.0} million/s",
         million / (gelu_s - plain_s),
         million / candle_s
     );

@@ -8,7 +8,7 @@ pub(crate) const AHEAD: usize = 4096;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Fetches what lies `distance` bytes behind `values`. Nothing happens where that is no memory of the program.
+/// Fetches what lies `distance` bytes after `values`. Nothing happens where that is no memory of the program.
 #[inline(always)]
 pub(crate) fn fetch<T>(values: &[T], distance: usize) {
     let start = values.as_ptr().cast::<i8>().wrapping_add(distance);

@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Rows with NaN, infinite, huge and denormal values, and rows without any difference, in vectors and behind the last one.
+    /// Rows with NaN, infinite, huge and denormal values, and rows without any difference, in vectors and after the last one.
     #[test]
     fn special_rows_are_those_of_the_composition() {
         const SPECIAL: [f32; 7] =

@@ -36,7 +36,7 @@ pub(crate) struct Part<'a, T> {
 }
 
 impl<'a, T> Part<'a, T> {
-    /// The first columns of some rows of `output`, each row `row_len` behind the one before, as one part.
+    /// The first columns of some rows of `output`, each row `row_len` after the one before, as one part.
     pub(crate) fn of_rows(output: &'a mut [T], row_len: usize, (rows, columns): (usize, usize)) -> Self {
         let needed = rows.checked_sub(1).map_or(0, |last| last * row_len + columns);
         assert!(columns <= row_len && needed <= output.len(), "{rows} rows of {columns} do not fit");
@@ -95,7 +95,7 @@ impl<T> Part<'_, T> {
     /// All elements of a part of whole rows.
     pub(crate) fn all(&mut self) -> &mut [T] {
         assert!(self.columns == self.row_len, "{} columns of {}", self.columns, self.row_len);
-        // SAFETY: as in `row`; whole rows lie one behind the other.
+        // SAFETY: as in `row`; whole rows lie one after the other.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.rows * self.row_len) }
     }
 }

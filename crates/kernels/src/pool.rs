@@ -155,7 +155,7 @@ impl Pool {
     fn serve(&self, share: usize) {
         let mut seen = 0;
         loop {
-            self.wait_for_task_behind(seen);
+            self.wait_for_task_after(seen);
             seen = self.generation.load(Ordering::Acquire);
             let slot = self.lock();
             let Some(task) = slot.task else { continue };
@@ -172,7 +172,7 @@ impl Pool {
         }
     }
 
-    fn wait_for_task_behind(&self, seen: usize) {
+    fn wait_for_task_after(&self, seen: usize) {
         for _ in 0..SPINS_BEFORE_SLEEP {
             if self.generation.load(Ordering::Acquire) != seen {
                 return;

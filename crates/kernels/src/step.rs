@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::attention::{KvSlot, prefix_attention, write_tokens};
 use crate::{KernelError, Linear, Matrix, cuda};
 
-/// Causal self-attention of a new token of each row behind the `lengths[b]` tokens that memory holds: `projection` gives its
+/// Causal self-attention of a new token of each row after the `lengths[b]` tokens that memory holds: `projection` gives its
 /// query, key and value, side by side; key and value are written into memory, and the query sees all keys up to its own.
 ///
 /// On an NVIDIA GPU a row without room overwrites its last token.

@@ -75,15 +75,15 @@ fn layer_norms() -> Result<()> {
     Ok(())
 }
 
-/// A step behind lengths in memory: key and value of each row in their place and nowhere else, and one query that sees the keys
+/// A step after lengths in memory: key and value of each row in their place and nowhere else, and one query that sees the keys
 /// up to its own, for every width that there is a kernel for, and rows of all lengths.
 #[test]
-fn steps_behind_lengths_in_memory() -> Result<()> {
+fn steps_after_lengths_in_memory() -> Result<()> {
     const CAPACITY: usize = 130;
     const LENGTHS: [u32; 3] = [0, 129, 64];
     const INPUT: usize = 20;
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps behind lengths in memory in f32 only");
+        skipped("the CPU has steps after lengths in memory in f32 only");
         return Ok(());
     }
     let places = LENGTHS.map(|length| length as usize);

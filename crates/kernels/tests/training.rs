@@ -129,7 +129,7 @@ fn causal_attention_has_the_gradients_of_finite_differences() -> Result<()> {
 
 #[test]
 fn causal_attention_equals_its_composition_at_every_size() -> Result<()> {
-    // One token, a rest behind a block of queries, whole tiles, odd widths of heads.
+    // One token, a rest after a block of queries, whole tiles, odd widths of heads.
     for (batch, tokens, heads, head_dim) in
         [(2, 1, 3, 8), (1, 33, 2, 5), (2, 64, 1, 16), (1, 70, 3, 20), (1, 100, 2, 64)]
     {

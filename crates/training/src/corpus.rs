@@ -155,7 +155,7 @@ impl TextFile {
     }
 }
 
-/// Where the last `share` of a text begins: behind a line break, or at a character where no line ends before.
+/// Where the last `share` of a text begins: after a line break, or at a character where no line ends before.
 fn cut(text: &[u8], share: f64) -> usize {
     if share == 0.0 {
         return text.len();
@@ -194,7 +194,7 @@ fn text_of_line(line: &[u8]) -> Result<String, String> {
 }
 
 /// Cuts a text into pieces whose tokens are, one piece after the other, those of the whole: before a line break with no
-/// white space behind it, where GPT-2's tokenizer ends a word whatever stands before.
+/// white space after it, where GPT-2's tokenizer ends a word whatever stands before.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -206,8 +206,8 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
             bytes[place] == b'\n' && bytes.get(place + 1).is_some_and(|next| next.is_ascii_graphic())
         };
         let end = (PIECE_BYTES.min(bytes.len())..bytes.len()).find(|place| is_cut(*place));
-        let (piece, behind) = rest.split_at(end.unwrap_or(bytes.len()));
-        rest = behind;
+        let (piece, after) = rest.split_at(end.unwrap_or(bytes.len()));
+        rest = after;
         Some(piece)
     })
 }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_stands_behind_a_line_or_between_characters() {
+    fn a_cut_stands_after_a_line_or_between_characters() {
         assert_eq!(cut(b"aaaa\nbbbb\ncccc", 0.5), 10);
         assert_eq!(cut(b"aaaa\nbbbb\ncccc", 0.0), 14);
         let text = "ää".as_bytes();

@@ -46,7 +46,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the log at `path`, and forgets what it says about steps behind `steps_done`, which are taken again.
+    /// Opens the log at `path`, and forgets what it says about steps after `steps_done`, which are taken again.
     ///
     /// # Errors
     /// When the file cannot be read or written.

@@ -10,10 +10,10 @@ pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recompute
     /// Weight, gradient, mean, mean of squares.
     const COPIES: u64 = 4;
     /// Values that a block keeps of each token, in widths: norms 2, queries, keys and values 3, attention 1, its projection
-    /// and that of the MLP before and behind dropout 4, the masks 1, residual stream 2; the MLP's inner values are counted by
+    /// and that of the MLP before and after dropout 4, the masks 1, residual stream 2; the MLP's inner values are counted by
     /// themselves.
     const KEPT_WIDTHS: u64 = 13;
-    /// Inner values of the MLP: before the activation and behind it.
+    /// Inner values of the MLP: before the activation and after it.
     const KEPT_INNER: u64 = 2;
     /// Logits of a chunk.
     const LOGITS: u64 = 1 << 24;

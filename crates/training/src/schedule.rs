@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate decays behind the warm-up.
+/// How the learning rate decays after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {

@@ -353,7 +353,7 @@ impl Trainer {
         Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
-    /// The hidden states behind the final norm, `(B, T, C)`, and the output head, `(V, C)`.
+    /// The hidden states after the final norm, `(B, T, C)`, and the output head, `(V, C)`.
     fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> candle_core::Result<(Tensor, Tensor)> {
         let context = batch.inputs.len() / batch.rows.max(1);
         let ids = Tensor::from_slice(&batch.inputs, (batch.rows, context), &self.device)?;

@@ -178,7 +178,7 @@ impl Checkpoint {
     }
 
     /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
-    /// behind GPT-2's own tokens where the vocabulary has the size that nanoGPT pads to.
+    /// after GPT-2's own tokens where the vocabulary has the size that nanoGPT pads to.
     pub fn padding_token_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         /// GPT-2's 50,257 tokens, padded to a multiple of 64.
         const PADDED_VOCABULARY: usize = 50_304;

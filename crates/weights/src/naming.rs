@@ -19,7 +19,7 @@ struct Scheme {
     /// Parameters outside the blocks. The first that is there decides the scheme, and what stands before it is the
     /// prefix of all names.
     outside: &'static [(&'static str, &'static str)],
-    /// What stands before and behind the number of a block.
+    /// What stands before and after the number of a block.
     block: (&'static str, char),
     /// Parameters of a block.
     inside: &'static [(&'static str, &'static str)],
@@ -370,8 +370,8 @@ impl Scheme {
         let (layer, own) = own.strip_prefix("h.").and_then(|rest| rest.split_once('.')).unwrap_or(("", own));
         let whole = self.inside.iter().find(|(_, known)| *known == own).map(|(theirs, _)| *theirs);
         let third = self.thirds.iter().find(|(_, known, _)| *known == own).map(|(theirs, ..)| *theirs);
-        let (before, behind) = self.block;
-        format!("{prefix}{before}{layer}{behind}{}", whole.or(third).unwrap_or(own))
+        let (before, after) = self.block;
+        format!("{prefix}{before}{layer}{after}{}", whole.or(third).unwrap_or(own))
     }
 }
 

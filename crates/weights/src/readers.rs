@@ -93,7 +93,7 @@ impl SimpleBackend for ReadParameters<'_> {
         if naming.is_transposed(name) && tensor.rank() == 2 {
             tensor.t()
         } else if name == "wte.weight" && tensor.dims().first().is_some_and(|stored| *stored > rows) {
-            // Padding behind the vocabulary; `copy` would keep it in memory.
+            // Padding after the vocabulary; `copy` would keep it in memory.
             tensor.narrow(0, 0, rows)?.force_contiguous()
         } else {
             Ok(tensor)
@@ -152,7 +152,7 @@ impl<'a> PackParameters<'a> {
             (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
                 StoredOrder::InputMajor
             }
-            // More rows than outputs are padding behind the vocabulary.
+            // More rows than outputs are padding after the vocabulary.
             (false, [rows, columns]) if *rows >= out_features && *columns == in_features => {
                 StoredOrder::OutputMajor
             }

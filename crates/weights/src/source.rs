@@ -16,7 +16,7 @@ pub enum Format {
     Safetensors,
     /// PyTorch's `torch.save` since version 1.6: a zip archive.
     PyTorchZip,
-    /// PyTorch's `torch.save` before version 1.6: pickles with raw data behind them.
+    /// PyTorch's `torch.save` before version 1.6: pickles with raw data after them.
     PyTorchLegacy,
     /// TensorFlow's checkpoint, as OpenAI published GPT-2.
     TensorFlow,

@@ -79,8 +79,8 @@ pub fn differences(
         expected_parameters(checkpoint.config()).into_iter().map(|parameter| parameter.name).collect()
     };
     let mut in_order = names(first);
-    let behind: Vec<String> = names(second).into_iter().filter(|name| !in_order.contains(name)).collect();
-    in_order.extend(behind);
+    let after: Vec<String> = names(second).into_iter().filter(|name| !in_order.contains(name)).collect();
+    in_order.extend(after);
     let mut differences = Vec::new();
     for name in in_order {
         let read = |checkpoint: &Checkpoint| checkpoint.parameter(&name, &Device::Cpu, progress);

@@ -22,7 +22,7 @@ fn original_weights() -> Vec<u8> {
     std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap()
 }
 
-/// A safetensors file with this header and this many zero bytes behind it.
+/// A safetensors file with this header and this many zero bytes after it.
 fn safetensors(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -114,7 +114,7 @@ fn truncated_files_say_by_how_much() {
     assert_refused(&with_weights(&whole[..100]), &["its header claims", "the file has 100"]);
     let mut longer = whole.clone();
     longer.extend([0; 5]);
-    assert_refused(&with_weights(longer), &["there is data behind the last tensor"]);
+    assert_refused(&with_weights(longer), &["there is data after the last tensor"]);
 }
 
 /// Whatever the header claims, nothing is allocated or read beyond the file.

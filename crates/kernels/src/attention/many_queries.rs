@@ -1,4 +1,4 @@
-//! Many queries: a prompt, or a piece of one behind a cache.
+//! Many queries: a prompt, or a piece of one after a cache.
 //!
 //! Queries go in tiles of as many as fill the registers. Keys and values are laid out once in panels of 16, as packed weights
 //! are, and a tile computes its scores, their softmax and the weighted sum while they are in the nearest caches.
@@ -278,7 +278,7 @@ pub(crate) fn multiply_rows<'r, S, I, const ROWS: usize, const PANELS: usize>(
     S: Simd,
     I: Fn(usize) -> &'r [f32],
 {
-    // A tile may begin behind the first lines of its panels.
+    // A tile may begin after the first lines of its panels.
     match tile.panels.len().div_ceil(tile.panel_len) {
         1 => multiply_whole_tile::<S, I, ROWS, 1>(simd, tile, store),
         _ => multiply_whole_tile::<S, I, ROWS, PANELS>(simd, tile, store),

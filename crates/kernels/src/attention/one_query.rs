@@ -29,7 +29,7 @@ pub(super) fn attention<E: Element>(
 ) -> Vec<f32> {
     let parts_of_head = visible.iter().map(Range::len).max().unwrap_or(0).div_ceil(PART_KEYS).max(1);
     let value_dim = v.head_dim;
-    // The weighted values of each part, and behind them the largest score and the sum of the weights.
+    // The weighted values of each part, and after them the largest score and the sum of the weights.
     let row_len = value_dim + 2;
     let mut partial = vec![0.0; q.rows.len() * q.heads * parts_of_head * row_len];
     for_each_part(&mut partial, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
@@ -87,7 +87,7 @@ impl<E: Element> Job for OnePart<'_, E> {
         for (first_key, scores) in keys.clone().step_by(LANES).zip(vectors) {
             let mut products = [simd.splat(0.0); LANES];
             for (lane, products) in products.iter_mut().enumerate() {
-                // The last key stands in for those behind it, whose scores are not looked at.
+                // The last key stands in for those after it, whose scores are not looked at.
                 let key = (first_key + lane).min(keys.end - 1);
                 let row = k.row(key);
                 fetch(row, AHEAD);

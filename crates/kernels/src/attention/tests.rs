@@ -7,7 +7,7 @@ use super::*;
 /// Head widths of GPT-2 and others, and odd ones: of keys, of values.
 const WIDTHS: [(usize, usize); 8] =
     [(64, 64), (32, 32), (80, 80), (96, 96), (128, 128), (7, 5), (1, 1), (20, 33)];
-/// Queries and keys: a step, in one part and in several; a chunk behind a past, a whole prompt.
+/// Queries and keys: a step, in one part and in several; a chunk after a past, a whole prompt.
 const LENGTHS: [(usize, usize); 10] =
     [(1, 1), (1, 1024), (1, 37), (1, 256), (1, 258), (2, 2), (13, 13), (5, 40), (50, 70), (100, 100)];
 
@@ -127,7 +127,7 @@ fn attention_equals_the_reference() {
 }
 
 /// What is not finite in a key or a value makes of a query what the definition says, and nothing of a query that does not see
-/// it. The lengths put it in the first part, in the last, and behind the last key of a query.
+/// it. The lengths put it in the first part, in the last, and after the last key of a query.
 #[test]
 fn what_is_not_finite_reaches_the_queries_that_see_it() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -143,7 +143,7 @@ __device__ unsigned visible_keys(const unsigned *list, unsigned first, unsigned 
   return list ? list[batch * queries + query] : first + query;
 }
 
-/// Softmax of `scores` over the visible keys, zero behind them. `(B, H, T, S)`; a block for each row of S.
+/// Softmax of `scores` over the visible keys, zero after them. `(B, H, T, S)`; a block for each row of S.
 template <typename T>
 __device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned first, unsigned heads,
                                unsigned queries, unsigned keys) {
@@ -206,7 +206,7 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
     float scores[KEYS_AT_ONCE], values[KEYS_AT_ONCE][CHUNKS];
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
-      // Behind the last key the last one is read again, and weighs nothing.
+      // After the last key the last one is read again, and weighs nothing.
       const size_t key = min(start + i, count - 1);
       scores[i] = 0.0f;
 #pragma unroll

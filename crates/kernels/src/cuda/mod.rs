@@ -31,7 +31,7 @@ const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 const MODULE: &str = "gpt2";
 /// Threads of a block that works on one row.
 const ROW_THREADS: u32 = 256;
-/// Blocks of an elementwise kernel, whose threads go on behind them.
+/// Blocks of an elementwise kernel, whose threads go on after them.
 const MAX_BLOCKS: usize = 1 << 15;
 
 /// Opens GPU `index` with a stream of its own, on which everything runs in order.

@@ -53,7 +53,7 @@ pub enum StoredOrder {
 /// A matrix as it lies in memory or in a mapped file, in row-major order and at any alignment.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixBytes<'a> {
-    /// The values; rows behind those that are packed are left out.
+    /// The values; rows after those that are packed are left out.
     pub bytes: &'a [u8],
     /// Their type.
     pub dtype: StoredFloat,

@@ -57,7 +57,7 @@ impl Epilogue<'_> {
         match self.finish {
             Finish::Nothing => values,
             Finish::Gelu => gelu_tanh(simd, values),
-            // Behind the last output of a row, the values of the next one go into lanes that are not stored.
+            // After the last output of a row, the values of the next one go into lanes that are not stored.
             Finish::Add(residual) => simd.add(values, load_first(simd, &residual[row_start + output..])),
         }
     }
@@ -283,7 +283,7 @@ pub(crate) struct TileOutput<'a, 'b> {
     column: usize,
     /// Whether this is the first slice; else its sums are added to what the part holds.
     is_first: bool,
-    /// What follows behind the last slice.
+    /// What follows after the last slice.
     epilogue: Option<&'a Epilogue<'a>>,
 }
 

@@ -156,7 +156,7 @@ pub(crate) struct Sixes {
 #[repr(C, align(64))]
 pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
-/// A block of integers, and behind them the scales of its groups.
+/// A block of integers, and after them the scales of its groups.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Quantized<Q> {

@@ -187,7 +187,7 @@ fn the_error_of_activations_is_bounded() {
 
 /// Over several slices, whole and odd panels: the residual is added once, to its own row.
 #[test]
-fn a_residual_is_added_behind_the_bias() {
+fn a_residual_is_added_after_the_bias() {
     let shapes = [(20, 30), (48, 840), (1, 1)];
     let cases = shapes.iter().flat_map(|shape| FORMATS.map(|format| (*shape, format)));
     for ((out_features, in_features), format) in cases {
@@ -437,7 +437,7 @@ fn special_values_come_out_as_in_the_reference() {
     let (out_features, in_features, rows) = (21, 70, 13);
     let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
     for (index, special) in SPECIAL.into_iter().enumerate() {
-        // Some of them behind the last whole vector or block.
+        // Some of them after the last whole vector or block.
         weights[index * in_features + (index * 13 + 63) % in_features] = special;
         x[index * in_features + (index * 7 + 10) % in_features] = special;
     }

@@ -1,7 +1,7 @@
 //! One step of AdamW for one parameter, and the norm that clipping needs.
 //!
 //! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form of PyTorch's
-//! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added behind the bias correction.
+//! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added after the bias correction.
 
 use candle_core::{DType, Result, Tensor, Var};
 

@@ -1,6 +1,6 @@
 //! Causal self-attention of all heads from the fused projection, with dropout on the weights and its gradient.
 //!
-//! Works head by head in blocks of queries, so that no `(B, H, T, T)` tensor ever exists; what lies behind the diagonal is
+//! Works head by head in blocks of queries, so that no `(B, H, T, T)` tensor ever exists; what lies beyond the diagonal is
 //! never computed. The backward pass computes the weights again from queries and keys (as FlashAttention does,
 //! arXiv:2205.14135, section 3.1): with `P` the weights, `M` the dropout mask over its keep rate and `dO` the gradient,
 //! `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`, `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K`, `dK = dSᵀ Q`.
@@ -217,7 +217,7 @@ impl Sizes {
     }
 }
 
-/// One head of one text. Each slice starts at the head's first value; the next token's stand `3 · H · D` behind.
+/// One head of one text. Each slice starts at the head's first value; the next token's stand `3 · H · D` further on.
 struct Head<'a, T> {
     queries: &'a [T],
     keys: &'a [T],
@@ -350,7 +350,7 @@ impl<T: Real> Work<T> for Forward<'_, '_, T> {
 
 struct Backward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// Starts at the head's first value; the next token's stand `H · D` behind.
+    /// Starts at the head's first value; the next token's stand `H · D` further on.
     output_gradient: &'a [T],
     /// `(T, 3, D)`, zero: of queries, keys and values.
     gradients: &'a mut Part<'b, T>,

@@ -11,7 +11,7 @@ use crate::KernelError;
 /// The rows `ids` of a table on the CPU.
 ///
 /// # Shapes
-/// `table` `(rows, width)`, `ids` of any shape; returns that shape with `width` behind it.
+/// `table` `(rows, width)`, `ids` of any shape; returns that shape with `width` after it.
 pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     fn forward<T: Real>(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         let (rows, width) = table.dims2()?;

@@ -55,7 +55,7 @@ impl Operation for Norm {
             let (x, weight, bias) = (&inputs[0], &inputs[1], &inputs[2]);
             let width = weight.elem_count();
             let block = GRADIENT_ROWS * width;
-            // For each block of rows the sums for the weight, and behind them those for the bias.
+            // For each block of rows the sums for the weight, and after them those for the bias.
             let mut by_block = vec![T::ZERO; x.elem_count().div_ceil(block) * 2 * width];
             let x_gradient = with_elements::<T, 3, _>([x, weight, gradient], |[x, weight, gradient]| {
                 let mut x_gradient = vec![T::ZERO; x.len()];
@@ -115,7 +115,7 @@ struct Backward<'a, T> {
     gradient: &'a [T],
     epsilon: f64,
     x_gradient: &'a mut [T],
-    /// The sums of these rows for the weight, and behind them those for the bias; zero.
+    /// The sums of these rows for the weight, and after them those for the bias; zero.
     sums: &'a mut [T],
 }
 

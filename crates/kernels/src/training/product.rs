@@ -295,7 +295,7 @@ struct MultiplyPart<'a, 'b, T> {
     /// The part's first row in the left operand.
     first_row: usize,
     slice: (usize, usize),
-    /// The lines of the part's columns and of those behind.
+    /// The lines of the part's columns and of those after.
     lines: &'a [Line<[T; LANES]>],
     part: &'a mut Part<'b, T>,
     is_first: bool,

@@ -221,7 +221,7 @@ template <typename T> void attention(double tolerance) {
   }
 }
 
-/// Each new key and value is behind those of its row, and nothing else has changed; what has no room is left out.
+/// Each new key and value is after those of its row, and nothing else has changed; what has no room is left out.
 template <typename T> void new_tokens() {
   constexpr unsigned BATCH = 3, HEADS = 2, CAPACITY = 5, TOKENS = 2;
   for (unsigned width : {6u, 64u, 80u}) {
@@ -253,7 +253,7 @@ template <typename T> void new_tokens() {
   }
 }
 
-/// A new token of each row, of which one has no room: its keys and values behind those of its row and nothing else changed,
+/// A new token of each row, of which one has no room: its keys and values after those of its row and nothing else changed,
 /// and what its queries see.
 template <typename T> void steps(double tolerance) {
   constexpr unsigned BATCH = 4, HEADS = 2, CAPACITY = 130;

@@ -57,7 +57,7 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
         let end = position.checked_add(dtype.byte_count(elements)?)?;
         let (shape, bytes) = (shape.to_vec(), position..end);
-        // The embedding is named first; its rows behind the vocabulary are never read.
+        // The embedding is named first; its rows after the vocabulary are never read.
         tensors.push(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None });
         position = end;
         (end <= file.len()).then_some(())

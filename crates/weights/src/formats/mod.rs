@@ -263,7 +263,7 @@ fn named_by_tensorflow(folder: &Path) -> Option<PathBuf> {
     index.is_file().then_some(index)
 }
 
-/// `path` with `ending` behind its whole name.
+/// `path` with `ending` after its whole name.
 fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);

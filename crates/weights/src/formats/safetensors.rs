@@ -1,4 +1,4 @@
-//! The safetensors format: a JSON header that places every tensor in the bytes behind it.
+//! The safetensors format: a JSON header that places every tensor in the bytes after it.
 //!
 //! The `safetensors` crate checks the header (size limit, ranges without holes or overlaps, sizes that fit shapes and
 //! types).
@@ -35,7 +35,7 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         Some(StoredTensor { name, shape, dtype, file: 0, bytes: start + from..start + to, strides: None })
     };
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
-    let evidence = "a JSON header behind its length in 8 bytes";
+    let evidence = "a JSON header after its length in 8 bytes";
     Ok(Source { tensors, ..Source::new(Format::Safetensors, evidence, file) })
 }
 
@@ -86,7 +86,7 @@ fn explain(error: &SafeTensorError, file: &[u8]) -> String {
                 format!("truncated: expected {expected} bytes, found {}; download it again", file.len())
             } else {
                 format!(
-                    "expected {expected} bytes, found {}: there is data behind the last tensor; download it again",
+                    "expected {expected} bytes, found {}: there is data after the last tensor; download it again",
                     file.len()
                 )
             }

@@ -18,7 +18,7 @@ use crate::stored::{StoredDType, StoredTensor};
 const TABLE_MAGIC: u64 = 0xdb47_7524_8b80_fb57;
 /// Two block handles of up to 20 bytes each, and the magic number.
 const FOOTER_BYTES: usize = 48;
-/// Behind each block: its compression, and a checksum.
+/// After each block: its compression, and a checksum.
 const BLOCK_TRAILER_BYTES: usize = 5;
 /// Most data files of one checkpoint; OpenAI's have one.
 const MAX_SHARDS: i32 = 1024;
