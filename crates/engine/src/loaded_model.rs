@@ -61,9 +61,9 @@ impl LoadedModel {
         &self,
         prompt: &[u32],
         config: &GenerationConfig,
-    ) -> Result<TextGenerator<'_>, EngineError> {
+    ) -> Result<TextGenerator, EngineError> {
         let tokenizer = self.vocabulary.required_tokenizer()?;
-        Ok(TextGenerator::new(&self.model, prompt, config, tokenizer)?)
+        Ok(TextGenerator::new(&self.model, prompt, config, Arc::clone(tokenizer))?)
     }
 
     /// Checks that there is room for the keys and values of texts that are made at once: as many as `texts`, or the rows of

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use candle_core::Tensor;
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::for_each_item;
+use gpt2_kernels::map_items;
 
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};
@@ -213,13 +213,11 @@ impl Search<'_> {
     ) -> Result<Vec<Continuation>, GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         let count = group_size * (1 + self.config.eos_token_id.len()).max(2);
-        let mut best: Vec<Option<Result<Vec<(u32, f32)>, GenerationError>>> = Vec::new();
-        best.resize_with(group.beams.len(), || None);
-        for_each_item(group.beams.iter().zip(&mut best), |(beam, best)| {
-            *best = Some(self.most_probable(beam, &logits[beam.row], chosen_by_others, count));
+        let best = map_items(&group.beams, |beam| {
+            self.most_probable(beam, &logits[beam.row], chosen_by_others, count)
         });
         let mut continuations = Vec::new();
-        for (index, best) in best.into_iter().flatten().enumerate() {
+        for (index, best) in best.into_iter().enumerate() {
             let best = match best {
                 // A beam that cannot go on leaves its place to the others.
                 Err(GenerationError::NoTokenLeft) => continue,

@@ -1,5 +1,8 @@
 //! Texts as iterators, of ids or of pieces of text: one text or many, by a [`Scheduler`].
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 use tokenizers::Tokenizer;
@@ -37,12 +40,12 @@ pub struct FailedPrompt {
 /// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, where none
 /// are asked for, has no item.
 ///
-/// Every text is the one that its prompt gives alone, whatever else is in the batch.
-pub struct BatchGenerator<'a> {
-    events: Events<&'a Tokenizer>,
+/// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.
+pub struct BatchGenerator<T = Arc<Tokenizer>> {
+    events: Events<T>,
 }
 
-impl<'a> BatchGenerator<'a> {
+impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
     /// A generator that continues every prompt, `batch_size` texts at a time. Text and stop strings need a tokenizer.
     ///
     /// # Errors
@@ -52,7 +55,7 @@ impl<'a> BatchGenerator<'a> {
         model: &Gpt2LMHead,
         requests: Vec<Request>,
         batch_size: usize,
-        tokenizer: Option<&'a Tokenizer>,
+        tokenizer: Option<T>,
     ) -> Result<Self, GenerationError> {
         let (mut texts, mut longest) = (0usize, 1);
         for request in &requests {
@@ -79,7 +82,7 @@ impl<'a> BatchGenerator<'a> {
     }
 }
 
-impl Iterator for BatchGenerator<'_> {
+impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
     type Item = Result<GeneratedToken, FailedPrompt>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -102,12 +105,12 @@ impl Iterator for BatchGenerator<'_> {
 
 /// Generates the tokens of one text, one at a time. The prompt is computed with the first, every further one costs one
 /// step.
-pub struct TokenGenerator<'a> {
-    batch: BatchGenerator<'a>,
+pub struct TokenGenerator<T = Arc<Tokenizer>> {
+    batch: BatchGenerator<T>,
     stop_reason: Option<StopReason>,
 }
 
-impl<'a> TokenGenerator<'a> {
+impl TokenGenerator {
     /// A generator that continues `prompt`.
     ///
     /// # Errors
@@ -119,7 +122,9 @@ impl<'a> TokenGenerator<'a> {
     ) -> Result<Self, GenerationError> {
         Self::of_request(model, Request::new(prompt.to_vec(), config.clone()), None)
     }
+}
 
+impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
     /// A generator for a request, which may have processors of its own; stop strings need a tokenizer.
     ///
     /// # Errors
@@ -127,7 +132,7 @@ impl<'a> TokenGenerator<'a> {
     pub fn of_request(
         model: &Gpt2LMHead,
         request: Request,
-        tokenizer: Option<&'a Tokenizer>,
+        tokenizer: Option<T>,
     ) -> Result<Self, GenerationError> {
         if request.config.num_return_sequences != 1 {
             let what =
@@ -158,7 +163,7 @@ impl<'a> TokenGenerator<'a> {
     }
 }
 
-impl Iterator for TokenGenerator<'_> {
+impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
     type Item = Result<u32, GenerationError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -167,12 +172,12 @@ impl Iterator for TokenGenerator<'_> {
 }
 
 /// Generates one text piece by piece; no piece ends within a character or holds a part of a stop string.
-pub struct TextGenerator<'a> {
-    tokens: TokenGenerator<'a>,
+pub struct TextGenerator<T = Arc<Tokenizer>> {
+    tokens: TokenGenerator<T>,
     ids: Vec<u32>,
 }
 
-impl<'a> TextGenerator<'a> {
+impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
     /// A generator that continues `prompt`, whose tokens `tokenizer` turns into text.
     ///
     /// # Errors
@@ -181,7 +186,7 @@ impl<'a> TextGenerator<'a> {
         model: &Gpt2LMHead,
         prompt: &[u32],
         config: &GenerationConfig,
-        tokenizer: &'a Tokenizer,
+        tokenizer: T,
     ) -> Result<Self, GenerationError> {
         let request = Request::new(prompt.to_vec(), config.clone());
         let tokens = TokenGenerator::of_request(model, request, Some(tokenizer))?;
@@ -205,7 +210,7 @@ impl<'a> TextGenerator<'a> {
     }
 }
 
-impl Iterator for TextGenerator<'_> {
+impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TextGenerator<T> {
     type Item = Result<String, GenerationError>;
 
     fn next(&mut self) -> Option<Self::Item> {

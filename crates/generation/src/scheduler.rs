@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Pass};
-use gpt2_kernels::for_each_item;
+use gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
 use crate::config::slid_tokens;
@@ -191,6 +191,8 @@ struct Text<T> {
     started: Option<Duration>,
     sampler: Sampler,
     stream: Option<TextStream<T>>,
+    /// Whether its row of the cache no longer begins with the prompt.
+    has_slid: bool,
 }
 
 /// Tokens on their way into a cache.
@@ -204,11 +206,13 @@ struct Prefill<T> {
     is_window: bool,
 }
 
-/// A computed prompt.
+/// The prompt of a request of several texts, which is computed once.
 struct SharedPrompt {
     request: RequestId,
-    cache: Gpt2Cache,
+    /// The logits after it.
     logits: Vec<f32>,
+    /// The row of a text that has ended, cut to the prompt: the next text takes it over.
+    row: Option<Gpt2Cache>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
@@ -295,11 +299,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
-                self.remove(row);
+                self.running.remove(row);
+                drop(self.cache.take(row));
             } else {
                 row += 1;
             }
         }
+        self.shared.take_if(|shared| shared.request == request);
         self.ready.retain(|event| event.request() != request);
         self.texts() + self.ready.len() < before
     }
@@ -332,10 +338,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened.
     ///
     /// # Errors
-    /// When the device fails. All requests have then ended.
+    /// When the device fails. All requests have then ended; what happened before comes with the next step.
     pub fn step(&mut self) -> Result<Vec<Event>, GenerationError> {
         let stepped = self.decode().and_then(|()| self.prefill());
-        let events = mem::take(&mut self.ready);
         if stepped.is_err() {
             self.waiting.clear();
             self.prefilling.clear();
@@ -343,7 +348,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.cache = self.pool.empty_cache();
             self.shared = None;
         }
-        stepped.map(|()| events)
+        stepped.map(|()| mem::take(&mut self.ready))
     }
 
     fn texts(&self) -> usize {
@@ -362,11 +367,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(&mut self.cache), pass)?;
         let mut logits = rows_of(&logits)?;
         let chosen = sample(&mut self.running, &mut logits);
-        let mut row = 0;
-        for id in chosen {
-            row += usize::from(self.extend(row, id));
-        }
-        Ok(())
+        self.extend(0, chosen)
     }
 
     /// Takes texts whose context is full out of the running ones, to compute the tokens that a sliding window keeps.
@@ -387,12 +388,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let tokens = [&before[..head], &before[tail..]].concat();
             self.cache.truncate(row, 0)?;
             if tokens.is_empty() {
+                self.running[row].has_slid = true;
                 row += 1;
                 continue;
             }
-            let text = self.running.remove(row);
+            let mut text = self.running.remove(row);
+            text.has_slid = true;
             let cache = self.cache.take(row)?;
-            self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: true });
+            // A running text does not wait for the prompts of others.
+            self.prefilling.push_front(Prefill { text, cache, tokens, computed: 0, is_window: true });
         }
         Ok(())
     }
@@ -401,9 +405,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     fn prefill(&mut self) -> Result<(), GenerationError> {
         let most = self.options.chunk_tokens;
         let mut budget = most;
-        while !self.prefilling.is_empty() || self.admit()? {
-            // None where a text began at once, from a prompt that it shares.
-            let Some(mut prefill) = self.prefilling.pop_front() else { continue };
+        while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
+            let Some(mut prefill) = self.prefilling.pop_front() else {
+                // A text began at once, from a prompt that it shares: that is work too.
+                budget -= 1;
+                continue;
+            };
             let count = chunk(prefill.tokens.len() - prefill.computed, most);
             // The first chunk of a step may be longer than its budget, by one token.
             if budget < most && count > budget {
@@ -421,7 +428,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 self.run(text, cache)?;
             } else {
                 let logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
-                self.share(&text, &cache, &logits)?;
+                if self.is_shared(&text) {
+                    let (request, logits) = (text.request.id, logits.clone());
+                    self.shared = Some(SharedPrompt { request, logits, row: None });
+                }
                 self.begin(text, cache, logits)?;
             }
         }
@@ -435,20 +445,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             return Ok(false);
         }
         let capacity = request.capacity.max(self.slot_tokens.unwrap_or(0));
-        if self.shared.as_ref().is_some_and(|shared| shared.request != request.id) {
-            self.shared = None;
-        }
-        let mut cache = self.pool.cache(1, capacity);
-        if cache.is_none() && self.running() == 0 {
-            // The prompt that texts share is in the way of the text that is to continue it.
-            self.shared = None;
-            cache = self.pool.cache(1, capacity);
-        }
-        let Some((mut cache, Waiting { request, sequence })) =
-            cache.and_then(|cache| Some((cache, self.waiting.pop_front()?)))
-        else {
+        let id = request.id;
+        let mut shared = self.shared.take_if(|shared| shared.request == id);
+        self.shared = None;
+        let row = shared.as_mut().and_then(|shared| shared.row.take());
+        let Some(mut cache) = row.or_else(|| self.pool.cache(1, capacity)) else {
+            self.shared = shared;
             return Ok(false);
         };
+        let Some(Waiting { request, sequence }) = self.waiting.pop_front() else { return Ok(false) };
         if request.config.max_time.is_some() && self.clock.is_none() {
             self.fail(request.id, GenerationError::NoClock);
             return Ok(true);
@@ -462,19 +467,30 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             stream: self.tokenizer.as_ref().map(stream),
             started: self.clock.as_ref().map(|clock| clock()),
             ids: request.prompt.clone(),
+            has_slid: false,
             sequence,
             request,
         };
-        if let Some(shared) = &self.shared {
-            cache.copy_row(0, &shared.cache, 0)?;
-            let logits = shared.logits.clone();
-            if !self.is_shared(&text) {
-                self.shared = None;
+        let prompt_len = text.ids.len();
+        let sibling = |other: &Text<T>| other.request.id == id && !other.has_slid;
+        if shared.is_some()
+            && cache.lengths() == [0]
+            && let Some(row) = self.running.iter().position(sibling)
+        {
+            cache.copy_row(0, &self.cache, row)?;
+            cache.truncate(0, prompt_len)?;
+        }
+        match shared.filter(|_| cache.lengths() == [prompt_len]) {
+            Some(shared) => {
+                let logits = shared.logits.clone();
+                self.shared = Some(shared).filter(|_| self.is_shared(&text));
+                self.begin(text, cache, logits)?;
             }
-            self.begin(text, cache, logits)?;
-        } else {
-            let tokens = text.ids.clone();
-            self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: false });
+            // The only text, or all that had the prompt are gone.
+            None => {
+                let tokens = text.ids.clone();
+                self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: false });
+            }
         }
         Ok(true)
     }
@@ -484,25 +500,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.waiting.front().is_some_and(|next| next.request.id == text.request.id)
     }
 
-    /// Keeps a computed prompt for the next text where it continues it too, and there is room.
-    fn share(&mut self, text: &Text<T>, cache: &Gpt2Cache, logits: &[f32]) -> Result<(), GenerationError> {
-        if self.is_shared(text)
-            && let Some(mut kept) = self.pool.cache(1, text.request.prompt.len())
-        {
-            kept.copy_row(0, cache, 0)?;
-            let request = text.request.id;
-            self.shared = Some(SharedPrompt { request, cache: kept, logits: logits.to_vec() });
-        }
-        Ok(())
-    }
-
     /// Gives a text its first token, and a place among the running ones.
     fn begin(&mut self, text: Text<T>, cache: Gpt2Cache, logits: Vec<f32>) -> Result<(), GenerationError> {
         let row = self.run(text, cache)?;
-        for id in sample(&mut self.running[row..=row], &mut [logits]) {
-            self.extend(row, id);
-        }
-        Ok(())
+        let chosen = sample(&mut self.running[row..=row], &mut [logits]);
+        self.extend(row, chosen)
     }
 
     /// Gives a text a place among the running ones: that of its memory.
@@ -513,26 +515,30 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(row)
     }
 
-    /// Gives the text of a row its next token, and ends it where it is the last. Says whether the text is still there.
-    fn extend(&mut self, row: usize, id: Result<u32, GenerationError>) -> bool {
-        let Some(text) = self.running.get_mut(row) else { return false };
+    /// Gives the texts from row `first` on their next tokens, and ends those that have their last.
+    fn extend(
+        &mut self,
+        first: usize,
+        chosen: Vec<Result<u32, GenerationError>>,
+    ) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
-        let is_full = self.cache.lengths()[row] >= n_positions;
         let now = self.clock.as_ref().map(|clock| clock());
-        let (request, sequence) = (text.request.id, text.sequence);
-        match id.and_then(|id| Ok((id, text.push(id, is_full, now)?))) {
-            Ok((id, (text, stop_reason))) => {
-                self.ready.push(Event::Token { request, sequence, id, text, stop_reason });
-                if stop_reason.is_some() {
-                    self.remove(row);
+        let (mut ended, mut failed) = (Vec::new(), Vec::new());
+        for (row, id) in (first..).zip(chosen) {
+            let (text, is_full) = (&mut self.running[row], self.cache.lengths()[row] >= n_positions);
+            let (request, sequence) = (text.request.id, text.sequence);
+            match id.and_then(|id| Ok((id, text.push(id, is_full, now)?))) {
+                Ok((id, (text, stop_reason))) => {
+                    self.ready.push(Event::Token { request, sequence, id, text, stop_reason });
+                    ended.extend(stop_reason.map(|_| row));
                 }
-                stop_reason.is_none()
-            }
-            Err(error) => {
-                self.fail(request, error);
-                false
+                Err(error) => failed.push((request, error)),
             }
         }
+        // Rows change their numbers from here on.
+        ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
+        failed.into_iter().for_each(|(request, error)| self.fail(request, error));
+        Ok(())
     }
 
     /// Ends a request that cannot go on; what its texts have so far was said.
@@ -540,14 +546,35 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let said = mem::take(&mut self.ready);
         self.cancel(request);
         self.ready = said;
-        self.ready.push(Event::Failed { request, error });
+        let is_this = |event: &Event| matches!(event, Event::Failed { .. }) && event.request() == request;
+        if !self.ready.iter().any(is_this) {
+            self.ready.push(Event::Failed { request, error });
+        }
     }
 
-    /// Ends the text of a row; the others keep their places in memory.
-    fn remove(&mut self, row: usize) {
-        self.running.remove(row);
-        // The row exists: there is one for each running text.
-        drop(self.cache.take(row));
+    /// Ends the text of a row, whose place in memory goes to the next text of its request or is free. The others keep theirs,
+    /// but for the last one on a GPU, which comes into the gap.
+    fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
+        let text = &self.running[row];
+        let prompt_len = text.request.prompt.len();
+        let shared = self.shared.as_mut().filter(|shared| shared.request == text.request.id);
+        match shared.filter(|shared| shared.row.is_none() && !text.has_slid) {
+            Some(shared) => {
+                let mut cache = self.cache.take(row)?;
+                cache.truncate(0, prompt_len)?;
+                shared.row = Some(cache);
+                self.running.remove(row);
+            }
+            None if self.slot_tokens.is_some() => {
+                self.cache.swap_remove(row)?;
+                self.running.swap_remove(row);
+            }
+            None => {
+                drop(self.cache.take(row)?);
+                self.running.remove(row);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -631,14 +658,11 @@ impl<T> Prefill<T> {
 
 /// The next token of each text; they are chosen on all threads.
 fn sample<T>(texts: &mut [Text<T>], logits: &mut [Vec<f32>]) -> Vec<Result<u32, GenerationError>> {
-    let mut chosen: Vec<Option<Result<u32, GenerationError>>> = texts.iter().map(|_| None).collect();
-    let rows = texts.iter_mut().zip(logits).zip(&mut chosen);
-    let rows = rows.map(|((text, logits), chosen)| {
+    let rows = texts.iter_mut().zip(logits).map(|(text, logits)| {
         let history = History { ids: &text.ids, prompt_len: text.request.prompt.len() };
-        (&mut text.sampler, history, logits, chosen)
+        (&mut text.sampler, history, logits)
     });
-    for_each_item(rows, |(sampler, history, logits, chosen)| *chosen = Some(sampler.sample(history, logits)));
-    chosen.into_iter().flatten().collect()
+    map_items(rows, |(sampler, history, logits)| sampler.sample(history, logits))
 }
 
 /// Tokens whose keys and values a text needs room for. The last token is produced and not read again.

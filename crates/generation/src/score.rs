@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use candle_core::{D, DType, Tensor};
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::for_each_item;
+use gpt2_kernels::map_items;
 
 use crate::GenerationError;
 use crate::config::check_ids;
@@ -106,10 +106,8 @@ fn for_each_row<R: Send>(
         let logits = model.logits(hidden, logits_for)?; // (1, count, V)
         let vocab_size = logits.dim(D::Minus1)?;
         let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        let mut piece: Vec<Option<Result<R, GenerationError>>> = (0..wanted).map(|_| None).collect();
-        let rows = logits.chunks(vocab_size).skip(extra).zip(first..).zip(&mut piece);
-        for_each_item(rows, |((logits, row), found)| *found = Some(look(row, logits)));
-        for row in piece.into_iter().flatten() {
+        let rows = logits.chunks(vocab_size).skip(extra).take(wanted).zip(first..);
+        for row in map_items(rows, |(logits, row)| look(row, logits)) {
             found.push(row?);
         }
         first += wanted;
@@ -158,14 +156,17 @@ pub fn score_continuations(
     let mut prefix = model.new_cache(1, prompt.len())?;
     let first = last_logits(model, prompt, &mut prefix)?;
     let first_normalizer = normalizer(&first)?;
+    let last = prompt[prompt.len() - 1];
+    prefix.truncate(0, prompt.len() - 1)?;
     // The last token is scored and not read.
-    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1) - 1;
-    let capacity = prompt.len() + longest;
+    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
+    let capacity = prompt.len() + longest - 1;
     let room = BATCH_CONTEXTS * model.config().n_positions / capacity;
-    let rows = (BATCH_TOKENS / longest.max(1)).min(room).max(1);
+    let rows = (BATCH_TOKENS / longest).min(room).max(1);
     let mut scored = Vec::with_capacity(continuations.len());
     for batch in continuations.chunks(rows) {
-        let rest = after_first(model, &prefix, batch, longest)?;
+        let longer: Vec<&Vec<u32>> = batch.iter().filter(|ids| ids.len() > 1).collect();
+        let rest = after_first(model, &prefix, last, &longer)?;
         let mut rest = rest.into_iter();
         for continuation in batch {
             let of_first = (
@@ -185,32 +186,34 @@ pub fn score_continuations(
 }
 
 /// Of every token but the first of each continuation, one after the other: its log-probability, and whether it is the most
-/// probable one. `prefix` holds the prompt.
+/// probable one. `prefix` holds the prompt but for its last token, which every row reads again: so each reads two tokens at least,
+/// and none is added up in the order of a single one, whatever stands beside it.
 fn after_first(
     model: &Gpt2LMHead,
     prefix: &Gpt2Cache,
-    continuations: &[Vec<u32>],
-    longest: usize,
+    last: u32,
+    continuations: &[&Vec<u32>],
 ) -> Result<Vec<(f64, bool)>, GenerationError> {
+    let (rows, longest) = (continuations.len(), continuations.iter().map(|ids| ids.len()).max().unwrap_or(0));
     if longest == 0 {
         return Ok(Vec::new());
     }
-    let rows = continuations.len();
     let mut cache = model.new_cache(rows, prefix.lengths()[0] + longest)?;
     (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0))?;
     // What comes after the end of a continuation is not looked at, and changes nothing before it.
     let padded = continuations.iter().flat_map(|ids| {
         let read = ids.split_last().map_or(&[][..], |(_, read)| read);
-        read.iter().copied().chain(repeat_n(0, longest - read.len()))
+        once(last).chain(read.iter().copied()).chain(repeat_n(0, longest - ids.len()))
     });
     let ids = Tensor::from_vec(padded.collect(), (rows, longest), model.device())?;
     let hidden = model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?; // (B, T, C)
     let places = continuations.iter().enumerate().flat_map(|(row, ids)| {
-        ids.iter().skip(1).enumerate().map(move |(place, id)| (row * longest + place, *id))
+        ids.iter().enumerate().skip(1).map(move |(place, id)| (row * longest + place, *id))
     });
-    let (places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
-    if places.is_empty() {
-        return Ok(Vec::new());
+    let (mut places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
+    if let [only] = places[..] {
+        // As company for the head's product.
+        places.push(only);
     }
     let places = places.into_iter().map(u32::try_from).collect::<Result<Vec<_>, _>>();
     let places = Tensor::new(places.map_err(candle_core::Error::wrap)?, model.device())?;

@@ -12,7 +12,7 @@ use gpt2_generation::{
     WhenFull,
 };
 use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 
 fn tiny() -> Gpt2LMHead {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))
@@ -36,7 +36,9 @@ fn together(
 ) -> Vec<(Vec<u32>, Option<StopReason>)> {
     let texts = config.num_return_sequences;
     let mut found = vec![(Vec::new(), None); prompts.len() * texts];
-    for token in BatchGenerator::new(model, Request::each(prompts, config), batch_size, None).unwrap() {
+    for token in
+        BatchGenerator::<&Tokenizer>::new(model, Request::each(prompts, config), batch_size, None).unwrap()
+    {
         let token = token.unwrap();
         let text = &mut found[token.prompt * texts + token.sequence];
         assert_eq!(text.1, None, "nothing comes after the end of a text");

@@ -79,7 +79,10 @@ impl Published {
         processors: Vec<LogitsProcessor>,
     ) -> Vec<u32> {
         let request = Request { processors, ..Request::new(self.ids(prompt), config.clone()) };
-        TokenGenerator::of_request(&self.model, request, None).unwrap().collect::<Result<_, _>>().unwrap()
+        TokenGenerator::<&Tokenizer>::of_request(&self.model, request, None)
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap()
     }
 
     fn mean_logprob(&self, prompt: &str, continuation: Vec<u32>) -> f64 {

@@ -80,7 +80,7 @@ fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
 
 /// The text that a request gives alone.
 fn alone(model: &Gpt2LMHead, request: &Request) -> Found {
-    let mut tokens = TokenGenerator::of_request(model, request.clone(), None).unwrap();
+    let mut tokens = TokenGenerator::<&Tokenizer>::of_request(model, request.clone(), None).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     Found { ids, reason: tokens.stop_reason(), error: None }
 }
@@ -258,6 +258,139 @@ fn a_request_that_fails_fails_alone() {
     assert!(failed.error.as_ref().unwrap().starts_with("allowed_tokens"), "{failed:?}");
     assert!(texts[&(ids[2], 0)].error.as_ref().unwrap().starts_with("no token is left"));
     assert_eq!(scheduler.kv_tokens_in_use(), 0);
+}
+
+/// Several texts of a failing request, before and after those of others, whichever of them fails: the others keep their tokens,
+/// and the reason comes once.
+#[test]
+fn texts_of_a_failing_request_fail_together_and_alone() {
+    let model = tiny();
+    let config = GenerationConfig {
+        do_sample: true,
+        num_return_sequences: 3,
+        max_new_tokens: 12,
+        ..GenerationConfig::default()
+    };
+    let good = Request::new(prompt(7, 1), config.clone());
+    let expected = {
+        let mut scheduler = scheduler(&model, options(3, 100, 48));
+        scheduler.submit(good.clone()).unwrap();
+        let mut texts = Texts::new();
+        run(&mut scheduler, &mut texts);
+        texts.into_values().collect::<Vec<_>>()
+    };
+    for seed in 0..8 {
+        // Where a text may go on depends on what it drew: some of the three fail, at different times.
+        let luck = AllowedTokens::new(|history| match history.generated().last() {
+            Some(id) if id % 3 == 0 => vec![],
+            _ => (0..300).collect(),
+        });
+        let bad = GenerationConfig { seed, top_k: 0, ..config.clone() };
+        let bad = Request {
+            processors: vec![LogitsProcessor::AllowedTokens(luck)],
+            ..Request::new(prompt(5, 2), bad)
+        };
+        let mut scheduler = scheduler(&model, options(12, 400, 48));
+        let ids =
+            [bad.clone(), good.clone(), bad, good.clone()].map(|request| scheduler.submit(request).unwrap());
+        let (mut texts, mut failures) = (Texts::new(), Vec::new());
+        while !scheduler.is_idle() {
+            let events = scheduler.step().unwrap();
+            failures.extend(events.iter().filter_map(|event| match event {
+                Event::Failed { request, .. } => Some(*request),
+                _ => None,
+            }));
+            collect(
+                &mut texts,
+                events.into_iter().filter(|event| !matches!(event, Event::Failed { .. })).collect(),
+            );
+        }
+        assert_eq!(failures, [ids[0], ids[2]], "seed {seed}: each once");
+        for good in [ids[1], ids[3]] {
+            let found: Vec<Found> = (0..3).map(|sequence| texts[&(good, sequence)].clone()).collect();
+            assert_eq!(found, expected, "seed {seed}");
+        }
+        assert_eq!(scheduler.kv_tokens_in_use(), 0);
+    }
+}
+
+/// As many texts of one prompt as may run all run, in the memory of that many; none waits for another to end.
+#[test]
+fn all_texts_of_a_request_run_at_once() {
+    let model = tiny();
+    let config = GenerationConfig {
+        num_return_sequences: 4,
+        max_new_tokens: 6,
+        do_sample: true,
+        ..GenerationConfig::default()
+    };
+    let request = Request::new(prompt(12, 3), config);
+    let kv_tokens = 4 * request.kv_tokens(model.config()).unwrap();
+    let mut scheduler = scheduler(&model, options(4, kv_tokens, 48));
+    let id = scheduler.submit(request.clone()).unwrap();
+    scheduler.step().unwrap();
+    assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.kv_tokens_in_use()), (4, 0, kv_tokens));
+    // A request that is cancelled leaves nothing, its prompt included.
+    assert!(scheduler.cancel(id));
+    assert_eq!(scheduler.kv_tokens_in_use(), 0);
+    let mut one_by_one = self::scheduler(&model, options(1, kv_tokens, 48));
+    let id = one_by_one.submit(request).unwrap();
+    for _ in 0..9 {
+        one_by_one.step().unwrap();
+        assert_eq!(one_by_one.running(), 1);
+    }
+    assert!(one_by_one.cancel(id) && one_by_one.is_idle());
+    assert_eq!(one_by_one.kv_tokens_in_use(), 0);
+}
+
+/// Texts that begin from a prompt that is there count as work of a step.
+#[test]
+fn a_step_begins_no_more_texts_than_a_chunk_has_tokens() {
+    let model = tiny();
+    let config = GenerationConfig {
+        num_return_sequences: 40,
+        max_new_tokens: 1,
+        do_sample: true,
+        ..GenerationConfig::default()
+    };
+    let mut scheduler = scheduler(&model, options(50, 2_000, 6));
+    scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
+    let mut begun = Vec::new();
+    while !scheduler.is_idle() {
+        begun.push(scheduler.step().unwrap().len());
+    }
+    assert_eq!((begun.iter().sum::<usize>(), begun[0]), (40, 3), "a prompt of four and two more");
+    assert!(begun[1..].iter().all(|begun| *begun <= 6), "{begun:?}");
+}
+
+/// A window that slides is computed before the prompts of others go on.
+#[test]
+fn a_sliding_text_does_not_wait_for_a_long_prompt() {
+    let model = tiny();
+    let slide = GenerationConfig {
+        when_full: WhenFull::Slide { head: 0 },
+        max_new_tokens: 40,
+        ..GenerationConfig::default()
+    };
+    let sliding = Request::new(prompt(44, 1), slide);
+    let expected = alone(&model, &sliding);
+    let mut scheduler = scheduler(&model, options(4, 300, 8));
+    let id = scheduler.submit(sliding).unwrap();
+    let mut texts = Texts::new();
+    while !texts.contains_key(&(id, 0)) {
+        collect(&mut texts, scheduler.step().unwrap());
+    }
+    let long = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
+    scheduler.submit(Request::new(prompt(47, 2), long)).unwrap();
+    let (mut waited, mut longest) = (0, 0);
+    while scheduler.running() > 0 {
+        let events = scheduler.step().unwrap();
+        waited = if events.iter().any(|event| event.request() == id) { 0 } else { waited + 1 };
+        longest = longest.max(waited);
+        collect(&mut texts, events);
+    }
+    // 23 tokens of a window in chunks of eight.
+    assert_eq!((longest, &texts[&(id, 0)]), (23_usize.div_ceil(8), &expected));
 }
 
 #[test]

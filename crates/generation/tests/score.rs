@@ -68,7 +68,7 @@ fn a_text_in_pieces_has_the_bits_of_whole_windows() {
     }
 }
 
-/// Continuations of all lengths, more of them than a batch takes, each as after the prompt alone.
+/// Continuations of all lengths, more of them than a batch takes, each as after the prompt alone, and the same bits in any company.
 #[test]
 fn continuations_in_batches_score_as_alone() {
     let model = built_in(WeightDType::F32);
@@ -82,6 +82,10 @@ fn continuations_in_batches_score_as_alone() {
         let found =
             score_continuations(&model, &prompt, &continuations, &|| calls.set(calls.get() + 1)).unwrap();
         assert_eq!((found.len(), calls.get()), (continuations.len(), continuations.len()));
+        for (index, continuation) in continuations.iter().enumerate() {
+            let alone = score_continuations(&model, &prompt, std::slice::from_ref(continuation), &|| ());
+            assert_eq!(alone.unwrap(), found[index..=index], "{prompt_len} and {}", continuation.len());
+        }
         for (found, continuation) in found.iter().zip(&continuations) {
             let whole = [&prompt[..], continuation].concat();
             let logits = logits(&model, &whole[..whole.len() - 1]);
@@ -106,6 +110,10 @@ fn continuations_in_batches_score_as_alone() {
     let second = best(&[&prompt[..], &[first]].concat());
     let others = [vec![first, second], vec![first], vec![first, second, 5, 6, 7]];
     let found = score_continuations(&model, &prompt, &others, &|| ()).unwrap();
+    for (index, other) in others.iter().enumerate() {
+        let alone = score_continuations(&model, &prompt, std::slice::from_ref(other), &|| ()).unwrap();
+        assert_eq!(alone, found[index..=index], "the same bits alone");
+    }
     assert_eq!(found.iter().map(|found| found.is_greedy).collect::<Vec<_>>()[..2], [true, true]);
     assert!((found[0].sum() - (found[2].logprobs[0] + found[2].logprobs[1])).abs() < SAME);
 }

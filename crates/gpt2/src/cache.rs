@@ -204,6 +204,21 @@ impl Gpt2Cache {
         Ok(Self { layers: taken, slots, pool: self.pool.clone(), steps: Steps::default() })
     }
 
+    /// Removes a row; the last one takes its number and its place in memory, where its tokens are copied to. So rows of the same
+    /// room that lie side by side go on doing so.
+    ///
+    /// # Errors
+    /// When the row does not exist, or has too little room for the last one.
+    pub fn swap_remove(&mut self, row: usize) -> Result<()> {
+        let rows = self.slots.len();
+        let last = rows.checked_sub(1).filter(|last| row <= *last);
+        let last = last.ok_or(ModelError::NoSuchRow { row, held: rows })?;
+        if row < last {
+            self.layers.iter_mut().try_for_each(|layer| layer.copy_within(last, row, 0))?;
+        }
+        self.take(last).map(drop)
+    }
+
     /// Gives the cache the rows `sources`, in this order, some of them more than once or not at all. Rows stay where they are;
     /// only further ones of the same source are copied, into the slots of rows that are gone or into new ones of the pool.
     ///
@@ -360,5 +375,11 @@ mod tests {
         assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (2, 6), "what was not taken is given back");
         drop(rows.take(0).unwrap());
         assert_eq!(pool.tokens_in_use(), 3);
+        let mut rows = pool.cache(3, 3).unwrap();
+        rows.swap_remove(0).unwrap();
+        let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
+        assert_eq!(starts, [0, 3], "the last one went into the place of the first");
+        rows.swap_remove(1).unwrap();
+        assert!(rows.swap_remove(1).is_err());
     }
 }

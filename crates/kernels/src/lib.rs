@@ -53,7 +53,7 @@ pub use free_memory::free_memory;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, Matrix};
 pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
-pub use parallel::for_each_item;
+pub use parallel::map_items;
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
 pub use random::Generator;

@@ -161,12 +161,22 @@ pub(crate) fn for_each_part_in<T: Send>(
 }
 
 /// Gives every item to `work`, on all threads of the pool.
-pub fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
+pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
     let items: Vec<Mutex<Option<I>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
     for_each_index(items.len(), |index| {
         let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
         item.into_iter().for_each(&work);
     });
+}
+
+/// What `work` makes of each item, in their order; on all threads of the pool.
+pub fn map_items<I: Send, R: Send>(
+    items: impl IntoIterator<Item = I>,
+    work: impl Fn(I) -> R + Sync,
+) -> Vec<R> {
+    let mut made: Vec<(Option<I>, Option<R>)> = items.into_iter().map(|item| (Some(item), None)).collect();
+    for_each_item(&mut made, |(item, result)| *result = item.take().map(&work));
+    made.into_iter().filter_map(|(_, result)| result).collect()
 }
 
 /// The start of an output, for all threads.
@@ -210,6 +220,11 @@ mod tests {
             }
         });
         assert_eq!(computed, [1; 35]);
+        assert_eq!(
+            map_items(0..100, |item| item * item),
+            (0..100).map(|item| item * item).collect::<Vec<_>>()
+        );
+        assert!(map_items(Vec::<u8>::new(), |item| item).is_empty());
         for_each_part(&mut Vec::<f32>::new(), Parts { row_len: 3, rows: 1, columns: 1 }, |_| {
             panic!("no part")
         });
