@@ -595,7 +595,7 @@ fn the_look_at_the_memory_can_be_left_out() {
     assert_refused(&tried, FAILURE, "one window of the context takes 49");
 }
 
-/// FIELD §2 row 28: rows of the embedding, configuration and tokenizer that do not belong together.
+/// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).
 #[test]
 fn verify_checks_tokens_and_compares_logits() {
     let verify = |model: &Path, more: &[&str]| -> Value {
