@@ -634,11 +634,13 @@ fn a_run_has_its_output_to_itself() {
 #[cfg(target_os = "linux")]
 #[test]
 fn more_texts_at_once_than_memory_holds_are_refused() {
-    let folder = CheckpointFolder::tiny().with("prompts.txt", "x\n".repeat(10_000));
+    // The first line cannot be continued, and is not written before the others are judged.
+    let lines = [&b"\xe9\n"[..], "x\n".repeat(10_000).as_bytes()].concat();
+    let folder = CheckpointFolder::tiny().with("prompts.txt", lines);
     let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
     let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
-    // 10,000 lines of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
     let told = "40960000 texts at once of up to 48 tokens take 1260000.0 MiB for their keys and values, and ";
     assert_refused(&crowd, USAGE, told);
     assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
