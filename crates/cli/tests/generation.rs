@@ -175,7 +175,7 @@ fn words_and_tokens_are_banned_and_forced() {
     assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
 }
 
-/// FIELD §2 rows 28 and 29: rows of the vocabulary without a token are never drawn, with a tokenizer or without.
+/// Rows of the vocabulary without a token are never drawn, with a tokenizer or without (karpathy/nanoGPT#169).
 #[test]
 fn padding_rows_are_never_drawn() {
     // The tokenizer knows 300 tokens; the next 20 rows are padding with the largest logits there are.
@@ -216,7 +216,7 @@ fn padding_rows_are_never_drawn() {
     assert!(!fs::read_to_string(back.join("tokenizer.json")).unwrap().contains("[PAD"));
 }
 
-/// FIELD §2 row 14: an end of texts that is an ordinary token is worth a word.
+/// An end of texts that is an ordinary token is worth a word (huggingface/transformers#7275).
 #[test]
 fn an_ordinary_token_as_the_end_is_noticed() {
     let ordinary =
@@ -498,7 +498,7 @@ fn a_prompt_that_cannot_go_on_fails_alone() {
     }
 }
 
-/// FIELD asks for it, and users of long runs do: a kill at any moment loses no line and repeats none.
+/// A kill at any moment loses no line and repeats none.
 #[test]
 fn an_interrupted_run_goes_on_where_it_was() {
     let prompts: String = (0..40).map(|number| format!("The dog number {number}\n")).collect();
@@ -634,11 +634,13 @@ fn a_run_has_its_output_to_itself() {
 #[cfg(target_os = "linux")]
 #[test]
 fn more_texts_at_once_than_memory_holds_are_refused() {
-    let folder = CheckpointFolder::tiny().with("prompts.txt", "x\n".repeat(10_000));
+    // The first line cannot be continued, and is not written before the others are judged.
+    let lines = [&b"\xe9\n"[..], "x\n".repeat(10_000).as_bytes()].concat();
+    let folder = CheckpointFolder::tiny().with("prompts.txt", lines);
     let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
     let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
-    // 10,000 lines of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
     let told = "40960000 texts at once of up to 48 tokens take 1260000.0 MiB for their keys and values, and ";
     assert_refused(&crowd, USAGE, told);
     assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);

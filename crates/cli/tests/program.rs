@@ -595,7 +595,7 @@ fn the_look_at_the_memory_can_be_left_out() {
     assert_refused(&tried, FAILURE, "one window of the context takes 49");
 }
 
-/// FIELD §2 row 28: rows of the embedding, configuration and tokenizer that do not belong together.
+/// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).
 #[test]
 fn verify_checks_tokens_and_compares_logits() {
     let verify = |model: &Path, more: &[&str]| -> Value {
@@ -632,4 +632,28 @@ fn verify_checks_tokens_and_compares_logits() {
     assert_eq!(verify(&rounded, &["--against", path(&shards), "--tolerance", "0.5"])["sound"], true);
     let other = run(&["verify", "--model", path(&exact), "--against", path(&formats.join("nanogpt"))]);
     assert_refused(&other, FAILURE, "the vocabularies differ: 300 tokens here, 320 in");
+}
+
+/// Finite weights whose logits are not: whatever comes after a NaN, the checkpoint is not sound.
+#[test]
+fn logits_that_are_not_finite_are_not_sound() {
+    let with_last_row = |scale: f64| {
+        CheckpointFolder::tiny().with_tensors(|tensors| {
+            let huge = Tensor::full(3e38_f32, 28, &Device::Cpu).unwrap();
+            tensors.insert("transformer.ln_f.bias".into(), huge);
+            let wte = tensors["transformer.wte.weight"].clone();
+            let last = (wte.narrow(0, 299, 1).unwrap() * scale).unwrap();
+            let rows = [wte.narrow(0, 0, 299).unwrap() * 1e4, Ok(last)].map(Result::unwrap);
+            tensors.insert("transformer.wte.weight".into(), Tensor::cat(&rows, 0).unwrap());
+        })
+    };
+    // With 0 the last logit is a number again.
+    for scale in [1e4, 0.0] {
+        let folder = with_last_row(scale);
+        let run = run(&["verify", "--model", path(folder.path()), "--json"]);
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!((run.code, &report["sound"]), (FAILURE, &json!(false)), "{report}");
+        let told = "with a cache the logits differ by NaN; they reach inf";
+        assert_eq!(report["problems"], json!([told]));
+    }
 }

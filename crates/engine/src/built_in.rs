@@ -17,6 +17,7 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
     const FILES: EmbeddedFiles = EmbeddedFiles {
         config: include_str!("../../../models/shakespeare/config.json"),
         tokenizer: include_str!("../../../models/shakespeare/tokenizer.json"),
+        generation_config: None,
         weights: Cow::Borrowed(include_bytes!("../../../models/shakespeare/model.safetensors")),
     };
     let checkpoint = Checkpoint::from_embedded(BUILT_IN, FILES)?;

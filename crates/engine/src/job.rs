@@ -12,7 +12,8 @@ use gpt2_generation::{
 };
 use serde::{Serialize, Serializer};
 
-use crate::{LoadedModel, Reporter, Unit};
+use crate::memory::Room;
+use crate::{EngineError, LoadedModel, Reporter, Unit};
 
 /// A finished text.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,7 +37,7 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 /// Where prompts come from and where their texts go. Prompts are numbered from 0 in the order in which they are given.
 pub trait Job {
     /// What can go wrong with the texts once they are made, and with the machine.
-    type Error: From<GenerationError>;
+    type Error: From<EngineError>;
 
     /// The next prompt; `None` after the last one.
     ///
@@ -79,7 +80,8 @@ impl LoadedModel {
     /// [complete](crate::Defaults::complete).
     ///
     /// # Errors
-    /// Those of the job, and when the device fails. A prompt that cannot go on is the job's to hear of.
+    /// Those of the job, when the memory that is free has no room for the keys and values of the texts that are made at once,
+    /// and when the device fails. A prompt that cannot go on is the job's to hear of.
     pub fn generate<J: Job>(
         &self,
         job: &mut J,
@@ -92,6 +94,7 @@ impl LoadedModel {
         }
         for index in 0.. {
             let Some(prompt) = job.next_prompt()?.filter(|_| !job.is_interrupted()) else { break };
+            Room::of_search(&prompt, config, self.config()).check(self.model())?;
             let texts = self.search(job, &prompt, config, reporter);
             hand_on(job, index, texts)?;
         }
@@ -104,14 +107,22 @@ impl LoadedModel {
         batch_size: usize,
         config: &GenerationConfig,
     ) -> Result<(), J::Error> {
-        let mut prompts = Prompts { number: 0, ahead: VecDeque::new() };
-        let options = prompts.options(job, batch_size, config, self.config())?;
-        let mut scheduler = self.scheduler(options)?;
-        job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
+        /// Prompts whose texts are not all there, for each text of a batch: where no tokens are asked for, none wait.
+        const OPEN_PROMPTS: usize = 2;
         let config = Arc::new(config.clone());
+        let mut prompts = Prompts { number: 0, ahead: VecDeque::new() };
+        let tokens = prompts.look_ahead(job, batch_size, &config, self.config())?;
+        let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
+        let is_cpu = self.device().is_cpu();
+        Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu).check(self.model())?;
+        let mut scheduler = self.scheduler(options).map_err(EngineError::from)?;
+        job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
         let mut open = BTreeMap::new();
         loop {
-            while scheduler.waiting() < batch_size && !job.is_interrupted() {
+            while scheduler.waiting() < batch_size
+                && open.len() < batch_size.saturating_mul(OPEN_PROMPTS)
+                && !job.is_interrupted()
+            {
                 let Some((prompt, ids)) = prompts.next(job)? else { break };
                 match scheduler.submit(Request::new(ids, Arc::clone(&config))) {
                     Ok(id) => {
@@ -126,7 +137,7 @@ impl LoadedModel {
             if scheduler.is_idle() {
                 return Ok(());
             }
-            for event in scheduler.step()? {
+            for event in scheduler.step().map_err(EngineError::from)? {
                 take_event(job, &mut open, event)?;
                 if job.is_interrupted() {
                     return open.into_values().try_for_each(|unfinished| unfinished.interrupt(job));
@@ -193,7 +204,7 @@ fn hand_on<J: Job>(
     texts: Result<Vec<Text>, GenerationError>,
 ) -> Result<(), J::Error> {
     match texts {
-        Err(error @ GenerationError::Candle(_)) => Err(error.into()),
+        Err(error @ GenerationError::Candle(_)) => Err(EngineError::from(error).into()),
         texts => job.on_texts(prompt, texts),
     }
 }
@@ -216,32 +227,38 @@ impl Prompts {
         Ok(next.map(|prompt| (number, prompt)))
     }
 
-    /// Room for `batch_size` texts of any length; where fewer are to be made, for those.
-    fn options<J: Job>(
+    /// Looks at one prompt more than `batch_size`, where there are as many. For each, tokens of which its texts keep keys and
+    /// values.
+    fn look_ahead<J: Job>(
         &mut self,
         job: &mut J,
         batch_size: usize,
-        config: &GenerationConfig,
+        config: &Arc<GenerationConfig>,
         model: &Gpt2Config,
-    ) -> Result<SchedulerOptions, J::Error> {
-        let mut longest = 1;
+    ) -> Result<Vec<usize>, J::Error> {
+        let mut tokens = Vec::new();
         while self.ahead.len() <= batch_size {
             let Some(prompt) = job.next_prompt()? else { break };
             // A prompt that is refused is told when its turn comes.
-            longest = longest.max(Request::new(prompt.clone(), config.clone()).kv_tokens(model).unwrap_or(1));
+            tokens.push(Request::new(prompt.clone(), Arc::clone(config)).kv_tokens(model).unwrap_or(0));
             self.ahead.push_back(prompt);
         }
-        let (texts, each) = match self.ahead.len() {
-            prompts if prompts <= batch_size => {
-                (prompts.saturating_mul(config.num_return_sequences), longest)
-            }
-            _ => (batch_size, model.n_positions),
-        };
-        let max_texts = texts.clamp(1, batch_size);
-        // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
-        let chunk_tokens = model.n_positions.max(2);
-        Ok(SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens })
+        Ok(tokens)
     }
+}
+
+/// Room for `batch_size` texts of any length; where fewer are to be made, for those: `copies` of each prompt that was looked
+/// at, which keep keys and values of so many `tokens` each.
+fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2Config) -> SchedulerOptions {
+    let (texts, each) = if tokens.len() <= batch_size {
+        (tokens.len().saturating_mul(copies), tokens.iter().copied().fold(1, usize::max))
+    } else {
+        (batch_size, model.n_positions)
+    };
+    let max_texts = texts.clamp(1, batch_size);
+    // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
+    let chunk_tokens = model.n_positions.max(2);
+    SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }
 
 /// A prompt whose texts are not all there.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_generation::{GenerationConfig, SearchMode, TextGenerator};
+use gpt2_generation::{GenerationConfig, TextGenerator};
 
-use crate::{Defaults, EngineError, Vocabulary, memory};
+use crate::{Defaults, EngineError, Vocabulary};
 
 /// A model in memory with its tokenizer and its defaults. A clone shares them all.
 #[derive(Debug, Clone)]
@@ -64,26 +64,5 @@ impl LoadedModel {
     ) -> Result<TextGenerator, EngineError> {
         let tokenizer = self.vocabulary.required_tokenizer()?;
         Ok(TextGenerator::new(&self.model, prompt, config, Arc::clone(tokenizer))?)
-    }
-
-    /// Checks that there is room for the keys and values of texts that are made at once: as many as `texts`, or the rows of
-    /// a search, each of a prompt of up to `prompt_len` tokens and what `config` lets follow. Where the system does not say
-    /// how much memory is free, nothing is checked.
-    ///
-    /// # Errors
-    /// When there is not.
-    pub fn check_room(
-        &self,
-        texts: usize,
-        prompt_len: usize,
-        config: &GenerationConfig,
-    ) -> Result<(), EngineError> {
-        let rows = match config.search_mode() {
-            SearchMode::TokenByToken => texts,
-            SearchMode::Beams => config.num_beams,
-            SearchMode::Contrastive => config.top_k,
-        };
-        let tokens = prompt_len.saturating_add(config.max_new_tokens);
-        memory::check_room((rows, tokens), self.config(), self.model.kv_dtype(), self.device())
     }
 }

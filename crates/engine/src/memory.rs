@@ -1,56 +1,128 @@
 //! Whether the keys and values of a request fit into the memory that is free.
 
-use candle_core::{DType, Device};
-use gpt2::Gpt2Config;
+use candle_core::DType;
+use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use gpt2_kernels::free_memory;
 
 use crate::EngineError;
 
-/// Checks that the keys and values of `rows` texts of up to `tokens` tokens each fit into the memory that is free, where the
-/// system says how much that is.
-pub(crate) fn check_room(
-    (rows, tokens): (usize, usize),
-    config: &Gpt2Config,
-    kv_dtype: DType,
-    device: &Device,
-) -> Result<(), EngineError> {
-    match free_memory(device) {
-        Some(available) => check_room_in(available, (rows, tokens), config, kv_dtype),
-        None => Ok(()),
-    }
+/// The keys and values of what is made at once.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Room {
+    /// Texts, or rows of a search.
+    rows: usize,
+    /// Tokens of the longest.
+    longest: usize,
+    /// Tokens of all.
+    kv_tokens: usize,
 }
 
-fn check_room_in(
-    available: usize,
-    (rows, tokens): (usize, usize),
-    config: &Gpt2Config,
-    kv_dtype: DType,
-) -> Result<(), EngineError> {
-    let tokens = tokens.min(config.n_positions);
-    let of_token = config.kv_bytes_per_token(kv_dtype.size_in_bytes());
-    let needed = rows.saturating_mul(tokens).saturating_mul(of_token);
-    if needed > available {
-        return Err(EngineError::NoRoom { rows, tokens, needed, available });
+impl Room {
+    /// Of as many texts as `options` say: of those that come first, whose prompts have texts of so many `tokens` each, and
+    /// `copies` of them. On a CPU memory is taken when it is written; on a GPU, the whole of it before the first text.
+    pub(crate) fn of_texts(tokens: &[usize], copies: usize, options: SchedulerOptions, is_cpu: bool) -> Self {
+        let SchedulerOptions { max_texts: rows, kv_tokens, .. } = options;
+        if !is_cpu {
+            return Self { rows, longest: kv_tokens / rows, kv_tokens };
+        }
+        let (mut rest, mut kv_tokens) = (rows, 0_usize);
+        for each in tokens {
+            let texts = copies.min(rest);
+            rest -= texts;
+            kv_tokens = kv_tokens.saturating_add(texts.saturating_mul(*each));
+        }
+        Self { rows, longest: tokens.iter().copied().max().unwrap_or(0), kv_tokens }
     }
-    Ok(())
+
+    /// Of the rows of a search.
+    pub(crate) fn of_search(prompt: &[u32], config: &GenerationConfig, model: &Gpt2Config) -> Self {
+        // A prompt that is refused takes none.
+        let kept = Request::new(prompt.to_vec(), config.clone()).kv_tokens(model).unwrap_or(0);
+        let (rows, longest) = match config.search_mode() {
+            // It looks at what the model makes of the last token too.
+            SearchMode::Contrastive => (config.top_k.min(model.vocab_size), kept + 1),
+            _ => (config.num_beams, kept),
+        };
+        let longest = longest.min(model.n_positions);
+        Self { rows, longest, kv_tokens: rows.saturating_mul(longest) }
+    }
+
+    /// Checks that they fit into the memory that is free, where the system says how much that is.
+    pub(crate) fn check(&self, model: &Gpt2LMHead) -> Result<(), EngineError> {
+        match free_memory(model.device()) {
+            Some(available) => self.check_in(available, model.config(), model.kv_dtype()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_in(&self, available: usize, model: &Gpt2Config, kv_dtype: DType) -> Result<(), EngineError> {
+        let needed = self.kv_tokens.saturating_mul(model.kv_bytes_per_token(kv_dtype.size_in_bytes()));
+        if needed > available {
+            return Err(EngineError::NoRoom { rows: self.rows, tokens: self.longest, needed, available });
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn options(max_texts: usize, each: usize) -> SchedulerOptions {
+        SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens: 2 }
+    }
+
     /// 2 · 12 · 768 values of 4 bytes for each token of the 124M model.
     #[test]
     fn texts_that_do_not_fit_are_refused_with_the_numbers() {
         let config = Gpt2Config::gpt2();
         let needed = 4096 * 1024 * 2 * 12 * 768 * 4;
-        let check = |available, tokens, dtype| check_room_in(available, (4096, tokens), &config, dtype);
-        assert!(check(needed, 5000, DType::F32).is_ok(), "no text is longer than the context");
-        let refusal = check(needed - 1, 5000, DType::F32).unwrap_err();
+        let check = |available, tokens, dtype| {
+            let room = Room::of_texts(&[tokens], 4096, options(4096, tokens), true);
+            room.check_in(available, &config, dtype)
+        };
+        assert!(check(needed, 1024, DType::F32).is_ok());
+        let refusal = check(needed - 1, 1024, DType::F32).unwrap_err();
         assert!(refusal.is_usage());
         let told = "4096 texts at once of up to 1024 tokens take 294912.0 MiB for their keys and values";
         assert!(refusal.to_string().starts_with(told), "{refusal}");
         assert!(check(needed / 2, 1024, DType::F16).is_ok() && check(needed / 2, 512, DType::F32).is_ok());
-        assert!(check_room_in(0, (usize::MAX, usize::MAX), &config, DType::F32).is_err(), "no overflow");
+        let endless = Room::of_texts(&[usize::MAX], usize::MAX, options(usize::MAX, usize::MAX), true);
+        assert!(endless.check_in(0, &config, DType::F32).is_err(), "no overflow");
+    }
+
+    /// A long text takes its own memory, not that of all others too; a GPU's is taken as a whole.
+    #[test]
+    fn texts_take_what_each_of_them_needs() {
+        let of = |copies, options, is_cpu| Room::of_texts(&[1000, 3, 0, 5], copies, options, is_cpu);
+        let sums = [(4, 1, 1008), (8, 2, 2016), (5, 2, 2006), (2, 3, 2000), (2, 1, 1003)];
+        for (rows, copies, kv_tokens) in sums {
+            let expected = Room { rows, longest: 1000, kv_tokens };
+            assert_eq!(of(copies, options(rows, 1024), true), expected, "{copies} of each");
+        }
+        let whole = Room { rows: 4, longest: 1024, kv_tokens: 4096 };
+        assert_eq!(of(1, options(4, 1024), false), whole);
+        assert_eq!(Room::of_texts(&[], 1, options(1, 1), true), Room { rows: 1, longest: 0, kv_tokens: 0 });
+    }
+
+    #[test]
+    fn searches_take_their_rows() {
+        let model = Gpt2Config::gpt2();
+        let room = |config: &GenerationConfig| Room::of_search(&[1, 2, 3], config, &model);
+        let each = |rows, longest| Room { rows, longest, kv_tokens: rows * longest };
+        let beams = GenerationConfig { num_beams: 5, max_new_tokens: 10, ..GenerationConfig::default() };
+        assert_eq!(room(&beams), each(5, 12), "the last token is not read again");
+        assert_eq!(room(&GenerationConfig { max_new_tokens: 5000, ..beams.clone() }), each(5, 1024));
+        assert_eq!(room(&GenerationConfig { max_length: Some(7), ..beams }), each(5, 6));
+        let contrastive = GenerationConfig {
+            penalty_alpha: 0.6,
+            top_k: 4096,
+            max_new_tokens: 10,
+            ..GenerationConfig::default()
+        };
+        assert_eq!(room(&contrastive), each(4096, 13));
+        let small = Gpt2Config { vocab_size: 300, ..model.clone() };
+        assert_eq!(Room::of_search(&[1, 2, 3], &contrastive, &small), each(300, 13));
     }
 }

@@ -25,6 +25,7 @@ impl Opened {
         device: Device,
         checkpoint: Checkpoint,
     ) -> Result<Self, EngineError> {
+        checkpoint.check()?;
         let vocabulary = Arc::new(Vocabulary::read(&checkpoint, options.tokenizer.as_deref())?);
         let defaults = Defaults::of(&checkpoint, Arc::clone(&vocabulary)).map_err(|error| error.to_string());
         Ok(Self { options, device, checkpoint, vocabulary, defaults })

@@ -58,8 +58,16 @@ impl ModelOptions {
     pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         let device = self.open_device(reporter)?;
         let checkpoint = self.open_checkpoint(reporter)?;
-        checkpoint.check()?;
         Opened::new(self.clone(), device, checkpoint)
+    }
+
+    /// As [`ModelOptions::open`], with a checkpoint that is open already, such as one that was given as bytes, see
+    /// [`Checkpoint::from_embedded`]. `model`, `n_head` and `hub` are not looked at.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        Opened::new(self.clone(), self.open_device(reporter)?, checkpoint)
     }
 
     /// The device alone.

@@ -4,7 +4,10 @@
 
 use std::thread::available_parallelism;
 
-pub use gpt2_kernels::{thread_count, use_tf32};
+/// [`set_thread_count`] is safe at any time, for an interpreter or a server that has threads already: it sets how many compute
+/// the products, and answers false, changing nothing, once that is fixed, by an earlier call or by the first computation.
+/// candle's own pools stay as they are; [`set_threads`] sets those too.
+pub use gpt2_kernels::{set_thread_count, thread_count, use_tf32};
 
 /// What candle's own pools read when they start: that of its elementwise operations, and that of its matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
@@ -24,7 +27,7 @@ const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
 #[expect(unsafe_code, reason = "candle takes these from the environment only")]
 pub unsafe fn set_threads(threads: Option<usize>) -> bool {
     let count = threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
-    let is_set = gpt2_kernels::set_thread_count(count);
+    let is_set = set_thread_count(count);
     let count = count.to_string();
     let counts = VARIABLES.map(|variable| (variable, count.as_str(), threads.is_some()));
     for (variable, value, overrides) in counts.into_iter().chain([(SPIN_LIMIT.0, SPIN_LIMIT.1, false)]) {

@@ -9,7 +9,7 @@ use gpt2_engine::{
 };
 use gpt2_generation::{GenerationConfig, GenerationError};
 use gpt2_testing::{CheckpointFolder, json_fixture};
-use gpt2_weights::WeightsError;
+use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError};
 use serde_json::json;
 
 fn options(folder: &CheckpointFolder) -> ModelOptions {
@@ -32,12 +32,18 @@ fn greedy(model: &LoadedModel, max_new_tokens: usize) -> GenerationConfig {
 struct Prompts {
     waiting: Vec<Vec<u32>>,
     made: Vec<(usize, Result<Vec<Text>, GenerationError>)>,
+    /// Prompts that were given, and the most of them at a time that had no texts yet.
+    given: usize,
+    most_open: usize,
+    is_interrupted: bool,
 }
 
 impl Job for Prompts {
-    type Error = GenerationError;
+    type Error = EngineError;
 
-    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, GenerationError> {
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EngineError> {
+        self.most_open = self.most_open.max(self.given - self.made.len());
+        self.given += usize::from(!self.waiting.is_empty());
         Ok((!self.waiting.is_empty()).then(|| self.waiting.remove(0)))
     }
 
@@ -45,9 +51,13 @@ impl Job for Prompts {
         &mut self,
         prompt: usize,
         texts: Result<Vec<Text>, GenerationError>,
-    ) -> Result<(), GenerationError> {
+    ) -> Result<(), EngineError> {
         self.made.push((prompt, texts));
         Ok(())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.is_interrupted
     }
 }
 
@@ -125,6 +135,87 @@ fn a_prompt_that_fails_is_told_and_the_others_are_made() {
             assert_eq!((texts[0].ids.len(), texts[0].stop_reason.name()), (3, "max_new_tokens"));
         }
     }
+}
+
+/// Texts without tokens wait for nothing; their prompts are not all held at once all the same.
+#[test]
+fn few_prompts_are_open_at_a_time() {
+    let model = load(&CheckpointFolder::tiny());
+    for max_new_tokens in [0, 2] {
+        let mut job = Prompts { waiting: vec![vec![1, 2]; 100], ..Prompts::default() };
+        model.generate(&mut job, 4, &greedy(&model, max_new_tokens), &Silent).unwrap();
+        assert_eq!((job.made.len(), job.given), (100, 100));
+        let ids = |text: &Text| text.ids.len();
+        assert!(job.made.iter().all(|(_, texts)| ids(&texts.as_ref().unwrap()[0]) == max_new_tokens));
+        // One more may always be asked for while there are less than twice the batch.
+        assert!(job.most_open < 2 * 4, "{} prompts were open", job.most_open);
+    }
+}
+
+/// What is counted are the tokens that texts can have, and the refusal comes before any work.
+#[cfg(target_os = "linux")]
+#[test]
+fn texts_without_room_are_refused_by_their_tokens() {
+    /// 2 · 3 · 28 values of 4 bytes.
+    const OF_TOKEN: usize = 2 * 3 * 28 * 4;
+    const COPIES: usize = 4096;
+    let model = load(&CheckpointFolder::tiny());
+    let available = gpt2_kernels::free_memory(model.device()).unwrap();
+    // Of 48 tokens each, one context, they take twice what is free; of 2 tokens a twelfth.
+    let prompts = (2 * available / (48 * OF_TOKEN)).div_ceil(COPIES);
+    let config = GenerationConfig {
+        do_sample: true,
+        num_return_sequences: COPIES,
+        max_new_tokens: 100,
+        ..model.defaults().unwrap().config().clone()
+    };
+    // Interrupted from the start, it ends once the room is checked.
+    let generate = |config: &GenerationConfig| {
+        let waiting = vec![vec![1, 2]; prompts];
+        let mut job = Prompts { waiting, is_interrupted: true, ..Prompts::default() };
+        let result = model.generate(&mut job, usize::MAX, config, &Silent);
+        assert!(job.made.is_empty());
+        result
+    };
+    let error = generate(&config).unwrap_err();
+    let expected = prompts * COPIES;
+    let told = matches!(error, EngineError::NoRoom { rows, tokens: 48, needed, .. } if rows == expected && needed == rows * 48 * OF_TOKEN);
+    assert!(told && error.is_usage(), "{error}");
+    generate(&GenerationConfig { max_length: Some(3), ..config }).unwrap();
+}
+
+/// Everything from memory, as a page has it: no file is opened.
+#[test]
+fn a_model_comes_from_bytes() {
+    let folder = CheckpointFolder::tiny();
+    let read = |name: &str| std::fs::read(folder.file(name)).unwrap();
+    let (config, tokenizer) = (read("config.json"), read("tokenizer.json"));
+    let files = EmbeddedFiles {
+        config: std::str::from_utf8(&config).unwrap(),
+        tokenizer: std::str::from_utf8(&tokenizer).unwrap(),
+        generation_config: Some(r#"{"max_new_tokens": 7, "do_sample": false}"#),
+        weights: read("model.safetensors").into(),
+    };
+    let checkpoint = Checkpoint::from_embedded("page", files.clone()).unwrap();
+    let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    let model = options.open_with(checkpoint, &Silent).unwrap().load(&Silent).unwrap();
+    let config = model.defaults().unwrap().config().clone();
+    assert_eq!((config.max_new_tokens, config.do_sample), (7, false));
+    let case = json_fixture("tiny_checkpoint_expected")["greedy"][0].clone();
+    let prompt = model.vocabulary().encode(case["prompt"].as_str().unwrap()).unwrap();
+    let mut job = Prompts { waiting: vec![prompt], ..Prompts::default() };
+    model.generate(&mut job, 1, &greedy(&model, 20), &Silent).unwrap();
+    let text = job.made[0].1.as_ref().unwrap()[0].text.clone();
+    assert_eq!(json!(text), case["text"]);
+
+    let broken = EmbeddedFiles { generation_config: Some(r#"{"guidance_scale": 2}"#), ..files.clone() };
+    let opened = options.open_with(Checkpoint::from_embedded("page", broken).unwrap(), &Silent).unwrap();
+    let error = opened.defaults().unwrap_err().to_string();
+    assert!(error.starts_with("page/generation_config.json: `guidance_scale` is 2"), "{error}");
+    let foreign = files.config.replace("\"n_layer\": 3", "\"n_layer\": 4");
+    let foreign = EmbeddedFiles { config: &foreign, ..files };
+    let error = options.open_with(Checkpoint::from_embedded("page", foreign).unwrap(), &Silent).unwrap_err();
+    assert!(matches!(error, EngineError::Weights(WeightsError::Mismatches { .. })), "{error}");
 }
 
 #[test]

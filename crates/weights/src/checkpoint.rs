@@ -46,14 +46,16 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// The files of a checkpoint that is part of the program, as `include_str!` and `include_bytes!` give them, or that stands in
-/// memory.
+/// The files of a checkpoint that is given as bytes: part of the program, as `include_str!` and `include_bytes!` give them, or
+/// fetched while it runs.
 #[derive(Debug, Clone)]
 pub struct EmbeddedFiles<'a> {
     /// The `config.json`.
     pub config: &'a str,
     /// The `tokenizer.json`.
     pub tokenizer: &'a str,
+    /// The `generation_config.json`, where there is one.
+    pub generation_config: Option<&'a str>,
     /// The `model.safetensors`, whose bytes the checkpoint keeps.
     pub weights: Cow<'static, [u8]>,
 }
@@ -119,8 +121,7 @@ impl Checkpoint {
         Ok(Self { config, source, naming, rules, has_guessed_heads })
     }
 
-    /// Opens a checkpoint that is part of the program, or that stands in memory: the texts of a `config.json` and a `tokenizer.json`, and the bytes of
-    /// a `model.safetensors`. `name` stands in for its path in messages.
+    /// Opens a checkpoint that is given as bytes. `name` stands in for its folder and its path in messages.
     ///
     /// # Errors
     /// When they are not what they ought to be.
@@ -129,8 +130,11 @@ impl Checkpoint {
         let config = Gpt2Config::from_json(files.config)
             .map_err(|error| WeightsError::Config { path: name.into(), error })?;
         source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
+        let generation_config =
+            |json: &str| (Path::new(name).join("generation_config.json"), json.to_owned());
+        source.generation_config = files.generation_config.map(generation_config);
         source.is_embedded = true;
-        let rule = "the checkpoint is part of the program".to_owned();
+        let rule = "the checkpoint was given as bytes".to_owned();
         Self::new(source, FoundConfig { config, rule, has_guessed_heads: false })
     }
 
@@ -166,13 +170,13 @@ impl Checkpoint {
         }
     }
 
-    /// The `generation_config.json` beside the weights, where there is one: its path and its text.
+    /// The `generation_config.json` beside the weights, or that was given with them, where there is one: its path and its text.
     ///
     /// # Errors
     /// When it is there and cannot be read.
     pub fn generation_config(&self) -> Result<Option<(PathBuf, String)>, WeightsError> {
         if self.source.is_embedded {
-            return Ok(None);
+            return Ok(self.source.generation_config.clone());
         }
         config_file::generation_config(self.folder())
     }

@@ -56,8 +56,10 @@ pub(crate) struct Source {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,
-    /// Whether it is part of the program: no other file then belongs to it.
+    /// Whether it was given as bytes: no file then belongs to it.
     pub(crate) is_embedded: bool,
+    /// The `generation_config.json` that was given with the bytes: its name and its text.
+    pub(crate) generation_config: Option<(PathBuf, String)>,
     /// What the reader decided, in words, for whoever inspects the checkpoint.
     pub(crate) rules: Vec<String>,
 }
@@ -75,6 +77,7 @@ impl Source {
             tokenizer: None,
             is_bias_free: false,
             is_embedded: false,
+            generation_config: None,
             rules: Vec::new(),
         }
     }

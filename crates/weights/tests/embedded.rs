@@ -1,8 +1,9 @@
-//! A checkpoint inside the program is the checkpoint on disk.
+//! A checkpoint that is given as bytes is the checkpoint on disk.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
@@ -12,6 +13,7 @@ use gpt2_weights::{Checkpoint, EmbeddedFiles, LoadOptions, WeightsError, encode}
 const FILES: EmbeddedFiles<'_> = EmbeddedFiles {
     config: include_str!("../../testing/fixtures/tiny-checkpoint/config.json"),
     tokenizer: include_str!("../../testing/fixtures/tiny-checkpoint/tokenizer.json"),
+    generation_config: None,
     weights: Cow::Borrowed(include_bytes!("../../testing/fixtures/tiny-checkpoint/model.safetensors")),
 };
 
@@ -34,10 +36,23 @@ fn an_embedded_checkpoint_equals_the_same_files_on_disk() {
     // Bytes that were fetched while the program runs.
     let (config, tokenizer) = (FILES.config.to_owned(), FILES.tokenizer.to_owned());
     let weights = FILES.weights.to_vec().into();
-    let files = EmbeddedFiles { config: &config, tokenizer: &tokenizer, weights };
+    let files = EmbeddedFiles { config: &config, tokenizer: &tokenizer, weights, generation_config: None };
     let fetched = Checkpoint::from_embedded("fetched", files).unwrap();
     drop((config, tokenizer));
     assert_eq!(logits(&fetched), logits(&on_disk));
+}
+
+/// The given one, and never a file of the folder that the program happens to run in.
+#[test]
+fn the_generation_config_is_given_with_the_other_files() {
+    let none = Checkpoint::from_embedded("built-in", FILES).unwrap();
+    assert_eq!(none.generation_config().unwrap(), None);
+    let json = r#"{"max_new_tokens": 7}"#.to_owned();
+    let files = EmbeddedFiles { generation_config: Some(&json), ..FILES };
+    let given = Checkpoint::from_embedded("fetched", files).unwrap();
+    let expected = (Path::new("fetched").join("generation_config.json"), json);
+    assert_eq!(given.generation_config().unwrap(), Some(expected));
+    assert!(given.rules().contains(&"the checkpoint was given as bytes".to_owned()), "{:?}", given.rules());
 }
 
 #[test]

@@ -29,7 +29,7 @@ Prefill reads a prompt and computes the logits of its last position; decode gene
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: device, dtype, kv_dtype, threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
 }

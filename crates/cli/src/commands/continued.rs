@@ -24,8 +24,6 @@ pub(super) fn continue_prompt(
     prompt: Vec<u32>,
     is_printed: bool,
 ) -> Result<Continued> {
-    let rows = BATCH_SIZE.min(config.num_return_sequences);
-    loaded.check_room(rows, prompt.len(), config)?;
     let start = Instant::now();
     let is_streamed = is_printed && config.num_return_sequences == 1;
     let has_text = loaded.vocabulary().tokenizer().is_some();

@@ -33,7 +33,7 @@ pub(crate) struct FileArguments {
     /// Go on with the --output of a run that was interrupted
     #[arg(long, requires = "output", help_heading = "Many prompts")]
     pub(crate) resume: bool,
-    /// Prompts that are continued at once [default: 8]
+    /// Texts that are made at once, where they are made token by token [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
     pub(crate) batch_size: Option<usize>,
 }
@@ -96,11 +96,9 @@ pub(super) fn run(
 
 /// Loads the model and makes the texts of all lines that are not written.
 fn make(job: &mut FileJob<'_>, batch_size: usize, config: &GenerationConfig, opened: Opened) -> Result<()> {
-    let texts = (job.lines.len() - job.next).saturating_mul(config.num_return_sequences);
-    let loaded = opened.load(&Terminal)?;
-    loaded.check_room(batch_size.min(texts), job.lines.longest_prompt(), config)?;
-    loaded.generate(job, batch_size, config, &Terminal)?;
-    Ok(())
+    opened.load(&Terminal)?.generate(job, batch_size, config, &Terminal)?;
+    // Lines that cannot be continued, after the last one that can.
+    job.write_ready()
 }
 
 /// Lines that become texts, written in their order.
@@ -141,7 +139,7 @@ impl Job for FileJob<'_> {
                 self.prompts += 1;
                 return Ok(Some(ids));
             }
-            self.write_ready()?;
+            // It is written with the texts of others: a job that is refused writes nothing.
         }
         Ok(None)
     }

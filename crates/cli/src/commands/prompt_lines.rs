@@ -56,11 +56,6 @@ impl PromptLines {
         self.lines.len()
     }
 
-    /// Most tokens that a line can have: no token has less than a byte.
-    pub(super) fn longest_prompt(&self) -> usize {
-        self.lines.iter().map(|(_, range)| range.len()).max().unwrap_or(0)
-    }
-
     /// The line of this index, from 0.
     pub(super) fn line(&self, index: usize) -> Line {
         let (number, range) = &self.lines[index];

@@ -130,7 +130,7 @@ fn verify(arguments: &VerifyArguments, hub: &HubOptions) -> Result<Report> {
         let logits = logits(&model, &prompt)?;
         let largest = largest_logit(&logits);
         let difference = largest_difference(&logits, &logits_with_cache(&model, &prompt)?);
-        if difference.is_nan() || difference > CACHE_TOLERANCE * largest.max(1.0) {
+        if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
             problems
                 .push(format!("with a cache the logits differ by {difference:e}; they reach {largest:e}"));
         }
@@ -148,7 +148,7 @@ fn verify(arguments: &VerifyArguments, hub: &HubOptions) -> Result<Report> {
             let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
             let theirs = self::logits(&load(&other)?, prompt)?;
             let difference = largest_difference(&logits[..theirs.len()], &theirs);
-            if difference.is_nan() || difference > arguments.tolerance {
+            if !difference.is_finite() || difference > arguments.tolerance {
                 problems.push(format!(
                     "the logits of the two differ by {difference:e}, allowed are {:e}",
                     arguments.tolerance
@@ -233,15 +233,16 @@ fn logits_with_cache(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>> {
     Ok(logits)
 }
 
-/// NaN where one of the values is.
 fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
-    let differences = first.iter().zip(second).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-    differences.fold(
-        0.0,
-        |largest, difference| if difference.is_nan() { difference } else { largest.max(difference) },
-    )
+    largest(first.iter().zip(second).map(|(a, b)| f64::from(*a) - f64::from(*b)))
 }
 
 fn largest_logit(logits: &[f32]) -> f64 {
-    logits.iter().map(|logit| f64::from(logit.abs())).fold(0.0, f64::max)
+    largest(logits.iter().copied().map(f64::from))
+}
+
+/// The largest value without its sign; NaN where one of them is.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    // In the total order a NaN without a sign comes after all numbers.
+    values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)
 }

@@ -56,7 +56,7 @@ fn open_file(path: &Path) -> Result<Source, WeightsError> {
     read(file, kind)
 }
 
-/// Reads a safetensors file that is part of the program.
+/// Reads a safetensors file that is given as bytes.
 pub(crate) fn read_embedded(file: MappedFile) -> Result<Source, WeightsError> {
     read(file, Some(Kind::Safetensors))
 }
