@@ -23,7 +23,7 @@ const MIN_BAND_BLOCK: usize = 32;
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
     /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,
-    /// and the factor brings it back to 1 (article 000, appendix).
+    /// and the factor brings it back to 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
     pub scale: f64,
     /// Dropout rate on the attention weights, in training.
     pub dropout: f64,

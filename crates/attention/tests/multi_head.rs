@@ -52,7 +52,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
     Ok(())
 }
 
-/// Article 004: `w_q`, `w_k`, `w_v`, `w_o` with biases, no mask.
+/// Projections of their own for queries, keys, values and output, with biases, and no mask.
 #[test]
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
@@ -213,8 +213,8 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Article 002's strict narrow head sees only its slice of the input: block-diagonal projections. A wide head has
-/// the whole width to itself.
+/// A narrow head in the strict sense of "Transformers from scratch" (Bloem, 2019) sees only its slice of the input:
+/// block-diagonal projections. A wide head has the whole width to itself.
 #[test]
 fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()> {
     let blocks = [0, 1, 2].map(|index| pattern(&[2, 3, 3], 2.0, 100 * index));

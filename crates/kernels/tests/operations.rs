@@ -102,7 +102,8 @@ fn linear_refuses_shapes_that_do_not_fit() {
     assert!(wrong_input.to_string().contains("expected an input of width 5"), "{wrong_input}");
 }
 
-/// Article 001 §3.5.2: at a rate of 0.5 about half of the values become zero and the others double.
+/// "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of 0.5 about half of the values
+/// become zero and the others double.
 #[test]
 fn dropout_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     let ones = Tensor::ones((100, 100), candle_core::DType::F32, &candle_core::Device::Cpu)?;

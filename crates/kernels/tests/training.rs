@@ -150,7 +150,8 @@ fn causal_attention_equals_its_composition_at_every_size() -> Result<()> {
     Ok(())
 }
 
-/// Article 001 §3.5.2 on attention weights: at a rate of 0.5 half of them are zero, the others doubled.
+/// Attention weights under dropout, as in "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of
+/// 0.5 half of them are zero, the others doubled.
 #[test]
 fn dropout_on_attention_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     const TOKENS: usize = 128;
