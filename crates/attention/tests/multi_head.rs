@@ -5,7 +5,7 @@
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
 use gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
-    MultiHeadAttentionConfig, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct,
+    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
 };
 use gpt2_kernels::{LayerNorm, Linear};
 use gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
@@ -161,6 +161,48 @@ fn rows_equal_the_rows_alone(mask: &AttentionMask) -> Result<()> {
         step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, mask, &mut alone)?;
         let expected = step(&layer, &next.narrow(0, row, 1)?, mask, &mut alone)?;
         assert_close(&together.narrow(0, row, 1)?, &expected, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+/// Sees every intermediate and changes none: the pass takes the dense products.
+struct Onlooker;
+
+impl Observer for Onlooker {
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        Ok(value)
+    }
+}
+
+/// A row that overflowed in f16 leaves NaN in its slot; the next row there has fewer tokens than its neighbour.
+#[test]
+fn what_a_slot_held_before_reaches_no_row() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let (mask, lengths) = (AttentionMask::Causal, [2, 4]);
+    let observed = |x: &Tensor, cache: &mut KvCache| {
+        layer.forward_with(x, None, &mask, Some(cache), &mut Pass::inference().observed_by(&mut Onlooker))
+    };
+    let x = pattern(&[2, 4, 15], 2.0, 0);
+    for added in [1, 3] {
+        let mut used = cache(2, 8)?;
+        step(&layer, &x, &mask, &mut used)?;
+        let poison = Tensor::full(f32::NAN, (2, 4, 4, 6), &Device::Cpu)?;
+        used.append(&poison, &poison)?;
+        for (row, length) in lengths.into_iter().enumerate() {
+            used.truncate(row, length)?;
+        }
+        let next = pattern(&[2, added, 15], 2.0, 900);
+        let together = observed(&next, &mut used)?;
+        assert!(values(&together).iter().all(|value| value.is_finite()), "{added} new tokens");
+        for (row, past) in lengths.into_iter().enumerate() {
+            let mut alone = cache(1, 8)?;
+            step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, &mask, &mut alone)?;
+            let expected = observed(&next.narrow(0, row, 1)?, &mut alone)?;
+            assert_close(&together.narrow(0, row, 1)?, &expected, SAME, &format!("row {row}, {added} new"));
+        }
+        let [keys, _] = used.tensors()?;
+        let rest = keys.i((0, .., lengths[0] + added.., ..))?;
+        assert_eq!(values(&rest), vec![0.0; 4 * 2 * 6], "zeros after the shorter row");
     }
     Ok(())
 }

@@ -36,8 +36,13 @@ pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible:
     window_attention(q, k, v, scale, visible.iter().map(|keys| 0..*keys).collect())
 }
 
+/// The widest heads for which a GPU has a kernel for one query, which reads the visible keys and values only. Other queries
+/// take matrix products, in which a hidden value that is NaN reaches the result.
+pub const WIDEST_SINGLE_QUERY: usize = 256;
+
 /// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
-/// in a build without the feature `cuda`, or where a gradient is wanted.
+/// in a build without the feature `cuda`, or where a gradient is wanted. Hidden keys and values must be
+/// finite, but for one query in heads up to [`WIDEST_SINGLE_QUERY`] wide.
 ///
 /// # Shapes
 /// As [`prefix_attention`].

@@ -41,8 +41,8 @@ mod vector_math;
 
 pub use activation::Activation;
 pub use attention::{
-    KvSlot, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention, window_attention,
-    write_tokens, zeroed_memory,
+    KvSlot, WIDEST_SINGLE_QUERY, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention,
+    window_attention, write_tokens, zeroed_memory,
 };
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
