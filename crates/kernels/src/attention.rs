@@ -93,7 +93,7 @@ pub fn window_attention(
 /// that its slot has room for. Returns `(B, H, T, D)`, laid out as `(B, T, H, D)`.
 ///
 /// # Errors
-/// As [`window_attention`].
+/// As [`window_attention`], and when a memory is not contiguous.
 pub fn slot_attention(
     q: &Tensor,
     [keys, values]: [&Tensor; 2],
@@ -103,6 +103,7 @@ pub fn slot_attention(
 ) -> Result<Tensor> {
     let (batch, heads, query_len, head_dim) = q.dims4()?;
     let (tokens, width) = keys.dims2()?;
+    slots::expect_contiguous([keys, values])?;
     let is_seen = |(query, seen): (usize, &Range<usize>)| {
         let capacity = slots.get(query / query_len).map_or(0, |slot| slot.capacity);
         !seen.is_empty() && seen.end <= capacity
