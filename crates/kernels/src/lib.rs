@@ -56,7 +56,7 @@ pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightForm
 pub use parallel::for_each_item;
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
-pub use random::Generator;
+pub use random::RandomStream;
 pub use step::step_attention;
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
