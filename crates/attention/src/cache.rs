@@ -105,17 +105,19 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and the values of all rows, `(B, H, S, D)` each with `S` the longest row. A shorter row has arbitrary finite
-    /// numbers after its own tokens. Rows that lie side by side are a view of the memory, others a copy.
+    /// The keys and the values of all rows, `(B, H, S, D)` each with `S` the longest row. A shorter row has zeros after its own
+    /// tokens. Rows of one length that lie side by side are a view of the memory, others a copy.
     ///
     /// # Errors
     /// When the copy cannot be allocated.
     pub fn tensors(&self) -> Result<[Tensor; 2]> {
         let longest = self.longest();
+        if self.lengths.iter().all(|length| *length == longest)
+            && let Some(views) = self.views()?
+        {
+            return Ok(views);
+        }
         let tensor = |memory: &Tensor| {
-            if let Some(rows) = side_by_side(memory, &self.slots, self.memory.num_heads)? {
-                return rows.narrow(TOKEN_DIM, 0, longest);
-            }
             let padded = |row: usize| {
                 self.held(memory, row)?.pad_with_zeros(TOKEN_DIM, 0, longest - self.lengths[row])
             };
@@ -124,13 +126,21 @@ impl KvCache {
         Ok([tensor(&self.memory.keys)?, tensor(&self.memory.values)?])
     }
 
+    /// The same as views of the memory, where the rows lie side by side. After its own tokens a shorter row has what a row
+    /// before it left there, which may be NaN: for who reads none of it.
+    pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
+        let Some([keys, values]) = self.memories()? else { return Ok(None) };
+        let view = |memory: Tensor| memory.narrow(TOKEN_DIM, 0, self.longest());
+        Ok(Some([view(keys)?, view(values)?]))
+    }
+
     /// The memory of the keys and that of the values, `(N, H · D)` each, and the slots of the rows in it.
     pub(crate) fn slots(&self) -> ([&Tensor; 2], &[KvSlot]) {
         (self.memory.both(), &self.slots)
     }
 
     /// The memory of the keys and that of the values, `(B, H, S, D)` each; `None` where rows do not lie side by side.
-    pub(crate) fn memories(&mut self) -> Result<Option<[Tensor; 2]>> {
+    pub(crate) fn memories(&self) -> Result<Option<[Tensor; 2]>> {
         let [keys, values] =
             self.memory.both().map(|memory| side_by_side(memory, &self.slots, self.memory.num_heads));
         Ok(keys?.zip(values?).map(<[Tensor; 2]>::from))

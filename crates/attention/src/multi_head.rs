@@ -1,7 +1,7 @@
 //! Multi-head attention with an output projection: `Concat(head_1, …, head_H) W_o`, each head attending by itself.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); article 001 §3.6, listing 3.5 (separate
-//! projections, causal); article 004 (biases, no mask); PyTorch's `nn.MultiheadAttention` (fused projection).
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model (From Scratch)"
+//! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
 use std::ops::Range;
 
@@ -18,9 +18,10 @@ const HEAD_DIM: usize = 1;
 
 /// How wide each head is.
 ///
-/// Article 002 §4 calls a head narrow that gets one slice of the input vector and wide that gets the whole vector. A
-/// narrow head of that strict kind is [`HeadWidth::Narrow`] with block-diagonal projections; GPT-2 and PyTorch use
-/// the narrow width with full projections, so that each head sees the whole input at the same cost.
+/// The words are those of "Transformers from scratch" (Bloem, 2019, "Narrow and wide self-attention"): a head is narrow that
+/// gets one slice of the input vector and wide that gets the whole vector. A narrow head of that strict kind is
+/// [`HeadWidth::Narrow`] with block-diagonal projections; GPT-2 and PyTorch use the narrow width with full projections, so that
+/// each head sees the whole input at the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HeadWidth {
     /// The heads share the output width: `D = d_out / H`.
@@ -33,7 +34,8 @@ pub enum HeadWidth {
 /// Where the query, key and value projections are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProjectionLayout {
-    /// Three parameters, `W_query.weight`, `W_key.weight`, `W_value.weight` (and `.bias`), as in article 001.
+    /// Three parameters, `W_query.weight`, `W_key.weight`, `W_value.weight` (and `.bias`), as in "Build a Large
+    /// Language Model (From Scratch)".
     #[default]
     Separate,
     /// One parameter for all three, `in_proj_weight` (and `in_proj_bias`), as in PyTorch's `nn.MultiheadAttention`.
@@ -60,7 +62,8 @@ pub struct MultiHeadAttentionConfig {
 }
 
 impl MultiHeadAttentionConfig {
-    /// Narrow heads, separate projections without biases, no dropout: the defaults of article 001.
+    /// Narrow heads, separate projections without biases, no dropout: the defaults of "Build a Large Language Model
+    /// (From Scratch)".
     pub fn new(d_in: usize, d_out: usize, num_heads: usize) -> Self {
         Self {
             d_in,

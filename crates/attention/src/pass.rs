@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{AttentionDropout, Generator, KernelError, Linear, dropout, recomputed, sum};
+use gpt2_kernels::{AttentionDropout, KernelError, Linear, RandomStream, dropout, recomputed, sum};
 
 /// A place in a model where an intermediate can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub trait Observer {
 /// The mode of one forward pass: inference or training, observed or not.
 #[derive(Default)]
 pub struct Pass<'a> {
-    generator: Option<&'a mut Generator>,
+    generator: Option<&'a mut RandomStream>,
     observer: Option<&'a mut dyn Observer>,
     layer: Option<usize>,
     recomputes: bool,
@@ -40,7 +40,7 @@ impl<'a> Pass<'a> {
     }
 
     /// A pass with dropout drawn from `generator`.
-    pub fn training(generator: &'a mut Generator) -> Self {
+    pub fn training(generator: &'a mut RandomStream) -> Self {
         Self { generator: Some(generator), ..Self::default() }
     }
 

@@ -5,7 +5,7 @@
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{prefix_attention_on_gpu, slot_attention, softmax, window_attention};
+use gpt2_kernels::{WIDEST_SINGLE_QUERY, prefix_attention_on_gpu, slot_attention, softmax, window_attention};
 
 use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
@@ -23,7 +23,7 @@ const MIN_BAND_BLOCK: usize = 32;
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
     /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,
-    /// and the factor brings it back to 1 (article 000, appendix).
+    /// and the factor brings it back to 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
     pub scale: f64,
     /// Dropout rate on the attention weights, in training.
     pub dropout: f64,
@@ -103,15 +103,25 @@ impl ScaledDotProduct {
     ) -> Result<Tensor> {
         let past_lengths = cache.lengths().to_vec();
         cache.append(keys, values)?;
+        let (batch, _, query_len, head_dim) = q.dims4()?;
+        let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
+        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
+        let rows: Vec<_> = past_lengths.iter().map(row).collect();
         let ([keys, values], slots) = cache.slots();
-        if self.is_fused(q, keys, values, pass) {
-            let (batch, _, query_len, _) = q.dims4()?;
-            let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
-            let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
-            let rows: Vec<_> = past_lengths.iter().map(row).collect();
-            if let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows) {
-                return slot_attention(q, [keys, values], slots, self.scale, visible);
-            }
+        if self.is_fused(q, keys, values, pass)
+            && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
+        {
+            return slot_attention(q, [keys, values], slots, self.scale, visible);
+        }
+        // The kernel for one query reads nothing after a row's own tokens, so rows of other lengths are not copied for it.
+        if query_len == 1
+            && head_dim <= WIDEST_SINGLE_QUERY
+            && self.is_fused_on_gpu(q, pass)
+            && let Some([keys, values]) = cache.views()?
+            && let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows)
+            && let Some(context) = prefix_attention_on_gpu(q, &keys, &values, self.scale, &visible)?
+        {
+            return Ok(context);
         }
         let [keys, values] = cache.tensors()?;
         self.forward(q, &keys, &values, mask, &past_lengths, pass)

@@ -5,7 +5,7 @@
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
 use gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
-    MultiHeadAttentionConfig, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct,
+    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
 };
 use gpt2_kernels::{LayerNorm, Linear};
 use gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
@@ -52,7 +52,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
     Ok(())
 }
 
-/// Article 004: `w_q`, `w_k`, `w_v`, `w_o` with biases, no mask.
+/// Projections of their own for queries, keys, values and output, with biases, and no mask.
 #[test]
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
@@ -165,6 +165,48 @@ fn rows_equal_the_rows_alone(mask: &AttentionMask) -> Result<()> {
     Ok(())
 }
 
+/// Sees every intermediate and changes none: the pass takes the dense products.
+struct Onlooker;
+
+impl Observer for Onlooker {
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        Ok(value)
+    }
+}
+
+/// A row that overflowed in f16 leaves NaN in its slot; the next row there has fewer tokens than its neighbour.
+#[test]
+fn what_a_slot_held_before_reaches_no_row() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let (mask, lengths) = (AttentionMask::Causal, [2, 4]);
+    let observed = |x: &Tensor, cache: &mut KvCache| {
+        layer.forward_with(x, None, &mask, Some(cache), &mut Pass::inference().observed_by(&mut Onlooker))
+    };
+    let x = pattern(&[2, 4, 15], 2.0, 0);
+    for added in [1, 3] {
+        let mut used = cache(2, 8)?;
+        step(&layer, &x, &mask, &mut used)?;
+        let poison = Tensor::full(f32::NAN, (2, 4, 4, 6), &Device::Cpu)?;
+        used.append(&poison, &poison)?;
+        for (row, length) in lengths.into_iter().enumerate() {
+            used.truncate(row, length)?;
+        }
+        let next = pattern(&[2, added, 15], 2.0, 900);
+        let together = observed(&next, &mut used)?;
+        assert!(values(&together).iter().all(|value| value.is_finite()), "{added} new tokens");
+        for (row, past) in lengths.into_iter().enumerate() {
+            let mut alone = cache(1, 8)?;
+            step(&layer, &x.narrow(0, row, 1)?.narrow(1, 0, past)?, &mask, &mut alone)?;
+            let expected = observed(&next.narrow(0, row, 1)?, &mut alone)?;
+            assert_close(&together.narrow(0, row, 1)?, &expected, SAME, &format!("row {row}, {added} new"));
+        }
+        let [keys, _] = used.tensors()?;
+        let rest = keys.i((0, .., lengths[0] + added.., ..))?;
+        assert_eq!(values(&rest), vec![0.0; 4 * 2 * 6], "zeros after the shorter row");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_fork_goes_its_own_way() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
@@ -213,8 +255,8 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Article 002's strict narrow head sees only its slice of the input: block-diagonal projections. A wide head has
-/// the whole width to itself.
+/// A narrow head in the strict sense of "Transformers from scratch" (Bloem, 2019) sees only its slice of the input:
+/// block-diagonal projections. A wide head has the whole width to itself.
 #[test]
 fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()> {
     let blocks = [0, 1, 2].map(|index| pattern(&[2, 3, 3], 2.0, 100 * index));
@@ -283,7 +325,7 @@ fn dropout_acts_on_the_attention_weights() -> Result<()> {
     let layer = layer.with_dropout(1.0);
     let x = pattern(&[1, 3, 15], 2.0, 0);
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 1, after: 0 }] {
-        let mut generator = gpt2_kernels::Generator::new(0);
+        let mut generator = gpt2_kernels::RandomStream::new(0);
         let output = layer.forward_with(&x, None, &mask, None, &mut Pass::training(&mut generator))?;
         let bias = pattern(&[10], 1.0, 6000).broadcast_as((1, 3, 10))?;
         assert_close(&output, &bias, SAME, &format!("{mask:?}"));
@@ -398,7 +440,7 @@ fn a_step_after_lengths_in_memory() -> Result<()> {
     assert!(refused(&layer, AttentionMask::Causal, None, Pass::inference()));
     assert!(refused(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
     assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
-    let mut generator = gpt2_kernels::Generator::new(1);
+    let mut generator = gpt2_kernels::RandomStream::new(1);
     assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result};
 use gpt2_attention::{ScaledDotProduct, SinusoidalPositions};
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 use gpt2_testing::{pattern, values};
 
 #[test]
@@ -67,7 +67,7 @@ fn positions_are_added_from_the_first_one_given() -> Result<()> {
 #[test]
 fn scaling_brings_the_variance_of_scores_from_d_to_one() {
     const DRAWS: usize = 20_000;
-    let mut generator = Generator::new(0);
+    let mut generator = RandomStream::new(0);
     for head_dim in [8usize, 64] {
         let dots: Vec<f64> = (0..DRAWS)
             .map(|_| (0..head_dim).map(|_| generator.normal() * generator.normal()).sum())

@@ -9,7 +9,7 @@ use gpt2_attention::steps::{
     mask_with_negative_infinity, normalize_by_sum, simple_self_attention, softmax_naive,
 };
 use gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass};
-use gpt2_kernels::{Generator, Linear, softmax};
+use gpt2_kernels::{Linear, RandomStream, softmax};
 use gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
 
 /// The book prints four decimals.
@@ -273,7 +273,7 @@ fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> R
         [0.0000, 0.3327, 0.0000, 0.0000, 0.0000, 0.0000],
     ]);
     assert_close_absolute(&(&weights * printed_mask)?, &printed_weights, PRINTED, "the printed mask");
-    let ours = gpt2_kernels::dropout(&weights, 0.5, &mut Generator::new(123))?;
+    let ours = gpt2_kernels::dropout(&weights, 0.5, &mut RandomStream::new(123))?;
     for (dropped, weight) in values(&ours).iter().zip(values(&weights)) {
         assert!(*dropped == 0.0 || (dropped - 2.0 * weight).abs() < SAME, "{weight} became {dropped}");
     }
@@ -288,7 +288,7 @@ fn section_3_5_2_dropout_on_attention_weights_doubles_what_it_keeps() -> Result<
     let kept = layer.forward(&batch_of_two()?, &mut Pass::inference())?;
     let mut seen = [false; 2];
     for seed in 0..8 {
-        let mut generator = Generator::new(seed);
+        let mut generator = RandomStream::new(seed);
         let dropped = layer.forward(&batch_of_two()?, &mut Pass::training(&mut generator))?;
         // The first token sees only itself, with weight 1: dropped to 0 or doubled to 2.
         let (first, plain) = (values(&dropped.i((0, 0))?), values(&kept.i((0, 0))?));

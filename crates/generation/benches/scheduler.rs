@@ -19,7 +19,7 @@ use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{
     Event, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
 
 mod models;
@@ -148,7 +148,7 @@ fn longest_chunk(model: &Gpt2LMHead, tokens: usize, chunk_tokens: usize) -> Resu
 fn memory(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
     const TOKENS: usize = 1_000_000;
     let mut scheduler = scheduler(model, 1500, 64)?;
-    let mut generator = Generator::new(1);
+    let mut generator = RandomStream::new(1);
     let mut below = |bound: u64| usize::try_from(generator.below(bound)).unwrap_or_default();
     let mut open: Vec<RequestId> = Vec::new();
     let (mut made, mut cancelled, mut after_first) = (0, 0, None);

@@ -144,7 +144,7 @@ struct Group {
 }
 
 /// A beam with one more token.
-struct Continuation {
+struct Extension {
     beam: usize,
     token: u32,
     score: f32,
@@ -177,7 +177,7 @@ impl Search<'_> {
         }
         let continuations = self.continuations(group, logits, chosen_by_others)?;
         let mut beams = Vec::with_capacity(group_size);
-        for (rank, Continuation { beam, token, score }) in continuations.iter().enumerate() {
+        for (rank, Extension { beam, token, score }) in continuations.iter().enumerate() {
             let mut ids = group.beams[*beam].ids.clone();
             ids.push(*token);
             if !self.config.eos_token_id.contains(token) {
@@ -210,7 +210,7 @@ impl Search<'_> {
         group: &Group,
         logits: &[Vec<f32>],
         chosen_by_others: &[u32],
-    ) -> Result<Vec<Continuation>, GenerationError> {
+    ) -> Result<Vec<Extension>, GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         let count = group_size * (1 + self.config.eos_token_id.len()).max(2);
         let best = map_items(&group.beams, |beam| {
@@ -224,7 +224,7 @@ impl Search<'_> {
                 best => best?.into_iter(),
             };
             let sum = group.beams[index].score;
-            continuations.extend(best.map(|(token, score)| Continuation {
+            continuations.extend(best.map(|(token, score)| Extension {
                 beam: index,
                 token,
                 score: sum + score,

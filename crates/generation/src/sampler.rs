@@ -1,6 +1,6 @@
 //! From logits to a token: the processors change the logits, the sampler picks.
 
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 
 use crate::processors::{Probabilities, largest};
 use crate::tally::Tally;
@@ -13,14 +13,14 @@ pub struct Sampler {
     processors: Vec<LogitsProcessor>,
     tally: Tally,
     /// Draws the token; absent where the most probable one is taken.
-    generator: Option<Generator>,
+    generator: Option<RandomStream>,
 }
 
 impl Sampler {
     /// A sampler for these options, which [`GenerationConfig::check`] accepts, with these processors; usually
     /// [`LogitsProcessor::of_config`]. Texts of one prompt draw from different `stream`s of the same seed.
     pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
-        let generator = config.do_sample.then(|| Generator::with_stream(config.seed, stream));
+        let generator = config.do_sample.then(|| RandomStream::with_stream(config.seed, stream));
         Self { tally: Tally::new(&processors), processors, generator }
     }
 

@@ -13,7 +13,7 @@ use gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator, WhenFull,
 };
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 use gpt2_testing::fixture_path;
 use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
@@ -120,7 +120,7 @@ fn a_text_is_the_same_alone_and_in_any_company() {
     for reason in [StopReason::Eos, StopReason::MaxNewTokens, StopReason::Context] {
         assert!(expected.iter().any(|text| text.reason == Some(reason)), "{reason:?} is among them");
     }
-    let mut generator = Generator::new(3);
+    let mut generator = RandomStream::new(3);
     let mut random =
         |below: u32| (0..below).find(|n| generator.uniform() < 1.0 / f64::from(below - n)).unwrap();
     for (max_texts, kv_tokens, chunk_tokens) in

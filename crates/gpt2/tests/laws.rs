@@ -10,7 +10,7 @@ use gpt2::{
     Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
     expected_parameters,
 };
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 use gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
 
 mod common;
@@ -462,7 +462,7 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     let model = model_of(&config, &variables(&config))?;
     let tokens = ids(&[&[1, 5, 9, 12, 0]]);
     let trained = |seed: u64| -> Result<Vec<f64>> {
-        let mut generator = Generator::new(seed);
+        let mut generator = RandomStream::new(seed);
         Ok(values(&model.forward(
             &tokens,
             LogitsFor::EveryToken,
@@ -481,13 +481,13 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
         Gpt2Config { resid_pdrop: 0.5, ..without.clone() },
     ] {
         let model = model_of(&alone, &variables(&alone))?;
-        let mut generator = Generator::new(1);
+        let mut generator = RandomStream::new(1);
         let pass = &mut Pass::training(&mut generator);
         let trained = model.forward(&tokens, LogitsFor::EveryToken, None, pass)?;
         assert_ne!(values(&trained), values(&all_logits(&model, &tokens)?), "{alone:?}");
     }
     let model = model_of(&without, &variables(&without))?;
-    let mut generator = Generator::new(1);
+    let mut generator = RandomStream::new(1);
     let trained = model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
     assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
     Ok(())

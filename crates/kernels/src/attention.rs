@@ -36,8 +36,13 @@ pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible:
     window_attention(q, k, v, scale, visible.iter().map(|keys| 0..*keys).collect())
 }
 
+/// The widest heads for which a GPU has a kernel for one query, which reads the visible keys and values only. Other queries
+/// take matrix products, in which a hidden value that is NaN reaches the result.
+pub const WIDEST_SINGLE_QUERY: usize = 256;
+
 /// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
-/// in a build without the feature `cuda`, or where a gradient is wanted.
+/// in a build without the feature `cuda`, or where a gradient is wanted. Hidden keys and values must be
+/// finite, but for one query in heads up to [`WIDEST_SINGLE_QUERY`] wide.
 ///
 /// # Shapes
 /// As [`prefix_attention`].
@@ -88,7 +93,7 @@ pub fn window_attention(
 /// that its slot has room for. Returns `(B, H, T, D)`, laid out as `(B, T, H, D)`.
 ///
 /// # Errors
-/// As [`window_attention`].
+/// As [`window_attention`], and when a memory is not contiguous.
 pub fn slot_attention(
     q: &Tensor,
     [keys, values]: [&Tensor; 2],
@@ -98,6 +103,7 @@ pub fn slot_attention(
 ) -> Result<Tensor> {
     let (batch, heads, query_len, head_dim) = q.dims4()?;
     let (tokens, width) = keys.dims2()?;
+    slots::expect_contiguous([keys, values])?;
     let is_seen = |(query, seen): (usize, &Range<usize>)| {
         let capacity = slots.get(query / query_len).map_or(0, |slot| slot.capacity);
         !seen.is_empty() && seen.end <= capacity

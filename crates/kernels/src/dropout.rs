@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use crate::training::apply_dropout;
-use crate::{Generator, KernelError};
+use crate::{KernelError, RandomStream};
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
 /// value stays.
@@ -12,7 +12,7 @@ use crate::{Generator, KernelError};
 ///
 /// # Errors
 /// When `rate` is outside `[0, 1]`.
-pub fn dropout(x: &Tensor, rate: f64, generator: &mut Generator) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, rate: f64, generator: &mut RandomStream) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&rate) {
         return Err(KernelError::DropoutRate { found: rate }.into());
     }

@@ -83,6 +83,15 @@ pub enum KernelError {
         /// Place of the first token of each row.
         positions: Vec<usize>,
     },
+    /// A memory for keys or values is a view that has gaps or another order.
+    #[error(
+        "attention: a memory of {memory:?} for keys or values is not contiguous; give it as it was allocated, or whole tokens \
+         of it side by side"
+    )]
+    MemoryNotContiguous {
+        /// Shape of the memory.
+        memory: Vec<usize>,
+    },
     /// There is no kernel for a step that reads its places from memory.
     #[error(
         "attention: no kernel for a step of {token:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or \

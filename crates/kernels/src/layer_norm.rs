@@ -2,7 +2,8 @@
 //!
 //! The variance takes two passes: with GPT-2's large outlier channels, `E[x²] - E[x]²` loses its digits.
 //! On the CPU one kernel does both passes over a row while it is in the nearest cache, and has gradients of its own.
-//! (Article 003 prints `σ = sqrt(mean(x))`, without the squared deviation and without ε; that is a slip.)
+//!
+//! Source: "Layer Normalization" (arXiv:1607.06450, section 3).
 
 use candle_core::{D, DType, Result, Tensor};
 

@@ -41,8 +41,8 @@ mod vector_math;
 
 pub use activation::Activation;
 pub use attention::{
-    KvSlot, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention, window_attention,
-    write_tokens, zeroed_memory,
+    KvSlot, WIDEST_SINGLE_QUERY, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention,
+    window_attention, write_tokens, zeroed_memory,
 };
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
@@ -56,7 +56,7 @@ pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightForm
 pub use parallel::map_items;
 pub use parameters::ParameterSource;
 pub use pool::{set_thread_count, thread_count};
-pub use random::Generator;
+pub use random::RandomStream;
 pub use step::step_attention;
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,

@@ -6,17 +6,17 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// A seeded, portable random number generator (ChaCha8).
+/// A seeded, portable stream of random numbers (ChaCha8).
 #[derive(Debug, Clone)]
-pub struct Generator(ChaCha8Rng);
+pub struct RandomStream(ChaCha8Rng);
 
-impl Generator {
-    /// A generator for `seed`.
+impl RandomStream {
+    /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// An independent generator for part `stream` of the work under the same seed, such as one row of a batch.
+    /// An independent stream for part `stream` of the work under the same seed, such as one row of a batch.
     pub fn with_stream(seed: u64, stream: u64) -> Self {
         let mut generator = Self::new(seed);
         generator.0.set_stream(stream);
@@ -37,7 +37,7 @@ impl Generator {
         }
     }
 
-    /// 64 random bits: the seed of further generators.
+    /// 64 random bits: the seed of further streams.
     pub fn seed(&mut self) -> u64 {
         self.0.next_u64()
     }
@@ -60,7 +60,7 @@ impl Generator {
 /// Values for tests, uniform around `center`.
 #[cfg(test)]
 pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
-    let mut generator = Generator::new(seed);
+    let mut generator = RandomStream::new(seed);
     #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
     (0..count).map(|_| (center + width * (generator.uniform() - 0.5)) as f32).collect()
 }
@@ -73,7 +73,7 @@ mod tests {
     /// draft-strombergson-chacha-test-vectors-01, TC1): it pins the algorithm, not our own output.
     #[test]
     fn the_stream_is_chacha8() {
-        let mut generator = Generator(ChaCha8Rng::from_seed([0; 32]));
+        let mut generator = RandomStream(ChaCha8Rng::from_seed([0; 32]));
         let mut bytes = [0u8; 16];
         generator.0.fill_bytes(&mut bytes);
         assert_eq!(
@@ -84,11 +84,11 @@ mod tests {
 
     #[test]
     fn seeds_and_streams_differ_and_repeat() {
-        let first = |mut generator: Generator| [generator.uniform(), generator.uniform()];
-        assert_eq!(first(Generator::new(1)), first(Generator::new(1)));
-        assert_ne!(first(Generator::new(1)), first(Generator::new(2)));
-        assert_ne!(first(Generator::with_stream(1, 1)), first(Generator::with_stream(1, 2)));
-        assert_eq!(first(Generator::with_stream(1, 0)), first(Generator::new(1)));
+        let first = |mut generator: RandomStream| [generator.uniform(), generator.uniform()];
+        assert_eq!(first(RandomStream::new(1)), first(RandomStream::new(1)));
+        assert_ne!(first(RandomStream::new(1)), first(RandomStream::new(2)));
+        assert_ne!(first(RandomStream::with_stream(1, 1)), first(RandomStream::with_stream(1, 2)));
+        assert_eq!(first(RandomStream::with_stream(1, 0)), first(RandomStream::new(1)));
     }
 
     /// With 100,000 draws the mean of a uniform has a standard error of 0.0009, that of a normal 0.0032;
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn uniform_and_normal_have_their_moments() {
         const DRAWS: usize = 100_000;
-        let mut generator = Generator::new(3);
+        let mut generator = RandomStream::new(3);
         let uniform: f64 = (0..DRAWS).map(|_| generator.uniform()).sum::<f64>() / DRAWS as f64;
         assert!((uniform - 0.5).abs() < 0.005, "mean of the uniform draws: {uniform}");
         let normal: Vec<f64> = (0..DRAWS).map(|_| generator.normal()).collect();

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{Activation, Generator, LayerNorm, Linear, Matrix, PackedMatrix, WeightFormat, dropout};
+use gpt2_kernels::{
+    Activation, LayerNorm, Linear, Matrix, PackedMatrix, RandomStream, WeightFormat, dropout,
+};
 use gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 with transcendental functions of different libraries: a few units in the last place.
@@ -102,19 +104,24 @@ fn linear_refuses_shapes_that_do_not_fit() {
     assert!(wrong_input.to_string().contains("expected an input of width 5"), "{wrong_input}");
 }
 
-/// Article 001 §3.5.2: at a rate of 0.5 about half of the values become zero and the others double.
+/// "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of 0.5 about half of the values
+/// become zero and the others double.
 #[test]
 fn dropout_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     let ones = Tensor::ones((100, 100), candle_core::DType::F32, &candle_core::Device::Cpu)?;
-    let dropped = values(&dropout(&ones, 0.5, &mut Generator::new(1))?);
+    let dropped = values(&dropout(&ones, 0.5, &mut RandomStream::new(1))?);
     assert!(dropped.iter().all(|value| *value == 0.0 || *value == 2.0));
     let zeros = dropped.iter().filter(|value| **value == 0.0).count();
     // 10,000 draws at 0.5: the standard deviation is 50.
     assert!((4750..=5250).contains(&zeros), "{zeros} zeros");
-    assert_eq!(dropped, values(&dropout(&ones, 0.5, &mut Generator::new(1))?), "same seed, same mask");
-    assert_ne!(dropped, values(&dropout(&ones, 0.5, &mut Generator::new(2))?), "another seed, another mask");
-    assert_eq!(values(&dropout(&ones, 0.0, &mut Generator::new(1))?), values(&ones));
-    assert!(values(&dropout(&ones, 1.0, &mut Generator::new(1))?).iter().all(|value| *value == 0.0));
-    assert!(dropout(&ones, 1.5, &mut Generator::new(1)).is_err());
+    assert_eq!(dropped, values(&dropout(&ones, 0.5, &mut RandomStream::new(1))?), "same seed, same mask");
+    assert_ne!(
+        dropped,
+        values(&dropout(&ones, 0.5, &mut RandomStream::new(2))?),
+        "another seed, another mask"
+    );
+    assert_eq!(values(&dropout(&ones, 0.0, &mut RandomStream::new(1))?), values(&ones));
+    assert!(values(&dropout(&ones, 1.0, &mut RandomStream::new(1))?).iter().all(|value| *value == 0.0));
+    assert!(dropout(&ones, 1.5, &mut RandomStream::new(1)).is_err());
     Ok(())
 }

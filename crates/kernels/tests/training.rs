@@ -4,9 +4,9 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
-    Activation, AdamWStep, AttentionDropout, Before, Generator, LayerNorm, Linear, adamw_step, add_positions,
-    causal_attention_reference, causal_self_attention, dropout, gradients, head_loss, head_loss_reference,
-    low_rank_sum, recomputed, squared_norm, sum,
+    Activation, AdamWStep, AttentionDropout, Before, LayerNorm, Linear, RandomStream, adamw_step,
+    add_positions, causal_attention_reference, causal_self_attention, dropout, gradients, head_loss,
+    head_loss_reference, low_rank_sum, recomputed, squared_norm, sum,
 };
 use gpt2_testing::{assert_close, pattern, values};
 
@@ -112,7 +112,9 @@ fn gelu_has_the_gradients_of_finite_differences() -> Result<()> {
 
 #[test]
 fn dropout_drops_the_gradient_where_it_dropped_the_value() -> Result<()> {
-    assert_gradients(&[pattern(&[3, 17], 2.0, 0)], |inputs| dropout(&inputs[0], 0.4, &mut Generator::new(5)))
+    assert_gradients(&[pattern(&[3, 17], 2.0, 0)], |inputs| {
+        dropout(&inputs[0], 0.4, &mut RandomStream::new(5))
+    })
 }
 
 const ATTENTION_DROPOUT: AttentionDropout = AttentionDropout { rate: 0.3, seed: 11 };
@@ -150,7 +152,8 @@ fn causal_attention_equals_its_composition_at_every_size() -> Result<()> {
     Ok(())
 }
 
-/// Article 001 §3.5.2 on attention weights: at a rate of 0.5 half of them are zero, the others doubled.
+/// Attention weights under dropout, as in "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of
+/// 0.5 half of them are zero, the others doubled.
 #[test]
 fn dropout_on_attention_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     const TOKENS: usize = 128;
@@ -304,7 +307,7 @@ fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Ten
     let qkv = Linear::new(tensor(c_attn), Some(tensor(c_attn_bias)))?;
     let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
     let block = move |x: &Tensor| {
-        let dropped = dropout(&norm.forward(x)?, 0.2, &mut Generator::new(7))?;
+        let dropped = dropout(&norm.forward(x)?, 0.2, &mut RandomStream::new(7))?;
         let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
         sum(x, &activation.forward(&projection.forward(&context)?)?)
     };

@@ -1,6 +1,6 @@
 //! Which random stream serves what: every purpose draws from its own, so none disturbs another.
 
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 
 /// A purpose of random numbers.
 #[derive(Debug, Clone, Copy)]
@@ -14,8 +14,8 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// The generator for this purpose under `seed`.
-    pub(crate) fn generator(self, seed: u64) -> Generator {
+    /// The random numbers for this purpose under `seed`.
+    pub(crate) fn generator(self, seed: u64) -> RandomStream {
         /// Far more passes and epochs than a training has.
         const PER_PURPOSE: u64 = 1 << 60;
         let stream = match self {
@@ -23,6 +23,6 @@ impl Stream {
             Self::Epoch(epoch) => PER_PURPOSE + epoch % PER_PURPOSE,
             Self::Dropout(pass) => 2 * PER_PURPOSE + pass % PER_PURPOSE,
         };
-        Generator::with_stream(seed, stream)
+        RandomStream::with_stream(seed, stream)
     }
 }

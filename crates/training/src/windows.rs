@@ -1,7 +1,7 @@
 //! Windows of tokens in an order that the seed decides: what a training step is made of.
 
-use std::cell::RefCell;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use gpt2_weights::MappedFile;
 
@@ -11,8 +11,8 @@ use crate::streams::Stream;
 /// Bytes of a token in a token file.
 const TOKEN_BYTES: usize = 4;
 
-/// Tokens that can be read at any place: a slice, or a file of them.
-pub trait Tokens {
+/// Tokens that can be read at any place, by several threads at once: a slice, or a file of them.
+pub trait Tokens: Sync {
     /// How many there are.
     fn len(&self) -> usize;
 
@@ -75,7 +75,7 @@ pub struct Windows<'a> {
     seed: u64,
     per_epoch: usize,
     /// The order of the epoch that was asked for last: every batch of an epoch reads it.
-    order: RefCell<Order>,
+    order: Mutex<Order>,
 }
 
 /// Inputs of a step and the token that follows each, row by row.
@@ -101,7 +101,7 @@ impl<'a> Windows<'a> {
         }
         // Room for every start in the first window, where there is more than one.
         let per_epoch = ((tokens.len() - 1 - (context - 1)) / context).max(1);
-        Ok(Self { tokens, context, seed, per_epoch, order: RefCell::default() })
+        Ok(Self { tokens, context, seed, per_epoch, order: Mutex::default() })
     }
 
     /// Windows in an epoch.
@@ -118,7 +118,7 @@ impl<'a> Windows<'a> {
     pub fn batch(&self, first: u64, rows: usize) -> Batch {
         let per_epoch = self.per_epoch as u64;
         let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows };
-        let mut order = self.order.borrow_mut();
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         for index in first..first + rows as u64 {
             let (epoch, place) = (index / per_epoch, index % per_epoch);
             if order.epoch != Some(epoch) {
@@ -223,13 +223,20 @@ mod tests {
     fn the_batches_of_an_epoch_share_its_order() {
         let tokens: Vec<u32> = (0..100).collect();
         let windows = Windows::new(&tokens, 7, 5).unwrap();
-        let place = || windows.order.borrow().starts.as_ptr();
+        let place = || windows.order.lock().unwrap().starts.as_ptr();
         windows.batch(0, 2);
         let first = place();
         windows.batch(2, 11);
         assert_eq!(place(), first, "within the epoch");
         windows.batch(13, 1);
         assert_ne!(place(), first, "the next epoch has its own");
+    }
+
+    /// Checked by the compiler.
+    #[test]
+    fn threads_may_share_windows() {
+        fn assert_shared<T: Send + Sync>() {}
+        assert_shared::<Windows<'_>>();
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Config, Pass};
-use gpt2_kernels::Generator;
+use gpt2_kernels::RandomStream;
 use gpt2_testing::{Fixture, values, worst};
 use gpt2_training::{Batch, Hyperparameters, Parameters, Schedule, Trainer};
 
@@ -34,7 +34,7 @@ fn every_parameter_has_the_gradient_of_pytorch() {
     for name in ["tied", "untied", "scaled"] {
         let (fixture, trainer, batch) = case(name, Hyperparameters::default());
         // A training pass whose dropout rates are zero.
-        let mut generator = Generator::new(1);
+        let mut generator = RandomStream::new(1);
         let (loss, gradients) = trainer.gradients(&batch, &mut Pass::training(&mut generator), 1).unwrap();
         let expected = values(&fixture.tensor("loss"))[0];
         assert!((loss / expected - 1.0).abs() < 1e-6, "{name}: loss {loss}, expected {expected}");

@@ -4,6 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 
+use super::slots::expect_contiguous;
 use super::{Element, Head, Heads, KvSlot};
 use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
@@ -24,13 +25,15 @@ const TOKEN_DIM: usize = 2;
 /// the `B` rows.
 ///
 /// # Errors
-/// When the shapes are not these, or the tokens of a row do not fit into its slot from its position on.
+/// When the shapes are not these, a memory is not contiguous, or the tokens of a row do not fit into its slot from its position
+/// on.
 pub fn write_tokens(
     memories: [&Tensor; 2],
     slots: &[KvSlot],
     [keys, values]: [&Tensor; 2],
     positions: &[usize],
 ) -> Result<()> {
+    expect_contiguous(memories)?;
     check(memories[0], slots, keys, positions)?;
     check(memories[1], slots, values, positions)?;
     if keys.device().is_cuda()
@@ -81,8 +84,7 @@ fn check(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]
 
 /// The keys or the values.
 fn write_each(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]) -> Result<()> {
-    let is_kernels = memory.is_contiguous()
-        && [memory, tokens].into_iter().all(|x| x.device().is_cpu())
+    let is_kernels = [memory, tokens].into_iter().all(|x| x.device().is_cpu())
         && matches!(memory.dtype(), DType::F32 | DType::F16)
         && tokens.dtype() == DType::F32
         && tokens.stride().last() == Some(&1);
@@ -250,5 +252,20 @@ mod tests {
             let error = write_tokens([&memory; 2], &slots, [&tokens; 2], &positions).unwrap_err().to_string();
             assert!(error.contains("[10, 12]"), "{error}");
         }
+    }
+
+    /// Written into a copy, the tokens would be lost without an error.
+    #[test]
+    fn a_memory_in_another_order_is_refused() {
+        let memory = Tensor::zeros((10, 12), DType::F32, &Device::Cpu).unwrap();
+        let transposed = Tensor::zeros((12, 10), DType::F32, &Device::Cpu).unwrap().t().unwrap();
+        let tokens = Tensor::ones((2, 3, 2, 4), DType::F32, &Device::Cpu).unwrap();
+        let slots = KvSlot::side_by_side(2, 5);
+        for memories in [[&transposed, &memory], [&memory, &transposed]] {
+            let error = write_tokens(memories, &slots, [&tokens; 2], &[0, 0]).unwrap_err().to_string();
+            assert!(error.contains("[10, 12]") && error.contains("not contiguous"), "{error}");
+        }
+        let written = memory.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(written, [0.0; 120], "nothing is written before the check");
     }
 }

@@ -50,6 +50,14 @@ pub fn zeroed_memory(shape: (usize, usize), dtype: DType, device: &Device) -> Re
     }
 }
 
+/// Refuses memories that are no tensors of their own: slots are places in one piece of memory.
+pub(super) fn expect_contiguous(memories: [&Tensor; 2]) -> Result<()> {
+    match memories.into_iter().find(|memory| !memory.is_contiguous()) {
+        Some(memory) => Err(KernelError::MemoryNotContiguous { memory: memory.dims().to_vec() }.into()),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -249,4 +249,9 @@ fn rows_in_slots_equal_rows_in_a_tensor() {
     ] {
         assert!(slot_attention(&q, [&memory, &memory], &slots, 1.0, visible).is_err(), "{slots:?}");
     }
+    let transposed = Tensor::zeros((heads * head_dim, 620), DType::F32, &Device::Cpu).unwrap().t().unwrap();
+    for memories in [[&transposed, &memory], [&memory, &transposed]] {
+        let error = slot_attention(&q, memories, &slots, 1.0, vec![0..1, 0..1]).unwrap_err().to_string();
+        assert!(error.contains("[620, 60]") && error.contains("not contiguous"), "{error}");
+    }
 }

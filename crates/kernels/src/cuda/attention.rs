@@ -12,13 +12,14 @@ use half::{bf16, f16};
 
 use super::products::{Matrices, Product, Right, Sizes, is_one_piece, product, sums};
 use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
+use crate::WIDEST_SINGLE_QUERY;
 
 /// Threads of a block that writes rows of one head.
 const HEAD_THREADS: u32 = 64;
 /// `WARP * ATTENTION_WARPS` of the kernels.
 const ATTENTION_THREADS: u32 = 512;
 /// Widths of a head up to which a kernel for one query was compiled.
-const HEAD_WIDTHS: [usize; 3] = [64, 128, 256];
+const HEAD_WIDTHS: [usize; 3] = [64, 128, WIDEST_SINGLE_QUERY];
 /// Blocks along the second and the third axis of a grid.
 const MAX_BLOCKS_ACROSS: usize = 65_535;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.

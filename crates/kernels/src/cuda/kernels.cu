@@ -268,7 +268,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
 }
 
 /// Self-attention of a new token of each row: adds the bias to the sums of its queries, keys and values, writes keys and values
-/// into memory behind the `lengths[row]` ones there, and attends to all of them. `sums` `(B, 3, H, D)`, `bias` `(3, H, D)`,
+/// into memory after the `lengths[row]` ones there, and attends to all of them. `sums` `(B, 3, H, D)`, `bias` `(3, H, D)`,
 /// memory `(B, H, S, D)`, in one piece; `context` `(B, H, D)`; a block for each head and batch row.
 template <typename T, unsigned CHUNKS>
 __device__ void step_attention(const float *sums, const T *bias, T *key_memory, T *value_memory, T *context,

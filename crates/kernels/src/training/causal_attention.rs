@@ -13,7 +13,7 @@ use super::product::{Matrix, Panels, multiply};
 use super::{for_real, is_cpu_float, with_elements};
 use crate::parallel::{Part, Parts, for_each_part};
 use crate::simd::LANES;
-use crate::{Generator, KernelError};
+use crate::{KernelError, RandomStream};
 
 /// Queries in a block: a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
@@ -102,14 +102,14 @@ fn head_dim(width: usize, heads: usize) -> Result<usize> {
 
 impl AttentionDropout {
     fn mask(self, stream: usize) -> HeadMask {
-        let generator = Generator::with_stream(self.seed, stream as u64);
+        let generator = RandomStream::with_stream(self.seed, stream as u64);
         HeadMask { generator, rate: self.rate, factor: 1.0 / (1.0 - self.rate) }
     }
 }
 
 /// The mask of one head, drawn query by query.
 struct HeadMask {
-    generator: Generator,
+    generator: RandomStream,
     rate: f64,
     /// What a weight that stays is multiplied by.
     factor: f64,
