@@ -45,7 +45,7 @@ pub trait Job {
     /// What ends the whole job.
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, Self::Error>;
 
-    /// A token as it comes, where texts are made token by token. One that fails may begin anew, when others fail beside it.
+    /// A token as it comes, where texts are made token by token.
     ///
     /// # Errors
     /// What ends the whole job.
@@ -239,9 +239,10 @@ impl Prompts {
         let mut tokens = Vec::new();
         while self.ahead.len() <= batch_size {
             let Some(prompt) = job.next_prompt()? else { break };
+            let request = Request::new(prompt, Arc::clone(config));
             // A prompt that is refused is told when its turn comes.
-            tokens.push(Request::new(prompt.clone(), Arc::clone(config)).kv_tokens(model).unwrap_or(0));
-            self.ahead.push_back(prompt);
+            tokens.push(request.kv_tokens(model).unwrap_or(0));
+            self.ahead.push_back(request.prompt);
         }
         Ok(tokens)
     }

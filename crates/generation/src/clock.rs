@@ -8,17 +8,17 @@ use crate::{GenerationConfig, GenerationError};
 /// Tells the time since some moment; only [`GenerationConfig::max_time`] asks for it.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// When the time of a text is over.
-pub(crate) struct Deadline<'a>(Option<(&'a Clock, Duration)>);
+/// When the time of a text is over, by its clock; `None` where it may take any.
+pub(crate) struct Deadline(Option<(Clock, Duration)>);
 
-impl<'a> Deadline<'a> {
+impl Deadline {
     /// That of a text that begins now.
-    pub(crate) fn new(config: &GenerationConfig, clock: Option<&'a Clock>) -> Result<Self, GenerationError> {
+    pub(crate) fn new(config: &GenerationConfig, clock: Option<&Clock>) -> Result<Self, GenerationError> {
         let Some(seconds) = config.max_time else { return Ok(Self(None)) };
         let clock = clock.ok_or(GenerationError::NoClock)?;
         // A time that no clock shows never comes.
         let most = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        Ok(Self(Some((clock, clock().saturating_add(most)))))
+        Ok(Self(Some((Arc::clone(clock), clock().saturating_add(most)))))
     }
 
     pub(crate) fn is_over(&self) -> bool {

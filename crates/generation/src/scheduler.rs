@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Pass};
 use gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
+use crate::clock::Deadline;
 use crate::config::slid_tokens;
 use crate::{
     Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
@@ -187,8 +187,8 @@ struct Text<T> {
     sequence: usize,
     /// Prompt and new tokens.
     ids: Vec<u32>,
-    /// When its prompt was begun; absent without a clock.
-    started: Option<Duration>,
+    /// Counted from when its prompt is begun.
+    deadline: Deadline,
     sampler: Sampler,
     stream: Option<TextStream<T>>,
     /// Whether its row of the cache no longer begins with the prompt.
@@ -374,26 +374,24 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     fn slide_full_rows(&mut self) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let mut row = 0;
-        while let Some(text) = self.running.get(row) {
-            let WhenFull::Slide { head } = text.request.config.when_full else {
-                row += 1;
-                continue;
+        while let Some(text) = self.running.get_mut(row) {
+            let head = match text.request.config.when_full {
+                WhenFull::Slide { head } if self.cache.lengths()[row] >= n_positions => head,
+                _ => {
+                    row += 1;
+                    continue;
+                }
             };
-            if self.cache.lengths()[row] < n_positions {
-                row += 1;
-                continue;
-            }
             let before = &text.ids[..text.ids.len() - 1];
             let tail = before.len() - (slid_tokens(n_positions) - 1);
             let tokens = [&before[..head], &before[tail..]].concat();
+            text.has_slid = true;
             self.cache.truncate(row, 0)?;
             if tokens.is_empty() {
-                self.running[row].has_slid = true;
                 row += 1;
                 continue;
             }
-            let mut text = self.running.remove(row);
-            text.has_slid = true;
+            let text = self.running.remove(row);
             let cache = self.cache.take(row)?;
             // A running text does not wait for the prompts of others.
             self.prefilling.push_front(Prefill { text, cache, tokens, computed: 0, is_window: true });
@@ -454,10 +452,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             return Ok(false);
         };
         let Some(Waiting { request, sequence }) = self.waiting.pop_front() else { return Ok(false) };
-        if request.config.max_time.is_some() && self.clock.is_none() {
-            self.fail(request.id, GenerationError::NoClock);
-            return Ok(true);
-        }
+        let deadline = match Deadline::new(&request.config, self.clock.as_ref()) {
+            Ok(deadline) => deadline,
+            Err(error) => {
+                self.fail(id, error);
+                return Ok(true);
+            }
+        };
         let stream = |tokenizer: &T| {
             TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
         };
@@ -465,7 +466,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
             sampler: Sampler::new(&request.config, request.processors.clone(), sequence as u64),
             stream: self.tokenizer.as_ref().map(stream),
-            started: self.clock.as_ref().map(|clock| clock()),
+            deadline,
             ids: request.prompt.clone(),
             has_slid: false,
             sequence,
@@ -522,12 +523,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         chosen: Vec<Result<u32, GenerationError>>,
     ) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
-        let now = self.clock.as_ref().map(|clock| clock());
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
         for (row, id) in (first..).zip(chosen) {
             let (text, is_full) = (&mut self.running[row], self.cache.lengths()[row] >= n_positions);
             let (request, sequence) = (text.request.id, text.sequence);
-            match id.and_then(|id| Ok((id, text.push(id, is_full, now)?))) {
+            match id.and_then(|id| Ok((id, text.push(id, is_full)?))) {
                 Ok((id, (text, stop_reason))) => {
                     self.ready.push(Event::Token { request, sequence, id, text, stop_reason });
                     ended.extend(stop_reason.map(|_| row));
@@ -618,25 +618,16 @@ impl Event {
 
 impl<T: Deref<Target = Tokenizer>> Text<T> {
     /// Adds a token; returns the text it completes and why the text ends with it, if it does.
-    fn push(
-        &mut self,
-        id: u32,
-        is_full: bool,
-        now: Option<Duration>,
-    ) -> Result<(String, Option<StopReason>), GenerationError> {
+    fn push(&mut self, id: u32, is_full: bool) -> Result<(String, Option<StopReason>), GenerationError> {
         self.ids.push(id);
         let mut text = self.stream.as_mut().map(|stream| stream.push(id)).transpose()?.unwrap_or_default();
         let Accepted { config, prompt, max_new_tokens, .. } = &*self.request;
-        let elapsed = now.zip(self.started).map(|(now, started)| now.saturating_sub(started).as_secs_f64());
         let reasons = [
             (config.eos_token_id.contains(&id), StopReason::Eos),
             (self.stream.as_ref().is_some_and(TextStream::is_stopped), StopReason::StopString),
             (self.ids.len() - prompt.len() >= *max_new_tokens, StopReason::MaxNewTokens),
             (config.when_full == WhenFull::Stop && is_full, StopReason::Context),
-            (
-                config.max_time.zip(elapsed).is_some_and(|(most, elapsed)| elapsed >= most),
-                StopReason::MaxTime,
-            ),
+            (self.deadline.is_over(), StopReason::MaxTime),
         ];
         let reason = reasons.into_iter().find(|(holds, _)| *holds).map(|(_, reason)| reason);
         if reason.is_some() {
