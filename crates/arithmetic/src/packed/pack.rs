@@ -1,19 +1,17 @@
-//! Packing: from a checkpoint's bytes, as they lie in the mapped file, or from a tensor.
+//! Packing: from a checkpoint's bytes, as they lie in the mapped file, or from f32 in memory.
 
 #![expect(unsafe_code, reason = "packed weights are written once, by all threads, into fresh memory")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use candle_core::{CpuStorage, Result, Storage, Tensor};
 use half::{bf16, f16};
 
-use super::block::{Block, Expanded};
+use super::block::{Block, DEPTH, Expanded};
 use super::large_pages::prefer_large_pages;
-use super::{DEPTH, PackedMatrix, Panels, WeightFormat};
-use crate::KernelError;
-use crate::parallel::{Parts, for_each_part};
+use super::matrix::{MakeBlocks, PackedMatrix, Panels, WeightFormat};
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
+use crate::threads::{Parts, for_each_part};
 
 /// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
@@ -65,6 +63,29 @@ pub struct MatrixBytes<'a> {
     pub in_features: usize,
 }
 
+/// A matrix of f32 in memory, whatever its strides.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// The values, from the matrix's first one on.
+    pub values: &'a [f32],
+    /// Distance of neighbouring outputs and of neighbouring inputs.
+    pub strides: (usize, usize),
+    /// Outputs and inputs.
+    pub shape: (usize, usize),
+}
+
+/// A matrix that reaches beyond its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a weight of {out_features} by {in_features} values does not fit into {found} bytes")]
+pub struct PackError {
+    /// Width of the output.
+    pub out_features: usize,
+    /// Width of the input.
+    pub in_features: usize,
+    /// Bytes that are there.
+    pub found: usize,
+}
+
 impl PackedMatrix {
     /// Packs a matrix from its bytes, on all threads. `read` is told which of the bytes are not needed any more, so that
     /// a mapped file need not stay in memory beside the packed weights.
@@ -75,12 +96,12 @@ impl PackedMatrix {
         matrix: MatrixBytes<'_>,
         format: WeightFormat,
         read: &dyn Fn(Range<usize>),
-    ) -> Result<Self> {
+    ) -> Result<Self, PackError> {
         let MatrixBytes { bytes, dtype, order, out_features, in_features } = matrix;
         let expected =
             out_features.checked_mul(in_features).and_then(|count| count.checked_mul(dtype.size()));
         if expected.is_none_or(|expected| bytes.len() < expected) {
-            return Err(KernelError::MatrixBytes { out_features, in_features, found: bytes.len() }.into());
+            return Err(PackError { out_features, in_features, found: bytes.len() });
         }
         let strides = match order {
             StoredOrder::OutputMajor => (in_features, 1),
@@ -105,24 +126,18 @@ impl PackedMatrix {
         })
     }
 
-    /// Packs an f32 tensor on the CPU, whatever its strides.
-    ///
-    /// # Shapes
-    /// `weight` `(out, in)`.
+    /// Packs a matrix of f32, on all threads.
     ///
     /// # Errors
-    /// When the tensor is another.
-    pub fn from_tensor(weight: &Tensor, format: WeightFormat) -> Result<Self> {
-        let shape = weight.dims2()?;
-        let (storage, layout) = weight.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(elements)) = &*storage else {
-            return Err(KernelError::NotCpuFloats { found: weight.dtype() }.into());
-        };
-        let strides = match layout.stride() {
-            [output, input] => (*output, *input),
-            _ => (0, 0),
-        };
-        let elements = &elements[layout.start_offset()..];
+    /// When the matrix reaches beyond its values.
+    pub fn from_values(matrix: Strided<'_>, format: WeightFormat) -> Result<Self, PackError> {
+        let Strided { values: elements, strides, shape } = matrix;
+        let last = |count: usize, stride: usize| count.checked_sub(1).and_then(|last| last.checked_mul(stride));
+        let end = last(shape.0, strides.0).zip(last(shape.1, strides.1)).map(|(a, b)| a.saturating_add(b));
+        if shape.0 > 0 && shape.1 > 0 && end.is_none_or(|end| end >= elements.len()) {
+            let (out_features, in_features) = shape;
+            return Err(PackError { out_features, in_features, found: size_of_val(elements) });
+        }
         Ok(pack(&Values { elements, strides, convert: |value| value }, shape, format, &|_| ()))
     }
 }
@@ -135,62 +150,71 @@ struct Values<'a, T, F> {
     convert: F,
 }
 
-fn pack<T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
-    values: &Values<'_, T, F>,
+/// Blocks of a matrix of any stored type.
+trait ReadBlocks: Sync {
+    /// Reads the given outputs of the given inputs, each as first and count.
+    fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
+    /// Bytes of an output, where its inputs lie side by side.
+    fn bytes_of_output(&self) -> Option<usize>;
+}
+
+fn pack(
+    values: &dyn ReadBlocks,
     shape: (usize, usize),
     format: WeightFormat,
     read: &dyn Fn(Range<usize>),
 ) -> PackedMatrix {
-    let panels = match format {
-        WeightFormat::F32 => Panels::F32(blocks(values, shape, read)),
-        WeightFormat::F16 => Panels::F16(blocks(values, shape, read)),
-        WeightFormat::Q8 => Panels::Q8(blocks(values, shape, read)),
-        WeightFormat::Q6 => Panels::Q6(blocks(values, shape, read)),
-        WeightFormat::Q4 => Panels::Q4(blocks(values, shape, read)),
-    };
+    let panels = Panels::made(format, Packing { values, shape, read });
     PackedMatrix { out_features: shape.0, in_features: shape.1, panels }
 }
 
-/// `read` is told the outputs that were packed, and gets all of them where they lie side by side in the matrix.
-fn blocks<B: Block, T: Copy + Sync, F: Fn(T) -> f32 + Sync>(
-    values: &Values<'_, T, F>,
-    (out_features, in_features): (usize, usize),
-    read: &dyn Fn(Range<usize>),
-) -> Box<[B]> {
-    let panel_blocks = in_features.div_ceil(DEPTH);
-    if panel_blocks == 0 {
-        return Box::default();
-    }
-    let instructions = InstructionSet::detected();
-    let panels = out_features.div_ceil(LANES);
-    let mut blocks = Box::new_uninit_slice(panels * panel_blocks);
-    prefer_large_pages(&mut blocks);
-    let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
-    let is_output_major = values.strides.1 == 1;
-    let step = STEP_BYTES / (LANES * in_features * size_of::<T>());
-    let step = if is_output_major { step.max(STRIP_PANELS).min(panels) } else { panels };
-    for (index, blocks) in blocks.chunks_mut(step.max(1) * panel_blocks).enumerate() {
-        let first_panel = index * step;
-        for_each_part(blocks, parts, |mut part| {
-            let mut weights: Expanded = [Line([0.0; LANES]); DEPTH];
-            for block in 0..panel_blocks {
-                for row in 0..part.rows() {
-                    let (first_output, first_input) =
-                        ((first_panel + part.first_row + row) * LANES, block * DEPTH);
-                    let outputs = LANES.min(out_features - first_output);
-                    let inputs = DEPTH.min(in_features - first_input);
-                    if outputs < LANES || inputs < DEPTH {
-                        weights = [Line([0.0; LANES]); DEPTH];
-                    }
-                    values.read((first_output, outputs), (first_input, inputs), &mut weights);
-                    part.row(row)[block].write(instructions.run(Encode(&weights, PhantomData)));
-                }
-            }
+/// A matrix that is about to be packed.
+struct Packing<'a> {
+    values: &'a dyn ReadBlocks,
+    shape: (usize, usize),
+    /// Told the outputs that were packed, all of them at once where they do not lie one after the other.
+    read: &'a dyn Fn(Range<usize>),
+}
+
+impl MakeBlocks for Packing<'_> {
+    fn blocks<B: Block>(self) -> Box<[B]> {
+        let Self { values, shape: (out_features, in_features), read } = self;
+        let panel_blocks = in_features.div_ceil(DEPTH);
+        if panel_blocks == 0 {
+            return Box::default();
+        }
+        let instructions = InstructionSet::detected();
+        let panels = out_features.div_ceil(LANES);
+        let mut blocks = Box::new_uninit_slice(panels * panel_blocks);
+        prefer_large_pages(&mut blocks);
+        let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
+        let step = values.bytes_of_output().map_or(panels, |bytes| {
+            let step = STEP_BYTES / (LANES * bytes);
+            step.max(STRIP_PANELS).min(panels)
         });
-        read(first_panel * LANES..out_features.min((first_panel + step) * LANES));
+        for (index, blocks) in blocks.chunks_mut(step.max(1) * panel_blocks).enumerate() {
+            let first_panel = index * step;
+            for_each_part(blocks, parts, |mut part| {
+                let mut weights: Expanded = [Line([0.0; LANES]); DEPTH];
+                for block in 0..panel_blocks {
+                    for row in 0..part.rows() {
+                        let (first_output, first_input) =
+                            ((first_panel + part.first_row + row) * LANES, block * DEPTH);
+                        let outputs = LANES.min(out_features - first_output);
+                        let inputs = DEPTH.min(in_features - first_input);
+                        if outputs < LANES || inputs < DEPTH {
+                            weights = [Line([0.0; LANES]); DEPTH];
+                        }
+                        values.read((first_output, outputs), (first_input, inputs), &mut weights);
+                        part.row(row)[block].write(instructions.run(Encode(&weights, PhantomData)));
+                    }
+                }
+            });
+            read(first_panel * LANES..out_features.min((first_panel + step) * LANES));
+        }
+        // SAFETY: the steps and their parts hold every element, and each part's rows were written from their first block to their last.
+        unsafe { blocks.assume_init() }
     }
-    // SAFETY: the steps and their parts hold every element, and each part's rows were written from their first block to their last.
-    unsafe { blocks.assume_init() }
 }
 
 /// Encodes one block.
@@ -205,8 +229,11 @@ impl<B: Block> Job for Encode<'_, B> {
     }
 }
 
-impl<T: Copy, F: Fn(T) -> f32> Values<'_, T, F> {
-    /// Reads the given outputs of the given inputs, each as first and count.
+impl<T: Copy + Sync, F: Fn(T) -> f32 + Sync> ReadBlocks for Values<'_, T, F> {
+    fn bytes_of_output(&self) -> Option<usize> {
+        (self.strides.1 == 1).then(|| self.strides.0.max(1) * size_of::<T>())
+    }
+
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded) {
         let (output_stride, input_stride) = self.strides;
         let start = outputs.0 * output_stride + inputs.0 * input_stride;
@@ -225,10 +252,8 @@ impl<T: Copy, F: Fn(T) -> f32> Values<'_, T, F> {
         }
         for output in 0..outputs.1 {
             let elements = &self.elements[start + output * output_stride..];
-            for (element, line) in
-                elements.iter().step_by(input_stride.max(1)).zip(to.iter_mut()).take(inputs.1)
-            {
-                line.0[output] = (self.convert)(*element);
+            for (input, line) in to.iter_mut().take(inputs.1).enumerate() {
+                line.0[output] = (self.convert)(elements[input * input_stride]);
             }
         }
     }

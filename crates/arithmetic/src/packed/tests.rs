@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use candle_core::{Device, Tensor};
-
+use super::integers::QuantizedGroup;
 use super::*;
-use crate::simd::InstructionSet;
+use crate::epilogue::{Epilogue, Finish, PanelBias};
+use crate::simd::{GROUP, InstructionSet, Job, Simd};
 
 /// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, more than two slices, its vocabulary, a single
 /// value.
@@ -14,10 +14,15 @@ const SHAPES: [(usize, usize); 10] =
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
 
-const FORMATS: [WeightFormat; 5] =
-    [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4];
+/// Every format of the table.
+fn formats() -> impl Iterator<Item = WeightFormat> + Clone {
+    WeightFormat::NAMES.iter().map(|(_, format)| *format)
+}
+
 /// Those that are multiplied in integers.
-const INTEGER_FORMATS: [WeightFormat; 3] = [WeightFormat::Q8, WeightFormat::Q6, WeightFormat::Q4];
+fn integer_formats() -> impl Iterator<Item = WeightFormat> {
+    formats().filter(|format| !matches!(format, WeightFormat::F32 | WeightFormat::F16))
+}
 
 /// Values without a pattern, of about unit size.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
@@ -26,8 +31,26 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 
 fn packed(out_features: usize, in_features: usize, format: WeightFormat) -> (Vec<f32>, PackedMatrix) {
     let weights = noise(out_features * in_features, 1);
-    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    (weights, PackedMatrix::from_tensor(&tensor, format).unwrap())
+    let matrix = pack(&weights, (out_features, in_features), format);
+    (weights, matrix)
+}
+
+fn pack(weights: &[f32], shape: (usize, usize), format: WeightFormat) -> PackedMatrix {
+    PackedMatrix::from_values(Strided { values: weights, strides: (shape.1, 1), shape }, format).unwrap()
+}
+
+/// The nearest group of activations with these instructions.
+fn nearest(x: &[f32], instructions: InstructionSet) -> QuantizedGroup {
+    struct Nearest<'a>(&'a [f32]);
+    impl Job for Nearest<'_> {
+        type Output = QuantizedGroup;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> QuantizedGroup {
+            QuantizedGroup::of(simd, self.0)
+        }
+    }
+    instructions.run(Nearest(x))
 }
 
 /// The weights that the format holds.
@@ -40,7 +63,7 @@ fn taken(x: &[f32], in_features: usize, format: WeightFormat) -> Vec<f32> {
     if matches!(format, WeightFormat::F32 | WeightFormat::F16) {
         return x.to_vec();
     }
-    let group = |x| QuantizedGroup::nearest(x, InstructionSet::detected());
+    let group = |x| nearest(x, InstructionSet::detected());
     x.chunks(in_features)
         .flat_map(|row| row.chunks(GROUP))
         .flat_map(|x| group(x).values().take(x.len()).collect::<Vec<_>>())
@@ -61,11 +84,11 @@ fn reference(weights: &[f32], x: &[f32], in_features: usize, bias: Option<&[f32]
 #[test]
 fn products_equal_the_reference() {
     for (out_features, in_features) in SHAPES {
-        for format in FORMATS {
+        for format in formats() {
             let (_, matrix) = packed(out_features, in_features, format);
             let weights = held(&matrix);
-            let mut bias = noise(out_features, 3);
-            bias.resize(out_features.next_multiple_of(LANES), 0.0);
+            let bias = noise(out_features, 3);
+            let panel_bias = PanelBias::new(&bias);
             for rows in ROWS {
                 if rows > 13 && out_features > 1000 {
                     continue;
@@ -73,8 +96,8 @@ fn products_equal_the_reference() {
                 let x = noise(rows * in_features, 2);
                 let expected = reference(&weights, &taken(&x, in_features, format), in_features, Some(&bias));
                 for instructions in InstructionSet::available() {
-                    let epilogue = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
-                    let y = product(&matrix, &x, rows, epilogue, instructions);
+                    let epilogue = Epilogue { bias: Some(&panel_bias), finish: Finish::Nothing };
+                    let y = matrix.product_with(&x, rows, epilogue, instructions);
                     assert_eq!(y.len(), rows * out_features);
                     // Each of the sums rounds once an addend, relative to sums of about sqrt(in).
                     let tolerance = 1e-6 * (in_features as f64).sqrt() + 1e-6;
@@ -95,18 +118,18 @@ fn products_equal_the_reference() {
 #[test]
 fn gelu_follows_the_bias() {
     let (_, matrix) = packed(20, 30, WeightFormat::F32);
-    let mut bias = noise(20, 3);
-    bias.resize(32, 0.0);
+    let bias = PanelBias::new(&noise(20, 3));
     for rows in [1, 5] {
         let x = noise(rows * 30, 2);
         for instructions in InstructionSet::available() {
             let epilogue = |finish| Epilogue { bias: Some(&bias), finish };
-            let plain = product(&matrix, &x, rows, epilogue(Finish::Nothing), instructions);
-            let activated = product(&matrix, &x, rows, epilogue(Finish::Gelu), instructions);
-            let plain = Tensor::from_vec(plain, rows * 20, &Device::Cpu).unwrap();
-            let expected = plain.gelu().unwrap().to_vec1::<f32>().unwrap();
-            for (activated, expected) in activated.iter().zip(expected) {
-                assert!((activated - expected).abs() < 1e-6, "{activated} for {expected}");
+            let plain = matrix.product_with(&x, rows, epilogue(Finish::Nothing), instructions);
+            let activated = matrix.product_with(&x, rows, epilogue(Finish::Gelu), instructions);
+            for (activated, plain) in activated.iter().zip(plain) {
+                let x = f64::from(plain);
+                let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                let expected = 0.5 * x * (1.0 + u.tanh());
+                assert!((f64::from(*activated) - expected).abs() < 1e-6, "{activated} for {expected}");
             }
         }
     }
@@ -130,32 +153,47 @@ fn products_of_integers_are_exact() {
     };
     let weights = integers(out_features * in_features, 1, in_features);
     let x = integers(rows * in_features, 2, 2 * in_features);
-    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    let matrix = PackedMatrix::from_tensor(&tensor, WeightFormat::Q8).unwrap();
+    let matrix = pack(&weights, (out_features, in_features), WeightFormat::Q8);
     let expected = reference(&weights, &x, in_features, None);
     for instructions in InstructionSet::available() {
-        let y = product(&matrix, &x, rows, Epilogue::default(), instructions);
+        let y = matrix.product_with(&x, rows, Epilogue::default(), instructions);
         for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
             assert_eq!(f64::from(*y), *expected, "{instructions:?}: value {index}");
         }
     }
 }
 
-/// A row has the same outputs whether it comes alone or among others.
+/// The law: a row has the same bits alone and in company, in every format, at every width, with every instruction set; also
+/// where neither inputs nor outputs fill their blocks and panels, and over several slices.
 #[test]
-fn one_row_and_many_agree_to_the_bit_in_integers() {
-    let (out_features, in_features, rows) = (70, 1100, 9);
-    let x = noise(rows * in_features, 2);
-    for format in INTEGER_FORMATS {
-        let (_, matrix) = packed(out_features, in_features, format);
-        for instructions in InstructionSet::available() {
-            let many = product(&matrix, &x, rows, Epilogue::default(), instructions);
-            for (x, many) in x.chunks(in_features).zip(many.chunks(out_features)) {
-                assert_eq!(
-                    product(&matrix, x, 1, Epilogue::default(), instructions),
-                    many,
-                    "{instructions:?}"
-                );
+fn a_row_has_the_same_bits_alone_and_in_company() {
+    const MOST_ROWS: usize = 40;
+    for (out_features, in_features) in [(1, 1), (17, 65), (70, 1100), (33, 768), (40, 257)] {
+        let x = noise(MOST_ROWS * in_features, 2);
+        let residual = noise(MOST_ROWS * out_features, 4);
+        let bias = PanelBias::new(&noise(out_features, 3));
+        for format in formats() {
+            let (_, matrix) = packed(out_features, in_features, format);
+            for instructions in InstructionSet::available() {
+                let bits = |first: usize, rows: usize| -> Vec<u32> {
+                    let x = &x[first * in_features..(first + rows) * in_features];
+                    let residual = &residual[first * out_features..(first + rows) * out_features];
+                    let epilogue = Epilogue { bias: Some(&bias), finish: Finish::Add(residual) };
+                    let y = matrix.product_with(x, rows, epilogue, instructions);
+                    y.iter().map(|y| y.to_bits()).collect()
+                };
+                let alone: Vec<u32> = (0..MOST_ROWS).flat_map(|row| bits(row, 1)).collect();
+                for rows in 2..=MOST_ROWS {
+                    // Also from another row on, so that each row stands in other places of the tiles.
+                    for first in [0, MOST_ROWS - rows] {
+                        let expected = &alone[first * out_features..(first + rows) * out_features];
+                        assert_eq!(
+                            bits(first, rows),
+                            expected,
+                            "{format:?} ({out_features}, {in_features}) {instructions:?}: {rows} rows from {first} on"
+                        );
+                    }
+                }
             }
         }
     }
@@ -170,7 +208,7 @@ fn the_error_of_activations_is_bounded() {
                 let x: Vec<f32> =
                     noise(length, 7).iter().map(|value| (value / 2.0).clamp(-1.0, 1.0) * magnitude).collect();
                 let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                let group = QuantizedGroup::nearest(&x, instructions);
+                let group = nearest(&x, instructions);
                 for (value, taken) in x.iter().zip(group.values()) {
                     let bound =
                         if largest < 1e-36 { largest } else { largest * (1.0 / 254.0 + 0.5f32.powi(22)) };
@@ -189,18 +227,17 @@ fn the_error_of_activations_is_bounded() {
 #[test]
 fn a_residual_is_added_after_the_bias() {
     let shapes = [(20, 30), (48, 840), (1, 1)];
-    let cases = shapes.iter().flat_map(|shape| FORMATS.map(|format| (*shape, format)));
+    let cases = shapes.iter().flat_map(|shape| formats().map(|format| (*shape, format)));
     for ((out_features, in_features), format) in cases {
         let (_, matrix) = packed(out_features, in_features, format);
-        let mut bias = noise(out_features, 3);
-        bias.resize(out_features.next_multiple_of(LANES), 0.0);
+        let bias = PanelBias::new(&noise(out_features, 3));
         for rows in [1, 5, 150] {
             let x = noise(rows * in_features, 2);
             let residual = noise(rows * out_features, 4);
             for instructions in InstructionSet::available() {
                 let epilogue = |finish| Epilogue { bias: Some(&bias), finish };
-                let plain = product(&matrix, &x, rows, epilogue(Finish::Nothing), instructions);
-                let added = product(&matrix, &x, rows, epilogue(Finish::Add(&residual)), instructions);
+                let plain = matrix.product_with(&x, rows, epilogue(Finish::Nothing), instructions);
+                let added = matrix.product_with(&x, rows, epilogue(Finish::Add(&residual)), instructions);
                 for ((added, plain), residual) in added.iter().zip(plain).zip(&residual) {
                     assert_eq!(
                         *added,
@@ -221,9 +258,8 @@ fn the_error_of_each_format_is_bounded() {
     for (index, weight) in weights.iter_mut().enumerate() {
         *weight *= [1.0, 1e-3, 100.0][index / GROUP % 3];
     }
-    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    for format in FORMATS {
-        let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+    for format in formats() {
+        let matrix = pack(&weights, (out_features, in_features), format);
         for (group, held) in weights.chunks(GROUP).zip(held(&matrix).chunks(GROUP)) {
             let largest = group.iter().fold(0.0f32, |a, b| a.max(b.abs()));
             let errors = group.iter().zip(held).map(|(weight, held)| (weight - held).abs());
@@ -249,11 +285,10 @@ fn what_the_table_holds_is_kept() {
     let (out_features, in_features) = (20, 96);
     let weights: Vec<f32> = (0..out_features * in_features)
         .map(|index| {
-            f32::from(quantized::TABLE[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
+            f32::from(q4::TABLE[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
         })
         .collect();
-    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q4).unwrap()), weights);
+    assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q4)), weights);
 }
 
 /// Every 6-bit integer, at every place of a group but that of its largest magnitude, comes back as it was.
@@ -266,8 +301,7 @@ fn six_bits_are_kept() {
             place => ((index / in_features + place * 5) % 63) as f32 - 31.0,
         };
         let weights: Vec<f32> = (0..out_features * in_features).map(|index| quant(index) / 8.0).collect();
-        let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-        assert_eq!(held(&PackedMatrix::from_tensor(&tensor, WeightFormat::Q6).unwrap()), weights);
+            assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q6)), weights);
     }
 }
 
@@ -275,11 +309,19 @@ fn six_bits_are_kept() {
 fn packing_reads_either_order_and_every_type() {
     let (out_features, in_features) = (21, 70);
     let weights = noise(out_features * in_features, 1);
-    let tensor = Tensor::from_slice(&weights, (out_features, in_features), &Device::Cpu).unwrap();
-    let conv1d = tensor.t().unwrap().contiguous().unwrap();
-    let from_view = PackedMatrix::from_tensor(&conv1d.t().unwrap(), WeightFormat::F32).unwrap();
-    assert_eq!(held(&from_view), weights);
-    let transposed = conv1d.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let transposed: Vec<f32> =
+        (0..in_features).flat_map(|input| weights.iter().skip(input).step_by(in_features).copied()).collect();
+    let view = Strided { values: &transposed, strides: (1, out_features), shape: (out_features, in_features) };
+    assert_eq!(held(&PackedMatrix::from_values(view, WeightFormat::F32).unwrap()), weights);
+    let short = Strided { values: &transposed[1..], ..view };
+    assert!(PackedMatrix::from_values(short, WeightFormat::F32).is_err());
+    // A row or a column that is repeated.
+    let repeated = Strided { strides: (0, 1), ..view };
+    let rows = held(&PackedMatrix::from_values(repeated, WeightFormat::F32).unwrap());
+    assert!(rows.chunks(in_features).all(|row| row == &transposed[..in_features]));
+    let repeated = Strided { strides: (1, 0), ..view };
+    let rows = held(&PackedMatrix::from_values(repeated, WeightFormat::F32).unwrap());
+    assert!(rows.chunks(in_features).zip(&transposed).all(|(row, value)| row == vec![*value; in_features]));
     for (order, values) in [(StoredOrder::OutputMajor, &weights), (StoredOrder::InputMajor, &transposed)] {
         let f32_bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let f16_bytes: Vec<u8> =
@@ -310,13 +352,12 @@ fn what_is_not_finite_stays_where_it_belongs() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let (mut weights, _) = packed(20, 70, WeightFormat::F32);
         weights[3 * 70 + 66] = special;
-        let tensor = Tensor::from_slice(&weights, (20, 70), &Device::Cpu).unwrap();
-        for format in FORMATS {
-            let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+            for format in formats() {
+            let matrix = pack(&weights, (20, 70), format);
             for (rows, instructions) in [1, 3].into_iter().flat_map(|rows| {
                 InstructionSet::available().into_iter().map(move |instructions| (rows, instructions))
             }) {
-                let y = product(&matrix, &noise(rows * 70, 2), rows, Epilogue::default(), instructions);
+                let y = matrix.product_with(&noise(rows * 70, 2), rows, Epilogue::default(), instructions);
                 for (index, y) in y.iter().enumerate() {
                     assert_eq!(
                         y.is_finite(),
@@ -328,11 +369,11 @@ fn what_is_not_finite_stays_where_it_belongs() {
         }
         let mut x = noise(3 * 70, 2);
         x[70 + 5] = special;
-        for format in FORMATS {
+        for format in formats() {
             let (_, matrix) = packed(20, 70, format);
             for instructions in InstructionSet::available() {
-                let y = product(&matrix, &x, 3, Epilogue::default(), instructions);
-                let alone = product(&matrix, &x[70..140], 1, Epilogue::default(), instructions);
+                let y = matrix.product_with(&x, 3, Epilogue::default(), instructions);
+                let alone = matrix.product_with(&x[70..140], 1, Epilogue::default(), instructions);
                 assert!(alone.iter().all(|y| !y.is_finite()), "{format:?} {special} {instructions:?}");
                 for (index, y) in y.iter().enumerate() {
                     assert_eq!(
@@ -390,16 +431,15 @@ fn check_products(
     format: WeightFormat,
     is_right: impl Fn(f32, f64, f64) -> bool,
 ) {
-    let tensor = Tensor::from_slice(weights, (out_features, in_features), &Device::Cpu).unwrap();
-    let matrix = PackedMatrix::from_tensor(&tensor, format).unwrap();
+    let matrix = pack(&weights, (out_features, in_features), format);
     let (held, taken) = (held(&matrix), taken(x, in_features, format));
     let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();
     let expected = reference(&held, &taken, in_features, None);
     let magnitudes = reference(&magnitudes(&held), &magnitudes(&taken), in_features, None);
     for instructions in InstructionSet::available() {
         let alone = x.chunks(in_features);
-        let alone = alone.flat_map(|x| product(&matrix, x, 1, Epilogue::default(), instructions));
-        let together = product(&matrix, x, x.len() / in_features, Epilogue::default(), instructions);
+        let alone = alone.flat_map(|x| matrix.product_with(x, 1, Epilogue::default(), instructions));
+        let together = matrix.product_with(x, x.len() / in_features, Epilogue::default(), instructions);
         let all_expected = expected.iter().zip(&magnitudes).cycle();
         for (index, (y, (expected, magnitude))) in
             together.into_iter().chain(alone).zip(all_expected).enumerate()
@@ -460,7 +500,7 @@ fn special_values_come_out_as_in_the_reference() {
     }
     // Activations whose scale, multiplied with that of the huge weights, is beyond f32.
     x[11 * in_features..12 * in_features].iter_mut().for_each(|x| *x *= 1e37);
-    for format in INTEGER_FORMATS {
+    for format in integer_formats() {
         check_products((out_features, in_features), &weights, &x, format, |y, expected, magnitude| {
             let is_beyond = !magnitude.is_finite() || magnitude > f64::from(f32::MAX);
             is_close(y, expected, magnitude, in_features) || (is_beyond && !y.is_finite())

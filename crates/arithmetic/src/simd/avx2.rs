@@ -4,10 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{ByteLines, Job, LANES, Simd};
-use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
-use crate::training;
+use super::math;
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;
@@ -42,8 +40,12 @@ impl<const VNNI: bool> Avx2<VNNI> {
         fn compiled_with_vnni<J: Job>(job: J, simd: Avx2<true>) -> J::Output {
             job.run(simd)
         }
-        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-        unsafe { if VNNI { compiled_with_vnni(job, Avx2(())) } else { compiled(job, Avx2(())) } }
+        if VNNI && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_vnni(job, Avx2(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Avx2(())) }
     }
 }
 
@@ -58,20 +60,44 @@ unsafe fn load_line(line: &[u8; 4 * LANES]) -> Integers {
     unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
 }
 
-/// Both halves of a lanewise operation.
+/// Both halves of a lanewise operation. (A closure for both could stay a call, without these instructions.)
 macro_rules! lanewise {
-    ($intrinsic:ident, $($operand:expr),+) => {
+    ($intrinsic:path, $($operand:expr),+) => {
         // SAFETY: `self` exists, so the processor has AVX2, FMA and F16C.
         unsafe { [$intrinsic($($operand[0]),+), $intrinsic($($operand[1]),+)] }
     };
 }
 
-impl<const VNNI: bool> Simd for Avx2<VNNI> {
-    type Floats = Floats;
-    type Integers = Integers;
+/// Eight integers for each of which a byte `j` of a group of four comes from the lowest byte of vector `j`.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn join_bytes(integers: [__m256i; 4]) -> __m256i {
+    // SAFETY: AVX2 by contract.
+    unsafe {
+        let low = _mm256_or_si256(integers[0], _mm256_slli_epi32::<8>(integers[1]));
+        let high =
+            _mm256_or_si256(_mm256_slli_epi32::<16>(integers[2]), _mm256_slli_epi32::<24>(integers[3]));
+        _mm256_or_si256(low, high)
+    }
+}
+
+/// Floats without their sign, ordered as the integers of the same bits, NaN last.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn magnitude_bits(x: __m256) -> __m256i {
+    // SAFETY: AVX2 by contract.
+    unsafe { _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)) }
+}
+
+impl<const VNNI: bool> Vectors for Avx2<VNNI> {
+    type Real = f32;
+    type Vector = Floats;
     const TILE_ROWS: usize = TILE_ROWS;
     const TILE_PANELS: usize = TILE_PANELS;
-    const INTEGER_TILE_ROWS: usize = if VNNI { VNNI_TILE_ROWS } else { INTEGER_TILE_ROWS };
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -87,29 +113,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        let start = bits.as_ptr().cast::<__m128i>();
-        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the load needs no alignment.
-        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(start)), _mm256_cvtph_ps(_mm_loadu_si128(start.add(1)))] }
-    }
-
-    #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
         let start = to.as_mut_ptr();
         // SAFETY: AVX as `self` exists; both halves lie within the array, and the store needs no alignment.
         unsafe {
             _mm256_storeu_ps(start, values[0]);
             _mm256_storeu_ps(start.add(LANES / 2), values[1]);
-        }
-    }
-
-    #[inline(always)]
-    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
-        let start = to.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the store needs no alignment.
-        unsafe {
-            _mm_storeu_si128(start, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[0]));
-            _mm_storeu_si128(start.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[1]));
         }
     }
 
@@ -139,11 +148,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn min(self, a: Floats, b: Floats) -> Floats {
-        lanewise!(_mm256_min_ps, a, b)
-    }
-
-    #[inline(always)]
     fn max(self, a: Floats, b: Floats) -> Floats {
         lanewise!(_mm256_max_ps, a, b)
     }
@@ -154,27 +158,96 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+    fn sum(self, a: Floats) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX.
-        std::array::from_fn(|half| unsafe {
-            let is_greater = _mm256_cmp_ps::<_CMP_GT_OQ>(a[half], b[half]);
-            _mm256_add_ps(sum[half], _mm256_and_ps(is_greater, addend[half]))
-        })
+        unsafe {
+            let eight = _mm256_add_ps(a[0], a[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe {
+            let eight = _mm256_max_ps(a[0], a[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn exp(self, a: Floats) -> Floats {
+        math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 4>(self),
+            2 => job.run::<2, 2>(self),
+            4 => job.run::<4, 1>(self),
+            _ => job.run::<TILE_ROWS, 1>(self),
+        }
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
+    type Integers = Integers;
+    const INTEGER_TILE_ROWS: usize = if VNNI { VNNI_TILE_ROWS } else { INTEGER_TILE_ROWS };
+
+    #[inline(always)]
+    fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            2 => job.run::<2, 1>(self),
+            4 => job.run::<4, 1>(self),
+            _ => job.run::<VNNI_TILE_ROWS, 1>(self),
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        let start = bits.as_ptr().cast::<__m128i>();
+        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the load needs no alignment.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(start)), _mm256_cvtph_ps(_mm_loadu_si128(start.add(1)))] }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        let start = to.as_mut_ptr().cast::<__m128i>();
+        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the store needs no alignment.
+        unsafe {
+            _mm_storeu_si128(start, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[0]));
+            _mm_storeu_si128(start.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[1]));
+        }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(_mm256_min_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+        let is_greater = lanewise!(_mm256_cmp_ps::<_CMP_GT_OQ>, a, b);
+        self.add(sum, lanewise!(_mm256_and_ps, is_greater, addend))
     }
 
     #[inline(always)]
     fn round(self, a: Floats) -> Floats {
-        // SAFETY: `self` exists, so the processor has AVX.
-        a.map(|a| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })
+        lanewise!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>, a)
     }
 
     #[inline(always)]
     fn power_of_two(self, n: Floats) -> Floats {
         // SAFETY: `self` exists, so the processor has AVX2.
-        n.map(|n| unsafe {
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
-        })
+        let bias = unsafe { [_mm256_set1_epi32(127); 2] };
+        let exponent = lanewise!(_mm256_add_epi32, lanewise!(_mm256_cvtps_epi32, n), bias);
+        lanewise!(_mm256_castsi256_ps, lanewise!(_mm256_slli_epi32::<23>, exponent))
     }
 
     #[inline(always)]
@@ -183,12 +256,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
         unsafe {
             let byte = _mm256_set1_epi32(0xff);
-            for (half, to) in [start, start.add(1)].into_iter().enumerate() {
-                let bits = |index: usize| _mm256_and_si256(_mm256_cvtps_epi32(values[index][half]), byte);
-                let low = _mm256_or_si256(bits(0), _mm256_slli_epi32::<8>(bits(1)));
-                let high =
-                    _mm256_or_si256(_mm256_slli_epi32::<16>(bits(2)), _mm256_slli_epi32::<24>(bits(3)));
-                _mm256_storeu_si256(to, _mm256_or_si256(low, high));
+            for half in 0..2 {
+                let mut bits = [byte; 4];
+                for index in 0..4 {
+                    bits[index] = _mm256_and_si256(_mm256_cvtps_epi32(values[index][half]), byte);
+                }
+                _mm256_storeu_si256(start.add(half), join_bytes(bits));
             }
         }
     }
@@ -198,23 +271,23 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         let start = to.as_mut_ptr().cast::<__m256i>();
         // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
         unsafe {
-            for (half, to) in [start, start.add(1)].into_iter().enumerate() {
-                let bits = |index: usize| _mm256_cvtps_epi32(values[index][half]);
-                let byte =
-                    |index: usize| _mm256_or_si256(bits(index), _mm256_slli_epi32::<4>(bits(index + 4)));
-                let low = _mm256_or_si256(byte(0), _mm256_slli_epi32::<8>(byte(1)));
-                let high =
-                    _mm256_or_si256(_mm256_slli_epi32::<16>(byte(2)), _mm256_slli_epi32::<24>(byte(3)));
-                _mm256_storeu_si256(to, _mm256_or_si256(low, high));
+            for half in 0..2 {
+                let mut bytes = [_mm256_setzero_si256(); 4];
+                for index in 0..4 {
+                    let low = _mm256_cvtps_epi32(values[index][half]);
+                    let high = _mm256_slli_epi32::<4>(_mm256_cvtps_epi32(values[index + 4][half]));
+                    bytes[index] = _mm256_or_si256(low, high);
+                }
+                _mm256_storeu_si256(start.add(half), join_bytes(bytes));
             }
         }
     }
 
     #[inline(always)]
     fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
+        let [low, high] = lanewise!(_mm256_cvtps_epi32, values);
         // SAFETY: AVX2 as `self` exists; the array has sixteen bytes, and the store needs no alignment.
         unsafe {
-            let [low, high] = values.map(|values| _mm256_cvtps_epi32(values));
             // Packing keeps each half of a register to itself: 0..4, 8..12, 4..8, 12..16.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
@@ -224,21 +297,23 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn to_floats(self, values: Integers) -> Floats {
-        // SAFETY: `self` exists, so the processor has AVX.
-        values.map(|values| unsafe { _mm256_cvtepi32_ps(values) })
+        lanewise!(_mm256_cvtepi32_ps, values)
     }
 
     #[inline(always)]
     fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        let [low, high] = to;
+        let (low, high) = (low.as_mut_ptr().cast::<__m256i>(), high.as_mut_ptr().cast::<__m256i>());
         // SAFETY: AVX2 as `self` exists; the table has sixteen bytes, a line two times 32, and neither needs alignment.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            let look_up =
-                |indices| _mm256_shuffle_epi8(table, _mm256_and_si256(indices, _mm256_set1_epi8(15)));
-            let [low, high] = to.each_mut().map(|line| line.as_mut_ptr().cast::<__m256i>());
-            for (half, bytes) in load_line(bytes).into_iter().enumerate() {
-                _mm256_storeu_si256(low.add(half), look_up(bytes));
-                _mm256_storeu_si256(high.add(half), look_up(_mm256_srli_epi16::<4>(bytes)));
+            let nibble = _mm256_set1_epi8(15);
+            let bytes = load_line(bytes);
+            for half in 0..2 {
+                let first = _mm256_and_si256(bytes[half], nibble);
+                let second = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes[half]), nibble);
+                _mm256_storeu_si256(low.add(half), _mm256_shuffle_epi8(table, first));
+                _mm256_storeu_si256(high.add(half), _mm256_shuffle_epi8(table, second));
             }
         }
     }
@@ -247,20 +322,24 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: &[QuantizedGroup; ROWS],
+        rows: [&ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: AVX2, and AVX-VNNI where it says so, as `self` exists.
         unsafe {
-            let start = |row: &QuantizedGroup| _mm256_set1_epi32(if VNNI { row.start } else { 0 });
-            let mut sums: [[Integers; PANELS]; ROWS] =
-                std::array::from_fn(|row| [[start(&rows[row]); 2]; PANELS]);
-            for (panel, lines) in panels.into_iter().enumerate() {
-                for (line, weights) in lines.iter().enumerate() {
-                    let weights = load_line(weights);
+            let mut sums = [[[_mm256_setzero_si256(); 2]; PANELS]; ROWS];
+            if VNNI {
+                for row in 0..ROWS {
+                    sums[row] = [[_mm256_set1_epi32(rows[row].start); 2]; PANELS];
+                }
+            }
+            for panel in 0..PANELS {
+                for line in 0..BYTE_LINES {
+                    let weights = load_line(&panels[panel][line]);
                     // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
                     // 127 · 127 each: without VNNI the sign of the weight goes to the activation.
-                    let signed = weights.map(|weights| _mm256_xor_si256(weights, _mm256_set1_epi8(-128)));
-                    let magnitudes = signed.map(|weights| _mm256_abs_epi8(weights));
+                    let offset = _mm256_set1_epi8(-128);
+                    let signed = [_mm256_xor_si256(weights[0], offset), _mm256_xor_si256(weights[1], offset)];
+                    let magnitudes = [_mm256_abs_epi8(signed[0]), _mm256_abs_epi8(signed[1])];
                     for row in 0..ROWS {
                         let x = _mm256_set1_epi32(rows[row].quants[line]);
                         for half in 0..2 {
@@ -277,17 +356,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 }
             }
             sums
-        }
-    }
-
-    #[inline(always)]
-    fn sum(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX.
-        unsafe {
-            let eight = _mm256_add_ps(a[0], a[1]);
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
     }
 
@@ -311,56 +379,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn largest(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX.
-        unsafe {
-            let eight = _mm256_max_ps(a[0], a[1]);
-            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-        }
-    }
-
-    #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX2.
         unsafe {
-            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
-            let bits = |x: __m256| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX));
-            let either = |a: Floats| _mm256_max_epi32(bits(a[0]), bits(a[1]));
-            let eight = _mm256_max_epi32(either(a), either(b));
+            let of_a = _mm256_max_epi32(magnitude_bits(a[0]), magnitude_bits(a[1]));
+            let of_b = _mm256_max_epi32(magnitude_bits(b[0]), magnitude_bits(b[1]));
+            let eight = _mm256_max_epi32(of_a, of_b);
             let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
             let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b11_10>(four));
             let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b01>(two));
             f32::from_bits(_mm_cvtsi128_si32(one).cast_unsigned())
         }
-    }
-
-    #[inline(always)]
-    fn tile(self, tile: FloatTile<'_, '_>) {
-        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
-        if VNNI {
-            compute_integer_tile::<Self, VNNI_TILE_ROWS, TILE_PANELS>(self, tile);
-        } else {
-            compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
-        }
-    }
-
-    #[inline(always)]
-    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
-        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
-        self,
-        tile: RowTile<'_, I>,
-        store: impl FnMut(usize, usize, Floats),
-    ) {
-        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
     }
 }

@@ -4,10 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
-use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
-use crate::training;
+use super::math;
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;
@@ -41,17 +39,45 @@ impl<const VNNI: bool> Avx512<VNNI> {
         fn compiled_with_vnni<J: Job>(job: J, simd: Avx512<true>) -> J::Output {
             job.run(simd)
         }
-        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-        unsafe { if VNNI { compiled_with_vnni(job, Avx512(())) } else { compiled(job, Avx512(())) } }
+        if VNNI && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_vnni(job, Avx512(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Avx512(())) }
     }
 }
 
-impl<const VNNI: bool> Simd for Avx512<VNNI> {
-    type Floats = __m512;
-    type Integers = __m512i;
+/// Sixteen integers, of whose bytes byte `j` comes from the lowest byte of vector `j`.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn join_bytes(integers: [__m512i; 4]) -> __m512i {
+    // SAFETY: AVX-512 F by contract.
+    unsafe {
+        let low = _mm512_or_si512(integers[0], _mm512_slli_epi32::<8>(integers[1]));
+        let high =
+            _mm512_or_si512(_mm512_slli_epi32::<16>(integers[2]), _mm512_slli_epi32::<24>(integers[3]));
+        _mm512_or_si512(low, high)
+    }
+}
+
+/// Floats without their sign, ordered as the integers of the same bits, NaN last.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn magnitude_bits(x: __m512) -> __m512i {
+    // SAFETY: AVX-512 F by contract.
+    unsafe { _mm512_castps_si512(_mm512_abs_ps(x)) }
+}
+
+impl<const VNNI: bool> Vectors for Avx512<VNNI> {
+    type Real = f32;
+    type Vector = __m512;
     const TILE_ROWS: usize = TILE_ROWS;
     const TILE_PANELS: usize = TILE_PANELS;
-    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -66,24 +92,9 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn load_f16(self, bits: &[u16; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the load needs no alignment.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
     fn store(self, values: __m512, to: &mut [f32; LANES]) {
         // SAFETY: AVX-512 as `self` exists; the array has sixteen values, and the store needs no alignment.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), values) }
-    }
-
-    #[inline(always)]
-    fn store_f16(self, values: __m512, to: &mut [u16; LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the store needs no alignment.
-        unsafe {
-            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values);
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
-        }
     }
 
     #[inline(always)]
@@ -117,12 +128,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_max_ps(a, b) }
@@ -132,6 +137,69 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn root(self, a: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_sqrt_ps(a) }
+    }
+
+    #[inline(always)]
+    fn sum(self, a: __m512) -> f32 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: __m512) -> f32 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
+    fn exp(self, a: __m512) -> __m512 {
+        math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 4>(self),
+            2 => job.run::<2, 4>(self),
+            4 => job.run::<4, 2>(self),
+            _ => job.run::<TILE_ROWS, 2>(self),
+        }
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
+    type Integers = __m512i;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
+
+    #[inline(always)]
+    fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            2 => job.run::<2, 2>(self),
+            4 => job.run::<4, 2>(self),
+            _ => job.run::<INTEGER_TILE_ROWS, 2>(self),
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> __m512 {
+        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the load needs no alignment.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: __m512, to: &mut [u16; LANES]) {
+        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the store needs no alignment.
+        unsafe {
+            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
+        }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512.
+        unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
@@ -160,10 +228,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
         unsafe {
             let byte = _mm512_set1_epi32(0xff);
-            let bits = |index: usize| _mm512_and_si512(_mm512_cvtps_epi32(values[index]), byte);
-            let low = _mm512_or_si512(bits(0), _mm512_slli_epi32::<8>(bits(1)));
-            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(bits(2)), _mm512_slli_epi32::<24>(bits(3)));
-            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+            let mut bits = [byte; 4];
+            for index in 0..4 {
+                bits[index] = _mm512_and_si512(_mm512_cvtps_epi32(values[index]), byte);
+            }
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), join_bytes(bits));
         }
     }
 
@@ -171,11 +240,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn store_nibbles(self, values: [__m512; 8], to: &mut [u8; 4 * LANES]) {
         // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
         unsafe {
-            let bits = |index: usize| _mm512_cvtps_epi32(values[index]);
-            let byte = |index: usize| _mm512_or_si512(bits(index), _mm512_slli_epi32::<4>(bits(index + 4)));
-            let low = _mm512_or_si512(byte(0), _mm512_slli_epi32::<8>(byte(1)));
-            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(byte(2)), _mm512_slli_epi32::<24>(byte(3)));
-            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+            let mut bytes = [_mm512_setzero_si512(); 4];
+            for index in 0..4 {
+                let high = _mm512_slli_epi32::<4>(_mm512_cvtps_epi32(values[index + 4]));
+                bytes[index] = _mm512_or_si512(_mm512_cvtps_epi32(values[index]), high);
+            }
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), join_bytes(bytes));
         }
     }
 
@@ -199,11 +269,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         // SAFETY: AVX-512 as `self` exists; lines have 64 bytes, the table sixteen, and neither needs alignment.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            let nibble = _mm512_set1_epi8(15);
             let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
-            let look_up =
-                |indices| _mm512_shuffle_epi8(table, _mm512_and_si512(indices, _mm512_set1_epi8(15)));
-            _mm512_storeu_si512(to[0].as_mut_ptr().cast(), look_up(bytes));
-            _mm512_storeu_si512(to[1].as_mut_ptr().cast(), look_up(_mm512_srli_epi16::<4>(bytes)));
+            let low = _mm512_and_si512(bytes, nibble);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), nibble);
+            _mm512_storeu_si512(to[0].as_mut_ptr().cast(), _mm512_shuffle_epi8(table, low));
+            _mm512_storeu_si512(to[1].as_mut_ptr().cast(), _mm512_shuffle_epi8(table, high));
         }
     }
 
@@ -211,15 +282,21 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: &[QuantizedGroup; ROWS],
+        rows: [&ByteGroup; ROWS],
     ) -> [[__m512i; PANELS]; ROWS] {
         // SAFETY: AVX-512, and VNNI where it says so, as `self` exists; lines have 64 bytes, and loads need no alignment.
         unsafe {
-            let mut sums: [[__m512i; PANELS]; ROWS] = std::array::from_fn(|row| {
-                [_mm512_set1_epi32(if VNNI { rows[row].start } else { 0 }); PANELS]
-            });
+            let mut sums = [[_mm512_setzero_si512(); PANELS]; ROWS];
+            if VNNI {
+                for row in 0..ROWS {
+                    sums[row] = [_mm512_set1_epi32(rows[row].start); PANELS];
+                }
+            }
             for line in 0..BYTE_LINES {
-                let weights = panels.map(|lines| _mm512_loadu_si512(lines[line].as_ptr().cast()));
+                let mut weights = [_mm512_setzero_si512(); PANELS];
+                for panel in 0..PANELS {
+                    weights[panel] = _mm512_loadu_si512(panels[panel][line].as_ptr().cast());
+                }
                 if VNNI {
                     for row in 0..ROWS {
                         let x = _mm512_set1_epi32(rows[row].quants[line]);
@@ -232,9 +309,13 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                 }
                 // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
                 // 127 · 127 each: the sign of the weight goes to the activation.
-                let signed = weights.map(|weights| _mm512_xor_si512(weights, _mm512_set1_epi8(-128)));
-                let magnitudes = signed.map(|weights| _mm512_abs_epi8(weights));
-                let are_negative = signed.map(|weights| _mm512_movepi8_mask(weights));
+                let mut magnitudes = weights;
+                let mut are_negative = [0; PANELS];
+                for panel in 0..PANELS {
+                    let signed = _mm512_xor_si512(weights[panel], _mm512_set1_epi8(-128));
+                    magnitudes[panel] = _mm512_abs_epi8(signed);
+                    are_negative[panel] = _mm512_movepi8_mask(signed);
+                }
                 for row in 0..ROWS {
                     let x = _mm512_set1_epi32(rows[row].quants[line]);
                     for panel in 0..PANELS {
@@ -247,12 +328,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             }
             sums
         }
-    }
-
-    #[inline(always)]
-    fn sum(self, a: __m512) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
-        unsafe { _mm512_reduce_add_ps(a) }
     }
 
     #[inline(always)]
@@ -284,42 +359,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn largest(self, a: __m512) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
-        unsafe { _mm512_reduce_max_ps(a) }
-    }
-
-    #[inline(always)]
     fn largest_magnitude(self, a: __m512, b: __m512) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe {
-            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
-            let bits = |x: __m512| _mm512_castps_si512(_mm512_abs_ps(x));
-            f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(bits(a), bits(b))))
+            let largest = _mm512_max_epu32(magnitude_bits(a), magnitude_bits(b));
+            f32::from_bits(_mm512_reduce_max_epu32(largest))
         }
-    }
-
-    #[inline(always)]
-    fn tile(self, tile: FloatTile<'_, '_>) {
-        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
-        compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
-        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
-        self,
-        tile: RowTile<'_, I>,
-        store: impl FnMut(usize, usize, __m512),
-    ) {
-        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2` in two parts (Cody and Waite), so that
 //! `|r| ≤ ln 2 / 2`, where seven terms of the Taylor series leave less than 2e-9 of the value. The result is within two
-//! units in the last place. It is 0 where `exp` is below 2^-126, where the library function still has denormals.
+//! units in the last place down to 2^-125.5, and 0 below, where the library function has its last normal numbers and its
+//! denormals.
 
-use crate::simd::Simd;
-use crate::training::{Real, Vectors};
+use super::vectors::{Number, Simd, Vectors};
 
 /// Above this `exp` is infinite in f32.
 const EXP_LARGEST: f32 = 88.8;
-/// Below this the result is zero; 2^-127 is then the power taken, which is zero too.
+/// Below this every result is zero as below 2^-125.5 already: half of the power is 2^-127 then, which is taken as zero.
 const EXP_SMALLEST: f32 = -87.6;
 /// ln 2 in two parts, the first with so few digits that `n` times it is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
@@ -23,7 +23,7 @@ const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
 
 /// `exp(x)` in each lane; NaN for NaN.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
+pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(simd.splat(EXP_SMALLEST), simd.min(simd.splat(EXP_LARGEST), x));
     let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
     let r = simd.mul_add(n, simd.splat(-LN_2_HIGH), x);

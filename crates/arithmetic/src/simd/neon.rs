@@ -5,10 +5,8 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::{BYTE_LINES, ByteLines, Job, LANES, Simd};
-use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
-use crate::training;
+use super::math;
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
 const TILE_ROWS: usize = 6;
@@ -46,8 +44,12 @@ impl<const DOT: bool> Neon<DOT> {
         fn compiled_with_dot<J: Job>(job: J, simd: Neon<true>) -> J::Output {
             job.run(simd)
         }
-        // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-        unsafe { if DOT { compiled_with_dot(job, Neon(())) } else { compiled(job, Neon(())) } }
+        if DOT && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_dot(job, Neon(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Neon(())) }
     }
 
     /// The nearest integers, ties to even.
@@ -105,12 +107,11 @@ macro_rules! lanewise {
     };
 }
 
-impl<const DOT: bool> Simd for Neon<DOT> {
-    type Floats = Floats;
-    type Integers = Integers;
+impl<const DOT: bool> Vectors for Neon<DOT> {
+    type Real = f32;
+    type Vector = Floats;
     const TILE_ROWS: usize = TILE_ROWS;
     const TILE_PANELS: usize = TILE_PANELS;
-    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -126,27 +127,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        let quarters = bits.as_chunks::<QUARTER>().0;
-        // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment.
-        std::array::from_fn(|quarter| unsafe {
-            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(quarters[quarter].as_ptr())))
-        })
-    }
-
-    #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
         for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
             // SAFETY: NEON as `self` exists; a quarter has four values, and the store needs no alignment.
             unsafe { vst1q_f32(to.as_mut_ptr(), values) }
-        }
-    }
-
-    #[inline(always)]
-    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
-        for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
-            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment.
-            unsafe { vst1_u16(to.as_mut_ptr(), vreinterpret_u16_f16(vcvt_f16_f32(values))) }
         }
     }
 
@@ -176,6 +160,78 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        let is_greater: [uint32x4_t; 4] = lanewise!(vcgtq_f32, a, b);
+        lanewise!(vbslq_f32, is_greater, a, b)
+    }
+
+    #[inline(always)]
+    fn root(self, a: Floats) -> Floats {
+        lanewise!(vsqrtq_f32, a)
+    }
+
+    #[inline(always)]
+    fn sum(self, a: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe {
+            let four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+            vaddv_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        // SAFETY: `self` exists, so the processor has NEON.
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a[0], a[2]), vmaxnmq_f32(a[1], a[3]))) }
+    }
+
+    #[inline(always)]
+    fn exp(self, a: Floats) -> Floats {
+        math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 4>(self),
+            2 => job.run::<2, 2>(self),
+            4 => job.run::<4, 1>(self),
+            _ => job.run::<TILE_ROWS, 1>(self),
+        }
+    }
+}
+
+impl<const DOT: bool> Simd for Neon<DOT> {
+    type Integers = Integers;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
+
+    #[inline(always)]
+    fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            2 => job.run::<2, 1>(self),
+            _ => job.run::<INTEGER_TILE_ROWS, 1>(self),
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        let quarters = bits.as_chunks::<QUARTER>().0;
+        // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment.
+        std::array::from_fn(|quarter| unsafe {
+            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(quarters[quarter].as_ptr())))
+        })
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
+            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment.
+            unsafe { vst1_u16(to.as_mut_ptr(), vreinterpret_u16_f16(vcvt_f16_f32(values))) }
+        }
+    }
+
+    #[inline(always)]
     fn min(self, a: Floats, b: Floats) -> Floats {
         // NEON's own minimum is NaN where either operand is.
         let is_less: [uint32x4_t; 4] = lanewise!(vcltq_f32, a, b);
@@ -183,20 +239,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn max(self, a: Floats, b: Floats) -> Floats {
-        let is_greater: [uint32x4_t; 4] = lanewise!(vcgtq_f32, a, b);
-        lanewise!(vbslq_f32, is_greater, a, b)
-    }
-
-    #[inline(always)]
     fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
         let is_greater: [uint32x4_t; 4] = lanewise!(vcgtq_f32, a, b);
         lanewise!(vbslq_f32, is_greater, self.add(sum, addend), sum)
-    }
-
-    #[inline(always)]
-    fn root(self, a: Floats) -> Floats {
-        lanewise!(vsqrtq_f32, a)
     }
 
     #[inline(always)]
@@ -261,7 +306,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: &[QuantizedGroup; ROWS],
+        rows: [&ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: `self` exists, so the processor has NEON.
         let mut sums = unsafe { [[[vdupq_n_s32(0); 4]; PANELS]; ROWS] };
@@ -288,15 +333,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn sum(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has NEON.
-        unsafe {
-            let four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
-            vaddv_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)))
-        }
-    }
-
-    #[inline(always)]
     fn sums(self, vectors: [Floats; LANES]) -> Floats {
         // SAFETY: `self` exists, so the processor has NEON.
         unsafe {
@@ -313,12 +349,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn largest(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has NEON.
-        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a[0], a[2]), vmaxnmq_f32(a[1], a[3]))) }
-    }
-
-    #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
         // SAFETY: `self` exists, so the processor has NEON.
         unsafe {
@@ -328,29 +358,5 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 |x: Floats| vmaxq_u32(vmaxq_u32(bits(x[0]), bits(x[1])), vmaxq_u32(bits(x[2]), bits(x[3])));
             f32::from_bits(vmaxvq_u32(vmaxq_u32(either(a), either(b))))
         }
-    }
-
-    #[inline(always)]
-    fn tile(self, tile: FloatTile<'_, '_>) {
-        compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
-        training::compute_tile::<Self, TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
-        compute_integer_tile::<Self, INTEGER_TILE_ROWS, TILE_PANELS>(self, tile);
-    }
-
-    #[inline(always)]
-    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
-        self,
-        tile: RowTile<'_, I>,
-        store: impl FnMut(usize, usize, Floats),
-    ) {
-        multiply_rows::<Self, I, TILE_ROWS, TILE_PANELS>(self, tile, store);
     }
 }

@@ -2,14 +2,22 @@
 
 use half::f16;
 
-use super::{ByteLines, LANES, Simd};
-use crate::attention::{RowTile, multiply_rows};
-use crate::packed::{FloatTile, IntegerTile, QuantizedGroup, compute_integer_tile, compute_tile};
-use crate::training;
+use super::math;
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
 
 /// Plain Rust.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Portable;
+
+impl Portable {
+    pub(super) fn detect() -> Option<Self> {
+        Some(Self)
+    }
+
+    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
+        job.run(self)
+    }
+}
 
 type Floats = [f32; LANES];
 type Integers = [i32; LANES];
@@ -30,12 +38,11 @@ fn add_products(weights: &[u8; 4 * LANES], quants: i32, sums: &mut Integers) {
     }
 }
 
-impl Simd for Portable {
-    type Floats = Floats;
-    type Integers = Integers;
+impl Vectors for Portable {
+    type Real = f32;
+    type Vector = Floats;
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
-    const INTEGER_TILE_ROWS: usize = 2;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -48,18 +55,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        bits.map(|bits| f16::from_bits(bits).to_f32())
-    }
-
-    #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
         *to = values;
-    }
-
-    #[inline(always)]
-    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
-        *to = values.map(|value| f16::from_f32(value).to_bits());
     }
 
     #[inline(always)]
@@ -89,11 +86,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn min(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| if a < b { a } else { b })
-    }
-
-    #[inline(always)]
     fn max(self, a: Floats, b: Floats) -> Floats {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
@@ -101,6 +93,63 @@ impl Simd for Portable {
     #[inline(always)]
     fn root(self, a: Floats) -> Floats {
         a.map(f32::sqrt)
+    }
+
+    #[inline(always)]
+    fn sum(self, mut a: Floats) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                a[lane] += a[lane + half];
+            }
+        }
+        a[0]
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    fn exp(self, a: Floats) -> Floats {
+        math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            2 => job.run::<2, 1>(self),
+            _ => job.run::<{ Self::TILE_ROWS }, 1>(self),
+        }
+    }
+}
+
+impl Simd for Portable {
+    type Integers = Integers;
+    const INTEGER_TILE_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            _ => job.run::<{ Self::INTEGER_TILE_ROWS }, 1>(self),
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        bits.map(|bits| f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        *to = values.map(|value| f16::from_f32(value).to_bits());
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| if a < b { a } else { b })
     }
 
     #[inline(always)]
@@ -163,27 +212,18 @@ impl Simd for Portable {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: &[QuantizedGroup; ROWS],
+        rows: [&ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
-        std::array::from_fn(|row| {
-            panels.map(|lines| {
-                let mut sums = [rows[row].start; LANES];
-                for (line, quants) in lines.iter().zip(rows[row].quants) {
-                    add_products(line, quants, &mut sums);
+        let mut sums = [[[0; LANES]; PANELS]; ROWS];
+        for row in 0..ROWS {
+            for panel in 0..PANELS {
+                sums[row][panel] = [rows[row].start; LANES];
+                for line in 0..BYTE_LINES {
+                    add_products(&panels[panel][line], rows[row].quants[line], &mut sums[row][panel]);
                 }
-                sums
-            })
-        })
-    }
-
-    #[inline(always)]
-    fn sum(self, mut a: Floats) -> f32 {
-        for half in [8, 4, 2, 1] {
-            for lane in 0..half {
-                a[lane] += a[lane + half];
             }
         }
-        a[0]
+        sums
     }
 
     #[inline(always)]
@@ -192,38 +232,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn largest(self, a: Floats) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
         // Without their sign, floats are ordered as the integers of the same bits, NaN last.
         let largest = a.iter().chain(&b).fold(0, |largest, value| value.abs().to_bits().max(largest));
         f32::from_bits(largest)
-    }
-
-    #[inline(always)]
-    fn tile(self, tile: FloatTile<'_, '_>) {
-        compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
-    }
-
-    #[inline(always)]
-    fn integer_tile(self, tile: IntegerTile<'_, '_>) {
-        compute_integer_tile::<Self, { Self::INTEGER_TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
-    }
-
-    #[inline(always)]
-    fn training_tile(self, tile: training::Tile<'_, '_, f32>) {
-        training::compute_tile::<Self, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile);
-    }
-
-    #[inline(always)]
-    fn multiply<'r, I: Fn(usize) -> &'r [f32]>(
-        self,
-        tile: RowTile<'_, I>,
-        store: impl FnMut(usize, usize, Floats),
-    ) {
-        multiply_rows::<Self, I, { Self::TILE_ROWS }, { Self::TILE_PANELS }>(self, tile, store);
     }
 }

@@ -2,7 +2,11 @@
 
 use half::f16;
 
+use super::portable::Portable;
+use super::vectors::*;
 use super::*;
+
+const PORTABLE: InstructionSet = InstructionSet::Portable(Portable);
 
 /// What floats can be: ordinary, ties of rounding, not finite, denormal, at the edges of f32 and of f16.
 const SPECIAL: [f32; 2 * LANES] = [
@@ -46,7 +50,7 @@ fn is_same(a: f32, b: f32) -> bool {
 
 /// Runs `job` with every instruction set; all have to return what the portable one does, up to which NaN a NaN is.
 fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
-    let expected = InstructionSet::Portable.run(job);
+    let expected = PORTABLE.run(job);
     for instructions in InstructionSet::available() {
         let found = instructions.run(job);
         assert_eq!(found.len(), expected.len());
@@ -66,7 +70,7 @@ fn pairs() -> impl Iterator<Item = ([f32; LANES], [f32; LANES])> {
 }
 
 #[inline(always)]
-fn stored<S: Simd>(simd: S, values: S::Floats) -> [f32; LANES] {
+fn stored<S: Simd>(simd: S, values: S::Vector) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     simd.store(values, &mut lanes);
     lanes
@@ -122,7 +126,7 @@ fn a_product_and_a_sum_are_rounded_once_or_each() {
             for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
                 let (a, b, c) = (a[lane], b[lane], c[lane]);
                 let expected =
-                    if instructions == InstructionSet::Portable { a * b + c } else { a.mul_add(b, c) };
+                    if instructions == PORTABLE { a * b + c } else { a.mul_add(b, c) };
                 assert!(
                     is_same(found, expected),
                     "{instructions:?}: {a:e} · {b:e} + {c:e} = {found:e}, not {expected:e}"
@@ -149,7 +153,7 @@ fn powers_of_two_are_exact() {
     for exponent in -127..=127 {
         compare(Powers(exponent));
         let expected = if exponent == -127 { 0.0 } else { f32::from(exponent).exp2() };
-        assert_eq!(InstructionSet::Portable.run(Powers(exponent)), [expected; LANES]);
+        assert_eq!(PORTABLE.run(Powers(exponent)), [expected; LANES]);
     }
 }
 
@@ -243,7 +247,7 @@ fn every_byte_is_read_and_written_at_every_place() {
         compare(Bytes(progression(first, 37), table));
     }
     // Byte 2 of group 5 is 66 = 4 · 16 + 2.
-    let read = InstructionSet::Portable.run(Bytes(progression(0, 3), table));
+    let read = PORTABLE.run(Bytes(progression(0, 3), table));
     let (low, high) = (4 * LANES, 8 * LANES);
     assert_eq!((read[2 * LANES + 5], read[low + 22], read[high + 22]), (-62.0, 65.0, 123.0));
 }
@@ -269,7 +273,7 @@ fn sums_and_the_largest_see_every_lane() {
         let mut values = lanes;
         values.rotate_right(shift);
         compare(AcrossLanes(values));
-        assert_eq!(InstructionSet::Portable.run(AcrossLanes(values)), [1240.0 - 4800.0, -75.0, 300.0]);
+        assert_eq!(PORTABLE.run(AcrossLanes(values)), [1240.0 - 4800.0, -75.0, 300.0]);
         values[shift] = f32::INFINITY;
         compare(AcrossLanes(values));
         values[(shift + 1) % LANES] = f32::NEG_INFINITY;

@@ -1,4 +1,4 @@
-//! Work on parts of an output by all threads of the [`pool`](crate::pool).
+//! Work on parts of an output by all threads of the [`pool`](super::pool).
 //!
 //! Every part is computed by one thread in one way, so results do not depend on the number of threads.
 
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::pool::for_each_index;
+use super::pool::for_each_index;
 
 /// How an output of rows is cut into parts.
 #[derive(Debug, Clone, Copy)]
@@ -59,11 +59,6 @@ impl<'a, T> Part<'a, T> {
     /// Number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns
-    }
-
-    /// Index in the output's elements at which the whole row begins that row `row` of this part belongs to.
-    pub(crate) fn row_start(&self, row: usize) -> usize {
-        (self.first_row + row) * self.row_len
     }
 
     /// Row `row` of this part.
@@ -139,6 +134,7 @@ pub(crate) fn for_each_part_in<T: Send>(
     work: impl Fn(Part<'_, T>) + Sync,
 ) {
     assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
+    assert!(output.len().is_multiple_of(parts.row_len), "{} values in rows of {}", output.len(), parts.row_len);
     let rows = output.len() / parts.row_len;
     let (down, across) = (rows.div_ceil(parts.rows), columns.len().div_ceil(parts.columns));
     let base = Base(output.as_mut_ptr());

@@ -1,0 +1,23 @@
+//! The arithmetic of a transformer over slices: what a processor computes, without tensors or devices.
+//!
+//! `simd` says what differs between processors, `threads` how they share work, `tile` is the one matrix kernel in f32; on them
+//! stand packed weights, attention, and the passes of training forward and back. Each function takes slices and their sizes,
+//! uses the best instructions of the processor and all threads, and adds every sum in one order, whatever the number of
+//! threads and whatever is computed beside it: a row has the same bits alone and in company.
+
+#[cfg(any())]
+mod attention;
+mod epilogue;
+mod fetch;
+mod packed;
+mod random;
+mod simd;
+mod threads;
+mod tile;
+
+#[cfg(any())]
+pub use attention::{Element, Heads, HeadsOfRow, attention, write_heads};
+pub use epilogue::{Epilogue, Finish, PanelBias};
+pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
+pub use random::RandomStream;
+pub use threads::{map_items, set_thread_count, thread_count};

@@ -1,0 +1,81 @@
+//! Weights in f16, two inputs a cache line. A tile of few rows converts them as it meets them; for many rows they are converted
+//! once.
+
+use std::slice::Chunks;
+
+use half::f16;
+
+use super::block::{Block, DEPTH, Expanded};
+use super::f32::F32Block;
+use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
+use crate::simd::{LANES, Simd, TileJob};
+
+/// Weights in f16.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct F16Block([[u16; LANES]; DEPTH]);
+
+impl Block for F16Block {
+    type Activation = f32;
+    type ForManyRows = F32Block;
+    const IS_EXPANDED_FOR_MANY_ROWS: bool = true;
+    const MULTIPLIES_BYTES: bool = false;
+    const ACTIVATIONS: usize = DEPTH;
+    const SLICE_BLOCKS: usize = SLICE_BLOCKS;
+    const ZERO: Self = Self([[0; LANES]; DEPTH]);
+
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
+        let mut block = Self::ZERO;
+        for (line, bits) in weights.iter().zip(&mut block.0) {
+            simd.store_f16(simd.load(&line.0), bits);
+        }
+        block
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        f16::from_bits(self.0[input][output]).to_f32()
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [F32Block]) {
+        for (block, to) in blocks.iter().zip(to) {
+            for (bits, line) in block.0.iter().zip(to) {
+                simd.store(simd.load_f16(bits), &mut line.0);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn arrange<S: Simd>(_: S, rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
+        interleave(rows, tile, height);
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
+        simd.in_tile(height, job)
+    }
+
+    #[inline(always)]
+    fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+        simd: S,
+        activations: &[f32],
+        panels: [&[Self]; PANELS],
+    ) -> [[S::Vector; PANELS]; ROWS] {
+        sums(simd, activations, panels)
+    }
+}
+
+impl<S: Simd> Lines<S> for F16Block {
+    type Line = [u16; LANES];
+
+    #[inline(always)]
+    fn lines(&self) -> &[[u16; LANES]; DEPTH] {
+        &self.0
+    }
+}

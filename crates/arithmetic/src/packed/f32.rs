@@ -1,0 +1,67 @@
+//! Weights as they are.
+
+use std::slice::Chunks;
+
+use super::block::{Block, DEPTH, Expanded};
+use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
+use crate::simd::{LANES, Line, Simd, TileJob};
+
+/// Weights in f32.
+pub(crate) type F32Block = Expanded;
+
+impl Block for F32Block {
+    type Activation = f32;
+    type ForManyRows = Self;
+    const IS_EXPANDED_FOR_MANY_ROWS: bool = false;
+    const MULTIPLIES_BYTES: bool = false;
+    const ACTIVATIONS: usize = DEPTH;
+    const SLICE_BLOCKS: usize = SLICE_BLOCKS;
+    const ZERO: Self = [Line([0.0; LANES]); DEPTH];
+
+    #[inline(always)]
+    fn encode<S: Simd>(_: S, weights: &Expanded) -> Self {
+        *weights
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        self[input].0[output]
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(_: S, blocks: &[Self], to: &mut [Self]) {
+        to.copy_from_slice(blocks);
+    }
+
+    #[inline(always)]
+    fn arrange<S: Simd>(_: S, rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
+        interleave(rows, tile, height);
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
+        simd.in_tile(height, job)
+    }
+
+    #[inline(always)]
+    fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+        simd: S,
+        activations: &[f32],
+        panels: [&[Self]; PANELS],
+    ) -> [[S::Vector; PANELS]; ROWS] {
+        sums(simd, activations, panels)
+    }
+}
+
+impl<S: Simd> Lines<S> for F32Block {
+    type Line = Line<[f32; LANES]>;
+
+    #[inline(always)]
+    fn lines(&self) -> &Self {
+        self
+    }
+}

@@ -1,0 +1,62 @@
+//! What the formats in floating point share: activations as they are, and sums of them.
+
+use std::slice::Chunks;
+
+use super::block::DEPTH;
+use crate::simd::{LANES, Simd};
+use crate::tile::{Interleaved, PanelLine, Sums, add_products};
+
+/// Blocks of a slice: all 768 inputs of the smallest GPT-2, so that most of its sums are written once. A slice of a panel takes
+/// 48 KiB in f32, which tiles read in order from the second cache.
+pub(super) const SLICE_BLOCKS: usize = 12;
+/// Blocks whose products, 256 for each sum, are added one to the other: a long chain of roundings in f32 shows in its sum.
+const CHAIN_BLOCKS: usize = 4;
+
+/// Writes rows side by side, some inputs of all rows at a time, which stay in the first cache meanwhile.
+#[inline(always)]
+pub(super) fn interleave(rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
+    for (chunk, tile) in tile.chunks_mut(LANES * height).enumerate() {
+        for (row, inputs) in rows.clone().enumerate() {
+            let inputs = inputs.iter().skip(chunk * LANES);
+            for (input, to) in inputs.zip(tile[row..].iter_mut().step_by(height)) {
+                *to = *input;
+            }
+        }
+    }
+}
+
+/// A block as lines, one for each input.
+pub(super) trait Lines<S: Simd> {
+    type Line: PanelLine<S>;
+
+    fn lines(&self) -> &[Self::Line; DEPTH];
+}
+
+/// The products of a slice: those of each chain of inputs, added one chain after the other.
+#[inline(always)]
+pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    activations: &[f32],
+    panels: [&[B]; PANELS],
+) -> Sums<S, ROWS, PANELS> {
+    let zeros = [[simd.splat(0.0); PANELS]; ROWS];
+    let (mut sums, mut chain) = (zeros, zeros);
+    let blocks = panels[0].len();
+    for block in 0..blocks {
+        let rows = Interleaved::<_, ROWS>::new(&activations[block * DEPTH * ROWS..], DEPTH);
+        let mut lines: [&[B::Line]; PANELS] = [&[]; PANELS];
+        for panel in 0..PANELS {
+            lines[panel] = panels[panel][block].lines();
+        }
+        chain = add_products(simd, chain, &rows, lines);
+        if (block + 1) % CHAIN_BLOCKS == 0 || block + 1 == blocks {
+            for row in 0..ROWS {
+                for panel in 0..PANELS {
+                    sums[row][panel] = simd.add(sums[row][panel], chain[row][panel]);
+                }
+            }
+            chain = zeros;
+        }
+    }
+    sums
+}

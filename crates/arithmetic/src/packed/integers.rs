@@ -1,0 +1,279 @@
+//! What the formats of small integers share: groups of activations, sums in integer arithmetic, scales.
+//!
+//! 32 inputs share a scale, on either side: a group of weights is `w ≈ s q`, a group of activations `x ≈ a p`. The sum of
+//! the products `q p` of a group is exact in 32 bits; it is converted to f32 once and multiplied by `s` and `a`, and these are
+//! added group by group, those of a slice of 512 inputs first. That order is the same for one row and for many, and
+//! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
+//! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
+
+use std::slice::Chunks;
+
+use half::f16;
+
+use super::block::{Block, DEPTH, Expanded};
+use crate::fetch::{AHEAD, fetch};
+use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
+use crate::tile::Sums;
+
+/// Groups of a block.
+const GROUPS: usize = DEPTH / GROUP;
+/// What is added to the integers of weights.
+pub(super) const OFFSET: f32 = 128.0;
+/// The largest magnitude of an 8-bit weight or activation.
+const LARGEST_BYTE: f32 = 127.0;
+/// Activations that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
+const SMALLEST_ACTIVATION: f32 = 1e-36;
+/// Rows up to which a product is a walk through memory: the panels of more rows are in the caches already.
+const FETCHED_ROWS: usize = 4;
+/// Bytes of a group of zeros.
+const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
+
+/// 32 activations `x ≈ a p`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct QuantizedGroup {
+    /// The integers `p`.
+    integers: ByteGroup,
+    /// The scale `a`; NaN where an activation is not finite.
+    scale: f32,
+}
+
+impl QuantizedGroup {
+    /// The nearest group; `x` has up to 32 values.
+    #[inline(always)]
+    pub(super) fn of<S: Simd>(simd: S, x: &[f32]) -> Self {
+        let mut padded = [0.0; GROUP];
+        let whole = if let Some(whole) = x.first_chunk::<GROUP>() {
+            whole
+        } else {
+            padded[..x.len()].copy_from_slice(x);
+            &padded
+        };
+        let (halves, _) = whole.as_chunks::<LANES>();
+        let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
+        let largest = simd.largest_magnitude(low, high);
+        let inverse = if largest < SMALLEST_ACTIVATION { 0.0 } else { LARGEST_BYTE / largest };
+        // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
+        let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
+        let inverse = simd.splat(inverse);
+        let mut bytes = [0; GROUP];
+        let (halves, _) = bytes.as_chunks_mut::<LANES>();
+        simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
+        simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
+        let mut integers = ByteGroup::default();
+        let mut sum = 0;
+        for (to, four) in integers.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
+            let [a, b, c, d] = *four;
+            *to = i32::from_le_bytes([a, b, c, d].map(i8::cast_unsigned));
+            sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
+        }
+        integers.start = -128 * sum;
+        Self { integers, scale }
+    }
+
+    /// The activations that it stands for.
+    #[cfg(test)]
+    pub(super) fn values(&self) -> impl Iterator<Item = f32> {
+        let bytes = self.integers.quants.iter().flat_map(|quants| quants.to_le_bytes());
+        bytes.map(|quant| f32::from(quant.cast_signed()) * self.scale)
+    }
+}
+
+/// The integers of 32 inputs of 16 outputs.
+pub(crate) trait Quants: Copy + Send + Sync + 'static {
+    /// Integers of zeros.
+    const ZERO: Self;
+    /// Whether they are bytes as they are.
+    const ARE_BYTES: bool = false;
+
+    /// The nearest integers, and the scales in f16.
+    fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]);
+
+    /// The integer of one input and output.
+    fn value(&self, input: usize, output: usize) -> f32;
+
+    /// Expands the integers to bytes, where they are not.
+    fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines);
+
+    /// The bytes: its own, or what [`Quants::expand`] made.
+    #[inline(always)]
+    fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines {
+        expanded
+    }
+}
+
+/// 8-bit integers with 128 added, to which all others are expanded.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Bytes(pub(super) ByteLines);
+
+/// A block of integers, and after them the scales of its groups.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Quantized<Q> {
+    quants: [Q; GROUPS],
+    scales: [[u16; LANES]; GROUPS],
+}
+
+impl<Q: Quants> Block for Quantized<Q> {
+    type Activation = QuantizedGroup;
+    type ForManyRows = Quantized<Bytes>;
+    const IS_EXPANDED_FOR_MANY_ROWS: bool = !Q::ARE_BYTES;
+    const MULTIPLIES_BYTES: bool = true;
+    const ACTIVATIONS: usize = GROUPS;
+    /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
+    const SLICE_BLOCKS: usize = 8;
+    const ZERO: Self = Self { quants: [Q::ZERO; GROUPS], scales: [[0; LANES]; GROUPS] };
+
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
+        let (groups, _) = weights.as_chunks::<GROUP>();
+        let mut block = Self::ZERO;
+        for group in 0..GROUPS {
+            (block.quants[group], block.scales[group]) = Q::encode(simd, &groups[group]);
+        }
+        block
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        let group = input / GROUP;
+        self.quants[group].value(input % GROUP, output) * f16::from_bits(self.scales[group][output]).to_f32()
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Quantized<Bytes>]) {
+        for (block, to) in blocks.iter().zip(to) {
+            to.scales = block.scales;
+            for (quants, to) in block.quants.iter().zip(&mut to.quants) {
+                quants.expand(simd, &mut to.0);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [QuantizedGroup], height: usize) {
+        for (row, inputs) in rows.enumerate() {
+            for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(height)) {
+                *to = QuantizedGroup::of(simd, inputs);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::INTEGER_TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
+        simd.in_integer_tile(height, job)
+    }
+
+    /// Scaled and added group by group.
+    #[inline(always)]
+    fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+        simd: S,
+        activations: &[QuantizedGroup],
+        mut panels: [&[Self]; PANELS],
+    ) -> Sums<S, ROWS, PANELS> {
+        let blocks = panels[0].len();
+        for panel in &mut panels {
+            *panel = &panel[..blocks];
+        }
+        let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
+        let rows_of_groups = &activations.as_chunks::<ROWS>().0[..blocks * GROUPS];
+        for block in 0..blocks {
+            if ROWS <= FETCHED_ROWS {
+                for panel in 0..PANELS {
+                    fetch(std::slice::from_ref(&panels[panel][block]), AHEAD);
+                }
+            }
+            for group in 0..GROUPS {
+                let rows = &rows_of_groups[block * GROUPS + group];
+                let mut scratch = [NO_BYTES; PANELS];
+                for (panel, scratch) in scratch.iter_mut().enumerate() {
+                    panels[panel][block].quants[group].expand(simd, scratch);
+                }
+                let mut bytes = [&NO_BYTES; PANELS];
+                for panel in 0..PANELS {
+                    bytes[panel] = panels[panel][block].quants[group].bytes(&scratch[panel]);
+                }
+                let mut integers = [&rows[0].integers; ROWS];
+                for row in 0..ROWS {
+                    integers[row] = &rows[row].integers;
+                }
+                let products = simd.byte_sums(bytes, integers);
+                let mut scales = [simd.splat(0.0); PANELS];
+                for panel in 0..PANELS {
+                    scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);
+                }
+                for row in 0..ROWS {
+                    let scale = simd.splat(rows[row].scale);
+                    for panel in 0..PANELS {
+                        // The product of both scales alone could be infinite where the sum of the products is zero.
+                        let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
+                        sums[row][panel] = simd.mul_add(product, scale, sums[row][panel]);
+                    }
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// The nearest multiples of `step` from -127 to 127, with 128 added, and the scales.
+#[inline(always)]
+pub(super) fn encoded_bytes<S: Simd>(
+    simd: S,
+    weights: &[Line<[f32; LANES]>; GROUP],
+    step: f32,
+) -> (ByteLines, [u16; LANES]) {
+    let largest_index = (LARGEST_BYTE / step).trunc();
+    let largest = largest(simd, weights).map(f32::abs);
+    let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / (step * largest_index)));
+    let (scales, _, inverses) = rounded_scales(simd, scales);
+    let inverses = simd.mul(inverses, simd.splat(1.0 / step));
+    let mut lines = NO_BYTES;
+    for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
+        let mut quants = [simd.splat(0.0); BYTE_INPUTS];
+        for (quant, weights) in quants.iter_mut().zip(weights) {
+            let nearest = simd.round(simd.mul(simd.load(&weights.0), inverses));
+            let nearest = simd.min(simd.max(nearest, simd.splat(-largest_index)), simd.splat(largest_index));
+            *quant = simd.mul_add(nearest, simd.splat(step), simd.splat(OFFSET));
+        }
+        simd.store_bytes(quants, line);
+    }
+    (lines, scales)
+}
+
+/// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.
+#[inline(always)]
+pub(super) fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
+    let mut highest = simd.splat(0.0);
+    let mut lowest = highest;
+    // What is not finite makes this NaN; everything else leaves it zero.
+    let mut poison = highest;
+    for line in group {
+        let weights = simd.load(&line.0);
+        highest = simd.max(highest, weights);
+        lowest = simd.min(lowest, weights);
+        poison = simd.mul_add(weights, simd.splat(0.0), poison);
+    }
+    let (mut high, mut low, mut nan) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    simd.store(highest, &mut high);
+    simd.store(lowest, &mut low);
+    simd.store(poison, &mut nan);
+    std::array::from_fn(|lane| nan[lane] + if high[lane] >= -low[lane] { high[lane] } else { low[lane] })
+}
+
+/// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
+#[inline(always)]
+pub(super) fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vector, S::Vector) {
+    let mut bits = [0; LANES];
+    simd.store_f16(scales, &mut bits);
+    let rounded = simd.load_f16(&bits);
+    let mut inverses = [0.0; LANES];
+    simd.store(rounded, &mut inverses);
+    let inverses = inverses.map(|scale| if scale == 0.0 { 0.0 } else { scale.recip() });
+    (bits, rounded, simd.load(&inverses))
+}

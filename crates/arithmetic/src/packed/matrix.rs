@@ -1,0 +1,191 @@
+//! The table of formats, and matrices in any of them.
+
+use std::fmt;
+
+use super::block::{Block, DEPTH};
+use super::f16::F16Block;
+use super::f32::F32Block;
+use super::integers::{Bytes, Quantized};
+use super::q4::Nibbles;
+use super::q6::Sixes;
+use crate::simd::LANES;
+use crate::threads::{Parts, computed_in_parts};
+
+/// The formats: variant, name and blocks of each.
+macro_rules! formats {
+    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty;)+) => {
+        /// The precision in which the weights of linear layers are held.
+        ///
+        /// With f32 and f16 weights products are computed in f32. With integer weights they are computed in integers: each row of
+        /// activations is rounded to 8 bits once a product, in groups of 32 inputs as `x ≈ a p` with `a = max|x| / 127` in f32 and
+        /// `p = round(x / a)`, so that `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero, and one that holds
+        /// what is not finite makes the row's outputs NaN. A product of a group is `s a Σ q p`, its integer sum exact, so that of
+        /// the result's error nothing but these two roundings and the f32 sum over the groups remains.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum WeightFormat {
+            $($(#[$doc])* $format,)+
+        }
+
+        impl WeightFormat {
+            /// Every format to choose, with its name.
+            pub const NAMES: &'static [(&'static str, Self)] = &[$(($name, Self::$format)),+];
+
+            /// Its name.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$format => $name,)+
+                }
+            }
+        }
+
+        /// The blocks of all panels, panel after panel.
+        pub(super) enum Panels {
+            $($format(Box<[$block]>),)+
+        }
+
+        impl Panels {
+            fn format(&self) -> WeightFormat {
+                match self {
+                    $(Self::$format(_) => WeightFormat::$format,)+
+                }
+            }
+
+            /// What `work` makes of the blocks.
+            pub(super) fn with<W: OnBlocks>(&self, work: W) -> W::Output {
+                match self {
+                    $(Self::$format(blocks) => work.run(blocks),)+
+                }
+            }
+
+            /// The blocks that `make` gives.
+            pub(super) fn made(format: WeightFormat, make: impl MakeBlocks) -> Self {
+                match format {
+                    $(WeightFormat::$format => Self::$format(make.blocks()),)+
+                }
+            }
+        }
+    };
+}
+
+formats! {
+    /// 32-bit floating point: the weights of the checkpoint.
+    F32 "f32" F32Block;
+    /// 16-bit floating point: each weight to the nearest of 11 significant bits.
+    F16 "f16" F16Block;
+    /// 8-bit integers with an f16 scale for every 32 inputs of an output, 8.5 bits a weight: `w ≈ s q` with
+    /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
+    /// normal f16 numbers.
+    Q8 "q8" Quantized<Bytes>;
+    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ 4 s q` with
+    /// `s = max|w| / 124` and `q = round(w / 4 s)`, so that `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal
+    /// f16 numbers.
+    Q6 "q6" Quantized<Sixes>;
+    /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
+    /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
+    /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
+    /// to the first entry, -127; no two entries are more than 28 apart and the last is 110, so the squared error is at most
+    /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)` for scales that are normal f16 numbers.
+    Q4 "q4" Quantized<Nibbles>;
+}
+
+/// Work on blocks of any format.
+pub(super) trait OnBlocks {
+    /// What it returns.
+    type Output;
+
+    fn run<B: Block>(self, blocks: &[B]) -> Self::Output;
+}
+
+/// Something that blocks of any format are made of.
+pub(super) trait MakeBlocks {
+    fn blocks<B: Block>(self) -> Box<[B]>;
+}
+
+impl WeightFormat {
+    /// The format called `name` in [`WeightFormat::NAMES`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+    }
+}
+
+/// A weight matrix `(out, in)`, packed.
+pub struct PackedMatrix {
+    pub(super) out_features: usize,
+    pub(super) in_features: usize,
+    pub(super) panels: Panels,
+}
+
+impl PackedMatrix {
+    /// Width of the output.
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Width of the input.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// The precision of the weights.
+    pub fn format(&self) -> WeightFormat {
+        self.panels.format()
+    }
+
+    /// Bytes that the weights take.
+    pub fn bytes(&self) -> usize {
+        struct Bytes;
+        impl OnBlocks for Bytes {
+            type Output = usize;
+
+            fn run<B: Block>(self, blocks: &[B]) -> usize {
+                size_of_val(blocks)
+            }
+        }
+        self.panels.with(Bytes)
+    }
+
+    /// The weights of the given outputs, `(rows, in)` one after the other: an embedding lookup where the matrix is a tied
+    /// head.
+    ///
+    /// # Panics
+    /// When an output is not below [`PackedMatrix::out_features`].
+    pub fn rows(&self, outputs: &[usize]) -> Vec<f32> {
+        struct Rows<'a>(&'a [usize], usize);
+        impl OnBlocks for Rows<'_> {
+            type Output = Vec<f32>;
+
+            fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
+                let Self(outputs, in_features) = self;
+                let parts = Parts { row_len: in_features, rows: 16, columns: in_features };
+                computed_in_parts(outputs.len() * in_features, parts, |mut part| {
+                    for row in 0..part.rows() {
+                        let output = outputs[part.first_row + row];
+                        let panel = panel_of(blocks, output / LANES, in_features);
+                        for (chunk, block) in part.row(row).chunks_mut(DEPTH).zip(panel) {
+                            for (input, value) in chunk.iter_mut().enumerate() {
+                                *value = block.value(input, output % LANES);
+                            }
+                        }
+                    }
+                })
+            }
+        }
+        assert!(outputs.iter().all(|output| *output < self.out_features), "an output that there is not");
+        if self.in_features == 0 {
+            return Vec::new();
+        }
+        self.panels.with(Rows(outputs, self.in_features))
+    }
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedMatrix({} ({}, {}))", self.format().name(), self.out_features, self.in_features)
+    }
+}
+
+/// The blocks of panel `index`.
+pub(super) fn panel_of<B>(blocks: &[B], index: usize, in_features: usize) -> &[B] {
+    let length = in_features.div_ceil(DEPTH);
+    &blocks[index * length..(index + 1) * length]
+}

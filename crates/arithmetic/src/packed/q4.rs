@@ -1,0 +1,121 @@
+//! 4-bit indices into a table of 16 integers.
+
+use super::integers::{Quants, largest, rounded_scales};
+use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, Simd};
+
+/// Inputs in a line of nibbles.
+const NIBBLE_INPUTS: usize = 8;
+
+/// Lines of eight inputs, output by output four bytes, the low halves holding the first four inputs, the high halves the others.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
+
+/// The integers of 4-bit weights, in ascending order; the first has the largest magnitude. They have the smallest squared
+/// error for normally distributed weights in groups of 32, each with the best of the candidate scales (Lloyd's iteration).
+pub(super) const TABLE: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
+
+impl Quants for Nibbles {
+    const ZERO: Self = Self([[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
+
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
+        let (scales, inverses) = Self::scales(simd, weights);
+        let mut lines = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
+        for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<NIBBLE_INPUTS>().0) {
+            let mut indices = [simd.splat(0.0); NIBBLE_INPUTS];
+            for (index, weights) in indices.iter_mut().zip(weights) {
+                let quotient = simd.mul(simd.load(&weights.0), inverses);
+                *index = Self::add_below(simd, quotient, simd.splat(0.0), &[1.0; 15]);
+            }
+            simd.store_nibbles(indices, line);
+        }
+        (Self(lines), scales)
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        let byte = self.0[input / NIBBLE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
+        let index = if input % NIBBLE_INPUTS < BYTE_INPUTS { byte & 15 } else { byte >> 4 };
+        f32::from(TABLE[usize::from(index)])
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines) {
+        for (line, to) in self.0.iter().zip(to.as_chunks_mut::<2>().0) {
+            simd.look_up_nibbles(line, &Self::UNSIGNED, to);
+        }
+    }
+}
+
+impl Nibbles {
+    /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
+    const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
+
+    /// The table with 128 added.
+    const UNSIGNED: [u8; 16] = {
+        let mut unsigned = [0; 16];
+        let mut index = 0;
+        while index < unsigned.len() {
+            unsigned[index] = TABLE[index].cast_unsigned() ^ 0x80;
+            index += 1;
+        }
+        unsigned
+    };
+    /// Half way between neighbouring entries: above it a quotient is nearer to the second.
+    const MIDDLES: [f32; 15] = Self::of_neighbours(0.5, 0.5);
+    /// From each entry to the next.
+    const STEPS: [f32; 15] = Self::of_neighbours(-1.0, 1.0);
+
+    /// The sums of neighbouring entries, each times its factor.
+    const fn of_neighbours(first: f32, second: f32) -> [f32; 15] {
+        let mut sums = [0.0; 15];
+        let mut index = 0;
+        while index < sums.len() {
+            sums[index] = first * TABLE[index] as f32 + second * TABLE[index + 1] as f32;
+            index += 1;
+        }
+        sums
+    }
+
+    /// Adds the steps up to the entry that is nearest to the quotient.
+    #[inline(always)]
+    fn add_below<S: Simd>(
+        simd: S,
+        quotient: S::Vector,
+        mut start: S::Vector,
+        steps: &[f32; 15],
+    ) -> S::Vector {
+        for (middle, step) in Self::MIDDLES.iter().zip(steps) {
+            start = simd.add_where_greater(start, quotient, simd.splat(*middle), simd.splat(*step));
+        }
+        start
+    }
+
+    /// For each lane the scale with the smallest squared error, and its reciprocal.
+    #[inline(always)]
+    fn scales<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> ([u16; LANES], S::Vector) {
+        let largest = simd.load(&largest(simd, group));
+        let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
+        for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
+            let (bits, scales, inverses) =
+                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(TABLE[0]))));
+            let mut sum = simd.splat(0.0);
+            for line in group {
+                let quotient = simd.mul(simd.load(&line.0), inverses);
+                let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &Self::STEPS);
+                let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
+                sum = simd.mul_add(error, error, sum);
+            }
+            let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
+            simd.store(sum, &mut errors);
+            simd.store(inverses, &mut inverse_scales);
+            for lane in 0..LANES {
+                if index == 0 || errors[lane] < best.0[lane] {
+                    (best.0[lane], best.1[lane], best.2[lane]) =
+                        (errors[lane], bits[lane], inverse_scales[lane]);
+                }
+            }
+        }
+        (best.1, simd.load(&best.2))
+    }
+}

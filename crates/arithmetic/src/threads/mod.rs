@@ -1,0 +1,8 @@
+//! The threads that compute, and how an output is cut into parts for them.
+
+mod parts;
+mod pool;
+
+pub use parts::map_items;
+pub(crate) use parts::{Part, Parts, computed_in_parts, for_each_item, for_each_part, for_each_part_in};
+pub use pool::{set_thread_count, thread_count};
