@@ -5,7 +5,6 @@
 //! uses the best instructions of the processor and all threads, and adds every sum in one order, whatever the number of
 //! threads and whatever is computed beside it: a row has the same bits alone and in company.
 
-#[cfg(any())]
 mod attention;
 mod epilogue;
 mod fetch;
@@ -15,8 +14,7 @@ mod simd;
 mod threads;
 mod tile;
 
-#[cfg(any())]
-pub use attention::{Element, Heads, HeadsOfRow, attention, write_heads};
+pub use attention::{Heads, KvHeads, KvSlot, KvValues, attention, write_tokens};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;
