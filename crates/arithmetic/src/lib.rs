@@ -8,6 +8,7 @@
 mod attention;
 mod epilogue;
 mod fetch;
+pub mod limits;
 mod packed;
 mod random;
 mod simd;
