@@ -47,11 +47,11 @@ impl Element for u16 {
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f16::from_bits(self).to_f32()
+        f16::from_bits(self).to_f32_const()
     }
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        f16::from_f32(value).to_bits()
+        f16::from_f32_const(value).to_bits()
     }
 }

@@ -89,9 +89,11 @@ impl<E: Element> Job for PackKeys<'_, E> {
         for (index, panel) in panels.chunks_mut(k.head_dim).enumerate() {
             let first_key = (first_panel + index) * LANES;
             for key in first_key..k.tokens.min(first_key + LANES) {
-                for (inputs, lines) in k.row(key).chunks(LANES).zip(panel.chunks_mut(LANES)) {
-                    for (input, line) in first_sixteen(simd, inputs).iter().zip(lines) {
-                        line.0[key - first_key] = *input;
+                let row = k.row(key);
+                for first in (0..row.len()).step_by(LANES) {
+                    let inputs = first_sixteen(simd, &row[first..]);
+                    for index in 0..LANES.min(row.len() - first) {
+                        panel[first + index].0[key - first_key] = inputs[index];
                     }
                 }
             }
@@ -230,10 +232,12 @@ fn weigh_visible<S: Simd>(
     panels: Chunks<'_, Line<[f32; LANES]>>,
     context: &mut [f32],
 ) {
-    for (panel, context) in panels.zip(context.chunks_mut(LANES)) {
+    for (index, panel) in panels.enumerate() {
+        let end = context.len().min((index + 1) * LANES);
+        let context = &mut context[index * LANES..end];
         let mut sums = simd.splat(0.0);
-        for (weight, values) in weights[keys.clone()].iter().zip(&panel[keys.clone()]) {
-            sums = simd.mul_add(simd.splat(*weight), simd.load(&values.0), sums);
+        for key in keys.start..keys.end {
+            sums = simd.mul_add(simd.splat(weights[key]), simd.load(&panel[key].0), sums);
         }
         simd.store_first(simd.mul(sums, simd.splat(inverse_sum)), context);
     }

@@ -10,7 +10,11 @@ pub(super) fn largest<S: Simd>(simd: S, scores: &[f32]) -> f32 {
     for vector in vectors {
         largest = simd.max(largest, simd.load(vector));
     }
-    rest.iter().copied().fold(simd.largest(largest), f32::max)
+    let mut largest = simd.largest(largest);
+    for score in rest {
+        largest = largest.max(*score);
+    }
+    largest
 }
 
 /// Replaces scores by `exp(score - shift)` and returns their sum.
@@ -31,7 +35,11 @@ pub(super) fn exponentials<S: Simd>(simd: S, scores: &mut [f32], shift: f32) -> 
         let weights = simd.exp(simd.sub(simd.load(&last), shift));
         simd.store(weights, &mut last);
         rest.copy_from_slice(&last[..rest.len()]);
-        sum += rest.iter().sum::<f32>();
+        let mut sum_of_rest = 0.0;
+        for weight in rest {
+            sum_of_rest += *weight;
+        }
+        sum += sum_of_rest;
     }
     sum
 }

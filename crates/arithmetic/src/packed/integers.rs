@@ -12,7 +12,7 @@ use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
 use crate::fetch::{AHEAD, fetch};
-use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
+use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
 
 /// Groups of a block.
@@ -60,11 +60,16 @@ impl QuantizedGroup {
         let (halves, _) = bytes.as_chunks_mut::<LANES>();
         simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
         simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
-        let mut integers = ByteGroup::default();
+        let mut integers = ByteGroup { quants: [0; BYTE_LINES], start: 0 };
         let mut sum = 0;
         for (to, four) in integers.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
             let [a, b, c, d] = *four;
-            *to = i32::from_le_bytes([a, b, c, d].map(i8::cast_unsigned));
+            *to = i32::from_le_bytes([
+                a.cast_unsigned(),
+                b.cast_unsigned(),
+                c.cast_unsigned(),
+                d.cast_unsigned(),
+            ]);
             sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
         }
         integers.start = -128 * sum;

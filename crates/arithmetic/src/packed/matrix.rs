@@ -185,6 +185,7 @@ impl fmt::Debug for PackedMatrix {
 }
 
 /// The blocks of panel `index`.
+#[inline(always)]
 pub(super) fn panel_of<B>(blocks: &[B], index: usize, in_features: usize) -> &[B] {
     let length = in_features.div_ceil(DEPTH);
     &blocks[index * length..(index + 1) * length]

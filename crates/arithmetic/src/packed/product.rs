@@ -251,12 +251,14 @@ impl<B: Block> Walk<'_, '_, B> {
             }
         }
         let computed = stored(simd, &sums);
-        for (row, computed) in computed.iter().take(self.part.rows()).enumerate() {
+        for row in 0..ROWS.min(self.part.rows()) {
             let outputs = &mut self.part.row(row)[panel * LANES..];
-            for (index, (sums, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
+            for index in 0..PANELS {
                 let first = row * out_features + (first_panel + index) * LANES;
-                let values = epilogue.apply(simd, simd.load(&sums.0), first_panel + index, first);
-                simd.store_first(values, outputs);
+                let sums = simd.load(&computed[row][index].0);
+                let values = epilogue.apply(simd, sums, first_panel + index, first);
+                let end = outputs.len().min((index + 1) * LANES);
+                simd.store_first(values, &mut outputs[index * LANES..end]);
             }
         }
     }
@@ -400,12 +402,13 @@ impl<P: Block> Tile<'_, '_, P> {
         let sums: Sums<S, ROWS, PANELS> = P::sums(simd, self.activations, slices);
         let computed = stored(simd, &sums);
         let first_panel = self.part.first_column / LANES + self.panel + panel;
-        let rows = self.part.rows() - self.row;
-        for (row, computed) in computed.iter().take(rows).enumerate() {
+        for row in 0..ROWS.min(self.part.rows() - self.row) {
             let row_start = (self.part.first_row + self.row + row) * self.out_features;
             let outputs = &mut self.part.row(self.row + row)[(self.panel + panel) * LANES..];
-            for (index, (sums, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
-                let mut values = simd.load(&sums.0);
+            for index in 0..PANELS {
+                let end = outputs.len().min((index + 1) * LANES);
+                let outputs = &mut outputs[index * LANES..end];
+                let mut values = simd.load(&computed[row][index].0);
                 if !self.is_first {
                     values = simd.add(simd.load_first(outputs, 0.0), values);
                 }

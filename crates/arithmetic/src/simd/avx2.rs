@@ -90,19 +90,14 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> Floats {
-        let start = values.as_ptr();
-        // SAFETY: AVX as `self` exists; both halves lie within the array, and the load needs no alignment.
-        unsafe { [_mm256_loadu_ps(start), _mm256_loadu_ps(start.add(LANES / 2))] }
+        // SAFETY: both are 64 bytes, any of which are floats.
+        unsafe { std::mem::transmute::<[f32; LANES], Floats>(*values) }
     }
 
     #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
-        let start = to.as_mut_ptr();
-        // SAFETY: AVX as `self` exists; both halves lie within the array, and the store needs no alignment.
-        unsafe {
-            _mm256_storeu_ps(start, values[0]);
-            _mm256_storeu_ps(start.add(LANES / 2), values[1]);
-        }
+        // SAFETY: both are 64 bytes, any of which are floats.
+        *to = unsafe { std::mem::transmute::<Floats, [f32; LANES]>(values) };
     }
 
     #[inline(always)]

@@ -70,14 +70,14 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
 
     #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen values, and the load needs no alignment.
-        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+        // SAFETY: both are 64 bytes, any of which are floats.
+        unsafe { std::mem::transmute::<[f32; LANES], __m512>(*values) }
     }
 
     #[inline(always)]
     fn store(self, values: __m512, to: &mut [f32; LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen values, and the store needs no alignment.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), values) }
+        // SAFETY: both are 64 bytes, any of which are floats.
+        *to = unsafe { std::mem::transmute::<__m512, [f32; LANES]>(values) };
     }
 
     #[inline(always)]

@@ -10,6 +10,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod doubles;
+#[cfg(test)]
+mod inlined;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;

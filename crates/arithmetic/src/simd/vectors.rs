@@ -167,7 +167,9 @@ pub(crate) trait Vectors: Copy {
         }
         let mut whole = [Self::Real::ZERO; LANES];
         self.store(values, &mut whole);
-        to.copy_from_slice(&whole[..to.len()]);
+        for lane in 0..to.len() {
+            to[lane] = whole[lane];
+        }
     }
 }
 
@@ -256,6 +258,7 @@ pub(crate) trait TileJob<V: Vectors> {
 }
 
 /// The height of a tile for so many rows, where the highest has `full`: the lowest that holds them.
+#[inline(always)]
 pub(crate) const fn tile_height(rows: usize, full: usize) -> usize {
     match rows {
         0 | 1 => 1,

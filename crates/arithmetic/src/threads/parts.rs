@@ -37,6 +37,7 @@ pub(crate) struct Part<'a, T> {
 
 impl<'a, T> Part<'a, T> {
     /// The first columns of some rows of `output`, each row `row_len` after the one before, as one part.
+    #[inline(always)]
     pub(crate) fn of_rows(output: &'a mut [T], row_len: usize, (rows, columns): (usize, usize)) -> Self {
         let needed = rows.checked_sub(1).map_or(0, |last| last * row_len + columns);
         assert!(columns <= row_len && needed <= output.len(), "{rows} rows of {columns} do not fit");
@@ -52,16 +53,19 @@ impl<'a, T> Part<'a, T> {
     }
 
     /// Number of rows.
+    #[inline(always)]
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
     /// Number of columns.
+    #[inline(always)]
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
 
     /// Row `row` of this part.
+    #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         // SAFETY: `for_each_part_in` or `of_rows` made this part of columns within rows that all lie inside the output, and
@@ -72,6 +76,7 @@ impl<'a, T> Part<'a, T> {
 
 impl<T> Part<'_, T> {
     /// The rows `first`, `first + step` and so on, `rows` of them, as a part of their own.
+    #[inline(always)]
     pub(crate) fn stepped(&mut self, first: usize, step: usize, rows: usize) -> Part<'_, T> {
         let fits = rows.checked_sub(1).is_none_or(|last| first + last * step < self.rows);
         assert!(fits, "{rows} rows from {first} on of {}", self.rows);
@@ -88,6 +93,7 @@ impl<T> Part<'_, T> {
     }
 
     /// All elements of a part of whole rows.
+    #[inline(always)]
     pub(crate) fn all(&mut self) -> &mut [T] {
         assert!(self.columns == self.row_len, "{} columns of {}", self.columns, self.row_len);
         // SAFETY: as in `row`; whole rows lie one after the other.

@@ -9,14 +9,18 @@
 
 #![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
 
+use std::any::Any;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, available_parallelism, yield_now};
+use std::time::{Duration, Instant};
 
-/// How often an idle thread looks for work before it sleeps: a tenth of a millisecond, the time between two regions.
-const SPINS_BEFORE_SLEEP: usize = 4_000;
+/// How long an idle thread looks for work before it sleeps: longer than the time between two regions.
+const TIME_BEFORE_SLEEP: Duration = Duration::from_micros(100);
+/// How often it looks before it asks for the time.
+const SPINS_BETWEEN_TIMES: usize = 64;
 /// How often the caller looks whether the others are done before it gives its processor away.
 const SPINS_BEFORE_YIELD: usize = 200;
 
@@ -51,8 +55,8 @@ struct Pool {
     shares: Box<[Share]>,
     /// Signalled when a task is published.
     published: Condvar,
-    /// Number of tasks published so far.
-    generation: AtomicUsize,
+    /// Number of tasks published so far. Idle threads look at it all the time, so it has a cache line of its own.
+    generation: Share,
     /// Threads that take part in the task and may still use it.
     active: AtomicUsize,
 }
@@ -65,17 +69,20 @@ struct Slot {
     sleeping: usize,
 }
 
-/// How many indices of a share are taken, on a cache line of its own.
+/// A number on a cache line of its own, such as how many indices of a share are taken.
 #[derive(Default)]
 #[repr(align(64))]
 struct Share(AtomicUsize);
 
-/// The work of a region, and whether a thread panicked at it, both borrowed from its caller.
+/// What a thread panicked with.
+type Panic = Mutex<Option<Box<dyn Any + Send>>>;
+
+/// The work of a region, and what the first thread that panicked at it panicked with, both borrowed from its caller.
 #[derive(Clone, Copy)]
 struct Task {
     work: *const (dyn Fn(usize) + Sync),
     count: usize,
-    has_panicked: *const AtomicBool,
+    panic: *const Panic,
 }
 
 // SAFETY: the pointers are to values that may be shared between threads, and only shared references are made of them.
@@ -88,7 +95,7 @@ impl Pool {
             slot: Mutex::default(),
             shares: (0..=threads).map(|_| Share::default()).collect(),
             published: Condvar::new(),
-            generation: AtomicUsize::new(0),
+            generation: Share::default(),
             active: AtomicUsize::new(0),
         }));
         for index in 1..=threads {
@@ -135,20 +142,23 @@ impl Pool {
             (0..count).for_each(work);
             return;
         }
-        let has_panicked = AtomicBool::new(false);
-        let task = Task { work: borrowed, count, has_panicked: &raw const has_panicked };
+        let panic = Panic::default();
+        let task = Task { work: borrowed, count, panic: &raw const panic };
         self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         slot.task = Some(task);
-        self.generation.fetch_add(1, Ordering::Release);
-        if slot.sleeping > 0 {
-            self.published.notify_all();
+        self.generation.0.fetch_add(1, Ordering::Release);
+        // As many as there is work for, beside the caller.
+        for _ in 0..slot.sleeping.min(count - 1) {
+            self.published.notify_one();
         }
         drop(slot);
         let region = Region(self);
         // SAFETY: this function has not returned.
         unsafe { self.work(task, 0) };
         drop(region);
-        assert!(!has_panicked.load(Ordering::Relaxed), "a computing thread panicked");
+        if let Some(panic) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(panic);
+        }
     }
 
     /// What a thread does all its life; it begins with its own share.
@@ -156,7 +166,7 @@ impl Pool {
         let mut seen = 0;
         loop {
             self.wait_for_task_after(seen);
-            seen = self.generation.load(Ordering::Acquire);
+            seen = self.generation.0.load(Ordering::Acquire);
             let slot = self.lock();
             let Some(task) = slot.task else { continue };
             // Counted under the lock, so the caller cannot miss it when it has emptied the slot.
@@ -164,24 +174,28 @@ impl Pool {
             drop(slot);
             // SAFETY: the caller waits until this thread is no longer counted as active.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.work(task, share) }));
-            if result.is_err() {
+            if let Err(panic) = result {
                 // SAFETY: as above.
-                unsafe { &*task.has_panicked }.store(true, Ordering::Relaxed);
+                let first = unsafe { &*task.panic };
+                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
             self.active.fetch_sub(1, Ordering::Release);
         }
     }
 
     fn wait_for_task_after(&self, seen: usize) {
-        for _ in 0..SPINS_BEFORE_SLEEP {
-            if self.generation.load(Ordering::Acquire) != seen {
-                return;
+        let start = Instant::now();
+        while start.elapsed() < TIME_BEFORE_SLEEP {
+            for _ in 0..SPINS_BETWEEN_TIMES {
+                if self.generation.0.load(Ordering::Acquire) != seen {
+                    return;
+                }
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
         }
         let mut slot = self.lock();
         slot.sleeping += 1;
-        while self.generation.load(Ordering::Acquire) == seen {
+        while self.generation.0.load(Ordering::Acquire) == seen {
             slot = self.published.wait(slot).unwrap_or_else(PoisonError::into_inner);
         }
         slot.sleeping -= 1;

@@ -1,0 +1,244 @@
+//! Whether every job is inlined into its instruction sets, as the machine code of the tests themselves shows.
+//!
+//! A function without the instructions of a set cannot take in an intrinsic that needs them. It calls it,
+//! each time, with the vectors in memory, and products are ten times slower. A closure is such a function
+//! wherever the compiler decides not to inline it. So the functions that are compiled for an instruction set
+//! may call what ends in a panic, what allocates and what copies memory, and nothing else. The sets that
+//! this processor lacks are compiled too, and looked at like the others.
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[test]
+#[expect(clippy::print_stdout, reason = "says what is not checked")]
+fn jobs_are_inlined_into_their_instruction_sets() {
+    println!("not checked: only machine code of x86-64 in ELF files is read");
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod elf {
+    use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+    use addr2line::gimli::{Dwarf, EndianSlice, Error, LittleEndian, SectionId};
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+    use object::{Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, RelocationTarget, SymbolKind};
+
+    /// Instruction sets: types, the functions that are compiled for them, and how many jobs they have at
+    /// least, so that a new name cannot make the test look at nothing.
+    const SETS: [(&str, &str, usize); 4] = [
+        ("simd::avx2::Avx2<_>", "run::compiled", 20),
+        ("simd::avx2::Avx2<_>", "run::compiled_with_vnni", 5),
+        ("simd::avx512::Avx512<_>", "run::compiled", 20),
+        ("simd::avx512::Avx512<_>", "run::compiled_with_vnni", 5),
+    ];
+
+    /// Rust's functions that jobs may call, by parts of their names.
+    const ALLOWED: [&str; 17] = [
+        // These end in a panic, or write its message.
+        "core::panicking::",
+        "core::fmt::",
+        "core::option::unwrap_failed",
+        "core::option::expect_failed",
+        "core::result::unwrap_failed",
+        "core::slice::index::slice_",
+        // With debug assertions this asks whether the pointer is one.
+        "core::slice::raw::from_raw_parts",
+        // These copy values, or write one value many times.
+        "core::slice::copy_from_slice_impl",
+        "core::slice::specialize::SpecFill",
+        // These make a pair of iterators, and fill memory; no vector passes through them.
+        "as core::iter::adapters::zip::ZipImpl<A,B>>::new",
+        "core::slice::<impl [T]>::fill",
+        // This is a job of its own, compiled for the same instructions.
+        "simd::vectors::Simd>::run::compiled",
+        // These allocate, fill what they allocated with one value, and free.
+        "__rust_",
+        "alloc::alloc::handle_alloc_error",
+        "alloc::raw_vec::",
+        "alloc::vec::from_elem",
+        "alloc::vec::spec_from_elem::",
+        "alloc::vec::Vec<T,A> as core::ops::drop::Drop",
+        "alloc::vec::Vec<T,A>::resize",
+        "core::ptr::drop_in_place",
+    ];
+    /// Functions of the C library that jobs may call, and what follows a panic.
+    const ALLOWED_SYMBOLS: [&str; 9] =
+        ["_Unwind_Resume", "memcpy", "memmove", "memset", "memcmp", "bcmp", "exp", "log", "tanh"];
+
+    type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
+    /// The functions of a program.
+    struct Program<'a> {
+        file: object::File<'a>,
+        /// Sizes and names by address.
+        functions: BTreeMap<u64, (u64, String)>,
+        /// Which function is in a place that the loader fills.
+        slots: HashMap<u64, String>,
+        lines: addr2line::Context<Bytes<'a>>,
+    }
+
+    impl<'a> Program<'a> {
+        fn read(bytes: &'a [u8]) -> Self {
+            let file = object::File::parse(bytes).unwrap();
+            let symbols = file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text);
+            let functions: BTreeMap<_, _> = symbols
+                .map(|symbol| (symbol.address(), (symbol.size(), demangled(symbol.name().unwrap()))))
+                .collect();
+            let imported = file.dynamic_symbol_table().unwrap();
+            let slots = file.dynamic_relocations().unwrap().filter_map(|(slot, relocation)| {
+                let name = match relocation.target() {
+                    RelocationTarget::Symbol(index) => {
+                        demangled(imported.symbol_by_index(index).unwrap().name().unwrap())
+                    }
+                    _ => functions.get(&relocation.addend().cast_unsigned())?.1.clone(),
+                };
+                Some((slot, name))
+            });
+            let slots = slots.collect();
+            let section = |id: SectionId| {
+                let section = file.section_by_name(id.name());
+                let data = section.map_or(&[][..], |section| section.data().unwrap());
+                Ok::<_, Error>(EndianSlice::new(data, LittleEndian))
+            };
+            let lines = addr2line::Context::from_dwarf(Dwarf::load(section).unwrap()).unwrap();
+            Self { file, functions, slots, lines }
+        }
+
+        fn instructions(&self, start: u64, size: u64) -> Vec<Instruction> {
+            let mut sections = self.file.sections();
+            let code = sections.find_map(|section| section.data_range(start, size).unwrap());
+            Decoder::with_ip(64, code.unwrap(), start, DecoderOptions::NONE).into_iter().collect()
+        }
+
+        /// The functions, each inlined into the next, that give the instruction at `address`: name and line.
+        fn frames(&self, address: u64) -> Vec<(String, String)> {
+            let mut frames = self.lines.find_frames(address).skip_all_loads().unwrap();
+            let frames = std::iter::from_fn(|| frames.next().unwrap());
+            let described = frames.map(|frame| {
+                let name = frame.function.map(|name| name.raw_name().unwrap().into_owned());
+                let line = frame.location.map(|line| {
+                    format!("{}:{}", line.file.unwrap_or_default(), line.line.unwrap_or_default())
+                });
+                (name.unwrap_or_default(), line.unwrap_or_default())
+            });
+            described.collect()
+        }
+
+        /// The innermost line of this crate that gives the instruction at `address`.
+        fn line(&self, address: u64) -> String {
+            let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+            let frames = self.frames(address);
+            // The compiler gives line 0 to what it has moved.
+            let mut lines = frames.iter().filter_map(|(_, line)| line.strip_prefix(root));
+            lines.find(|line| !line.ends_with(":0")).unwrap_or_default().to_owned()
+        }
+
+        /// The name of the function at `address`, or of the one that the linker's stub there jumps to.
+        fn name(&self, address: u64) -> String {
+            const STUB: u64 = 16;
+            if let Some((_, name)) = self.functions.get(&address) {
+                return name.clone();
+            }
+            let stub = self.instructions(address, STUB);
+            let jump = stub.iter().find(|instruction| instruction.mnemonic() == Mnemonic::Jmp);
+            jump.map_or_else(|| format!("{address:#x}"), |jump| self.name_in(jump.ip_rel_memory_address()))
+        }
+
+        /// The name of the function whose address the loader writes to `slot`.
+        fn name_in(&self, slot: u64) -> String {
+            self.slots.get(&slot).cloned().unwrap_or_else(|| format!("a pointer at {slot:#x}"))
+        }
+
+        /// The function whose address the instruction loads into a register.
+        fn loaded(&self, instruction: &Instruction) -> Option<String> {
+            let is_load =
+                instruction.is_ip_rel_memory_operand() && instruction.op0_kind() == OpKind::Register;
+            let address = instruction.memory_displacement64();
+            match instruction.mnemonic() {
+                Mnemonic::Mov if is_load => self.slots.get(&address).cloned(),
+                Mnemonic::Lea if is_load => self.functions.get(&address).map(|(_, name)| name.clone()),
+                _ => None,
+            }
+        }
+
+        /// What the function at `start` calls or loads the address of: where, and the names.
+        fn calls(&self, start: u64, size: u64) -> Vec<(u64, String)> {
+            let instructions = self.instructions(start, size);
+            let loads = instructions.iter().any(|instruction| self.loaded(instruction).is_some());
+            let callee = |instruction: &Instruction| {
+                let is_call = instruction.mnemonic() == Mnemonic::Call;
+                match instruction.op0_kind() {
+                    OpKind::NearBranch64 => {
+                        let target = instruction.near_branch_target();
+                        let leaves = is_call || !(start..start + size).contains(&target);
+                        leaves.then(|| self.name(target))
+                    }
+                    OpKind::Memory if instruction.is_ip_rel_memory_operand() => {
+                        let leaves = is_call || instruction.mnemonic() == Mnemonic::Jmp;
+                        leaves.then(|| self.name_in(instruction.memory_displacement64()))
+                    }
+                    // What is called often has its address in a register, or on the stack meanwhile; it
+                    // counts where it is loaded.
+                    OpKind::Register if is_call && loads => None,
+                    OpKind::Memory if is_call && loads && instruction.memory_base() == Register::RSP => None,
+                    OpKind::Register | OpKind::Memory if is_call => Some("a pointer".to_owned()),
+                    // Other jumps are those of a `match`.
+                    _ => self.loaded(instruction),
+                }
+            };
+            let calls = instructions.iter().filter_map(|call| Some((call.ip(), callee(call)?)));
+            calls.collect()
+        }
+    }
+
+    fn demangled(name: &str) -> String {
+        format!("{:#}", rustc_demangle::demangle(name))
+    }
+
+    fn is_allowed(callee: &str) -> bool {
+        ALLOWED_SYMBOLS.contains(&callee) || ALLOWED.iter().any(|part| callee.contains(part))
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads machine code")]
+    fn jobs_are_inlined_into_their_instruction_sets() {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let program = Program::read(&bytes);
+        let mut found = SETS.map(|_| BTreeSet::new());
+        let mut stray = BTreeMap::<_, BTreeSet<_>>::new();
+        for (start, (size, name)) in &program.functions {
+            // Names have their type arguments after this in the compiler's newer form.
+            let path = name.split("::<").next().unwrap_or_default();
+            let is_set =
+                |(set, function, _): &(&str, &str, usize)| path.contains(set) && path.ends_with(function);
+            let Some(index) = SETS.iter().position(is_set) else { continue };
+            // Empty if nothing was inlined into it.
+            let job = program.frames(*start).pop().unwrap_or_default().0;
+            let job = job.replace(concat!(env!("CARGO_CRATE_NAME"), "::"), "");
+            // Jobs of tests may be slow.
+            if job.contains("tests::") {
+                continue;
+            }
+            for (address, callee) in program.calls(*start, *size) {
+                if !is_allowed(&callee) {
+                    let jobs = stray.entry((callee, program.line(address))).or_default();
+                    let (set, ..) = SETS[index];
+                    jobs.insert(format!("{set}, {job}"));
+                }
+            }
+            if !job.is_empty() {
+                found[index].insert(job);
+            }
+        }
+        for (jobs, (set, function, least)) in found.iter().zip(SETS) {
+            assert!(
+                jobs.len() >= least,
+                "{set}::{function} has {} jobs, not {least}; names are from `debug = \"line-tables-only\"`",
+                jobs.len()
+            );
+        }
+        let list = stray.iter().map(|((callee, line), jobs)| {
+            let jobs: Vec<_> = jobs.iter().map(String::as_str).collect();
+            format!("{callee}\n  called at {line}\n  by {}\n", jobs.join("\n     "))
+        });
+        assert!(stray.is_empty(), "calls that leave their instruction set:\n{}", list.collect::<String>());
+    }
+}
