@@ -5,10 +5,10 @@
 //! uses the best instructions of the processor and all threads, and adds every sum in one order, whatever the number of
 //! threads and whatever is computed beside it: a row has the same bits alone and in company.
 
-#[cfg(any())]
 mod attention;
 mod epilogue;
 mod fetch;
+pub mod limits;
 mod packed;
 mod random;
 mod simd;
@@ -16,8 +16,7 @@ mod threads;
 mod tile;
 mod training;
 
-#[cfg(any())]
-pub use attention::{Element, Heads, HeadsOfRow, attention, write_heads};
+pub use attention::{Heads, KvHeads, KvSlot, KvValues, attention, write_tokens};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;

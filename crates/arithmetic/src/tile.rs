@@ -30,7 +30,18 @@ impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Interleaved<'_, R, ROWS> {
 }
 
 /// Rows in one piece each.
-pub(crate) struct Apart<'a, R, const ROWS: usize>(pub(crate) [&'a [R]; ROWS]);
+pub(crate) struct Apart<'a, R, const ROWS: usize>([&'a [R]; ROWS]);
+
+impl<'a, R, const ROWS: usize> Apart<'a, R, ROWS> {
+    /// Of `steps` steps.
+    #[inline(always)]
+    pub(crate) fn new(mut rows: [&'a [R]; ROWS], steps: usize) -> Self {
+        for row in &mut rows {
+            *row = &row[..steps];
+        }
+        Self(rows)
+    }
+}
 
 impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Apart<'_, R, ROWS> {
     #[inline(always)]

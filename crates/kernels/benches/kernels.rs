@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::{
-    Activation, LayerNorm, Linear, Matrix, PackedMatrix, WeightFormat, limits, prefix_attention,
+    Activation, LayerNorm, Linear, Matrix, WeightFormat, limits, prefix_attention,
     set_thread_count, thread_count,
 };
 
@@ -64,11 +64,12 @@ fn main() {
         let many_s = fastest(RUNS / 4, || drop(dense[0].forward(&many).unwrap()));
         report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
         for (format_name, format) in WeightFormat::NAMES {
-            let packed = || Matrix::Packed(PackedMatrix::from_tensor(&weight, format).unwrap().into());
+            let packed = || Matrix::pack(&weight, *format).unwrap();
             let pack_s = fastest(2, || drop(packed()));
             let layers: Vec<Linear> =
                 (0..copies).map(|_| Linear::from_matrix(packed(), None).unwrap()).collect();
-            let bytes = PackedMatrix::from_tensor(&weight, format).unwrap().bytes() as f64 / 1e9;
+            let Matrix::Packed(matrix) = packed() else { continue };
+            let bytes = matrix.bytes() as f64 / 1e9;
             let one_s = fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
             let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));
             let read = bytes * copies as f64 / one_s;
@@ -84,7 +85,7 @@ fn main() {
     let x = pattern((ROWS, 3072));
     let million = x.elem_count() as f64 / 1e6;
     let zeros = Linear::from_matrix(
-        Matrix::Packed(PackedMatrix::from_tensor(&pattern((3072, 64)), WeightFormat::F32).unwrap().into()),
+        Matrix::pack(&pattern((3072, 64)), WeightFormat::F32).unwrap(),
         None,
     )
     .unwrap();

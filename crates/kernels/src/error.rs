@@ -31,16 +31,6 @@ pub enum KernelError {
         /// Shape of the residual.
         found: Vec<usize>,
     },
-    /// A matrix to pack has fewer bytes than its sizes demand.
-    #[error("packed matrix: {found} bytes are too few for {out_features} outputs of {in_features} inputs")]
-    MatrixBytes {
-        /// Width of the output.
-        out_features: usize,
-        /// Width of the input.
-        in_features: usize,
-        /// Number of bytes.
-        found: usize,
-    },
     /// A fast kernel was given something else than f32 values on the CPU.
     #[error("expected f32 values on the CPU, found {found:?}, or another device")]
     NotCpuFloats {

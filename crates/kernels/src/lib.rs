@@ -1,9 +1,8 @@
 //! The arithmetic of a transformer as functions and small layers over candle tensors.
 //!
-//! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. Where no gradient is wanted
-//! on the CPU, layer norm, attention and products with packed weights take kernels of their own, which are tested against
-//! those compositions: `simd` says what differs between processors, `pool` how threads share the work.
-//! With the feature `cuda`, `cuda` does the same on NVIDIA GPUs.
+//! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. `layers` chooses who computes:
+//! `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training` has operations with a way back; they are
+//! tested against compositions of candle's operations. What a processor computes is in `gpt2-arithmetic`.
 //! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
 //!
 //! ```
@@ -17,49 +16,39 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
-mod activation;
-mod attention;
+mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod cuda;
 mod device;
-mod dropout;
 mod error;
-mod fetch;
 mod free_memory;
-mod layer_norm;
-pub mod limits;
-mod linear;
-mod packed;
-mod parallel;
-mod parameters;
-mod pool;
-mod random;
-mod simd;
-mod step;
+mod layers;
 mod training;
-mod vector_math;
 
-pub use activation::Activation;
-pub use attention::{
-    KvSlot, WIDEST_SINGLE_QUERY, prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention,
-    window_attention, write_tokens, zeroed_memory,
-};
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
-pub use dropout::dropout;
 pub use error::KernelError;
 pub use free_memory::free_memory;
-pub use layer_norm::LayerNorm;
-pub use linear::{Linear, Matrix};
-pub use packed::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
-pub use parallel::map_items;
-pub use parameters::ParameterSource;
-pub use pool::{set_thread_count, thread_count};
-pub use random::RandomStream;
-pub use step::step_attention;
+pub use gpt2_arithmetic::{
+    KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat, StoredOrder, WeightFormat, limits,
+    map_items, set_thread_count, thread_count,
+};
+pub use layers::{
+    Activation, LayerNorm, Linear, Matrix, ParameterSource, WIDEST_SINGLE_QUERY, dropout, prefix_attention,
+    prefix_attention_on_gpu, side_by_side, slot_attention, step_attention, window_attention, write_tokens,
+    zeroed_memory,
+};
 pub use training::{
     AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
     causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,
     recomputed, squared_norm, sum, without_gradients,
 };
+
+/// Values for tests, uniform around `center`.
+#[cfg(test)]
+pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
+    let mut generator = RandomStream::new(seed);
+    #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+    (0..count).map(|_| (center + width * (generator.uniform() - 0.5)) as f32).collect()
+}

@@ -4,7 +4,7 @@
 
 use candle_core::{Result, Tensor, Var};
 use gpt2_kernels::{
-    Activation, LayerNorm, Linear, Matrix, PackedMatrix, RandomStream, WeightFormat, dropout,
+    Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout,
 };
 use gpt2_testing::{Fixture, assert_close, pattern, values};
 
@@ -79,7 +79,7 @@ fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
 fn a_residual_is_added_by_every_form_of_the_weight() -> Result<()> {
     let (x, weight, bias) = (pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99));
     let residual = pattern(&[2, 7, 3], 2.0, 5).transpose(1, 2)?;
-    let packed = Matrix::Packed(PackedMatrix::from_tensor(&weight, WeightFormat::F32)?.into());
+    let packed = Matrix::pack(&weight, WeightFormat::F32)?;
     for matrix in [Matrix::Dense(weight), packed] {
         let layer = Linear::from_matrix(matrix, Some(bias.clone()))?;
         let expected = (layer.forward(&x)? + &residual)?;

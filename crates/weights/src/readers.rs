@@ -181,7 +181,7 @@ impl ParameterSource for PackParameters<'_> {
             Some(format) => format,
             None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
         };
-        let packed = match (self.mapped(&path, (out_features, in_features)), stored) {
+        Ok(match (self.mapped(&path, (out_features, in_features)), stored) {
             (Some(matrix), Some(stored)) => {
                 let read = |bytes: Range<usize>| {
                     (self.reader.progress)(bytes.len() as u64);
@@ -189,11 +189,11 @@ impl ParameterSource for PackParameters<'_> {
                     stored
                         .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);
                 };
-                PackedMatrix::from_bytes(matrix, format, &read)?
+                let packed = PackedMatrix::from_bytes(matrix, format, &read);
+                Matrix::Packed(packed.map_err(candle_core::Error::wrap)?.into())
             }
-            _ => PackedMatrix::from_tensor(&self.parameter((out_features, in_features), name)?, format)?,
-        };
-        Ok(Matrix::Packed(packed.into()))
+            _ => Matrix::pack(&self.parameter((out_features, in_features), name)?, format)?,
+        })
     }
 }
 

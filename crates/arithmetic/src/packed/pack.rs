@@ -132,7 +132,8 @@ impl PackedMatrix {
     /// When the matrix reaches beyond its values.
     pub fn from_values(matrix: Strided<'_>, format: WeightFormat) -> Result<Self, PackError> {
         let Strided { values: elements, strides, shape } = matrix;
-        let last = |count: usize, stride: usize| count.checked_sub(1).and_then(|last| last.checked_mul(stride));
+        let last =
+            |count: usize, stride: usize| count.checked_sub(1).and_then(|last| last.checked_mul(stride));
         let end = last(shape.0, strides.0).zip(last(shape.1, strides.1)).map(|(a, b)| a.saturating_add(b));
         if shape.0 > 0 && shape.1 > 0 && end.is_none_or(|end| end >= elements.len()) {
             let (out_features, in_features) = shape;

@@ -301,7 +301,7 @@ fn six_bits_are_kept() {
             place => ((index / in_features + place * 5) % 63) as f32 - 31.0,
         };
         let weights: Vec<f32> = (0..out_features * in_features).map(|index| quant(index) / 8.0).collect();
-            assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q6)), weights);
+        assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q6)), weights);
     }
 }
 
@@ -311,7 +311,8 @@ fn packing_reads_either_order_and_every_type() {
     let weights = noise(out_features * in_features, 1);
     let transposed: Vec<f32> =
         (0..in_features).flat_map(|input| weights.iter().skip(input).step_by(in_features).copied()).collect();
-    let view = Strided { values: &transposed, strides: (1, out_features), shape: (out_features, in_features) };
+    let view =
+        Strided { values: &transposed, strides: (1, out_features), shape: (out_features, in_features) };
     assert_eq!(held(&PackedMatrix::from_values(view, WeightFormat::F32).unwrap()), weights);
     let short = Strided { values: &transposed[1..], ..view };
     assert!(PackedMatrix::from_values(short, WeightFormat::F32).is_err());
@@ -352,7 +353,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let (mut weights, _) = packed(20, 70, WeightFormat::F32);
         weights[3 * 70 + 66] = special;
-            for format in formats() {
+        for format in formats() {
             let matrix = pack(&weights, (20, 70), format);
             for (rows, instructions) in [1, 3].into_iter().flat_map(|rows| {
                 InstructionSet::available().into_iter().map(move |instructions| (rows, instructions))

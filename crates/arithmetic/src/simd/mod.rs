@@ -20,13 +20,13 @@ mod tests;
 mod vectors;
 
 pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
-pub(crate) use real::Real;
 #[cfg(test)]
 pub(crate) use real::OfFloats;
+pub(crate) use real::Real;
 pub use vectors::Number;
 pub(crate) use vectors::{
-    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, MAX_TILE_ROWS, Simd, TileJob, Vectors, Work,
-    tile_height,
+    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, MAX_TILE_ROWS,
+    Simd, TileJob, Vectors, Work, tile_height,
 };
 
 /// The instruction sets, slowest first: name of the variant, its type in a file of its own, the processors that have it, its

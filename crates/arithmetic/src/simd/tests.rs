@@ -125,8 +125,7 @@ fn a_product_and_a_sum_are_rounded_once_or_each() {
         for instructions in InstructionSet::available() {
             for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
                 let (a, b, c) = (a[lane], b[lane], c[lane]);
-                let expected =
-                    if instructions == PORTABLE { a * b + c } else { a.mul_add(b, c) };
+                let expected = if instructions == PORTABLE { a * b + c } else { a.mul_add(b, c) };
                 assert!(
                     is_same(found, expected),
                     "{instructions:?}: {a:e} · {b:e} + {c:e} = {found:e}, not {expected:e}"

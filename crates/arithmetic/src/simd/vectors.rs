@@ -23,7 +23,7 @@ pub(crate) const BYTE_LINES: usize = GROUP / BYTE_INPUTS;
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
 /// Sixteen values at the start of a cache line, so that loading them touches one line only.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 

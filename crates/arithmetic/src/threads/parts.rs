@@ -138,7 +138,12 @@ pub(crate) fn for_each_part_in<T: Send>(
     work: impl Fn(Part<'_, T>) + Sync,
 ) {
     assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
-    assert!(output.len().is_multiple_of(parts.row_len), "{} values in rows of {}", output.len(), parts.row_len);
+    assert!(
+        output.len().is_multiple_of(parts.row_len),
+        "{} values in rows of {}",
+        output.len(),
+        parts.row_len
+    );
     let rows = output.len() / parts.row_len;
     let (down, across) = (rows.div_ceil(parts.rows), columns.len().div_ceil(parts.columns));
     let base = Base(output.as_mut_ptr());

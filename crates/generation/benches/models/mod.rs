@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Shape, Tensor};
 use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_kernels::{Matrix, PackedMatrix, ParameterSource, WeightFormat};
+use gpt2_kernels::{Matrix, ParameterSource, WeightFormat};
 use gpt2_testing::pattern;
 
 /// Spread of the weights, near that of a trained model.
@@ -24,7 +24,7 @@ impl ParameterSource for Patterns {
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
         let weight = self.parameter((out_features, in_features), name)?;
-        Ok(Matrix::Packed(PackedMatrix::from_tensor(&weight, WeightFormat::Q8)?.into()))
+        Matrix::pack(&weight, WeightFormat::Q8)
     }
 }
 

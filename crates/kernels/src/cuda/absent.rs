@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use candle_core::{Device, Result, Tensor};
 
-use crate::packed::Finish;
+use gpt2_arithmetic::Finish;
 
 pub(crate) fn linear(
     _: &Tensor,

@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use super::{
     Element, Held, KERNELS, MAX_BLOCKS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor,
 };
-use crate::packed::Finish;
+use gpt2_arithmetic::Finish;
 
 /// `PRODUCT_THREADS` of the kernels.
 const PRODUCT_THREADS: u32 = 512;

@@ -1,33 +1,30 @@
 //! Where the rows of a batch have their keys and values in the memory of a cache.
 
 use candle_core::{DType, Device, Result, Tensor};
+use gpt2_arithmetic::KvSlot;
 use half::f16;
 use half::vec::HalfBitsVecExt;
 
 use crate::KernelError;
 
-/// Room of one row in a memory `(N, H · D)`, which holds `N` tokens: `capacity` of them from token `start` on, laid out as
-/// `(H, capacity, D)`.
+/// Axis of the tokens in a memory `(N, H · D)`.
+const TOKEN_DIM: usize = 0;
+
+/// The slots as one tensor `(B, H, S, D)`, a view of a memory `(N, H · D)`, where they have the same room side by side; `None`
+/// where they do not.
 ///
-/// So rows of one memory need not lie side by side or have the same room, and rows that do are a tensor `(B, H, S, D)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvSlot {
-    /// The first token.
-    pub start: usize,
-    /// Tokens.
-    pub capacity: usize,
-}
-
-impl KvSlot {
-    /// The slots of `batch` rows side by side.
-    pub fn side_by_side(batch: usize, capacity: usize) -> Vec<Self> {
-        (0..batch).map(|row| Self { start: row * capacity, capacity }).collect()
+/// # Errors
+/// When the memory is smaller than its slots, or its width is not that of `heads`.
+pub fn side_by_side(memory: &Tensor, slots: &[KvSlot], heads: usize) -> Result<Option<Tensor>> {
+    let Some(KvSlot { start, capacity }) = slots.first().copied() else { return Ok(None) };
+    let places = KvSlot::side_by_side(slots.len(), capacity).into_iter();
+    if !places.map(|slot| KvSlot { start: start + slot.start, ..slot }).eq(slots.iter().copied()) {
+        return Ok(None);
     }
-
-    /// Whether it lies in a memory for so many tokens.
-    pub(crate) fn is_in(self, tokens: usize) -> bool {
-        self.start.checked_add(self.capacity).is_some_and(|end| end <= tokens)
-    }
+    let batch = slots.len();
+    let head_dim = memory.dim(1)? / heads.max(1);
+    let rows = memory.narrow(TOKEN_DIM, start, batch * capacity)?;
+    rows.reshape((batch, heads, capacity, head_dim)).map(Some)
 }
 
 /// Memory `(N, H · D)` of zeros. On a CPU the system gives a page of it once something is written there, so room that is never
@@ -75,16 +72,5 @@ mod tests {
                 assert!(error.contains(&tokens.to_string()), "{error}");
             }
         }
-    }
-
-    #[test]
-    fn slots_know_where_they_end() {
-        assert_eq!(
-            KvSlot::side_by_side(2, 3),
-            [KvSlot { start: 0, capacity: 3 }, KvSlot { start: 3, capacity: 3 }]
-        );
-        let slot = KvSlot { start: 3, capacity: 3 };
-        assert!(slot.is_in(6) && !slot.is_in(5));
-        assert!(!KvSlot { start: 1, capacity: usize::MAX }.is_in(6));
     }
 }

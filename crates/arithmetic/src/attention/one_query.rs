@@ -8,10 +8,12 @@
 
 use std::ops::Range;
 
-use super::{Element, Head, Heads, exponentials, largest};
+use super::element::Element;
+use super::heads::{Head, Heads};
+use super::softmax::{exponentials, largest};
 use crate::fetch::{AHEAD, fetch};
-use crate::parallel::{Parts, for_each_part};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
+use crate::threads::{Parts, for_each_part};
 
 /// Keys of a part: few enough that one head gives work to several threads where the context is long.
 const PART_KEYS: usize = 256;
@@ -104,20 +106,19 @@ impl<E: Element> Job for OnePart<'_, E> {
 
         let (context, numbers) = self.result.split_at_mut(v.head_dim);
         numbers.copy_from_slice(&[largest, sum]);
-        let rows = || keys.clone().map(|key| v.row(key));
         let mut column = 0;
         let (groups, rest) = context.as_chunks_mut::<{ SUM_VECTORS * LANES }>();
         let (vectors, rest) = rest.as_chunks_mut::<LANES>();
         for group in groups {
-            weigh::<S, E, SUM_VECTORS>(simd, scores, rows(), column, group);
+            weigh::<S, E, SUM_VECTORS>(simd, scores, &v, keys.start, column, group);
             column += group.len();
         }
         for vector in vectors {
-            weigh::<S, E, 1>(simd, scores, rows(), column, vector);
+            weigh::<S, E, 1>(simd, scores, &v, keys.start, column, vector);
             column += LANES;
         }
-        for (weight, row) in scores.iter().zip(rows()) {
-            for (sum, value) in rest.iter_mut().zip(&row[column..]) {
+        for (weight, key) in scores.iter().zip(keys) {
+            for (sum, value) in rest.iter_mut().zip(&v.row(key)[column..]) {
                 *sum += weight * value.to_f32();
             }
         }
@@ -126,7 +127,7 @@ impl<E: Element> Job for OnePart<'_, E> {
 
 /// The products of two rows, in as many lanes as a vector has.
 #[inline(always)]
-fn multiply<S: Simd, E: Element>(simd: S, a: &[f32], b: &[E]) -> S::Floats {
+fn multiply<S: Simd, E: Element>(simd: S, a: &[f32], b: &[E]) -> S::Vector {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut sums = simd.splat(0.0);
     for (a, b) in a.iter().zip(b) {
@@ -141,19 +142,20 @@ fn multiply<S: Simd, E: Element>(simd: S, a: &[f32], b: &[E]) -> S::Floats {
     sums
 }
 
-/// The weighted sum of rows, in the columns from `column` on that `to` has room for: `VECTORS` vectors.
+/// The weighted sum of the values from `first_key` on, in the columns from `column` on that `to` has room for: `VECTORS` vectors.
 #[inline(always)]
-fn weigh<'a, S: Simd, E: Element + 'a, const VECTORS: usize>(
+fn weigh<S: Simd, E: Element, const VECTORS: usize>(
     simd: S,
     weights: &[f32],
-    rows: impl Iterator<Item = &'a [E]>,
+    v: &Head<'_, E>,
+    first_key: usize,
     column: usize,
     to: &mut [f32],
 ) {
     let mut sums = [simd.splat(0.0); VECTORS];
-    for (weight, row) in weights.iter().zip(rows) {
+    for (index, weight) in weights.iter().enumerate() {
         let weight = simd.splat(*weight);
-        let (values, _) = row[column..].as_chunks::<LANES>();
+        let (values, _) = v.row(first_key + index)[column..].as_chunks::<LANES>();
         for (sum, values) in sums.iter_mut().zip(values) {
             *sum = simd.mul_add(weight, E::load(simd, values), *sum);
         }

@@ -1,18 +1,13 @@
 //! Writing the keys or values of new tokens into the memory of a cache, in its type, where they are.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
-use half::slice::HalfFloatSliceExt;
+use candle_core::{DType, Result, Tensor};
+use gpt2_arithmetic::KvSlot;
 
-use super::slots::expect_contiguous;
-use super::{Element, Head, Heads, KvSlot};
-use crate::parallel::{Parts, for_each_part};
-use crate::simd::{InstructionSet, Job, LANES, Simd};
+use super::slots::{expect_contiguous, side_by_side};
+use crate::cpu::WriteTokens;
 use crate::{KernelError, cuda};
 
-/// Fewest values that are worth the threads.
-const MIN_SHARED_VALUES: usize = 1 << 15;
-/// Axis of the tokens in a memory `(N, H · D)`, and of the batch in a `(B, H, T, D)` tensor.
+/// Axis of the batch in a `(B, H, T, D)` tensor.
 const FIRST_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
@@ -47,23 +42,6 @@ pub fn write_tokens(
     }
     write_each(memories[0], slots, keys, positions)?;
     write_each(memories[1], slots, values, positions)
-}
-
-/// The slots as one tensor `(B, H, S, D)`, a view of a memory `(N, H · D)`, where they have the same room side by side; `None`
-/// where they do not.
-///
-/// # Errors
-/// When the memory is smaller than its slots, or its width is not that of `heads`.
-pub fn side_by_side(memory: &Tensor, slots: &[KvSlot], heads: usize) -> Result<Option<Tensor>> {
-    let Some(KvSlot { start, capacity }) = slots.first().copied() else { return Ok(None) };
-    let places = KvSlot::side_by_side(slots.len(), capacity).into_iter();
-    if !places.map(|slot| KvSlot { start: start + slot.start, ..slot }).eq(slots.iter().copied()) {
-        return Ok(None);
-    }
-    let batch = slots.len();
-    let head_dim = memory.dim(1)? / heads.max(1);
-    let rows = memory.narrow(FIRST_DIM, start, batch * capacity)?;
-    rows.reshape((batch, heads, capacity, head_dim)).map(Some)
 }
 
 fn check(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positions: &[usize]) -> Result<()> {
@@ -106,90 +84,6 @@ fn write_with_candle(memory: &Tensor, slots: &[KvSlot], tokens: &Tensor, positio
     Ok(())
 }
 
-/// The kernel; shapes and types are checked.
-struct WriteTokens<'a> {
-    slots: &'a [KvSlot],
-    positions: &'a [usize],
-}
-
-impl InplaceOp2 for WriteTokens<'_> {
-    fn name(&self) -> &'static str {
-        "write-tokens"
-    }
-
-    fn cpu_fwd(
-        &self,
-        memory: &mut CpuStorage,
-        memory_layout: &Layout,
-        tokens: &CpuStorage,
-        tokens_layout: &Layout,
-    ) -> Result<()> {
-        let tokens = Heads::new(tokens.as_slice::<f32>()?, tokens_layout)?;
-        let (start, end) = memory_layout.contiguous_offsets().unwrap_or_default();
-        let instructions = InstructionSet::detected();
-        match memory {
-            CpuStorage::F16(memory) => {
-                self.write(memory[start..end].reinterpret_cast_mut(), &tokens, instructions);
-            }
-            CpuStorage::F32(memory) => self.write(&mut memory[start..end], &tokens, instructions),
-            _ => return Err(KernelError::NotCpuFloats { found: memory.dtype() }.into()),
-        }
-        Ok(())
-    }
-}
-
-impl WriteTokens<'_> {
-    fn write<E: Element>(&self, memory: &mut [E], tokens: &Heads<'_>, instructions: InstructionSet) {
-        let width = tokens.heads * tokens.head_dim;
-        if width == 0 {
-            return;
-        }
-        let is_shared = tokens.rows.len() * width * tokens.tokens >= MIN_SHARED_VALUES;
-        for (row, (slot, position)) in self.slots.iter().zip(self.positions).enumerate() {
-            let memory = &mut memory[slot.start * width..][..slot.capacity * width];
-            let row_len = slot.capacity * tokens.head_dim;
-            let write_head = |head: usize, memory: &mut [E]| {
-                let to = &mut memory[position * tokens.head_dim..];
-                instructions.run(WriteHead { tokens: tokens.head(row, head), to });
-            };
-            if is_shared {
-                for_each_part(memory, Parts { row_len, rows: 1, columns: row_len }, |mut part| {
-                    write_head(part.first_row, part.row(0));
-                });
-            } else {
-                // A slot without room gets no tokens.
-                let heads = memory.chunks_mut(row_len.max(1)).enumerate();
-                heads.for_each(|(head, memory)| write_head(head, memory));
-            }
-        }
-    }
-}
-
-/// The tokens of one head.
-struct WriteHead<'a, E> {
-    tokens: Head<'a>,
-    to: &'a mut [E],
-}
-
-impl<E: Element> Job for WriteHead<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { tokens, to } = self;
-        for (token, to) in to.chunks_mut(tokens.head_dim).take(tokens.tokens).enumerate() {
-            let (from, from_rest) = tokens.row(token).as_chunks::<LANES>();
-            let (to, to_rest) = to.as_chunks_mut::<LANES>();
-            for (from, to) in from.iter().zip(to) {
-                E::store(simd, simd.load(from), to);
-            }
-            for (from, to) in from_rest.iter().zip(to_rest) {
-                *to = E::from_f32(*from);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
@@ -201,7 +95,7 @@ mod tests {
     fn tokens_are_written_in_place_and_nowhere_else() {
         let shapes = [(2, 3, 9, 64, 2), (1, 2, 5, 7, 1), (3, 1, 4, 33, 1), (2, 12, 40, 64, 30)];
         for (batch, heads, capacity, head_dim, added) in shapes {
-            let tokens = crate::random::noise(batch * added * heads * head_dim, 1, 0.0, 4.0);
+            let tokens = crate::noise(batch * added * heads * head_dim, 1, 0.0, 4.0);
             let tokens = Tensor::from_vec(tokens, (batch, added, heads, head_dim), &Device::Cpu).unwrap();
             let tokens = tokens.transpose(1, 2).unwrap();
             let ragged: Vec<usize> = (0..batch).map(|row| row % (capacity - added + 1)).collect();

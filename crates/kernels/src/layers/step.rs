@@ -2,9 +2,12 @@
 //! numbers: so a [`Recording`](crate::Recording) of a step serves all steps.
 
 use candle_core::{DType, Result, Tensor};
+use gpt2_arithmetic::KvSlot;
 
-use crate::attention::{KvSlot, prefix_attention, write_tokens};
-use crate::{KernelError, Linear, Matrix, cuda};
+use super::attention::prefix_attention;
+use super::linear::{Linear, Matrix};
+use super::write_tokens::write_tokens;
+use crate::{KernelError, cuda};
 
 /// Causal self-attention of a new token of each row after the `lengths[b]` tokens that memory holds: `projection` gives its
 /// query, key and value, side by side; key and value are written into memory, and the query sees all keys up to its own.

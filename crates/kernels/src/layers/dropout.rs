@@ -1,9 +1,10 @@
 //! Dropout from a seeded generator: candle's own cannot be seeded on the CPU.
 
 use candle_core::{Result, Tensor};
+use gpt2_arithmetic::RandomStream;
 
+use crate::KernelError;
 use crate::training::apply_dropout;
-use crate::{KernelError, RandomStream};
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
 /// value stays.

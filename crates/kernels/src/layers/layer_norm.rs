@@ -7,7 +7,8 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-use crate::{ParameterSource, cuda, training};
+use super::parameters::ParameterSource;
+use crate::{cuda, training};
 
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
 #[derive(Debug, Clone)]
@@ -84,7 +85,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::random::noise;
+    use crate::noise;
 
     #[test]
     fn the_kernel_equals_the_composition() {

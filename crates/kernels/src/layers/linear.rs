@@ -7,12 +7,14 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, D, DType, Device, Result, Storage, Tensor};
+use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
 
-use crate::packed::{Epilogue, Finish, PackedMatrix, product};
-use crate::simd::{InstructionSet, LANES};
+use super::activation::Activation;
+use super::parameters::ParameterSource;
+use crate::cpu::{self, PackedProduct};
 use crate::training::{self, is_cpu_float, is_trained_on_cpu};
-use crate::{Activation, KernelError, ParameterSource, WeightFormat, cuda};
+use crate::{KernelError, cuda};
 
 /// The weight of a linear layer, `(out, in)`.
 #[derive(Debug, Clone)]
@@ -24,6 +26,28 @@ pub enum Matrix {
 }
 
 impl Matrix {
+    /// Packs an f32 tensor on the CPU, whatever its strides.
+    ///
+    /// # Shapes
+    /// `weight` `(out, in)`.
+    ///
+    /// # Errors
+    /// When the tensor is another.
+    pub fn pack(weight: &Tensor, format: WeightFormat) -> Result<Self> {
+        let shape = weight.dims2()?;
+        let (storage, layout) = weight.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
+            return Err(KernelError::NotCpuFloats { found: weight.dtype() }.into());
+        };
+        let strides = match layout.stride() {
+            [output, input] => (*output, *input),
+            _ => (0, 0),
+        };
+        let values = &values[layout.start_offset()..];
+        let packed = PackedMatrix::from_values(Strided { values, strides, shape }, format);
+        packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
+    }
+
     /// Width of the output and of the input.
     fn shape(&self) -> (usize, usize) {
         match self {
@@ -51,10 +75,7 @@ impl Matrix {
     pub fn to_tensor(&self) -> Result<Tensor> {
         match self {
             Self::Dense(weight) => Ok(weight.clone()),
-            Self::Packed(weight) => {
-                let outputs: Vec<usize> = (0..weight.out_features()).collect();
-                Tensor::from_vec(weight.rows(&outputs), self.shape(), &Device::Cpu)
-            }
+            Self::Packed(weight) => cpu::expanded(weight),
         }
     }
 }
@@ -64,8 +85,8 @@ impl Matrix {
 pub struct Linear {
     weight: Matrix,
     bias: Option<Tensor>,
-    /// The bias of a packed weight, filled up to whole panels.
-    panel_bias: Option<Arc<[f32]>>,
+    /// The bias of a packed weight, laid out as its products take it.
+    panel_bias: Option<PanelBias>,
 }
 
 impl Linear {
@@ -94,9 +115,7 @@ impl Linear {
         }
         let panel_bias = match (&weight, &bias) {
             (Matrix::Packed(_), Some(bias)) => {
-                let mut values = bias.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-                values.resize(out_features.next_multiple_of(LANES), 0.0);
-                Some(values.into())
+                Some(PanelBias::new(&bias.to_dtype(DType::F32)?.to_vec1::<f32>()?))
             }
             _ => None,
         };
@@ -265,73 +284,5 @@ impl Linear {
 
     fn product_op(&self, weight: &Arc<PackedMatrix>, gelu: bool) -> PackedProduct {
         PackedProduct { weight: Arc::clone(weight), bias: self.panel_bias.clone(), gelu }
-    }
-}
-
-/// A product with packed weights, its bias and, where asked for, the tanh form of GELU; with a second input, a residual that
-/// is added. Inputs are contiguous.
-struct PackedProduct {
-    weight: Arc<PackedMatrix>,
-    bias: Option<Arc<[f32]>>,
-    gelu: bool,
-}
-
-impl PackedProduct {
-    fn compute(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        finish: Finish<&[f32]>,
-    ) -> Result<(CpuStorage, Shape)> {
-        let mut shape = layout.dims().to_vec();
-        let rows = shape.iter().rev().skip(1).product();
-        if let Some(width) = shape.last_mut() {
-            *width = self.weight.out_features();
-        }
-        let epilogue = Epilogue { bias: self.bias.as_deref(), finish };
-        let y = product(&self.weight, contiguous(x, layout)?, rows, epilogue, InstructionSet::detected());
-        Ok((CpuStorage::F32(y), shape.into()))
-    }
-}
-
-/// The values of a contiguous f32 tensor.
-fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    let (start, end) = layout.contiguous_offsets().unwrap_or_default();
-    Ok(&storage.as_slice::<f32>()?[start..end])
-}
-
-impl CustomOp1 for PackedProduct {
-    fn name(&self) -> &'static str {
-        "packed-product"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.compute(x, layout, if self.gelu { Finish::Gelu } else { Finish::Nothing })
-    }
-
-    /// Only without GELU, see [`Linear::forward_activated`]; the weights themselves are not trained.
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        if self.gelu {
-            return Err(candle_core::Error::BackwardNotSupported { op: CustomOp1::name(self) });
-        }
-        let weight = Matrix::Packed(Arc::clone(&self.weight)).to_tensor()?;
-        let rows = gradient.reshape(((), self.weight.out_features()))?;
-        Ok(Some(rows.matmul(&weight)?.reshape(x.shape())?))
-    }
-}
-
-impl CustomOp2 for PackedProduct {
-    fn name(&self) -> &'static str {
-        "packed-product-added"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        residual: &CpuStorage,
-        residual_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.compute(x, x_layout, Finish::Add(contiguous(residual, residual_layout)?))
     }
 }

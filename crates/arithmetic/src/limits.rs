@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::pool::for_each_index;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
+use crate::threads::for_each_index;
 
 /// Names of the instruction sets that this processor has, slowest first. The kernels take the last one.
 pub fn instruction_sets() -> Vec<&'static str> {
@@ -25,7 +25,7 @@ const PIECES: usize = 64;
 /// Does about `flops` floating-point operations as multiply-adds in registers, and returns how many exactly.
 pub fn multiply_adds(flops: u64) -> u64 {
     let instructions = InstructionSet::detected();
-    let chains = if instructions.tile_rows() == WIDE_CHAINS { WIDE_CHAINS } else { NARROW_CHAINS };
+    let chains = instructions.run(ChainCount);
     let per_round = (2 * LANES * chains * PIECES) as u64;
     let rounds = flops.div_ceil(per_round);
     let kept = AtomicU32::new(0);
@@ -55,6 +55,18 @@ pub fn read(values: &[f32]) -> f32 {
 const WIDE_CHAINS: usize = 12;
 const NARROW_CHAINS: usize = 6;
 
+/// How many chains this instruction set has registers for.
+struct ChainCount;
+
+impl Job for ChainCount {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        if S::TILE_ROWS == WIDE_CHAINS { WIDE_CHAINS } else { NARROW_CHAINS }
+    }
+}
+
 struct Chains {
     rounds: u64,
     chains: usize,
@@ -81,7 +93,11 @@ fn chains<S: Simd, const CHAINS: usize>(simd: S, rounds: u64) -> f32 {
             *sum = simd.mul_add(*sum, factor, addend);
         }
     }
-    sums.into_iter().map(|sum| simd.sum(sum)).sum()
+    let mut total = 0.0;
+    for sum in sums {
+        total += simd.sum(sum);
+    }
+    total
 }
 
 struct Sum<'a>(&'a [f32]);
@@ -97,6 +113,10 @@ impl Job for Sum<'_> {
                 *sum = simd.add(*sum, simd.load(values));
             }
         }
-        sums.into_iter().map(|sum| simd.sum(sum)).sum()
+        let mut total = 0.0;
+        for sum in sums {
+            total += simd.sum(sum);
+        }
+        total
     }
 }

@@ -1,0 +1,76 @@
+//! Products with packed weights.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
+use gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
+
+use super::contiguous;
+
+/// The weights as a tensor `(out, in)` in f32.
+pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
+    let outputs: Vec<usize> = (0..weight.out_features()).collect();
+    Tensor::from_vec(weight.rows(&outputs), (weight.out_features(), weight.in_features()), &Device::Cpu)
+}
+
+/// A product with packed weights, its bias and, where asked for, the tanh form of GELU; with a second input, a residual that
+/// is added. Inputs are contiguous.
+pub(crate) struct PackedProduct {
+    pub(crate) weight: Arc<PackedMatrix>,
+    pub(crate) bias: Option<PanelBias>,
+    pub(crate) gelu: bool,
+}
+
+impl PackedProduct {
+    fn compute(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        finish: Finish<&[f32]>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let mut shape = layout.dims().to_vec();
+        let rows = shape.iter().rev().skip(1).product();
+        if let Some(width) = shape.last_mut() {
+            *width = self.weight.out_features();
+        }
+        let epilogue = Epilogue { bias: self.bias.as_ref(), finish };
+        let y = self.weight.product(contiguous(x, layout)?, rows, epilogue);
+        Ok((CpuStorage::F32(y), shape.into()))
+    }
+}
+
+impl CustomOp1 for PackedProduct {
+    fn name(&self) -> &'static str {
+        "packed-product"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.compute(x, layout, if self.gelu { Finish::Gelu } else { Finish::Nothing })
+    }
+
+    /// Only without GELU, which a layer with gradients applies by itself; the weights themselves are not trained.
+    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        if self.gelu {
+            return Err(candle_core::Error::BackwardNotSupported { op: CustomOp1::name(self) });
+        }
+        let weight = expanded(&self.weight)?;
+        let rows = gradient.reshape(((), self.weight.out_features()))?;
+        Ok(Some(rows.matmul(&weight)?.reshape(x.shape())?))
+    }
+}
+
+impl CustomOp2 for PackedProduct {
+    fn name(&self) -> &'static str {
+        "packed-product-added"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.compute(x, x_layout, Finish::Add(contiguous(residual, residual_layout)?))
+    }
+}
