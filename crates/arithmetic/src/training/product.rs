@@ -392,9 +392,9 @@ impl<T: Number> Tile<'_, '_, T> {
         let sums: Sums<V, ROWS, PANELS> = if self.has_rows {
             let mut rows: [&[T]; ROWS] = [&[]; ROWS];
             for row in 0..ROWS {
-                rows[row] = &self.rows[row * depth..][..depth];
+                rows[row] = &self.rows[row * depth..];
             }
-            sum_products(v, &Apart(rows), panels)
+            sum_products(v, &Apart::new(rows, depth), panels)
         } else {
             sum_products(v, &Interleaved::<T, ROWS>::new(self.rows, depth), panels)
         };
