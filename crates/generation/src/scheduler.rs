@@ -662,9 +662,9 @@ fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize)
     prompt_len.saturating_add(read).min(n_positions)
 }
 
-/// How many of `rest` tokens are computed next. No token is left to be computed alone, since the product of a single row
-/// adds up in another order: so a prompt has the same bits in chunks of any size.
-pub(crate) fn chunk(rest: usize, most: usize) -> usize {
+/// How many of `rest` tokens are computed next. No token is left to be computed alone, since a single query attends in another
+/// order than many: so a prompt has the same bits in chunks of any size.
+fn chunk(rest: usize, most: usize) -> usize {
     if rest == most + 1 { rest } else { rest.min(most) }
 }
 

@@ -18,7 +18,6 @@ use crate::GenerationError;
 use crate::config::check_ids;
 use crate::generate::last_logits;
 use crate::processors::{largest, log_sum_exp, most_probable};
-use crate::scheduler::chunk;
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.
 pub type TokenAlternatives = Vec<(u32, f64)>;
@@ -96,21 +95,14 @@ fn for_each_row<R: Send>(
     /// Rows whose logits are held at once: 26 MB of GPT-2's.
     const PIECE_ROWS: usize = 128;
     let mut found = Vec::with_capacity(rows.len());
-    let mut first = rows.start;
-    while first < rows.end {
-        let wanted = chunk(rows.end - first, PIECE_ROWS);
-        // A row by itself is summed up in another order than in company: it takes a neighbour along.
-        let extra = usize::from(wanted == 1 && first > 0);
-        let count = wanted.max(2).min(hidden.dim(D::Minus2)? - (first - extra));
-        let logits_for = LogitsFor::Tokens { first: first - extra, count };
-        let logits = model.logits(hidden, logits_for)?; // (1, count, V)
+    for first in rows.clone().step_by(PIECE_ROWS) {
+        let count = PIECE_ROWS.min(rows.end - first);
+        let logits = model.logits(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
         let vocab_size = logits.dim(D::Minus1)?;
         let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        let rows = logits.chunks(vocab_size).skip(extra).take(wanted).zip(first..);
-        for row in map_items(rows, |(logits, row)| look(row, logits)) {
+        for row in map_items(logits.chunks(vocab_size).zip(first..), |(logits, row)| look(row, logits)) {
             found.push(row?);
         }
-        first += wanted;
     }
     Ok(found)
 }
@@ -187,7 +179,7 @@ pub fn score_continuations(
 
 /// Of every token but the first of each continuation, one after the other: its log-probability, and whether it is the most
 /// probable one. `prefix` holds the prompt but for its last token, which every row reads again: so each reads two tokens at least,
-/// and none is added up in the order of a single one, whatever stands beside it.
+/// and attends in the order of many queries, whatever stands beside it.
 fn after_first(
     model: &Gpt2LMHead,
     prefix: &Gpt2Cache,
@@ -210,11 +202,7 @@ fn after_first(
     let places = continuations.iter().enumerate().flat_map(|(row, ids)| {
         ids.iter().enumerate().skip(1).map(move |(place, id)| (row * longest + place, *id))
     });
-    let (mut places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
-    if let [only] = places[..] {
-        // As company for the head's product.
-        places.push(only);
-    }
+    let (places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
     let places = places.into_iter().map(u32::try_from).collect::<Result<Vec<_>, _>>();
     let places = Tensor::new(places.map_err(candle_core::Error::wrap)?, model.device())?;
     let hidden = hidden.flatten(0, 1)?.index_select(&places, 0)?.unsqueeze(0)?; // (1, tokens, C)

@@ -2,17 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::DType;
-use gpt2::Gpt2LMHead;
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
     WhenFull,
 };
 use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
 fn tiny() -> Gpt2LMHead {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))
@@ -72,6 +73,72 @@ fn every_row_of_a_batch_is_the_row_alone() {
         let found = together(&model, &prompts, batch_size, &config);
         let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
         assert_eq!(found, expected, "batches of {batch_size}");
+    }
+}
+
+/// Every type of weights.
+const DTYPES: [WeightDType; 5] =
+    [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
+
+fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHead {
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+/// The logits of a step are the same bits for a row alone and among any number of others, at other lengths than its own.
+#[test]
+fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
+    const ROWS: usize = 40;
+    for dtype in DTYPES {
+        let model = loaded(&fixture_path("tiny-checkpoint"), dtype);
+        let length = |row: usize| 1 + row * 7 % 40;
+        let mut cache = model.new_cache(ROWS, 48).unwrap();
+        let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
+            let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
+            let logits = model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
+            let logits = logits.squeeze(1).unwrap().to_vec2::<f32>().unwrap();
+            logits.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
+        };
+        for row in 0..ROWS {
+            let ids: Vec<u32> = (0..length(row) as u32).map(|index| (index * 37 + row as u32) % 300).collect();
+            let mut prefix = model.new_cache(1, 48).unwrap();
+            step(&ids, 1, &mut prefix);
+            cache.copy_row(row, &prefix, 0).unwrap();
+        }
+        let next: Vec<u32> = (0..ROWS as u32).map(|row| row * 5 % 300).collect();
+        let alone: Vec<Vec<u32>> = (0..ROWS)
+            .map(|row| step(&next[row..=row], 1, &mut cache.fork(&[row]).unwrap()).remove(0))
+            .collect();
+        for rows in 2..=ROWS {
+            let chosen: Vec<usize> = (0..rows).map(|index| (index * 3 + rows) % ROWS).collect();
+            let ids: Vec<u32> = chosen.iter().map(|row| next[*row]).collect();
+            let found = step(&ids, rows, &mut cache.fork(&chosen).unwrap());
+            for (found, row) in found.iter().zip(&chosen) {
+                assert_eq!(found, &alone[*row], "{dtype:?}: row {row} among {rows}");
+            }
+        }
+    }
+}
+
+/// Two hundred prompts of all lengths, half of the texts greedy and half drawn, alone and in batches, in every type of weights.
+#[test]
+fn two_hundred_texts_are_the_same_alone_and_in_every_batch() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let prompts: Vec<Vec<u32>> = (0..200u32)
+        .map(|prompt| (0..1 + prompt * 13 % 41).map(|index| (index * 137 + prompt * 61) % 1024).collect())
+        .collect();
+    let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
+    let drawn = GenerationConfig { do_sample: true, seed: 4, ..greedy.clone() };
+    for dtype in DTYPES {
+        let model = loaded(&folder, dtype);
+        for (prompts, config) in [(&prompts[..100], &greedy), (&prompts[100..], &drawn)] {
+            let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, config)).collect();
+            for batch_size in [2, 7, 32] {
+                let found = together(&model, prompts, batch_size, config);
+                let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
+                assert_eq!(found, expected, "{dtype:?} in batches of {batch_size}");
+            }
+        }
     }
 }
 

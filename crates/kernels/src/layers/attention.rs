@@ -10,7 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, Result, Tensor};
 use gpt2_arithmetic::KvSlot;
 
-use super::expect_contiguous;
+use super::slots::expect_contiguous;
 use crate::cpu::{HeldIn, WindowAttention};
 use crate::{KernelError, cuda};
 
