@@ -197,7 +197,8 @@ fn multiply_all<T: Real>(
             let parts = parts(rows, (columns, width), tile);
             for_each_part_in(output, parts, first_column..first_column + width, |mut part| {
                 let first_panel = (part.first_column - first_column) / LANES;
-                T::vectorized(MultiplyPart { given, first_panel, part: &mut part });
+                let (first_row, part, room) = (part.first_row, &mut part, &mut Vec::new());
+                T::vectorized(MultiplyPart { given, first_row, first_panel, part, room });
             });
         }
     }
@@ -284,11 +285,16 @@ struct Given<'a, T> {
     epilogue: Option<Epilogue<'a, T>>,
 }
 
+/// The products of some rows with some panels, as many as the part has.
 struct MultiplyPart<'a, 'b, T> {
     given: Given<'a, T>,
+    /// The part's first row in the left operand.
+    first_row: usize,
     /// The panel of the part's first column.
     first_panel: usize,
     part: &'a mut Part<'b, T>,
+    /// Memory to work in.
+    room: &'a mut Vec<T>,
 }
 
 impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
@@ -296,42 +302,31 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        let first_row = self.part.first_row;
-        multiply_slice(v, self.given, (first_row, self.first_panel), self.part, &mut Vec::new());
-    }
-}
-
-/// The products of the rows from `first_row` on with the panels from `first_panel` on, as many as the part has. `room` is
-/// memory to work in.
-#[inline(always)]
-fn multiply_slice<V: Vectors>(
-    v: V,
-    given: Given<'_, V::Real>,
-    (first_row, first_panel): (usize, usize),
-    part: &mut Part<'_, V::Real>,
-    room: &mut Vec<V::Real>,
-) {
-    let Given { left, slice, panels, is_first, epilogue } = given;
-    let (rows, depth) = (part.rows(), slice.1);
-    room.resize((rows + V::TILE_ROWS) * depth, V::Real::ZERO);
-    let mut row = 0;
-    while row < rows && depth > 0 {
-        let height = tile_height(rows - row, V::TILE_ROWS);
-        left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
-        row += height;
-    }
-    let whole = rows - rows % V::TILE_ROWS;
-    let panel_count = part.columns().div_ceil(LANES);
-    // Whole tiles pass over panels that stay in the first cache; the one below them is narrow or passes over more panels.
-    for (rows, width) in [(0..whole, V::TILE_PANELS), (whole..rows, MAX_TILE_PANELS)] {
-        for panel in (0..panel_count).step_by(width) {
+        let Self { given, first_row, first_panel, part, room } = self;
+        let Given { left, slice, panels, is_first, epilogue } = given;
+        let (rows, depth) = (part.rows(), slice.1);
+        room.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
+        let mut row = 0;
+        while row < rows && depth > 0 {
+            let height = tile_height(rows - row, V::TILE_ROWS);
+            left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
+            row += height;
+        }
+        // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
+        let whole = rows - rows % V::TILE_ROWS;
+        let panel_count = part.columns().div_ceil(LANES);
+        let (mut panel, mut tiles, mut width) = (0, 0..whole, V::TILE_PANELS);
+        if whole == 0 {
+            (tiles, width) = (0..rows, MAX_TILE_PANELS);
+        }
+        while panel < panel_count {
             let count = width.min(panel_count - panel);
-            let mut of_panels: [&[Line<[V::Real; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+            let mut of_panels: [&[Line<[T; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
             for index in 0..count {
                 of_panels[index] = panels.panel(first_panel + panel + index, depth);
             }
-            for row in rows.clone().step_by(V::TILE_ROWS) {
-                let height = tile_height(part.rows() - row, V::TILE_ROWS);
+            for row in tiles.clone().step_by(V::TILE_ROWS) {
+                let height = tile_height(rows - row, V::TILE_ROWS);
                 let tile = Tile {
                     rows: &room[row * depth..(row + height) * depth],
                     has_rows: left.has_rows(),
@@ -343,6 +338,10 @@ fn multiply_slice<V: Vectors>(
                     epilogue,
                 };
                 v.in_tile(height, tile);
+            }
+            panel += count;
+            if panel == panel_count && tiles.end < rows {
+                (panel, tiles, width) = (0, whole..rows, MAX_TILE_PANELS);
             }
         }
     }
@@ -456,7 +455,8 @@ pub(super) fn multiply<V: Vectors>(
         let slice = (first, SLICE.min(left.columns - first));
         let panels = Panels { lines: &right.lines, depth: right.rows, first };
         let given = Given { left, slice, panels, is_first: first == 0 && !is_sum, epilogue: None };
-        multiply_slice(v, given, (0, 0), &mut output, room);
+        let (part, room) = (&mut output, &mut *room);
+        v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part, room });
     }
 }
 
