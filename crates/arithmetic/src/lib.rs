@@ -23,6 +23,6 @@ pub use random::RandomStream;
 pub use simd::Number;
 pub use threads::{map_items, set_thread_count, thread_count};
 pub use training::{
-    AdamWStep, AttentionDropout, AttentionMask, CausalAttention, Float, LayerNormGradients, LowRank, LowRankGradients,
-    MatrixView,
+    AdamWStep, AttentionDropout, AttentionMask, CausalAttention, Float, LayerNormGradients, LowRank,
+    LowRankGradients, MatrixView,
 };

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::math;
-use super::vectors::{BYTE_LINES, LANES, ByteGroup, ByteLines, Job, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::math;
-use super::vectors::{BYTE_LINES, LANES, ByteGroup, ByteLines, Job, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;

@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
 use super::math;
-use super::vectors::{BYTE_LINES, LANES, ByteGroup, ByteLines, Job, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
 const TILE_ROWS: usize = 6;

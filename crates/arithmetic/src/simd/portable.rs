@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::math;
-use super::vectors::{BYTE_LINES, LANES, ByteGroup, ByteLines, Job, Simd, TileJob, Vectors, Work};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors, Work};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -135,7 +135,8 @@ mod tests {
             step: 3,
             gradient_factor: 0.5,
         };
-        let given = [noise(37, 1, 0.0, 2.0), noise(37, 2, 0.0, 2.0), noise(37, 3, 0.0, 0.2), noise(37, 4, 0.1, 0.1)];
+        let given =
+            [noise(37, 1, 0.0, 2.0), noise(37, 2, 0.0, 2.0), noise(37, 3, 0.0, 0.2), noise(37, 4, 0.1, 0.1)];
         for set in InstructionSet::available() {
             let [mut parameter, gradient, mut mean, mut square] = given.clone();
             set.run(OfFloats(Update {

@@ -367,7 +367,12 @@ mod tests {
                 set.run(OfFloats(Forward { head: attention.head(&qkv, output, tokens), output }));
                 let gradients = &mut Part::of_rows(gradients, width, (rows, width));
                 let head = attention.head(&qkv, gradients, rows);
-                set.run(OfFloats(Backward { head, output_gradient: &gradient, output_stride: width, gradients }));
+                set.run(OfFloats(Backward {
+                    head,
+                    output_gradient: &gradient,
+                    output_stride: width,
+                    gradients,
+                }));
                 for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
                     // Sums of up to 100 products of values below 1, rounded each time.
                     let error = (f64::from(*found) - expected).abs();

@@ -9,7 +9,11 @@ use crate::threads::map_items;
 /// Logits that exist at once: 64 MiB in f32.
 const LOGITS_AT_ONCE: usize = 1 << 24;
 
-pub(super) fn head_loss<T: Real>(hidden: MatrixView<'_, T>, weight: MatrixView<'_, T>, targets: &[u32]) -> f64 {
+pub(super) fn head_loss<T: Real>(
+    hidden: MatrixView<'_, T>,
+    weight: MatrixView<'_, T>,
+    targets: &[u32],
+) -> f64 {
     in_chunks(hidden, weight, targets, |_, _| {})
 }
 
@@ -118,7 +122,8 @@ mod tests {
         for vocabulary in [1, 15, 16, 17, 2100] {
             let logits = noise(vocabulary, 1, 30.0, 20.0);
             let target = vocabulary / 2;
-            let exponentials: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) - 30.0).exp()).collect();
+            let exponentials: Vec<f64> =
+                logits.iter().map(|logit| (f64::from(*logit) - 30.0).exp()).collect();
             let total: f64 = exponentials.iter().sum();
             let expected_loss = total.ln() - (f64::from(logits[target]) - 30.0);
             for set in InstructionSet::available() {

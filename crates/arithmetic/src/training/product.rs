@@ -221,11 +221,7 @@ impl<T> Work<T> for TileSize {
 }
 
 /// Parts of whole tiles, as many for each thread; fewer columns where there are not enough rows.
-fn parts(
-    rows: usize,
-    (row_len, width): (usize, usize),
-    (tile_rows, tile_columns): (usize, usize),
-) -> Parts {
+fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
     let threads = thread_count();
     let tiles = rows.div_ceil(tile_rows);
     let wanted = tiles.div_ceil(PART_ROWS / tile_rows).next_multiple_of(threads).min(tiles);
