@@ -39,9 +39,10 @@ impl Block for F16Block {
 
     #[inline(always)]
     fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [F32Block]) {
-        for (block, to) in blocks.iter().zip(to) {
-            for (bits, line) in block.0.iter().zip(to) {
-                simd.store(simd.load_f16(bits), &mut line.0);
+        let to = &mut to[..blocks.len()];
+        for index in 0..blocks.len() {
+            for input in 0..DEPTH {
+                simd.store(simd.load_f16(&blocks[index].0[input]), &mut to[index][input].0);
             }
         }
     }

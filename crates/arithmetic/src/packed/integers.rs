@@ -142,10 +142,11 @@ impl<Q: Quants> Block for Quantized<Q> {
 
     #[inline(always)]
     fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Quantized<Bytes>]) {
-        for (block, to) in blocks.iter().zip(to) {
-            to.scales = block.scales;
-            for (quants, to) in block.quants.iter().zip(&mut to.quants) {
-                quants.expand(simd, &mut to.0);
+        let to = &mut to[..blocks.len()];
+        for index in 0..blocks.len() {
+            to[index].scales = blocks[index].scales;
+            for group in 0..GROUPS {
+                blocks[index].quants[group].expand(simd, &mut to[index].quants[group].0);
             }
         }
     }
@@ -229,7 +230,10 @@ pub(super) fn encoded_bytes<S: Simd>(
     step: f32,
 ) -> (ByteLines, [u16; LANES]) {
     let largest_index = (LARGEST_BYTE / step).trunc();
-    let largest = largest(simd, weights).map(f32::abs);
+    let mut largest = largest(simd, weights);
+    for magnitude in &mut largest {
+        *magnitude = magnitude.abs();
+    }
     let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / (step * largest_index)));
     let (scales, _, inverses) = rounded_scales(simd, scales);
     let inverses = simd.mul(inverses, simd.splat(1.0 / step));
@@ -263,7 +267,10 @@ pub(super) fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> 
     simd.store(highest, &mut high);
     simd.store(lowest, &mut low);
     simd.store(poison, &mut nan);
-    std::array::from_fn(|lane| nan[lane] + if high[lane] >= -low[lane] { high[lane] } else { low[lane] })
+    for lane in 0..LANES {
+        high[lane] = nan[lane] + if high[lane] >= -low[lane] { high[lane] } else { low[lane] };
+    }
+    high
 }
 
 /// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
@@ -274,6 +281,8 @@ pub(super) fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANE
     let rounded = simd.load_f16(&bits);
     let mut inverses = [0.0; LANES];
     simd.store(rounded, &mut inverses);
-    let inverses = inverses.map(|scale| if scale == 0.0 { 0.0 } else { scale.recip() });
+    for scale in &mut inverses {
+        *scale = if *scale == 0.0 { 0.0 } else { scale.recip() };
+    }
     (bits, rounded, simd.load(&inverses))
 }

@@ -204,6 +204,7 @@ impl<B: Block> Job for Walk<'_, '_, B> {
 
 impl<S: Simd, B: Block> TileJob<S> for Walk<'_, '_, B> {
     type Output = ();
+    const HAS_HIGH_TILES: bool = false;
 
     #[inline(always)]
     fn run<const ROWS: usize, const PANELS: usize>(mut self, simd: S) {
@@ -294,10 +295,12 @@ impl<B: Block> Job for ManyRows<'_, '_, B> {
                 }
                 if B::IS_EXPANDED_FOR_MANY_ROWS {
                     let mut slices: [&[B::ForManyRows]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-                    let rooms = expanded.chunks_mut(slice_blocks.max(1));
-                    for (index, room) in rooms.take(count).enumerate() {
+                    for index in 0..count {
+                        let room = &mut expanded[index * slice_blocks..(index + 1) * slice_blocks];
                         B::expand(simd, of_panels[index], room);
-                        slices[index] = &room[..slice.1 - slice.0];
+                    }
+                    for index in 0..count {
+                        slices[index] = &expanded[index * slice_blocks..][..slice.1 - slice.0];
                     }
                     self.multiply(simd, slice, panel, &slices[..count]);
                 } else {
@@ -324,6 +327,7 @@ impl<B: Block> ManyRows<'_, '_, B> {
             let (height, activations) = tiles.tile(self.part.first_row + row);
             let block_len = B::ACTIVATIONS * height;
             let tile = Tile {
+                height,
                 activations: &activations[first * block_len..end * block_len],
                 slices,
                 part: &mut self.part,
@@ -333,7 +337,7 @@ impl<B: Block> ManyRows<'_, '_, B> {
                 is_first: first == 0,
                 epilogue: (end == in_features.div_ceil(DEPTH)).then_some(epilogue),
             };
-            P::in_tile(simd, height, tile);
+            simd.run(tile);
             row += height;
         }
     }
@@ -341,6 +345,7 @@ impl<B: Block> ManyRows<'_, '_, B> {
 
 /// A slice of a product for one tile.
 struct Tile<'a, 'b, P: Block> {
+    height: usize,
     /// For each input or group of inputs of the slice the activations of the tile's rows.
     activations: &'a [P::Activation],
     /// The slices of some panels.
@@ -356,6 +361,17 @@ struct Tile<'a, 'b, P: Block> {
     is_first: bool,
     /// What follows after the last slice.
     epilogue: Option<Epilogue<'a>>,
+}
+
+/// A function of its own: formats that expand to the same blocks share it.
+impl<P: Block> Job for Tile<'_, '_, P> {
+    type Output = ();
+    const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        P::in_tile(simd, self.height, self);
+    }
 }
 
 impl<S: Simd, P: Block> TileJob<S> for Tile<'_, '_, P> {

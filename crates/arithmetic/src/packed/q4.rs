@@ -41,8 +41,9 @@ impl Quants for Nibbles {
 
     #[inline(always)]
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines) {
-        for (line, to) in self.0.iter().zip(to.as_chunks_mut::<2>().0) {
-            simd.look_up_nibbles(line, &Self::UNSIGNED, to);
+        let (pairs, _) = to.as_chunks_mut::<2>();
+        for line in 0..GROUP / NIBBLE_INPUTS {
+            simd.look_up_nibbles(&self.0[line], &Self::UNSIGNED, &mut pairs[line]);
         }
     }
 }

@@ -30,23 +30,6 @@ impl<const VNNI: bool> Avx2<VNNI> {
             && (!VNNI || is_x86_feature_detected!("avxvnni"));
         has_all.then_some(Self(()))
     }
-
-    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<J: Job>(job: J, simd: Avx2<false>) -> J::Output {
-            job.run(simd)
-        }
-        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-        fn compiled_with_vnni<J: Job>(job: J, simd: Avx2<true>) -> J::Output {
-            job.run(simd)
-        }
-        if VNNI && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-            return unsafe { compiled_with_vnni(job, Avx2(())) };
-        }
-        // SAFETY: as above.
-        unsafe { compiled(job, Avx2(())) }
-    }
 }
 
 /// Both halves of sixteen times four bytes.
@@ -194,8 +177,8 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 2>(self),
-            4 => job.run::<4, 1>(self),
-            _ => job.run::<TILE_ROWS, 1>(self),
+            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            _ => job.run::<4, 1>(self),
         }
     }
 }
@@ -204,13 +187,30 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Integers = Integers;
     const INTEGER_TILE_ROWS: usize = if VNNI { VNNI_TILE_ROWS } else { INTEGER_TILE_ROWS };
 
+    fn run<J: Job>(self, job: J) -> J::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compiled<J: Job>(job: J, simd: Avx2<false>) -> J::Output {
+            job.run(simd)
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn compiled_with_vnni<J: Job>(job: J, simd: Avx2<true>) -> J::Output {
+            job.run(simd)
+        }
+        if VNNI && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_vnni(job, Avx2(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Avx2(())) }
+    }
+
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
         match height {
             1 => job.run::<1, 1>(self),
             2 => job.run::<2, 1>(self),
-            4 => job.run::<4, 1>(self),
-            _ => job.run::<VNNI_TILE_ROWS, 1>(self),
+            VNNI_TILE_ROWS if VNNI && J::HAS_HIGH_TILES => job.run::<VNNI_TILE_ROWS, TILE_PANELS>(self),
+            _ => job.run::<4, 1>(self),
         }
     }
 

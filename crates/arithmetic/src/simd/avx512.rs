@@ -29,23 +29,6 @@ impl<const VNNI: bool> Avx512<VNNI> {
             && (!VNNI || is_x86_feature_detected!("avx512vnni"));
         has_all.then_some(Self(()))
     }
-
-    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<J: Job>(job: J, simd: Avx512<false>) -> J::Output {
-            job.run(simd)
-        }
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn compiled_with_vnni<J: Job>(job: J, simd: Avx512<true>) -> J::Output {
-            job.run(simd)
-        }
-        if VNNI && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-            return unsafe { compiled_with_vnni(job, Avx512(())) };
-        }
-        // SAFETY: as above.
-        unsafe { compiled(job, Avx512(())) }
-    }
 }
 
 /// Sixteen integers, of whose bytes byte `j` comes from the lowest byte of vector `j`.
@@ -166,8 +149,8 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 4>(self),
-            4 => job.run::<4, 2>(self),
-            _ => job.run::<TILE_ROWS, 2>(self),
+            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            _ => job.run::<4, 2>(self),
         }
     }
 }
@@ -176,13 +159,30 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type Integers = __m512i;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
+    fn run<J: Job>(self, job: J) -> J::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn compiled<J: Job>(job: J, simd: Avx512<false>) -> J::Output {
+            job.run(simd)
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn compiled_with_vnni<J: Job>(job: J, simd: Avx512<true>) -> J::Output {
+            job.run(simd)
+        }
+        if VNNI && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_vnni(job, Avx512(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Avx512(())) }
+    }
+
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
         match height {
             1 => job.run::<1, 1>(self),
             2 => job.run::<2, 2>(self),
-            4 => job.run::<4, 2>(self),
-            _ => job.run::<INTEGER_TILE_ROWS, 2>(self),
+            INTEGER_TILE_ROWS if J::HAS_HIGH_TILES => job.run::<INTEGER_TILE_ROWS, TILE_PANELS>(self),
+            _ => job.run::<4, 2>(self),
         }
     }
 

@@ -35,23 +35,6 @@ impl<const DOT: bool> Neon<DOT> {
         has_all.then_some(Self(()))
     }
 
-    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
-        #[target_feature(enable = "neon")]
-        fn compiled<J: Job>(job: J, simd: Neon<false>) -> J::Output {
-            job.run(simd)
-        }
-        #[target_feature(enable = "neon,dotprod")]
-        fn compiled_with_dot<J: Job>(job: J, simd: Neon<true>) -> J::Output {
-            job.run(simd)
-        }
-        if DOT && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
-            return unsafe { compiled_with_dot(job, Neon(())) };
-        }
-        // SAFETY: as above.
-        unsafe { compiled(job, Neon(())) }
-    }
-
     /// The nearest integers, ties to even.
     #[inline(always)]
     fn integers(self, a: Floats) -> Integers {
@@ -200,8 +183,8 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 2>(self),
-            4 => job.run::<4, 1>(self),
-            _ => job.run::<TILE_ROWS, 1>(self),
+            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            _ => job.run::<4, 1>(self),
         }
     }
 }
@@ -209,6 +192,23 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 impl<const DOT: bool> Simd for Neon<DOT> {
     type Integers = Integers;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
+
+    fn run<J: Job>(self, job: J) -> J::Output {
+        #[target_feature(enable = "neon")]
+        fn compiled<J: Job>(job: J, simd: Neon<false>) -> J::Output {
+            job.run(simd)
+        }
+        #[target_feature(enable = "neon,dotprod")]
+        fn compiled_with_dot<J: Job>(job: J, simd: Neon<true>) -> J::Output {
+            job.run(simd)
+        }
+        if DOT && J::MULTIPLIES_BYTES {
+            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            return unsafe { compiled_with_dot(job, Neon(())) };
+        }
+        // SAFETY: as above.
+        unsafe { compiled(job, Neon(())) }
+    }
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {

@@ -13,10 +13,6 @@ impl Portable {
     pub(super) fn detect() -> Option<Self> {
         Some(Self)
     }
-
-    pub(super) fn run<J: Job>(self, job: J) -> J::Output {
-        job.run(self)
-    }
 }
 
 type Floats = [f32; LANES];
@@ -133,6 +129,10 @@ impl Vectors for Portable {
 impl Simd for Portable {
     type Integers = Integers;
     const INTEGER_TILE_ROWS: usize = 2;
+
+    fn run<J: Job>(self, job: J) -> J::Output {
+        job.run(self)
+    }
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {

@@ -182,6 +182,9 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     /// Rows of the highest tile of integers.
     const INTEGER_TILE_ROWS: usize;
 
+    /// Runs a job in a function of its own that is compiled for these instructions, which all who call it share.
+    fn run<J: Job>(self, job: J) -> J::Output;
+
     /// As [`Vectors::in_tile`] for products of integers: `height` is 1, 2, 4 or [`Simd::INTEGER_TILE_ROWS`].
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
@@ -250,6 +253,8 @@ pub(crate) trait Work<T> {
 pub(crate) trait TileJob<V: Vectors> {
     /// What it returns.
     type Output;
+    /// Whether there are tiles of more than four rows; else none are compiled.
+    const HAS_HIGH_TILES: bool = true;
 
     fn run<const ROWS: usize, const PANELS: usize>(self, v: V) -> Self::Output;
 }
