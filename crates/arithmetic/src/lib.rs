@@ -14,9 +14,15 @@ mod random;
 mod simd;
 mod threads;
 mod tile;
+mod training;
 
 pub use attention::{Heads, KvHeads, KvSlot, KvValues, attention, write_tokens};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;
+pub use simd::Number;
 pub use threads::{map_items, set_thread_count, thread_count};
+pub use training::{
+    AdamWStep, AttentionDropout, AttentionMask, CausalAttention, Float, LayerNormGradients, LowRank,
+    LowRankGradients, MatrixView,
+};

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, causal_self_attention, is_trained_on_cpu, step_attention};
+use gpt2_kernels::{Linear, causal_self_attention, runs_as_in_training, step_attention};
 
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site};
 
@@ -317,7 +317,7 @@ impl MultiHeadAttention {
         }
         if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
             (&self.projection, memory, cache.as_deref(), mask)
-            && is_trained_on_cpu(x)
+            && runs_as_in_training(x)
             && !pass.is_observed()
         {
             let ScaledDotProduct { scale, dropout, .. } = self.attention;

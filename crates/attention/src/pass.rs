@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{AttentionDropout, KernelError, Linear, RandomStream, dropout, recomputed, sum};
+use gpt2_kernels::{AttentionDropout, KernelError, Linear, RandomStream, add, dropout, recomputed};
 
 /// A place in a model where an intermediate can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -151,7 +151,7 @@ impl<'a> Pass<'a> {
             return layer.forward_added(x, residual);
         }
         let output = self.show(name, layer.forward(x)?)?;
-        sum(residual, &self.dropout(output, rate)?)
+        add(residual, &self.dropout(output, rate)?)
     }
 
     /// Whether dropout is drawn.

@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::{
-    Activation, LayerNorm, Linear, Matrix, WeightFormat, limits, prefix_attention,
-    set_thread_count, thread_count,
+    Activation, LayerNorm, Linear, Matrix, WeightFormat, limits, prefix_attention, set_thread_count,
+    thread_count,
 };
 
 /// Runs of each measurement.
@@ -84,11 +84,8 @@ fn main() {
 
     let x = pattern((ROWS, 3072));
     let million = x.elem_count() as f64 / 1e6;
-    let zeros = Linear::from_matrix(
-        Matrix::pack(&pattern((3072, 64)), WeightFormat::F32).unwrap(),
-        None,
-    )
-    .unwrap();
+    let zeros =
+        Linear::from_matrix(Matrix::pack(&pattern((3072, 64)), WeightFormat::F32).unwrap(), None).unwrap();
     let narrow = pattern((ROWS, 64));
     let plain_s = fastest(RUNS, || drop(zeros.forward(&narrow).unwrap()));
     let gelu_s = fastest(RUNS, || drop(zeros.forward_activated(&narrow, Activation::GeluTanh).unwrap()));

@@ -109,6 +109,43 @@ pub enum KernelError {
         /// Width of the projection.
         found: usize,
     },
+    /// The scale of attention is not a number greater than 0.
+    #[error("attention: expected a scale greater than 0, found {found}")]
+    AttentionScale {
+        /// The scale.
+        found: f64,
+    },
+    /// A layer's adapter does not fit its weight.
+    #[error("adapter: a {a:?} and b {b:?} do not fit a weight of shape {weight:?}, or are of other types")]
+    AdapterShapes {
+        /// Shape of the weight, `(out, in)`.
+        weight: (usize, usize),
+        /// Shape of the inner matrix.
+        a: Vec<usize>,
+        /// Shape of the outer matrix.
+        b: Vec<usize>,
+    },
+    /// There is not one gradient for each variable.
+    #[error("gradients: {found} to start from for {variables} variables")]
+    GradientCount {
+        /// Number of variables.
+        variables: usize,
+        /// Number of gradients.
+        found: usize,
+    },
+    /// A gradient is unlike its variable.
+    #[error(
+        "gradients: expected contiguous values of the variable's shape {expected:?}, type and device, found {found:?}"
+    )]
+    GradientShape {
+        /// Shape of the variable.
+        expected: Vec<usize>,
+        /// Shape of the gradient.
+        found: Vec<usize>,
+    },
+    /// Tensors that are changed together have memory in common.
+    #[error("a parameter, its gradient and its running means must not share memory")]
+    SharedMemory,
     /// There is not one target for each row.
     #[error("loss: expected one target for each of {rows} rows, and at least one row, found {found} targets")]
     TargetCount {

@@ -31,18 +31,17 @@ pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use error::KernelError;
 pub use free_memory::free_memory;
 pub use gpt2_arithmetic::{
-    KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat, StoredOrder, WeightFormat, limits,
-    map_items, set_thread_count, thread_count,
+    AdamWStep, AttentionDropout, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
+    StoredOrder, WeightFormat, limits, map_items, set_thread_count, thread_count,
 };
 pub use layers::{
-    Activation, LayerNorm, Linear, Matrix, ParameterSource, WIDEST_SINGLE_QUERY, dropout, prefix_attention,
-    prefix_attention_on_gpu, side_by_side, slot_attention, step_attention, window_attention, write_tokens,
-    zeroed_memory,
+    Activation, AdaptedMatrix, LayerNorm, Linear, Matrix, ParameterSource, WIDEST_SINGLE_QUERY, dropout,
+    prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention, step_attention,
+    window_attention, write_tokens, zeroed_memory,
 };
 pub use training::{
-    AdamWStep, AttentionDropout, Before, adamw_step, add_positions, causal_attention_reference,
-    causal_self_attention, gradients, head_loss, head_loss_reference, is_trained_on_cpu, low_rank_sum,
-    recomputed, squared_norm, sum, without_gradients,
+    Before, adamw_step, add, add_positions, causal_attention_reference, causal_self_attention, gradients,
+    head_loss, head_loss_reference, recomputed, runs_as_in_training, squared_norm, without_gradients,
 };
 
 /// Values for tests, uniform around `center`.

@@ -3,9 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{
-    Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout,
-};
+use gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout};
 use gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 with transcendental functions of different libraries: a few units in the last place.

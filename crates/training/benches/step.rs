@@ -1,7 +1,8 @@
 //! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
 //!
-//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--recompute]`, CASE one of `small` (2,048 tokens,
-//! 256 wide, 6 blocks, 8 heads, 8 windows of 256) and `gpt2` (124M, 4 windows of 64). Prints one JSON line, in the form of
+//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--recompute] [--lora-rank RANK]`, CASE
+//! one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256) and `gpt2` (124M, 4 windows of 64). With a rank,
+//! adapters of all linear layers are trained in place of the weights. Prints one JSON line, in the form of
 //! `scripts/bench_training.py`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints")]
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use gpt2::Gpt2Config;
-use gpt2_training::{Hyperparameters, Parameters, Trainer, Windows};
+use gpt2_training::{Hyperparameters, LORA_TARGETS, Lora, LoraConfig, Parameters, Trainer, Windows};
 
 /// Steps that are not counted: the first allocates the gradients.
 const WARM_UP_STEPS: u64 = 2;
@@ -59,7 +60,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens_per_step = numbers.tokens_per_step() as f64;
     let windows = Windows::new(&tokens, context, 1)?;
     let recomputes = arguments.iter().any(|argument| argument == "--recompute");
-    let mut trainer = Trainer::new(&config, parameters, numbers)?.recomputing(recomputes)?;
+    let lora_rank = value("--lora-rank").map(|rank| rank.parse()).transpose()?;
+    let trainer = match lora_rank {
+        Some(rank) => {
+            let targets = LORA_TARGETS.map(str::to_owned).to_vec();
+            let adapters = LoraConfig { rank, alpha: 16.0, targets };
+            let (lora, adapters) = Lora::new(&config, adapters, &parameters, 1)?;
+            drop(parameters);
+            Trainer::with_adapters(&config, lora, adapters, numbers)?
+        }
+        None => Trainer::new(&config, parameters, numbers)?,
+    };
+    let mut trainer = trainer.recomputing(recomputes)?;
     for _ in 0..WARM_UP_STEPS {
         trainer.step(&windows)?;
     }
@@ -72,8 +84,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let report = serde_json::json!({
-        "case": case, "dropout": dropout, "recompute": recomputes, "threads": gpt2_kernels::thread_count(), "seconds_per_step": median,
-        "tokens_per_s": tokens_per_step / median, "peak_mib": peak_mib(),
+        "case": case, "dropout": dropout, "recompute": recomputes, "lora_rank": lora_rank,
+        "threads": gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
+        "peak_mib": peak_mib(),
     });
     println!("{report}");
     Ok(())

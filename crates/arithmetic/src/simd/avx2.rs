@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;
@@ -160,6 +160,11 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
     #[inline(always)]
     fn exp(self, a: Floats) -> Floats {
         math::exp(self, a)
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f32>>(self, work: W) -> W::Output {
+        self.run(OfFloats(work))
     }
 
     #[inline(always)]

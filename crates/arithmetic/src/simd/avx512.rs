@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;
@@ -137,6 +137,11 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
     #[inline(always)]
     fn exp(self, a: __m512) -> __m512 {
         math::exp(self, a)
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f32>>(self, work: W) -> W::Output {
+        self.run(OfFloats(work))
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Vectors of f64 as arrays, in plain Rust.
 
-use super::vectors::{LANES, TileJob, Vectors};
+use super::vectors::{LANES, TileJob, Vectors, Work};
 
 /// Sixteen f64.
 #[derive(Clone, Copy)]
@@ -82,6 +82,11 @@ impl Vectors for Doubles {
     #[inline(always)]
     fn largest(self, a: Vector) -> f64 {
         a.into_iter().fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f64>>(self, work: W) -> W::Output {
+        work.run(self)
     }
 
     #[inline(always)]

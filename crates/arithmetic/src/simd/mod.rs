@@ -22,10 +22,10 @@ mod tests;
 mod vectors;
 
 pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
-#[cfg(test)]
-pub(crate) use real::OfFloats;
 pub(crate) use real::Real;
 pub use vectors::Number;
+#[cfg(test)]
+pub(crate) use vectors::OfFloats;
 pub(crate) use vectors::{
     BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, MAX_TILE_ROWS,
     Simd, TileJob, Vectors, Work, tile_height,

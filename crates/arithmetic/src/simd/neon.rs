@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
 const TILE_ROWS: usize = 6;
@@ -171,6 +171,11 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
     #[inline(always)]
     fn exp(self, a: Floats) -> Floats {
         math::exp(self, a)
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f32>>(self, work: W) -> W::Output {
+        self.run(OfFloats(work))
     }
 
     #[inline(always)]

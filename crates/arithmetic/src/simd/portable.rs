@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors, Work};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,11 @@ impl Vectors for Portable {
     #[inline(always)]
     fn exp(self, a: Floats) -> Floats {
         math::exp(self, a)
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f32>>(self, work: W) -> W::Output {
+        work.run(self)
     }
 
     #[inline(always)]

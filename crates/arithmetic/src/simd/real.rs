@@ -3,7 +3,7 @@
 
 use super::InstructionSet;
 use super::doubles::Doubles;
-use super::vectors::{Job, Number, Simd, Work};
+use super::vectors::{Number, OfFloats, Work};
 
 /// A number for which work is compiled.
 pub(crate) trait Real: Number {
@@ -20,17 +20,5 @@ impl Real for f32 {
 impl Real for f64 {
     fn vectorized<W: Work<Self>>(work: W) -> W::Output {
         work.run(Doubles)
-    }
-}
-
-/// Work on f32 as a job.
-pub(crate) struct OfFloats<W>(pub(crate) W);
-
-impl<W: Work<f32>> Job for OfFloats<W> {
-    type Output = W::Output;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> W::Output {
-        self.0.run(simd)
     }
 }

@@ -147,6 +147,10 @@ pub(crate) trait Vectors: Copy {
     /// registers.
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
+    /// Does `work` in a function of its own, which is compiled once for all places that call it: what is large and used in
+    /// several of them.
+    fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
+
     /// Up to sixteen values, filled up with `filling`.
     #[inline(always)]
     fn load_first(self, values: &[Self::Real], filling: Self::Real) -> Self::Vector {
@@ -265,5 +269,17 @@ pub(crate) const fn tile_height(rows: usize, full: usize) -> usize {
         2 => 2,
         3 | 4 if full > 4 => 4,
         _ => full,
+    }
+}
+
+/// Work on f32 as a job.
+pub(crate) struct OfFloats<W>(pub(crate) W);
+
+impl<W: Work<f32>> Job for OfFloats<W> {
+    type Output = W::Output;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> W::Output {
+        self.0.run(simd)
     }
 }

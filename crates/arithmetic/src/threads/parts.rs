@@ -114,8 +114,12 @@ pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
 ) -> Vec<T> {
     let mut output = Box::new_uninit_slice(len);
     for_each_part(&mut output, parts, |mut part: Part<'_, MaybeUninit<T>>| {
-        for row in 0..part.rows() {
-            part.row(row).fill(MaybeUninit::new(T::default()));
+        if part.columns == part.row_len {
+            part.all().fill(MaybeUninit::new(T::default()));
+        } else {
+            for row in 0..part.rows() {
+                part.row(row).fill(MaybeUninit::new(T::default()));
+            }
         }
         let Part { first_row, first_column, rows, columns, row_len, start, .. } = part;
         let start = start.cast();

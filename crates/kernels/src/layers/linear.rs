@@ -11,9 +11,10 @@ use candle_core::{CpuStorage, D, DType, Device, Result, Storage, Tensor};
 use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
 
 use super::activation::Activation;
+use super::adapted::AdaptedMatrix;
 use super::parameters::ParameterSource;
 use crate::cpu::{self, PackedProduct};
-use crate::training::{self, is_cpu_float, is_trained_on_cpu};
+use crate::training::{self, is_cpu_float, runs_as_in_training};
 use crate::{KernelError, cuda};
 
 /// The weight of a linear layer, `(out, in)`.
@@ -23,6 +24,8 @@ pub enum Matrix {
     Dense(Tensor),
     /// Weights in the layout of the fast products. Clones share them.
     Packed(Arc<PackedMatrix>),
+    /// A fixed matrix with an adapter that is trained.
+    Adapted(Arc<AdaptedMatrix>),
 }
 
 impl Matrix {
@@ -49,12 +52,13 @@ impl Matrix {
     }
 
     /// Width of the output and of the input.
-    fn shape(&self) -> (usize, usize) {
+    pub(super) fn shape(&self) -> (usize, usize) {
         match self {
             Self::Dense(weight) => {
                 (weight.dim(0).unwrap_or_default(), weight.dim(D::Minus1).unwrap_or_default())
             }
             Self::Packed(weight) => (weight.out_features(), weight.in_features()),
+            Self::Adapted(weight) => weight.base().shape(),
         }
     }
 
@@ -65,10 +69,12 @@ impl Matrix {
             Self::Dense(weight) => weight.dtype(),
             Self::Packed(weight) if weight.format() == WeightFormat::F32 => DType::F32,
             Self::Packed(_) => DType::F16,
+            Self::Adapted(weight) => weight.base().kept_dtype(),
         }
     }
 
-    /// The weights as a tensor `(out, in)`: the dense weight itself, or packed weights expanded to f32.
+    /// The weights as a tensor `(out, in)`: the dense weight itself, packed weights expanded to f32, or weights with what an
+    /// adapter adds.
     ///
     /// # Errors
     /// When there is no memory for them.
@@ -76,6 +82,7 @@ impl Matrix {
         match self {
             Self::Dense(weight) => Ok(weight.clone()),
             Self::Packed(weight) => cpu::expanded(weight),
+            Self::Adapted(weight) => weight.merged(),
         }
     }
 }
@@ -149,8 +156,9 @@ impl Linear {
         let weight = match &self.weight {
             Matrix::Dense(weight) => weight,
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
+            Matrix::Adapted(weight) => return weight.forward(x, self.bias.as_ref()),
         };
-        let trains = |tensor: &Tensor| is_trained_on_cpu(tensor);
+        let trains = |tensor: &Tensor| runs_as_in_training(tensor);
         if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
             return training::linear(x, weight, self.bias.as_ref());
         }
@@ -169,7 +177,7 @@ impl Linear {
     fn on_gpu(&self, x: &Tensor, finish: Finish<&Tensor>) -> Result<Option<Tensor>> {
         match &self.weight {
             Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), finish),
-            Matrix::Packed(_) => Ok(None),
+            Matrix::Packed(_) | Matrix::Adapted(_) => Ok(None),
         }
     }
 
@@ -215,7 +223,7 @@ impl Linear {
                 return Ok(y);
             }
         }
-        training::sum(&self.forward(x)?, residual)
+        training::add(&self.forward(x)?, residual)
     }
 
     /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.
@@ -230,9 +238,10 @@ impl Linear {
         shape.push(self.in_features());
         let flat = ids.flatten_all()?;
         let weight = match &self.weight {
-            Matrix::Dense(weight) if is_trained_on_cpu(weight) => return training::embedding(weight, ids),
+            Matrix::Dense(weight) if runs_as_in_training(weight) => return training::embedding(weight, ids),
             Matrix::Dense(weight) => return weight.embedding(&flat)?.reshape(shape),
             Matrix::Packed(weight) => weight,
+            Matrix::Adapted(weight) => return weight.merged()?.embedding(&flat)?.reshape(shape),
         };
         let outputs: Vec<usize> = flat.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
         if let Some(row) = outputs.iter().find(|id| **id >= self.out_features()) {

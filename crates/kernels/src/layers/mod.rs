@@ -2,6 +2,7 @@
 //! wanted on a CPU, `cpu` and `cuda` where not, else a composition of candle's operations.
 
 mod activation;
+mod adapted;
 mod attention;
 mod dropout;
 mod layer_norm;
@@ -12,6 +13,7 @@ mod step;
 mod write_tokens;
 
 pub use activation::Activation;
+pub use adapted::AdaptedMatrix;
 pub use attention::{
     WIDEST_SINGLE_QUERY, prefix_attention, prefix_attention_on_gpu, slot_attention, window_attention,
 };

@@ -1,39 +1,23 @@
-//! Layer norm in two passes over a row while it is in the nearest cache, and its three gradients in one pass over the batch.
-//!
-//! With `n = (x - mean) / deviation` and `g = gradient · weight`, the gradient of a row is
-//! `(g - mean(g) - n · mean(g · n)) / deviation`; those of weight and bias are the column sums of `gradient · n` and of
-//! `gradient`.
+//! Layer norm with its three gradients in one pass over the batch.
 
 use candle_core::{Result, Tensor};
+use gpt2_arithmetic::LayerNormGradients;
 
-use super::arithmetic::{Real, Vectors, Work};
+use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};
-use super::{for_real, with_elements};
-use crate::parallel::{Part, Parts, for_each_item, for_each_part};
-use crate::simd::LANES;
-
-/// Rows of a part of the output.
-const PART_ROWS: usize = 16;
-/// Rows whose gradients for weight and bias are summed by one thread. Fixed, so that sums do not depend on the threads.
-const GRADIENT_ROWS: usize = 64;
 
 /// The norm of every row, scaled and shifted, on the CPU in f32 or f64.
 ///
 /// # Shapes
 /// `x` `(…, width)`, `weight` and `bias` `(width)`, which is not zero; returns the shape of `x`.
 pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Tensor> {
-    fn forward<T: Real>(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Tensor> {
         let y = with_elements::<T, 3, _>([x, weight, bias], |[x, weight, bias]| {
-            let mut y = vec![T::ZERO; x.len()];
-            let row_len = weight.len();
-            for_each_part(&mut y, Parts { row_len, rows: PART_ROWS, columns: row_len }, |mut part| {
-                T::vectorized(Forward { x, weight, bias, epsilon, part: &mut part });
-            });
-            Ok(y)
+            Ok(T::layer_norm(x, weight, bias, epsilon))
         })?;
-        record(&[x, weight, bias], y, x.shape(), Norm { epsilon })
+        record(&[x, weight, bias], on_cpu(y), x.shape(), Norm { epsilon })
     }
-    for_real!(x.dtype(), forward(x, weight, bias, epsilon))
+    for_float!(x.dtype(), forward(x, weight, bias, epsilon))
 }
 
 struct Norm {
@@ -46,180 +30,22 @@ impl Operation for Norm {
     }
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: Real>(
+        fn backward<T: CpuFloat>(
             inputs: &[Tensor],
             gradient: &Tensor,
             epsilon: f64,
             sums: &mut Sums,
         ) -> Result<()> {
-            let (x, weight, bias) = (&inputs[0], &inputs[1], &inputs[2]);
-            let width = weight.elem_count();
-            let block = GRADIENT_ROWS * width;
-            // For each block of rows the sums for the weight, and after them those for the bias.
-            let mut by_block = vec![T::ZERO; x.elem_count().div_ceil(block) * 2 * width];
-            let x_gradient = with_elements::<T, 3, _>([x, weight, gradient], |[x, weight, gradient]| {
-                let mut x_gradient = vec![T::ZERO; x.len()];
-                let given = x.chunks(block).zip(gradient.chunks(block));
-                let outputs = x_gradient.chunks_mut(block).zip(by_block.chunks_mut(2 * width));
-                for_each_item(given.zip(outputs), |((x, gradient), (x_gradient, sums))| {
-                    T::vectorized(Backward { x, weight, gradient, epsilon, x_gradient, sums });
-                });
-                Ok(x_gradient)
-            })?;
-            sums.add(x, Tensor::from_vec(x_gradient, x.shape(), x.device())?)?;
-            let mut totals = vec![T::ZERO; 2 * width];
-            for sums in by_block.chunks(2 * width) {
-                totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += *sum);
+            let gradients =
+                with_elements::<T, 3, _>([&inputs[0], &inputs[1], gradient], |[x, weight, gradient]| {
+                    Ok(T::layer_norm_backward(x, weight, gradient, epsilon))
+                })?;
+            let LayerNormGradients { x, weight, bias } = gradients;
+            for (input, gradient) in inputs.iter().zip([x, weight, bias]) {
+                sums.add(input, Tensor::from_vec(gradient, input.shape(), input.device())?)?;
             }
-            let bias_gradient = totals.split_off(width);
-            sums.add(weight, Tensor::from_vec(totals, weight.shape(), weight.device())?)?;
-            sums.add(bias, Tensor::from_vec(bias_gradient, bias.shape(), bias.device())?)
+            Ok(())
         }
-        for_real!(gradient.dtype(), backward(inputs, gradient, self.epsilon, sums))
-    }
-}
-
-struct Forward<'a, 'b, T> {
-    x: &'a [T],
-    weight: &'a [T],
-    bias: &'a [T],
-    epsilon: f64,
-    part: &'a mut Part<'b, T>,
-}
-
-impl<T: Real> Work<T> for Forward<'_, '_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vectors<Real = T>>(self, v: V) {
-        let Self { x, weight, bias, epsilon, part } = self;
-        let (width, zero) = (weight.len(), T::ZERO);
-        for row in 0..part.rows() {
-            let x = &x[(part.first_row + row) * width..][..width];
-            let (mean, inverse) = moments(v, x, epsilon);
-            let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            let columns = x.chunks(LANES).zip(weight.chunks(LANES)).zip(bias.chunks(LANES));
-            for (((x, weight), bias), y) in columns.zip(part.row(row).chunks_mut(LANES)) {
-                let normalized = v.mul(v.sub(v.load_first(x, zero), means), inverses);
-                let scaled = v.mul_add(normalized, v.load_first(weight, zero), v.load_first(bias, zero));
-                v.store_first(scaled, y);
-            }
-        }
-    }
-}
-
-/// Some rows.
-struct Backward<'a, T> {
-    x: &'a [T],
-    weight: &'a [T],
-    gradient: &'a [T],
-    epsilon: f64,
-    x_gradient: &'a mut [T],
-    /// The sums of these rows for the weight, and after them those for the bias; zero.
-    sums: &'a mut [T],
-}
-
-impl<T: Real> Work<T> for Backward<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vectors<Real = T>>(self, v: V) {
-        let Self { x, weight, gradient, epsilon, x_gradient, sums } = self;
-        let (width, zero) = (weight.len(), T::ZERO);
-        let (weight_sums, bias_sums) = sums.split_at_mut(width);
-        let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width));
-        for ((x, gradient), x_gradient) in rows.zip(x_gradient.chunks_exact_mut(width)) {
-            let (mean, inverse) = moments(v, x, epsilon);
-            let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            // What is missing in the last vector is the mean, so that its norm is zero.
-            let columns = || x.chunks(LANES).zip(gradient.chunks(LANES)).zip(weight.chunks(LANES));
-            let (mut sum, mut product) = (v.splat(zero), v.splat(zero));
-            for ((x, gradient), weight) in columns() {
-                let normalized = v.mul(v.sub(v.load_first(x, mean), means), inverses);
-                let scaled = v.mul(v.load_first(gradient, zero), v.load_first(weight, zero));
-                sum = v.add(sum, scaled);
-                product = v.mul_add(scaled, normalized, product);
-            }
-            let count = T::of(width as f64);
-            let (mean_scaled, mean_product) = (v.splat(v.sum(sum) / count), v.splat(v.sum(product) / count));
-            let sums = weight_sums.chunks_mut(LANES).zip(bias_sums.chunks_mut(LANES));
-            let outputs = x_gradient.chunks_mut(LANES).zip(sums);
-            for (((x, gradient), weight), (output, (weight_sum, bias_sum))) in columns().zip(outputs) {
-                let normalized = v.mul(v.sub(v.load_first(x, mean), means), inverses);
-                let gradient = v.load_first(gradient, zero);
-                let scaled = v.mul(gradient, v.load_first(weight, zero));
-                let centred = v.sub(v.sub(scaled, mean_scaled), v.mul(normalized, mean_product));
-                v.store_first(v.mul(centred, inverses), output);
-                let sum = v.mul_add(gradient, normalized, v.load_first(weight_sum, zero));
-                v.store_first(sum, weight_sum);
-                v.store_first(v.add(gradient, v.load_first(bias_sum, zero)), bias_sum);
-            }
-        }
-    }
-}
-
-/// The mean of a row, and one over its deviation.
-#[inline(always)]
-fn moments<V: Vectors>(v: V, x: &[V::Real], epsilon: f64) -> (V::Real, V::Real) {
-    let zero = V::Real::ZERO;
-    let count = V::Real::of(x.len() as f64);
-    let mut sum = v.splat(zero);
-    for x in x.chunks(LANES) {
-        sum = v.add(sum, v.load_first(x, zero));
-    }
-    let mean = v.sum(sum) / count;
-    let mut squares = v.splat(zero);
-    for x in x.chunks(LANES) {
-        let centred = v.sub(v.load_first(x, mean), v.splat(mean));
-        squares = v.mul_add(centred, centred, squares);
-    }
-    let variance = v.sum(squares) / count + V::Real::of(epsilon);
-    (mean, V::Real::ONE / variance.root())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::random::noise;
-    use crate::simd::InstructionSet;
-    use crate::training::arithmetic::OfFloats;
-
-    #[test]
-    fn every_instruction_set_normalises_and_goes_back_alike() {
-        for width in [1, 2, 15, 16, 24, 768, 1601] {
-            let x = noise(3 * width, 1, 3.0, 2.0);
-            let (weight, bias) = (noise(width, 2, 1.0, 1.0), noise(width, 3, 0.0, 1.0));
-            let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-            let (x_wide, weight_wide, bias_wide) = (wide(&x), wide(&weight), wide(&bias));
-            let run = |(y, x_gradient, sums): (&mut [f64], &mut [f64], &mut [f64])| {
-                let part = &mut Part::of_rows(y, width, (3, width));
-                let (x, weight) = (&x_wide[..], &weight_wide[..]);
-                f64::vectorized(Forward { x, weight, bias: &bias_wide, epsilon: 1e-5, part });
-                f64::vectorized(Backward { x, weight, gradient: x, epsilon: 1e-5, x_gradient, sums });
-            };
-            let mut expected = [vec![0.0; 3 * width], vec![0.0; 3 * width], vec![0.0; 2 * width]];
-            let [y, x_gradient, sums] = &mut expected;
-            run((y, x_gradient, sums));
-            for set in InstructionSet::available() {
-                let mut found = [vec![0f32; 3 * width], vec![0.0; 3 * width], vec![0.0; 2 * width]];
-                let [y, x_gradient, sums] = &mut found;
-                let part = &mut Part::of_rows(y, width, (3, width));
-                let (x, weight) = (&x[..], &weight[..]);
-                set.run(OfFloats(Forward { x, weight, bias: &bias, epsilon: 1e-5, part }));
-                set.run(OfFloats(Backward { x, weight, gradient: x, epsilon: 1e-5, x_gradient, sums }));
-                for (what, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                    for (found, expected) in found.iter().zip(expected) {
-                        // The mean of values near 3 is rounded to 2e-7 and divided by a deviation of about 0.6; gradients are
-                        // about 3 times as large as values.
-                        let error = (f64::from(*found) - expected).abs();
-                        let bound = 2e-5 * expected.abs().max(1.0);
-                        assert!(
-                            width == 1 || error < bound,
-                            "{set:?} {width} {what}: {found} for {expected}"
-                        );
-                    }
-                }
-            }
-        }
+        for_float!(gradient.dtype(), backward(inputs, gradient, self.epsilon, sums))
     }
 }

@@ -1,38 +1,46 @@
-//! The products of a linear layer: `y = x Wᵀ + b`, and its gradients `dx = dy W`, `dW = dyᵀ x` and the column sums of `dy`.
+//! The products of a linear layer: `y = x Wᵀ + b`, and its gradients `dx = dy W`, `dW = dyᵀ x` and the column sums of `dy`;
+//! and those of a layer with an adapter, whose own weight is fixed.
 
-use candle_core::{D, Result, Tensor};
+use std::sync::Arc;
 
-use super::arithmetic::Real;
-use super::elementwise::sum_columns;
+use candle_core::{Result, Tensor};
+use gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
+
+use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};
-use super::product::{Matrix, Output, product};
-use super::{for_real, with_elements};
 
 /// `x Wᵀ + b`.
 ///
 /// # Shapes
 /// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. They fit.
 pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    fn forward<T: Real>(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (out_features, in_features) = weight.dims2()?;
-        let rows = x.elem_count() / in_features.max(1);
-        let y = with_elements::<T, 3, _>([x, weight, bias.unwrap_or(weight)], |[x, weight, bias_values]| {
-            let mut y = vec![T::ZERO; rows * out_features];
-            let mode = if bias.is_some() { Output::Biased(bias_values) } else { Output::Fresh };
-            let (x, weight) = (Matrix::rows(x, in_features), Matrix::rows(weight, in_features));
-            product(x, weight.transposed(), (rows, in_features, out_features), &mut y, mode);
-            Ok(y)
+        let y = with_elements::<T, 3, _>([x, weight, bias.unwrap_or(weight)], |[x, weight, values]| {
+            let weight = MatrixView::new(weight, out_features, in_features);
+            Ok(T::product(rows_of(x, in_features), weight.transposed(), bias.map(|_| values)))
         })?;
-        let mut shape = x.dims().to_vec();
-        if let Some(width) = shape.last_mut() {
-            *width = out_features;
-        }
+        let shape = with_width(x, out_features);
         match bias {
-            Some(bias) => record(&[x, weight, bias], y, shape, Linear),
-            None => record(&[x, weight], y, shape, Linear),
+            Some(bias) => record(&[x, weight, bias], on_cpu(y), shape, Linear),
+            None => record(&[x, weight], on_cpu(y), shape, Linear),
         }
     }
-    for_real!(x.dtype(), forward(x, weight, bias))
+    for_float!(x.dtype(), forward(x, weight, bias))
+}
+
+/// Values as rows of a width.
+fn rows_of<T>(values: &[T], width: usize) -> MatrixView<'_, T> {
+    MatrixView::new(values, values.len() / width.max(1), width)
+}
+
+/// The shape of `x` with another last axis.
+fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
+    let mut shape = x.dims().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = width;
+    }
+    shape
 }
 
 struct Linear;
@@ -43,27 +51,132 @@ impl Operation for Linear {
     }
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: Real>(inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
             let (x, weight) = (&inputs[0], &inputs[1]);
             let (out_features, in_features) = weight.dims2()?;
-            let rows = gradient.elem_count() / gradient.dim(D::Minus1)?.max(1);
-            with_elements::<T, 3, _>([x, weight, gradient], |[x_values, weight_values, gradient]| {
-                let mode = |is_fresh| if is_fresh { Output::Fresh } else { Output::Sum };
-                let gradient_rows = Matrix::rows(gradient, out_features);
+            with_elements::<T, 3, _>([x, weight, gradient], |[x_values, weight_values, gradient_values]| {
+                let gradient = rows_of(gradient_values, out_features);
                 sums.update::<T>(weight, |sum, is_fresh| {
-                    let x = Matrix::rows(x_values, in_features);
-                    let sizes = (out_features, rows, in_features);
-                    product(gradient_rows.transposed(), x, sizes, sum, mode(is_fresh));
+                    T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
                 })?;
                 if let Some(bias) = inputs.get(2) {
-                    sums.update::<T>(bias, |sum, is_fresh| sum_columns(gradient, sum, is_fresh))?;
+                    sums.update::<T>(bias, |sum, is_fresh| T::sum_columns(gradient_values, sum, is_fresh))?;
                 }
                 sums.update::<T>(x, |sum, is_fresh| {
-                    let weight = Matrix::rows(weight_values, in_features);
-                    product(gradient_rows, weight, (rows, out_features, in_features), sum, mode(is_fresh));
+                    let weight = MatrixView::new(weight_values, out_features, in_features);
+                    T::product_to(gradient, weight, sum, is_fresh);
                 })
             })
         }
-        for_real!(gradient.dtype(), backward(inputs, gradient, sums))
+        for_float!(gradient.dtype(), backward(inputs, gradient, sums))
+    }
+}
+
+/// A weight `(out, in)` that is not trained.
+#[derive(Clone)]
+pub(crate) enum FixedWeight {
+    Dense(Tensor),
+    Packed(Arc<PackedMatrix>),
+}
+
+/// What is trained beside a fixed weight: it counts as `W + scale · b a`.
+pub(crate) struct Adapter<'a> {
+    /// `(rank, in)`.
+    pub(crate) a: &'a Tensor,
+    /// `(out, rank)`.
+    pub(crate) b: &'a Tensor,
+    pub(crate) scale: f64,
+}
+
+/// `x Wᵀ + scale · (x aᵀ) bᵀ + bias`, with gradients for `x`, `a` and `b` alone.
+///
+/// # Shapes
+/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. They fit, and all are of one type.
+pub(crate) fn adapted_linear(
+    x: &Tensor,
+    weight: &FixedWeight,
+    bias: Option<&Tensor>,
+    adapter: &Adapter<'_>,
+) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(
+        x: &Tensor,
+        weight: &FixedWeight,
+        bias: Option<&Tensor>,
+        adapter: &Adapter<'_>,
+    ) -> Result<Tensor> {
+        let Adapter { a, b, scale } = *adapter;
+        let ((rank, in_features), out_features) = (a.dims2()?, b.dim(0)?);
+        let y = with_elements::<T, 4, _>([x, a, b, bias.unwrap_or(b)], |[x_values, a, b, values]| {
+            let (x, bias) = (rows_of(x_values, in_features), bias.map(|_| values));
+            let mut y = match weight {
+                FixedWeight::Packed(weight) => T::packed_product(weight, x_values, bias)?,
+                FixedWeight::Dense(weight) => with_elements::<T, 1, _>([weight], |[weight]| {
+                    let weight = MatrixView::new(weight, out_features, in_features);
+                    Ok(T::product(x, weight.transposed(), bias))
+                })?,
+            };
+            T::add_low_rank(&mut y, x, low_rank((a, b), (rank, in_features, out_features), scale));
+            Ok(y)
+        })?;
+        let operation = AdaptedLinear { weight: weight.clone(), scale };
+        record(&[x, a, b], on_cpu(y), with_width(x, out_features), operation)
+    }
+    for_float!(x.dtype(), forward(x, weight, bias, adapter))
+}
+
+fn low_rank<'a, T>(
+    (a, b): (&'a [T], &'a [T]),
+    (rank, in_features, out_features): (usize, usize, usize),
+    scale: f64,
+) -> LowRank<'a, T> {
+    LowRank { a: MatrixView::new(a, rank, in_features), b: MatrixView::new(b, out_features, rank), scale }
+}
+
+struct AdaptedLinear {
+    weight: FixedWeight,
+    scale: f64,
+}
+
+impl Operation for AdaptedLinear {
+    fn name(&self) -> &'static str {
+        "adapted-linear"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(
+            op: &AdaptedLinear,
+            inputs: &[Tensor],
+            gradient: &Tensor,
+            sums: &mut Sums,
+        ) -> Result<()> {
+            let (x, a, b) = (&inputs[0], &inputs[1], &inputs[2]);
+            let ((rank, in_features), out_features) = (a.dims2()?, b.dim(0)?);
+            let gradients = with_elements::<T, 4, _>([x, a, b, gradient], |[x_values, a, b, gradient]| {
+                let adapter = low_rank((a, b), (rank, in_features, out_features), op.scale);
+                let gradient = rows_of(gradient, out_features);
+                let gradients = T::low_rank_backward(rows_of(x_values, in_features), gradient, adapter);
+                if sums.wants(x) {
+                    let inner = rows_of(&gradients.inner, rank);
+                    let add = |sums: &mut Sums, weight: &[T]| {
+                        sums.update::<T>(x, |sum, is_fresh| {
+                            let weight = MatrixView::new(weight, out_features, in_features);
+                            T::product_to(gradient, weight, sum, is_fresh);
+                            T::product_to(inner, adapter.a, sum, false);
+                        })
+                    };
+                    match &op.weight {
+                        FixedWeight::Packed(weight) => add(sums, &T::expanded(weight)?)?,
+                        FixedWeight::Dense(weight) => {
+                            with_elements::<T, 1, _>([weight], |[weight]| add(sums, weight))?;
+                        }
+                    }
+                }
+                Ok(gradients)
+            })?;
+            let LowRankGradients { a: of_a, b: of_b, .. } = gradients;
+            sums.add(a, Tensor::from_vec(of_a, a.shape(), a.device())?)?;
+            sums.add(b, Tensor::from_vec(of_b, b.shape(), b.device())?)
+        }
+        for_float!(gradient.dtype(), backward(self, inputs, gradient, sums))
     }
 }

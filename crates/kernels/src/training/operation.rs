@@ -11,14 +11,15 @@ use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor,
-    TensorId, Var,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, InplaceOp1, Layout,
+    MetalStorage, Result, Shape, Storage, Tensor, TensorId, Var,
 };
 
-use super::arithmetic::Real;
-use super::elementwise::add_to;
-use super::{elements_mut, for_real, with_elements};
+use super::float::{CpuFloat, elements_mut, for_float, with_elements};
+use super::is_cpu_float;
+use crate::KernelError;
 
 /// The backward pass of an operation.
 pub(crate) trait Operation: Send + Sync + 'static {
@@ -29,23 +30,21 @@ pub(crate) trait Operation: Send + Sync + 'static {
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 
-/// The result of an operation, through which gradients lead to its inputs, of which there are one to three.
-pub(crate) fn record<T: Real>(
+/// The result of an operation, through which gradients lead to its inputs, of which there are one to three. The output lies
+/// contiguously in its storage, which is of the inputs' device.
+pub(crate) fn record(
     inputs: &[&Tensor],
-    output: Vec<T>,
+    output: Storage,
     shape: impl Into<Shape>,
     operation: impl Operation,
 ) -> Result<Tensor> {
     let shape = shape.into();
     let is_paused = TAPE.with_borrow(|tape| matches!(tape, Tape::Paused));
     if is_paused || !inputs.iter().any(|input| input.track_op()) {
-        return Tensor::from_vec(output, shape, &Device::Cpu);
+        return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
     }
     let operation: Arc<dyn Operation> = Arc::new(operation);
-    let node = Node {
-        operation: Arc::clone(&operation),
-        output: Mutex::new(Some((T::to_cpu_storage_owned(output), shape))),
-    };
+    let node = Node { operation: Arc::clone(&operation), output: Mutex::new(Some((output, shape))) };
     let output = match inputs {
         [x] => x.apply_op1(node),
         [x, y] => x.apply_op2(y, node),
@@ -89,8 +88,8 @@ thread_local! {
     static TAPE: RefCell<Tape> = const { RefCell::new(Tape::Off) };
 }
 
-/// Whether gradients will be asked for of what this thread computes.
-pub(super) fn is_recording() -> bool {
+/// Whether this thread computes within [`gradients`] or [`without_gradients`].
+pub(super) fn has_tape() -> bool {
     TAPE.with_borrow(|tape| !matches!(tape, Tape::Off))
 }
 
@@ -176,9 +175,9 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds a gradient by `update`, which is given the memory of the sum and told whether it is to overwrite it; else it adds
-    /// to it.
-    pub(crate) fn update<T: Real>(
+    /// Adds a gradient of a tensor on the CPU by `update`, which is given the memory of the sum and told whether it is to
+    /// overwrite it; else it adds to it.
+    pub(crate) fn update<T: CpuFloat>(
         &mut self,
         input: &Tensor,
         update: impl FnOnce(&mut [T], bool),
@@ -190,7 +189,7 @@ impl Sums {
             None => (Tensor::zeros(input.shape(), input.dtype(), input.device())?, true),
             Some(Sum::Memory(memory)) => (memory, true),
             Some(Sum::Owned(sum)) => (sum, false),
-            Some(Sum::Shared(shared)) => (shared.copy()?, false),
+            Some(Sum::Shared(shared)) => (shared.force_contiguous()?, false),
         };
         in_place(&sum, |values| update(values, is_fresh))?;
         self.0.insert(input.id(), Sum::Owned(sum));
@@ -209,7 +208,7 @@ impl Sums {
     fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
         match self.0.remove(&id) {
             Some(Sum::Owned(sum)) => Ok(Some(sum)),
-            Some(Sum::Shared(sum)) => Ok(Some(sum.copy()?)),
+            Some(Sum::Shared(sum)) => Ok(Some(sum.force_contiguous()?)),
             Some(Sum::Memory(_)) | None => Ok(None),
         }
     }
@@ -238,20 +237,31 @@ impl Sums {
 
 /// `sum`, which nobody else holds, with a gradient added to it.
 fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
-    fn add<T: Real>(sum: &Tensor, gradient: &Tensor) -> Result<()> {
+    fn add<T: CpuFloat>(sum: &Tensor, gradient: &Tensor) -> Result<()> {
         with_elements::<T, 1, _>([gradient], |[gradient]| {
-            in_place(sum, |values: &mut [T]| add_to(values, gradient))
+            in_place(sum, |values: &mut [T]| T::add_to(values, gradient))
         })
     }
-    for_real!(sum.dtype(), add(&sum, gradient))?;
-    Ok(sum)
+    let is_alike = sum.shape() == gradient.shape() && sum.dtype() == gradient.dtype();
+    // A storage that is changed must not be read at the same time.
+    if is_cpu_float(&sum) && sum.is_contiguous() && is_alike && storage_of(&sum) != storage_of(gradient) {
+        for_float!(sum.dtype(), add(&sum, gradient))?;
+        return Ok(sum);
+    }
+    sum + gradient
+}
+
+/// The identity of a tensor's storage, which views of it share.
+pub(super) fn storage_of(tensor: &Tensor) -> *const Storage {
+    let (storage, _) = tensor.storage_and_layout();
+    &raw const *storage
 }
 
 /// Gives the elements of a contiguous tensor, which nobody else may be using, to `change`.
-pub(super) fn in_place<T: Real, R>(tensor: &Tensor, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+pub(super) fn in_place<T: CpuFloat, R>(tensor: &Tensor, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
     /// The change, and then its result.
     struct InPlace<F, R, T>(Mutex<(Option<F>, Option<R>)>, PhantomData<T>);
-    impl<T: Real, R, F: FnOnce(&mut [T]) -> R> InplaceOp1 for InPlace<F, R, T> {
+    impl<T: CpuFloat, R, F: FnOnce(&mut [T]) -> R> InplaceOp1 for InPlace<F, R, T> {
         fn name(&self) -> &'static str {
             "change-in-place"
         }
@@ -274,13 +284,39 @@ pub(super) fn in_place<T: Real, R>(tensor: &Tensor, change: impl FnOnce(&mut [T]
 struct Node {
     operation: Arc<dyn Operation>,
     /// What was computed, until candle has made a tensor of it.
-    output: Mutex<Option<(CpuStorage, Shape)>>,
+    output: Mutex<Option<(Storage, Shape)>>,
 }
 
 impl Node {
-    fn output(&self) -> Result<(CpuStorage, Shape)> {
+    fn output(&self) -> Result<(Storage, Shape)> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
         output.ok_or_else(|| candle_core::Error::Msg(format!("{}: computed twice", self.operation.name())))
+    }
+
+    /// The error for inputs on another device than the output.
+    fn elsewhere<T>(&self) -> Result<T> {
+        candle_core::bail!("{}: inputs and output are on different devices", self.operation.name())
+    }
+
+    fn on_cpu(&self) -> Result<(CpuStorage, Shape)> {
+        match self.output()? {
+            (Storage::Cpu(output), shape) => Ok((output, shape)),
+            _ => self.elsewhere(),
+        }
+    }
+
+    fn on_cuda(&self) -> Result<(CudaStorage, Shape)> {
+        match self.output()? {
+            (Storage::Cuda(output), shape) => Ok((output, shape)),
+            _ => self.elsewhere(),
+        }
+    }
+
+    fn on_metal(&self) -> Result<(MetalStorage, Shape)> {
+        match self.output()? {
+            (Storage::Metal(output), shape) => Ok((output, shape)),
+            _ => self.elsewhere(),
+        }
     }
 
     /// The gradients of the inputs, for candle's own way back.
@@ -302,105 +338,113 @@ impl Node {
     }
 }
 
-impl CustomOp1 for Node {
-    fn name(&self) -> &'static str {
-        self.operation.name()
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.output()
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let [x] = self.gradients([x], gradient)?;
-        Ok(x)
-    }
+/// A type for each input.
+macro_rules! for_input {
+    ($input:ident, $type:ty) => {
+        $type
+    };
 }
 
-impl CustomOp2 for Node {
-    fn name(&self) -> &'static str {
-        self.operation.name()
-    }
+/// The operations of candle that a node is, by the number of inputs: what it hands on was computed before.
+macro_rules! custom_op {
+    ($custom_op:ident: $($input:ident)+) => {
+        impl $custom_op for Node {
+            fn name(&self) -> &'static str {
+                self.operation.name()
+            }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.output()
-    }
+            fn cpu_fwd(&self, $(_: for_input!($input, &CpuStorage), _: &Layout),+) -> Result<(CpuStorage, Shape)> {
+                self.on_cpu()
+            }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, y] = self.gradients([x, y], gradient)?;
-        Ok((x, y))
-    }
+            fn cuda_fwd(&self, $(_: for_input!($input, &CudaStorage), _: &Layout),+) -> Result<(CudaStorage, Shape)> {
+                self.on_cuda()
+            }
+
+            fn metal_fwd(&self, $(_: for_input!($input, &MetalStorage), _: &Layout),+) -> Result<(MetalStorage, Shape)> {
+                self.on_metal()
+            }
+
+            fn bwd(
+                &self,
+                $($input: &Tensor,)+
+                _: &Tensor,
+                gradient: &Tensor,
+            ) -> Result<($(for_input!($input, Option<Tensor>)),+)> {
+                let [$($input),+] = self.gradients([$($input),+], gradient)?;
+                Ok(($($input),+))
+            }
+        }
+    };
 }
 
-impl CustomOp3 for Node {
-    fn name(&self) -> &'static str {
-        self.operation.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.output()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        z: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, y, z] = self.gradients([x, y, z], gradient)?;
-        Ok((x, y, z))
-    }
-}
+custom_op!(CustomOp1: x);
+custom_op!(CustomOp2: x y);
+custom_op!(CustomOp3: x y z);
 
 /// What gradients start from.
 #[derive(Debug)]
 pub enum Before {
     /// Nothing.
     Nothing,
-    /// Tensors in the shapes of the variables, whose memory is taken for the gradients.
+    /// A contiguous tensor in the shape of each variable, whose memory is taken for the gradients. Nobody else may hold them;
+    /// one that shares memory with another of them or with a variable is not used.
     Memory(Vec<Tensor>),
-    /// Gradients that the new ones are added to, which nobody else may hold.
+    /// For each variable what the new gradient is added to, contiguous and in its shape. Nobody else may hold them; one that
+    /// shares memory with another of them or with a variable is copied.
     Gradients(Vec<Tensor>),
+}
+
+impl Before {
+    /// The sums that the gradients begin with.
+    fn sums(self, variables: &[&Tensor]) -> Result<Sums> {
+        let (tensors, is_memory) = match self {
+            Self::Nothing => return Ok(Sums::default()),
+            Self::Memory(tensors) => (tensors, true),
+            Self::Gradients(tensors) => (tensors, false),
+        };
+        if tensors.len() != variables.len() {
+            let (variables, found) = (variables.len(), tensors.len());
+            return Err(KernelError::GradientCount { variables, found }.into());
+        }
+        let mut storages: HashSet<_> = variables.iter().map(|variable| storage_of(variable)).collect();
+        let mut sums = Sums::default();
+        for (variable, tensor) in variables.iter().zip(tensors) {
+            let is_alike = tensor.shape() == variable.shape() && tensor.dtype() == variable.dtype();
+            if !is_alike || !tensor.is_contiguous() || !tensor.device().same_device(variable.device()) {
+                let (expected, found) = (variable.dims().to_vec(), tensor.dims().to_vec());
+                return Err(KernelError::GradientShape { expected, found }.into());
+            }
+            let sum = match (storages.insert(storage_of(&tensor)), is_memory) {
+                (true, true) => Sum::Memory(tensor),
+                (true, false) => Sum::Owned(tensor),
+                (false, true) => continue,
+                (false, false) => Sum::Owned(tensor.force_contiguous()?),
+            };
+            sums.0.insert(variable.id(), sum);
+        }
+        Ok(sums)
+    }
 }
 
 /// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, where it has one.
 ///
 /// # Errors
-/// Those of the computation; and when the loss is no scalar.
+/// Those of the computation; when the loss is no scalar; and when what the gradients start from has other shapes, types or
+/// devices than the variables.
 pub fn gradients(
     variables: &[&Tensor],
     before: Before,
     factor: f64,
     compute: impl FnOnce() -> Result<Tensor>,
 ) -> Result<(f64, Vec<Option<Tensor>>)> {
-    let mut sums = Sums::default();
-    let ids = variables.iter().map(|variable| variable.id());
-    match before {
-        Before::Nothing => {}
-        Before::Memory(tensors) => sums.0.extend(ids.zip(tensors.into_iter().map(Sum::Memory))),
-        Before::Gradients(tensors) => sums.0.extend(ids.zip(tensors.into_iter().map(Sum::Owned))),
-    }
+    let sums = before.sums(variables)?;
     let recording = Tape::Recording(Recording { steps: Vec::new(), sums });
     let (loss, Recording { steps, mut sums }) = with_tape(recording, compute)?;
-    let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+    let value = loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
     if is_complete(&loss, &steps, None) {
-        sums.0.insert(loss.id(), Sum::Owned(Tensor::new(factor, &Device::Cpu)?.to_dtype(loss.dtype())?));
+        let factor = Tensor::new(factor, &Device::Cpu)?.to_dtype(loss.dtype())?.to_device(loss.device())?;
+        sums.0.insert(loss.id(), Sum::Owned(factor));
         // The steps alone hold what the forward pass kept, from here on.
         drop(loss);
         sums.pass_back(steps)?;
@@ -409,7 +453,8 @@ pub fn gradients(
         let mut store = (loss * factor)?.backward()?;
         for variable in variables {
             if let Some(gradient) = store.remove(variable) {
-                sums.add(variable, gradient)?;
+                // candle may give several variables one tensor.
+                sums.share(variable, &gradient)?;
             }
         }
     }
@@ -426,17 +471,15 @@ pub fn recomputed(
     x: &Tensor,
     compute: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    fn record_again<T: Real>(x: &Tensor, y: &Tensor, operation: Recomputed) -> Result<Tensor> {
-        let values = with_elements::<T, 1, _>([y], |[y]| Ok(y.to_vec()))?;
-        record(&[x], values, y.shape(), operation)
-    }
     if !TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_))) {
         return compute(x);
     }
     let (y, _) = with_tape(Tape::Paused, || compute(x))?;
     // A constant input would make a constant of the result, although variables are used on the way to it.
     let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
-    for_real!(y.dtype(), record_again(&x, &y, Recomputed(Box::new(compute))))
+    let y = if y.is_contiguous() && y.layout().start_offset() == 0 { y } else { y.force_contiguous()? };
+    let (storage, layout) = y.storage_and_layout();
+    record(&[&x], storage.try_clone(layout)?, y.shape(), Recomputed(Box::new(compute)))
 }
 
 /// A computation that is to be made again.

@@ -1,0 +1,221 @@
+//! Operations on each element: sums, dropout, GELU; and the sums of columns.
+
+use crate::simd::{LANES, Number, Real, Vectors, Work, gelu_tanh as gelu, gelu_tanh_slope};
+use crate::threads::{Parts, computed_in_parts, for_each_part};
+
+/// Values that one task works on: what fits into the first cache twice.
+const BLOCK: usize = 1 << 13;
+/// Columns that one task sums up.
+const COLUMN_BLOCK: usize = 8 * LANES;
+/// Rows that are summed by themselves before they join the total, which keeps the rounding error small.
+const ROW_BLOCK: usize = 64;
+/// Blocks of values that follow each other.
+const BLOCKS: Parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
+
+/// Zeros, written by all threads.
+pub(super) fn zeros<T: Number>(len: usize) -> Vec<T> {
+    computed_in_parts(len, BLOCKS, |_| {})
+}
+
+/// A function of `N` vectors.
+trait Lanewise<T, const N: usize>: Copy + Sync {
+    fn apply<V: Vectors<Real = T>>(self, v: V, inputs: [V::Vector; N]) -> V::Vector;
+}
+
+/// A function of the elements of slices of one length.
+fn map<T: Real, const N: usize>(function: impl Lanewise<T, N>, inputs: [&[T]; N]) -> Vec<T> {
+    let len = inputs.first().map_or(0, |input| input.len());
+    assert!(inputs.iter().all(|input| input.len() == len), "slices of different lengths");
+    computed_in_parts(len, BLOCKS, |mut part| {
+        let range = part.first_row..part.first_row + part.rows();
+        let inputs = inputs.map(|input| &input[range.clone()]);
+        T::vectorized(Map { function, inputs, output: part.all() });
+    })
+}
+
+struct Map<'a, T, F, const N: usize> {
+    function: F,
+    inputs: [&'a [T]; N],
+    output: &'a mut [T],
+}
+
+impl<T: Number, F: Lanewise<T, N>, const N: usize> Work<T> for Map<'_, T, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { function, inputs, output } = self;
+        let (vectors, rest) = output.as_chunks_mut::<LANES>();
+        let done = vectors.len() * LANES;
+        for (index, output) in vectors.iter_mut().enumerate() {
+            let mut given = [v.splat(T::ZERO); N];
+            for input in 0..N {
+                given[input] = v.load_first(&inputs[input][index * LANES..], T::ZERO);
+            }
+            v.store(function.apply(v, given), output);
+        }
+        let mut given = [v.splat(T::ZERO); N];
+        for input in 0..N {
+            given[input] = v.load_first(&inputs[input][done..], T::ZERO);
+        }
+        v.store_first(function.apply(v, given), rest);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plus;
+
+impl<T: Number> Lanewise<T, 2> for Plus {
+    #[inline(always)]
+    fn apply<V: Vectors<Real = T>>(self, v: V, [x, y]: [V::Vector; 2]) -> V::Vector {
+        v.add(x, y)
+    }
+}
+
+pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
+    map(Plus, [x, y])
+}
+
+#[derive(Clone, Copy)]
+struct Gelu;
+
+impl<T: Number> Lanewise<T, 1> for Gelu {
+    #[inline(always)]
+    fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
+        gelu(v, x)
+    }
+}
+
+pub(super) fn gelu_tanh<T: Real>(x: &[T]) -> Vec<T> {
+    map(Gelu, [x])
+}
+
+#[derive(Clone, Copy)]
+struct GeluGradient;
+
+impl<T: Number> Lanewise<T, 2> for GeluGradient {
+    #[inline(always)]
+    fn apply<V: Vectors<Real = T>>(self, v: V, [x, gradient]: [V::Vector; 2]) -> V::Vector {
+        v.mul(gradient, gelu_tanh_slope(v, x))
+    }
+}
+
+pub(super) fn gelu_tanh_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
+    map(GeluGradient, [x, gradient])
+}
+
+/// Adds `addend` to each piece of its length.
+pub(super) fn add_to_each<T: Real>(x: &[T], addend: &[T]) -> Vec<T> {
+    if x.is_empty() {
+        return Vec::new();
+    }
+    assert!(x.len().is_multiple_of(addend.len()), "{} values in pieces of {}", x.len(), addend.len());
+    let parts = Parts { row_len: addend.len(), rows: 1, columns: BLOCK };
+    computed_in_parts(x.len(), parts, |mut part| {
+        let first = part.first_row * addend.len() + part.first_column;
+        let inputs = [&x[first..][..part.columns()], &addend[part.first_column..][..part.columns()]];
+        T::vectorized(Map { function: Plus, inputs, output: part.row(0) });
+    })
+}
+
+/// Adds `values` to `sums`.
+pub(super) fn add_to<T: Real>(sums: &mut [T], values: &[T]) {
+    struct AddTo<'a, T>(&'a mut [T], &'a [T]);
+    impl<T: Number> Work<T> for AddTo<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = T>>(self, v: V) {
+            for (sum, value) in self.0.chunks_mut(LANES).zip(self.1.chunks(LANES)) {
+                let zero = T::ZERO;
+                v.store_first(v.add(v.load_first(sum, zero), v.load_first(value, zero)), sum);
+            }
+        }
+    }
+    assert!(sums.len() == values.len(), "{} values for {} sums", values.len(), sums.len());
+    for_each_part(sums, BLOCKS, |mut part| {
+        let range = part.first_row..part.first_row + part.rows();
+        T::vectorized(AddTo(part.all(), &values[range]));
+    });
+}
+
+/// Multiplies each value.
+pub(super) fn scale<T: Real>(values: &mut [T], factor: f64) {
+    struct Scale<'a, T>(&'a mut [T], T);
+    impl<T: Number> Work<T> for Scale<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = T>>(self, v: V) {
+            let factor = v.splat(self.1);
+            for values in self.0.chunks_mut(LANES) {
+                v.store_first(v.mul(v.load_first(values, T::ZERO), factor), values);
+            }
+        }
+    }
+    for_each_part(values, BLOCKS, |mut part| T::vectorized(Scale(part.all(), T::of(factor))));
+}
+
+/// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere.
+pub(super) fn masked<T: Real>(x: &[T], kept: &[bool], scale: f64) -> Vec<T> {
+    struct Mask<'a, T>(&'a [T], &'a [bool], T, &'a mut [T]);
+    impl<T: Number> Work<T> for Mask<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = T>>(self, _: V) {
+            for ((x, kept), y) in self.0.iter().zip(self.1).zip(self.3) {
+                *y = if *kept { *x * self.2 } else { T::ZERO };
+            }
+        }
+    }
+    assert!(x.len() == kept.len(), "{} values and a mask of {}", x.len(), kept.len());
+    computed_in_parts(x.len(), BLOCKS, |mut part| {
+        let range = part.first_row..part.first_row + part.rows();
+        T::vectorized(Mask(&x[range.clone()], &kept[range], T::of(scale), part.all()));
+    })
+}
+
+/// Adds the sum of each column of a matrix to `totals`, or overwrites them.
+pub(super) fn sum_columns<T: Real>(values: &[T], totals: &mut [T], is_fresh: bool) {
+    struct SumColumns<'a, T> {
+        values: &'a [T],
+        width: usize,
+        first: usize,
+        totals: &'a mut [T],
+    }
+    impl<T: Number> Work<T> for SumColumns<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = T>>(self, v: V) {
+            const VECTORS: usize = COLUMN_BLOCK / LANES;
+            let Self { values, width, first, totals } = self;
+            let zero = T::ZERO;
+            for rows in values.chunks(ROW_BLOCK * width) {
+                let mut sums = [v.splat(zero); VECTORS];
+                for row in rows.chunks_exact(width) {
+                    let columns = row[first..first + totals.len()].chunks(LANES);
+                    for (sum, values) in sums.iter_mut().zip(columns) {
+                        *sum = v.add(*sum, v.load_first(values, zero));
+                    }
+                }
+                for (total, sum) in totals.chunks_mut(LANES).zip(sums) {
+                    v.store_first(v.add(v.load_first(total, zero), sum), total);
+                }
+            }
+        }
+    }
+    let width = totals.len();
+    if width == 0 {
+        return;
+    }
+    assert!(values.len().is_multiple_of(width), "{} values in rows of {width}", values.len());
+    if is_fresh {
+        totals.fill(T::ZERO);
+    }
+    for_each_part(totals, Parts { row_len: width, rows: 1, columns: COLUMN_BLOCK }, |mut part| {
+        let first = part.first_column;
+        T::vectorized(SumColumns { values, width, first, totals: part.row(0) });
+    });
+}

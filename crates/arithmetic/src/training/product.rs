@@ -1,0 +1,591 @@
+//! Matrix products of training, `C = A B` and `C += A B`, with any operand transposed.
+//!
+//! Both operands are laid out anew for the tiles that fill the registers, a slice of the depth at a time: the right one in
+//! panels of sixteen columns, once for all threads; the left one in tiles of as many rows as the registers hold, by the
+//! thread that multiplies them. A slice of a panel stays in the first cache while the tiles of a part pass over it, and
+//! those stay in the second. The slices are the same for any number of threads, and so is every sum.
+
+use super::elementwise::zeros;
+use crate::epilogue::{Epilogue, PanelBias};
+use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
+use crate::threads::{Part, Parts, for_each_part, for_each_part_in, thread_count};
+use crate::tile::{Apart, Interleaved, Sums, stored, sum_products};
+
+/// Depth of a slice: 256 values of a panel take 16 KiB in f32.
+const SLICE: usize = 256;
+/// Columns of the right operand that are laid out at once; a slice of them takes 3 MiB in f32.
+const BLOCK_COLUMNS: usize = 3072;
+/// Rows of a part at most; a slice of them takes 144 KiB in f32.
+const PART_ROWS: usize = 144;
+
+/// A matrix inside a slice, of which rows or columns lie in one piece each.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixView<'a, T> {
+    values: &'a [T],
+    rows: usize,
+    columns: usize,
+    /// The element `(row, column)` stands at `row · row_stride + column · column_stride`; one of them is 1.
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a, T> MatrixView<'a, T> {
+    /// A matrix in row-major order.
+    ///
+    /// # Panics
+    /// When there are not as many values as that takes.
+    pub fn new(values: &'a [T], rows: usize, columns: usize) -> Self {
+        assert!(values.len() == rows * columns, "{} values in {rows} rows of {columns}", values.len());
+        Self::strided(values, (rows, columns), columns)
+    }
+
+    /// A matrix whose rows begin `stride` values one after the other.
+    #[inline(always)]
+    pub(super) fn strided(values: &'a [T], (rows, columns): (usize, usize), stride: usize) -> Self {
+        assert!(rows == 0 || (rows - 1) * stride + columns <= values.len(), "a matrix beyond its values");
+        Self { values, rows, columns, row_stride: stride, column_stride: 1 }
+    }
+
+    /// The transpose.
+    #[inline(always)]
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        let Self { values, rows, columns, row_stride, column_stride } = self;
+        Self { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
+    }
+
+    /// The rows from `first` on.
+    pub(super) fn some_rows(self, first: usize, count: usize) -> Self {
+        assert!(first + count <= self.rows, "{count} rows from {first} on of {}", self.rows);
+        Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Whether the values of a row lie side by side.
+    #[inline(always)]
+    fn has_rows(&self) -> bool {
+        self.column_stride == 1
+    }
+}
+
+impl<T: Number> MatrixView<'_, T> {
+    /// Lays out the rows of a tile of `height`, filled up with zeros, for `depth.1` columns from `depth.0` on: row after row
+    /// where the matrix has rows, else column after column.
+    #[inline(always)]
+    fn lay_out_rows(&self, first_row: usize, height: usize, depth: (usize, usize), tile: &mut [T]) {
+        let count = height.min(self.rows - first_row);
+        let start = first_row * self.row_stride + depth.0 * self.column_stride;
+        if self.has_rows() {
+            for (row, to) in tile.chunks_exact_mut(depth.1).enumerate() {
+                if row < count {
+                    to.copy_from_slice(&self.values[start + row * self.row_stride..][..depth.1]);
+                } else {
+                    to.fill(T::ZERO);
+                }
+            }
+            return;
+        }
+        for (index, to) in tile.chunks_exact_mut(height).enumerate() {
+            let values = &self.values[start + index * self.column_stride..];
+            if count == height {
+                to.copy_from_slice(&values[..height]);
+            } else {
+                to[..count].copy_from_slice(&values[..count]);
+                to[count..].fill(T::ZERO);
+            }
+        }
+    }
+
+    /// Lays out sixteen columns, filled up with zeros: a line for each of the rows from `first_row` on.
+    #[inline(always)]
+    fn lay_out_panel(&self, first_row: usize, first_column: usize, lines: &mut [Line<[T; LANES]>]) {
+        let count = LANES.min(self.columns - first_column);
+        let start = first_row * self.row_stride + first_column * self.column_stride;
+        if count == LANES && self.has_rows() {
+            for (index, line) in lines.iter_mut().enumerate() {
+                line.0.copy_from_slice(&self.values[start + index * self.row_stride..][..LANES]);
+            }
+        } else if count == LANES {
+            let mut columns: [&[T]; LANES] = [&[]; LANES];
+            for lane in 0..LANES {
+                columns[lane] = &self.values[start + lane * self.column_stride..][..lines.len()];
+            }
+            for (index, line) in lines.iter_mut().enumerate() {
+                for lane in 0..LANES {
+                    line.0[lane] = columns[lane][index];
+                }
+            }
+        } else {
+            for (index, line) in lines.iter_mut().enumerate() {
+                line.0 = [T::ZERO; LANES];
+                for lane in 0..count {
+                    line.0[lane] = self.values[start + index * self.row_stride + lane * self.column_stride];
+                }
+            }
+        }
+    }
+}
+
+/// `left · right`, and what follows it.
+pub(super) fn product<T: Real>(
+    left: MatrixView<'_, T>,
+    right: MatrixView<'_, T>,
+    bias: Option<&[T]>,
+) -> Vec<T> {
+    assert!(bias.is_none_or(|bias| bias.len() == right.columns), "a bias of another width");
+    let bias = bias.map(PanelBias::new);
+    let mut output = zeros(left.rows * right.columns);
+    multiply_all(left, right, &mut output, true, Epilogue { bias: bias.as_ref(), ..Epilogue::default() });
+    output
+}
+
+/// Writes `left · right` over the output, or adds it.
+pub(super) fn product_to<T: Real>(
+    left: MatrixView<'_, T>,
+    right: MatrixView<'_, T>,
+    output: &mut [T],
+    is_fresh: bool,
+) {
+    multiply_all(left, right, output, is_fresh, Epilogue::default());
+}
+
+/// The product on all threads.
+fn multiply_all<T: Real>(
+    left: MatrixView<'_, T>,
+    right: MatrixView<'_, T>,
+    output: &mut [T],
+    is_fresh: bool,
+    epilogue: Epilogue<'_, T>,
+) {
+    let MatrixView { rows, columns: depth, .. } = left;
+    let columns = right.columns;
+    assert!(depth == right.rows, "a product of {depth} columns and {} rows", right.rows);
+    assert!(output.len() == rows * columns, "{} values for {rows} rows of {columns}", output.len());
+    if output.is_empty() {
+        return;
+    }
+    let tile = T::vectorized(TileSize);
+    let mut lines = Vec::new();
+    for first_column in (0..columns).step_by(BLOCK_COLUMNS) {
+        let width = BLOCK_COLUMNS.min(columns - first_column);
+        // One slice of nothing where there is no depth, so that the output is written.
+        for first in (0..depth.max(1)).step_by(SLICE) {
+            let slice = (first, SLICE.min(depth - first));
+            lines.resize(width.div_ceil(LANES) * slice.1, Line([T::ZERO; LANES]));
+            if slice.1 > 0 {
+                let parts = Parts { row_len: slice.1, rows: 4, columns: slice.1 };
+                for_each_part(&mut lines, parts, |mut part| {
+                    T::vectorized(LayOutPanels { right, first_row: first, first_column, part: &mut part });
+                });
+            }
+            let given = Given {
+                left,
+                slice,
+                panels: Panels { lines: &lines, depth: slice.1, first: 0 },
+                is_first: first == 0 && is_fresh,
+                epilogue: (first + SLICE >= depth).then_some(epilogue),
+            };
+            let parts = parts(rows, (columns, width), tile);
+            for_each_part_in(output, parts, first_column..first_column + width, |mut part| {
+                let first_panel = (part.first_column - first_column) / LANES;
+                let (first_row, part, room) = (part.first_row, &mut part, &mut Vec::new());
+                T::vectorized(MultiplyPart { given, first_row, first_panel, part, room });
+            });
+        }
+    }
+}
+
+/// Rows and columns of the highest tile.
+struct TileSize;
+
+impl<T> Work<T> for TileSize {
+    type Output = (usize, usize);
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, _: V) -> (usize, usize) {
+        const {
+            assert!(PART_ROWS.is_multiple_of(V::TILE_ROWS), "a part is of whole tiles");
+            assert!(BLOCK_COLUMNS.is_multiple_of(V::TILE_PANELS * LANES), "a block is of whole tiles");
+        }
+        (V::TILE_ROWS, V::TILE_PANELS * LANES)
+    }
+}
+
+/// Parts of whole tiles, as many for each thread; fewer columns where there are not enough rows.
+fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
+    let threads = thread_count();
+    let tiles = rows.div_ceil(tile_rows);
+    let wanted = tiles.div_ceil(PART_ROWS / tile_rows).next_multiple_of(threads).min(tiles);
+    let across = threads.div_ceil(wanted);
+    let columns = width.div_ceil(across).next_multiple_of(tile_columns);
+    Parts { row_len, rows: tiles.div_ceil(wanted) * tile_rows, columns }
+}
+
+/// Lays out some panels, each a row of the part.
+struct LayOutPanels<'a, 'b, T> {
+    right: MatrixView<'a, T>,
+    first_row: usize,
+    first_column: usize,
+    part: &'a mut Part<'b, Line<[T; LANES]>>,
+}
+
+impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, _: V) {
+        for index in 0..self.part.rows() {
+            let first_column = self.first_column + (self.part.first_row + index) * LANES;
+            self.right.lay_out_panel(self.first_row, first_column, self.part.row(index));
+        }
+    }
+}
+
+/// Some lines of each panel of a right operand.
+#[derive(Clone, Copy)]
+struct Panels<'a, T> {
+    /// The lines of all panels, `depth` each.
+    lines: &'a [Line<[T; LANES]>],
+    depth: usize,
+    /// The first line that counts.
+    first: usize,
+}
+
+impl<'a, T> Panels<'a, T> {
+    /// So many lines of a panel.
+    #[inline(always)]
+    fn panel(&self, index: usize, count: usize) -> &'a [Line<[T; LANES]>] {
+        &self.lines[index * self.depth + self.first..][..count]
+    }
+}
+
+/// What the parts of a product have in common, for one slice of the depth.
+#[derive(Clone, Copy)]
+struct Given<'a, T> {
+    left: MatrixView<'a, T>,
+    /// First column of the left operand, and how many.
+    slice: (usize, usize),
+    panels: Panels<'a, T>,
+    /// Whether the output is overwritten; else the products are added to it.
+    is_first: bool,
+    /// What follows after the last slice.
+    epilogue: Option<Epilogue<'a, T>>,
+}
+
+/// The products of some rows with some panels, as many as the part has.
+struct MultiplyPart<'a, 'b, T> {
+    given: Given<'a, T>,
+    /// The part's first row in the left operand.
+    first_row: usize,
+    /// The panel of the part's first column.
+    first_panel: usize,
+    part: &'a mut Part<'b, T>,
+    /// Memory to work in.
+    room: &'a mut Vec<T>,
+}
+
+impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { given, first_row, first_panel, part, room } = self;
+        let Given { left, slice, panels, is_first, epilogue } = given;
+        let (rows, depth) = (part.rows(), slice.1);
+        room.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
+        let mut row = 0;
+        while row < rows && depth > 0 {
+            let height = tile_height(rows - row, V::TILE_ROWS);
+            left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
+            row += height;
+        }
+        // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
+        let whole = rows - rows % V::TILE_ROWS;
+        let panel_count = part.columns().div_ceil(LANES);
+        let (mut panel, mut tiles, mut width) = (0, 0..whole, V::TILE_PANELS);
+        if whole == 0 {
+            (tiles, width) = (0..rows, MAX_TILE_PANELS);
+        }
+        while panel < panel_count {
+            let count = width.min(panel_count - panel);
+            let mut of_panels: [&[Line<[T; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+            for index in 0..count {
+                of_panels[index] = panels.panel(first_panel + panel + index, depth);
+            }
+            for row in tiles.clone().step_by(V::TILE_ROWS) {
+                let height = tile_height(rows - row, V::TILE_ROWS);
+                let tile = Tile {
+                    rows: &room[row * depth..(row + height) * depth],
+                    has_rows: left.has_rows(),
+                    panels: &of_panels[..count],
+                    part: &mut *part,
+                    row,
+                    panel,
+                    is_first,
+                    epilogue,
+                };
+                v.in_tile(height, tile);
+            }
+            panel += count;
+            if panel == panel_count && tiles.end < rows {
+                (panel, tiles, width) = (0, whole..rows, MAX_TILE_PANELS);
+            }
+        }
+    }
+}
+
+/// One slice of a product for one tile and some panels.
+struct Tile<'a, 'b, T> {
+    /// The tile's rows, as [`MatrixView::lay_out_rows`] gives them.
+    rows: &'a [T],
+    /// Whether these are rows.
+    has_rows: bool,
+    /// The lines of some panels.
+    panels: &'a [&'a [Line<[T; LANES]>]],
+    /// Where the sums go.
+    part: &'a mut Part<'b, T>,
+    /// First row in the part.
+    row: usize,
+    /// First panel in the part.
+    panel: usize,
+    is_first: bool,
+    epilogue: Option<Epilogue<'a, T>>,
+}
+
+impl<V: Vectors> TileJob<V> for Tile<'_, '_, V::Real> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const ROWS: usize, const PANELS: usize>(mut self, v: V) {
+        let whole = self.panels.len() - self.panels.len() % PANELS;
+        for panel in (0..whole).step_by(PANELS) {
+            self.multiply::<V, ROWS, PANELS>(v, panel);
+        }
+        for panel in whole..self.panels.len() {
+            self.multiply::<V, ROWS, 1>(v, panel);
+        }
+    }
+}
+
+impl<T: Number> Tile<'_, '_, T> {
+    #[inline(always)]
+    fn multiply<V: Vectors<Real = T>, const ROWS: usize, const PANELS: usize>(&mut self, v: V, first: usize) {
+        let mut panels: [&[Line<[T; LANES]>]; PANELS] = [&[]; PANELS];
+        for index in 0..PANELS {
+            panels[index] = self.panels[first + index];
+        }
+        let depth = panels[0].len();
+        let sums: Sums<V, ROWS, PANELS> = if self.has_rows {
+            let mut rows: [&[T]; ROWS] = [&[]; ROWS];
+            for row in 0..ROWS {
+                rows[row] = &self.rows[row * depth..];
+            }
+            sum_products(v, &Apart::new(rows, depth), panels)
+        } else {
+            sum_products(v, &Interleaved::<T, ROWS>::new(self.rows, depth), panels)
+        };
+        let computed = stored(v, &sums);
+        let first_panel = self.part.first_column / LANES + self.panel + first;
+        let rows = self.part.rows() - self.row;
+        for (row, computed) in computed.iter().take(rows).enumerate() {
+            let outputs = &mut self.part.row(self.row + row)[(self.panel + first) * LANES..];
+            for (index, (sums, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
+                let mut values = v.load(&sums.0);
+                if !self.is_first {
+                    values = v.add(v.load_first(outputs, T::ZERO), values);
+                }
+                if let Some(epilogue) = &self.epilogue {
+                    // Without a residual, the place among all values does not count.
+                    values = epilogue.apply(v, values, first_panel + index, 0);
+                }
+                v.store_first(values, outputs);
+            }
+        }
+    }
+}
+
+/// A right operand, laid out once for several products by one thread.
+pub(super) struct LaidOut<T> {
+    lines: Vec<Line<[T; LANES]>>,
+    rows: usize,
+}
+
+impl<T: Number> LaidOut<T> {
+    /// Room that [`LaidOut::fill`] fills.
+    pub(super) fn new() -> Self {
+        Self { lines: Vec::new(), rows: 0 }
+    }
+
+    /// Lays out a matrix.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, right: MatrixView<'_, T>) {
+        self.rows = right.rows;
+        self.lines.resize(right.columns.div_ceil(LANES) * right.rows, Line([T::ZERO; LANES]));
+        for (panel, lines) in self.lines.chunks_exact_mut(right.rows.max(1)).enumerate() {
+            right.lay_out_panel(0, panel * LANES, lines);
+        }
+    }
+}
+
+/// The product with as many rows of a laid out matrix as `left` has columns, whose first columns are those of the output, on
+/// this thread: over the output or, for a sum, added to it. `room` is memory to work in.
+#[inline(always)]
+pub(super) fn multiply<V: Vectors>(
+    v: V,
+    left: MatrixView<'_, V::Real>,
+    right: &LaidOut<V::Real>,
+    mut output: Part<'_, V::Real>,
+    is_sum: bool,
+    room: &mut Vec<V::Real>,
+) {
+    for first in (0..left.columns).step_by(SLICE) {
+        let slice = (first, SLICE.min(left.columns - first));
+        let panels = Panels { lines: &right.lines, depth: right.rows, first };
+        let given = Given { left, slice, panels, is_first: first == 0 && !is_sum, epilogue: None };
+        let (part, room) = (&mut output, &mut *room);
+        v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part, room });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::noise;
+    use crate::simd::{InstructionSet, OfFloats};
+
+    /// `A B` in f64, added one by one.
+    fn reference(a: MatrixView<'_, f32>, b: MatrixView<'_, f32>) -> Vec<f64> {
+        let at = |matrix: MatrixView<'_, f32>, row: usize, column: usize| {
+            f64::from(matrix.values[row * matrix.row_stride + column * matrix.column_stride])
+        };
+        let value = |index: usize| {
+            let (row, column) = (index / b.columns, index % b.columns);
+            (0..a.columns).map(|k| at(a, row, k) * at(b, k, column)).sum()
+        };
+        (0..a.rows * b.columns).map(value).collect()
+    }
+
+    /// Rows, depth and columns: one row and column, rests of tiles, panels, slices and parts, blocks of columns.
+    const SIZES: [(usize, usize, usize); 9] = [
+        (1, 1, 1),
+        (2, 300, 70),
+        (3, 5, 17),
+        (13, 64, 33),
+        (150, 257, 40),
+        (29, 600, 100),
+        (12, 16, 3100),
+        (300, 31, 16),
+        (28, 9, 50),
+    ];
+
+    /// Both operands in both orientations.
+    fn in_every_orientation(
+        (rows, depth, columns): (usize, usize, usize),
+        check: impl Fn(MatrixView<'_, f32>, MatrixView<'_, f32>, Vec<f64>),
+    ) {
+        let (a, b) = (noise(rows * depth, 1, 0.2, 2.0), noise(depth * columns, 2, 0.1, 2.0));
+        let lefts = [MatrixView::new(&a, rows, depth), MatrixView::new(&a, depth, rows).transposed()];
+        let rights = [MatrixView::new(&b, depth, columns), MatrixView::new(&b, columns, depth).transposed()];
+        for (left, right) in lefts.into_iter().flat_map(|left| rights.map(|right| (left, right))) {
+            check(left, right, reference(left, right));
+        }
+    }
+
+    #[test]
+    fn products_equal_plain_sums_in_every_orientation() {
+        for sizes in SIZES {
+            let bias = noise(sizes.2, 3, 0.0, 2.0);
+            in_every_orientation(sizes, |left, right, expected| {
+                let plain = product(left, right, None);
+                let biased = product(left, right, Some(&bias));
+                let mut sum = plain.clone();
+                product_to(left, right, &mut sum, false);
+                for (index, expected) in expected.into_iter().enumerate() {
+                    // Sums of up to 600 products below 1.5, rounded each time.
+                    let bound = 1e-6 * sizes.1 as f64;
+                    let bias = f64::from(bias[index % sizes.2]);
+                    for (found, expected) in [
+                        (plain[index], expected),
+                        (biased[index], expected + bias),
+                        (sum[index], 2.0 * expected),
+                    ] {
+                        let error = (f64::from(found) - expected).abs();
+                        assert!(error <= bound, "{sizes:?} at {index}: {found} for {expected}");
+                    }
+                }
+                let mut written = vec![f32::NAN; plain.len()];
+                product_to(left, right, &mut written, true);
+                assert_eq!(written, plain);
+            });
+        }
+    }
+
+    struct Multiply<'a>(MatrixView<'a, f32>, MatrixView<'a, f32>, &'a mut [f32]);
+
+    impl Work<f32> for Multiply<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = f32>>(self, v: V) {
+            let Self(left, right, output) = self;
+            let mut panels = LaidOut::new();
+            panels.fill(right);
+            let output = Part::of_rows(output, right.columns, (left.rows, right.columns));
+            multiply(v, left, &panels, output, false, &mut Vec::new());
+        }
+    }
+
+    #[test]
+    fn tiles_equal_plain_sums_with_all_instructions() {
+        for (set, sizes) in
+            InstructionSet::available().into_iter().flat_map(|set| SIZES.map(|sizes| (set, sizes)))
+        {
+            in_every_orientation(sizes, |left, right, expected| {
+                let mut output = vec![f32::NAN; left.rows * right.columns];
+                set.run(OfFloats(Multiply(left, right, &mut output)));
+                for (found, expected) in output.iter().zip(expected) {
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(error <= 1e-6 * sizes.1 as f64, "{set:?} {sizes:?}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_in_company() {
+        let (depth, columns) = (300, 70);
+        let (x, weight) = (noise(40 * depth, 1, 0.2, 2.0), noise(depth * columns, 2, 0.1, 2.0));
+        let right = MatrixView::new(&weight, depth, columns);
+        for set in InstructionSet::available() {
+            let run = |first: usize, rows: usize| {
+                let left = MatrixView::new(&x[first * depth..(first + rows) * depth], rows, depth);
+                let mut output = vec![f32::NAN; rows * columns];
+                set.run(OfFloats(Multiply(left, right, &mut output)));
+                output.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let alone: Vec<_> = (0..40).map(|row| run(row, 1)).collect();
+            for rows in 2..=40 {
+                assert_eq!(run(40 - rows, rows), alone[40 - rows..].concat(), "{set:?}: {rows} rows");
+            }
+        }
+    }
+
+    #[test]
+    fn a_product_without_depth_is_zero_or_the_bias() {
+        let empty: &[f64] = &[];
+        let (left, right) = (MatrixView::new(empty, 2, 0), MatrixView::new(empty, 0, 3));
+        let mut output = vec![f64::NAN; 6];
+        product_to(left, right, &mut output, true);
+        assert_eq!(output, [0.0; 6]);
+        assert_eq!(product(left, right, Some(&[1.0, 2.0, 3.0])), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+    }
+}

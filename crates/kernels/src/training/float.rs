@@ -1,0 +1,107 @@
+//! The types of numbers that training computes with, as candle holds them.
+
+use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
+use gpt2_arithmetic::{Epilogue, Float, PackedMatrix, PanelBias};
+
+/// f32 or f64 on a CPU.
+pub(crate) trait CpuFloat: Float + WithDType {
+    /// The values of a storage of this type.
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+
+    /// The product with a packed weight, and a bias.
+    fn packed_product(weight: &PackedMatrix, x: &[Self], bias: Option<&[Self]>) -> Result<Vec<Self>>;
+
+    /// The values of a packed weight, `(out, in)`.
+    fn expanded(weight: &PackedMatrix) -> Result<Vec<Self>>;
+}
+
+impl CpuFloat for f32 {
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        match storage {
+            CpuStorage::F32(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    fn packed_product(weight: &PackedMatrix, x: &[Self], bias: Option<&[Self]>) -> Result<Vec<Self>> {
+        let bias = bias.map(PanelBias::new);
+        let rows = x.len() / weight.in_features().max(1);
+        Ok(weight.product(x, rows, Epilogue { bias: bias.as_ref(), ..Epilogue::default() }))
+    }
+
+    fn expanded(weight: &PackedMatrix) -> Result<Vec<Self>> {
+        Ok(weight.rows(&(0..weight.out_features()).collect::<Vec<_>>()))
+    }
+}
+
+impl CpuFloat for f64 {
+    fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        match storage {
+            CpuStorage::F64(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    fn packed_product(_: &PackedMatrix, _: &[Self], _: Option<&[Self]>) -> Result<Vec<Self>> {
+        candle_core::bail!("products with packed weights are computed in f32")
+    }
+
+    fn expanded(_: &PackedMatrix) -> Result<Vec<Self>> {
+        candle_core::bail!("products with packed weights are computed in f32")
+    }
+}
+
+/// Values as candle stores them on a CPU.
+pub(super) fn on_cpu<T: CpuFloat>(values: Vec<T>) -> Storage {
+    Storage::Cpu(T::to_cpu_storage_owned(values))
+}
+
+/// The elements of a contiguous storage.
+fn elements<'a, T: CpuFloat>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    let all = T::cpu_storage_as_slice(storage)?;
+    let range = layout.contiguous_offsets().and_then(|(start, end)| all.get(start..end));
+    range.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
+}
+
+/// The elements of a contiguous storage, to be changed.
+pub(super) fn elements_mut<'a, T: CpuFloat>(
+    storage: &'a mut CpuStorage,
+    layout: &Layout,
+) -> Result<&'a mut [T]> {
+    let range = layout.contiguous_offsets();
+    let elements = T::values_mut(storage).zip(range).and_then(|(all, (start, end))| all.get_mut(start..end));
+    elements.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
+}
+
+/// Runs `work` on the elements of tensors on the CPU, which are made contiguous first.
+pub(super) fn with_elements<T: CpuFloat, const N: usize, R>(
+    tensors: [&Tensor; N],
+    work: impl FnOnce([&[T]; N]) -> Result<R>,
+) -> Result<R> {
+    let contiguous = tensors.map(Tensor::contiguous);
+    let mut kept = Vec::with_capacity(N);
+    for tensor in contiguous {
+        kept.push(tensor?);
+    }
+    let guards: Vec<_> = kept.iter().map(Tensor::storage_and_layout).collect();
+    let mut slices: [&[T]; N] = [&[]; N];
+    for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        let Storage::Cpu(storage) = &**storage else {
+            candle_core::bail!("an operation of training runs on the CPU only");
+        };
+        *slice = elements(storage, layout)?;
+    }
+    work(slices)
+}
+
+/// Runs a generic function for the element type of a tensor: f32 or f64.
+macro_rules! for_float {
+    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match $dtype {
+            candle_core::DType::F32 => $function::<f32>($($argument),*),
+            candle_core::DType::F64 => $function::<f64>($($argument),*),
+            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, "an operation of training").bt()),
+        }
+    };
+}
+pub(super) use for_float;
