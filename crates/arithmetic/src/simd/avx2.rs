@@ -234,7 +234,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
         let is_greater = lanewise!(_mm256_cmp_ps::<_CMP_GT_OQ>, a, b);
-        self.add(sum, lanewise!(_mm256_and_ps, is_greater, addend))
+        let addend = lanewise!(_mm256_and_ps, is_greater, addend);
+        self.add(sum, addend)
     }
 
     #[inline(always)]
@@ -246,8 +247,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn power_of_two(self, n: Floats) -> Floats {
         // SAFETY: `self` exists, so the processor has AVX2.
         let bias = unsafe { [_mm256_set1_epi32(127); 2] };
-        let exponent = lanewise!(_mm256_add_epi32, lanewise!(_mm256_cvtps_epi32, n), bias);
-        lanewise!(_mm256_castsi256_ps, lanewise!(_mm256_slli_epi32::<23>, exponent))
+        let integers = lanewise!(_mm256_cvtps_epi32, n);
+        let exponent = lanewise!(_mm256_add_epi32, integers, bias);
+        let bits = lanewise!(_mm256_slli_epi32::<23>, exponent);
+        lanewise!(_mm256_castsi256_ps, bits)
     }
 
     #[inline(always)]
