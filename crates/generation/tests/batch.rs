@@ -95,12 +95,14 @@ fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
         let mut cache = model.new_cache(ROWS, 48).unwrap();
         let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
             let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
-            let logits = model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
+            let logits =
+                model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
             let logits = logits.squeeze(1).unwrap().to_vec2::<f32>().unwrap();
             logits.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
         };
         for row in 0..ROWS {
-            let ids: Vec<u32> = (0..length(row) as u32).map(|index| (index * 37 + row as u32) % 300).collect();
+            let ids: Vec<u32> =
+                (0..length(row) as u32).map(|index| (index * 37 + row as u32) % 300).collect();
             let mut prefix = model.new_cache(1, 48).unwrap();
             step(&ids, 1, &mut prefix);
             cache.copy_row(row, &prefix, 0).unwrap();
