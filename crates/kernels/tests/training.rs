@@ -4,9 +4,10 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
-    Activation, AdamWStep, AttentionDropout, Before, LayerNorm, Linear, RandomStream, adamw_step,
-    add_positions, causal_attention_reference, causal_self_attention, dropout, gradients, head_loss,
-    head_loss_reference, low_rank_sum, recomputed, squared_norm, sum,
+    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, KernelError, LayerNorm, Linear, Matrix,
+    RandomStream, WeightFormat, adamw_step, add, add_positions, causal_attention_reference,
+    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed, runs_as_in_training,
+    squared_norm, without_gradients,
 };
 use gpt2_testing::{assert_close, pattern, values};
 
@@ -269,22 +270,85 @@ fn embeddings_have_the_gradients_of_finite_differences() -> Result<()> {
 fn residual_sums_have_the_gradients_of_finite_differences() -> Result<()> {
     assert_gradients(&[pattern(&[2, 7], 2.0, 0), pattern(&[2, 7], 2.0, 9)], |inputs| {
         // The first input takes part twice, so that its gradients are added.
-        sum(&inputs[0], &sum(&inputs[0], &inputs[1])?)
+        add(&inputs[0], &add(&inputs[0], &inputs[1])?)
     })
 }
 
+/// A layer with an adapter of rank 2, (7, 5).
+fn adapted(base: Matrix, a: &Tensor, b: &Tensor, bias: Option<Tensor>) -> Result<Linear> {
+    let weight = AdaptedMatrix::new(base, a.clone(), b.clone(), 1.5)?;
+    Linear::from_matrix(Matrix::Adapted(weight.into()), bias)
+}
+
 #[test]
-fn low_rank_sums_have_the_gradients_of_finite_differences_and_leave_the_weight_alone() -> Result<()> {
-    let weight = pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?;
-    assert_gradients(&[pattern(&[2, 5], 2.0, 0), pattern(&[7, 2], 2.0, 9)], |inputs| {
-        low_rank_sum(&weight, &inputs[0], &inputs[1], 1.5)
-    })?;
-    let variable = Var::from_tensor(&weight)?;
-    let (a, b) =
-        (Var::from_tensor(&pattern(&[2, 5], 2.0, 0).to_dtype(DType::F64)?)?, pattern(&[7, 2], 2.0, 9));
-    let y = low_rank_sum(&variable, &a, &b.to_dtype(DType::F64)?, 1.5)?;
-    assert!(y.sum_all()?.backward()?.get(&variable).is_none());
+fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()> {
+    let weight = Var::from_tensor(&pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?)?;
+    let bias = pattern(&[7], 2.0, 5).to_dtype(DType::F64)?;
+    let base = || Matrix::Dense(weight.as_tensor().clone());
+    let (x, a, b) = (pattern(&[2, 3, 5], 2.0, 7), pattern(&[2, 5], 2.0, 0), pattern(&[7, 2], 2.0, 9));
+    for bias in [None, Some(bias)] {
+        assert_gradients(&[x.clone(), a.clone(), b.clone()], |inputs| {
+            adapted(base(), &inputs[1], &inputs[2], bias.clone())?.forward(&inputs[0])
+        })?;
+    }
+    let [x, a, b] = [x, a, b].map(|input| Var::from_tensor(&input.to_dtype(DType::F64).unwrap()).unwrap());
+    let y = adapted(base(), &a, &b, None)?.forward(&x)?;
+    assert!(y.sum_all()?.backward()?.get(&weight).is_none());
     Ok(())
+}
+
+/// Packed weights stay packed; what is computed with them is as close to the merged weights as their format.
+#[test]
+fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
+    let weight = pattern(&[48, 64], 2.0, 99);
+    let bias = pattern(&[48], 2.0, 5);
+    let inputs = [pattern(&[3, 21, 64], 2.0, 7), pattern(&[2, 64], 0.5, 0), pattern(&[48, 2], 0.5, 9)];
+    let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
+    let expected = with_gradients(&inputs, |inputs| {
+        let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
+        inputs[0].reshape((63, 64))?.matmul(&merged.t()?)?.broadcast_add(&bias)?.reshape((3, 21, 48))
+    })?;
+    // Of values of about ten: f32 in another order, f16 and q8 as their formats say.
+    for (base, tolerance) in [
+        (Matrix::Dense(weight.clone()), F32_TOLERANCE),
+        (Matrix::pack(&weight, WeightFormat::F32)?, F32_TOLERANCE),
+        (Matrix::pack(&weight, WeightFormat::F16)?, 1e-3),
+        (Matrix::pack(&weight, WeightFormat::Q8)?, 2e-2),
+    ] {
+        let found = with_gradients(&inputs, |inputs| {
+            adapted(base.clone(), &inputs[1], &inputs[2], Some(bias.clone()))?.forward(&inputs[0])
+        })?;
+        for (what, (found, expected)) in ["value", "x", "a", "b"].iter().zip(found.iter().zip(&expected)) {
+            assert_close(found, expected, tolerance, &format!("{what} with {base:?}"));
+        }
+        let layer = adapted(base.clone(), &inputs[1], &inputs[2], None)?;
+        assert_close(&layer.weight().to_tensor()?, &merged, tolerance, &format!("{base:?} merged"));
+        let without = layer.forward(&inputs[0])?.broadcast_add(&bias)?;
+        assert_close(&without, &expected[0], tolerance, &format!("{base:?} without gradients"));
+    }
+    let wrong = AdaptedMatrix::new(Matrix::Dense(weight), inputs[2].clone(), inputs[1].clone(), 1.0);
+    assert!(wrong.unwrap_err().to_string().contains("do not fit"));
+    Ok(())
+}
+
+#[test]
+fn a_scale_that_is_not_positive_is_refused() -> Result<()> {
+    for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {
+        let error = causal_self_attention(&pattern(&[1, 3, 12], 1.0, 0), 2, scale, None).unwrap_err();
+        assert!(error.to_string().contains("expected a scale greater than 0"), "{scale}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_runs_as_in_training_is_tracked_or_within_its_functions() -> Result<()> {
+    let x = pattern(&[2], 1.0, 0);
+    let is_tracked = runs_as_in_training(Var::from_tensor(&x)?.as_tensor());
+    assert!(is_tracked && !runs_as_in_training(&x));
+    without_gradients(|| {
+        assert!(runs_as_in_training(&x) && !runs_as_in_training(&x.to_dtype(DType::F16)?));
+        Ok(())
+    })
 }
 
 /// The variables of a small network.
@@ -309,7 +373,7 @@ fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Ten
     let block = move |x: &Tensor| {
         let dropped = dropout(&norm.forward(x)?, 0.2, &mut RandomStream::new(7))?;
         let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
-        sum(x, &activation.forward(&projection.forward(&context)?)?)
+        add(x, &activation.forward(&projection.forward(&context)?)?)
     };
     let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
     for _ in 0..2 {
@@ -373,5 +437,89 @@ fn what_is_computed_again_has_the_same_gradients() -> Result<()> {
     }
     let relu = gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::Relu, true));
     assert!(relu.unwrap_err().to_string().contains("computed again"));
+    Ok(())
+}
+
+fn square_loss(variables: &[Var]) -> Result<Tensor> {
+    // A head over two "tokens" for each variable: something small with gradients for all.
+    let mut hidden = variables[0].as_tensor().clone();
+    for variable in &variables[1..] {
+        hidden = add(&hidden, variable.as_tensor())?;
+    }
+    head_loss(&hidden, &pattern(&[3, 2], 1.0, 4), &[1, 2])
+}
+
+/// Gradients that share memory would each get what is added to the other.
+#[test]
+fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |before| -> Result<Vec<Tensor>> {
+        let (_, found) = gradients(&tensors, before, 1.0, || square_loss(&variables))?;
+        Ok(found.into_iter().map(|gradient| gradient.expect("a gradient")).collect())
+    };
+    let once = run(Before::Nothing)?;
+    let both = Tensor::ones((2, 2, 2), DType::F32, &Device::Cpu)?;
+    let views = || -> Result<Vec<Tensor>> { Ok(vec![both.get(0)?, both.get(1)?]) };
+    for before in [Before::Gradients(views()?), Before::Memory(views()?)] {
+        let offset = if matches!(before, Before::Gradients(_)) { 1.0 } else { 0.0 };
+        for (found, once) in run(before)?.iter().zip(&once) {
+            assert_close(found, &(once + offset)?, F32_TOLERANCE, "a gradient in shared memory");
+        }
+    }
+    // The same tensor for both, and a variable's own memory.
+    let ones = Tensor::ones((2, 2), DType::F32, &Device::Cpu)?;
+    for before in [vec![ones.clone(), ones], vec![tensors[0].detach(), tensors[1].detach()]] {
+        let values = before.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<Vec<_>>>()?;
+        let kept: Vec<Tensor> =
+            tensors.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<_>>()?;
+        for ((found, once), before) in run(Before::Gradients(before))?.iter().zip(&once).zip(&values) {
+            assert_close(found, &(once + before)?, F32_TOLERANCE, "a gradient in shared memory");
+        }
+        for (variable, kept) in tensors.iter().zip(&kept) {
+            assert_eq!(values(variable), values(kept), "a variable has changed");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_do_not_start_from_what_is_unlike_their_variables() -> Result<()> {
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let of_shape = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+    let error = |before| {
+        let result = gradients(&tensors, before, 1.0, || square_loss(&variables));
+        result.unwrap_err().to_string()
+    };
+    let expected = KernelError::GradientCount { variables: 2, found: 1 }.to_string();
+    assert!(error(Before::Gradients(vec![of_shape(&[2, 2])?])).contains(&expected));
+    let expected = KernelError::GradientShape { expected: vec![2, 2], found: vec![4] }.to_string();
+    assert!(error(Before::Memory(vec![of_shape(&[2, 2])?, of_shape(&[4])?])).contains(&expected));
+    Ok(())
+}
+
+#[test]
+fn adamw_refuses_tensors_in_one_memory_and_of_other_shapes() -> Result<()> {
+    let variable = || Var::from_tensor(&pattern(&[3], 1.0, 0));
+    let (parameter, mean, square) = (variable()?, variable()?, variable()?);
+    let step = AdamWStep {
+        learning_rate: 0.1,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        step: 1,
+        gradient_factor: 1.0,
+    };
+    let gradient = pattern(&[3], 1.0, 5);
+    for (gradient, mean, square) in
+        [(&gradient, &mean, &mean), (parameter.as_tensor(), &mean, &square), (&gradient, &parameter, &square)]
+    {
+        let error = adamw_step(&parameter, gradient, mean, square, &step).unwrap_err().to_string();
+        assert!(error.contains("must not share memory"), "{error}");
+    }
+    let error = adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
+    assert!(error.contains("found [4]"), "{error}");
     Ok(())
 }

@@ -2,15 +2,16 @@
 //!
 //! Source: "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685, section 4.1), in the form of PEFT: `A`
 //! `(rank, in)` is drawn from `U(-1/sqrt(in), 1/sqrt(in))`, `B` `(out, rank)` is zero, and the files are PEFT's
-//! `adapter_config.json` and `adapter_model.safetensors`. The model is the same as ever; what it is loaded from differs.
+//! `adapter_config.json` and `adapter_model.safetensors`. The model is the same as ever; what it is loaded from differs: it
+//! gets weights with adapters beside them, which are added up only where a whole model is asked for.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use candle_core::{Result, Tensor, Var};
+use candle_core::{Result, Shape, Tensor, Var};
 use gpt2::Gpt2Config;
-use gpt2_kernels::low_rank_sum;
+use gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
 use gpt2_weights::{WeightsError, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -116,27 +117,32 @@ impl Lora {
         &self.config
     }
 
-    /// The weights with the adapters added; gradients lead to the adapters.
-    pub(crate) fn merged(&self, adapters: &Parameters) -> Result<HashMap<String, Tensor>> {
-        let merge =
-            |(name, weight): (&String, &Tensor)| Ok((name.clone(), self.merge(name, weight, adapters)?));
-        self.base.iter().map(merge).collect()
+    /// What a model is loaded from: the fixed weights, and the adapters beside them, to which gradients lead.
+    pub(crate) fn source<'a>(&'a self, adapters: &'a Parameters) -> AdaptedSource<'a> {
+        AdaptedSource { lora: self, adapters, path: String::new() }
     }
 
     /// One of the weights with its adapter added.
     pub(crate) fn merged_parameter(&self, name: &str, adapters: &Parameters) -> Result<Option<Tensor>> {
-        self.base.get(name).map(|weight| self.merge(name, weight, adapters)).transpose()
+        let Some(weight) = self.base.get(name) else { return Ok(None) };
+        match self.matrix(name, weight, adapters)? {
+            Matrix::Dense(weight) => Ok(Some(weight)),
+            adapted => Ok(Some(adapted.to_tensor()?)),
+        }
     }
 
-    fn merge(&self, name: &str, weight: &Tensor, adapters: &Parameters) -> Result<Tensor> {
+    /// One of the weights with its adapter beside it, where it has one.
+    fn matrix(&self, name: &str, weight: &Tensor, adapters: &Parameters) -> Result<Matrix> {
+        let base = Matrix::Dense(weight.clone());
         let Some((name_a, name_b)) = self.config.adapted(name).map(adapter_names) else {
-            return Ok(weight.clone());
+            return Ok(base);
         };
         let (Some(a), Some(b)) = (adapters.get(&name_a), adapters.get(&name_b)) else {
             candle_core::bail!("the adapter of `{name}` is missing");
         };
         let scale = self.config.alpha / self.config.rank as f64;
-        low_rank_sum(weight, a, b, scale)
+        let adapted = AdaptedMatrix::new(base, a.as_tensor().clone(), b.as_tensor().clone(), scale)?;
+        Ok(Matrix::Adapted(adapted.into()))
     }
 
     /// Writes the adapters as PEFT has them into `folder`, which is made where it is missing.
@@ -166,5 +172,40 @@ impl Lora {
             safetensors::serialize_to_file(tensors, Some(metadata), path)
                 .map_err(|error| failed(path, &error))
         })
+    }
+}
+
+/// The parameters of a model with adapters.
+pub(crate) struct AdaptedSource<'a> {
+    lora: &'a Lora,
+    adapters: &'a Parameters,
+    path: String,
+}
+
+impl AdaptedSource<'_> {
+    fn weight(&self, shape: &Shape, name: &str) -> Result<(String, &Tensor)> {
+        let name = format!("{}{name}", self.path);
+        match self.lora.base.get(&name) {
+            Some(weight) if weight.shape() == shape => Ok((name, weight)),
+            Some(weight) => {
+                candle_core::bail!("the parameter `{name}` has the shape {:?}, not {shape:?}", weight.shape())
+            }
+            None => candle_core::bail!("the parameter `{name}` is missing"),
+        }
+    }
+}
+
+impl ParameterSource for AdaptedSource<'_> {
+    fn below(&self, name: impl ToString) -> Self {
+        Self { path: format!("{}{}.", self.path, name.to_string()), ..*self }
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        Ok(self.weight(&shape.into(), name)?.1.clone())
+    }
+
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
+        let (name, weight) = self.weight(&(out_features, in_features).into(), name)?;
+        self.lora.matrix(&name, weight, self.adapters)
     }
 }

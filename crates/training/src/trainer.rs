@@ -364,9 +364,8 @@ impl Trainer {
         let hidden = match &self.weights {
             Weights::Trained(model) => model.forward(&ids, None, pass)?,
             Weights::Adapted(lora) => {
-                let merged = lora.merged(&self.parameters)?;
-                let vb = VarBuilder::from_tensors(merged, DType::F32, &self.device);
-                Gpt2Model::load(&self.config, &vb)?.forward(&ids, None, pass)?
+                let model = Gpt2Model::load(&self.config, &lora.source(&self.parameters))?;
+                model.forward(&ids, None, pass)?
             }
         };
         Ok((hidden, head))
