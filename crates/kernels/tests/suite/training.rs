@@ -1,0 +1,523 @@
+//! The operations of training: values against compositions of candle operations, gradients against finite differences.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use gpt2_kernels::{
+    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, KernelError, LayerNorm, Linear, Matrix,
+    RandomStream, WeightFormat, adamw_step, add, add_positions, causal_attention_reference,
+    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed, runs_as_in_training,
+    squared_norm, without_gradients,
+};
+use gpt2_testing::{assert_close, pattern, values};
+
+/// Step of the central differences; in f64 their error is then about 1e-9 of values near 1.
+const STEP: f64 = 1e-5;
+const DIFFERENCE_TOLERANCE: f64 = 1e-7;
+/// f32 with sums of up to a few hundred terms in another order.
+const F32_TOLERANCE: f64 = 2e-5;
+
+/// Checks every gradient of `function` at `inputs`, in f64, against central differences. The result is weighted, so that
+/// no gradient cancels by symmetry.
+fn assert_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<()> {
+    let weighted = |inputs: &[Tensor]| -> Result<Tensor> {
+        let y = function(inputs)?;
+        let weights = pattern(y.dims(), 2.0, 12_345).to_dtype(DType::F64)?;
+        (y * weights)?.sum_all()
+    };
+    let inputs: Vec<Tensor> = inputs.iter().map(|input| input.to_dtype(DType::F64)).collect::<Result<_>>()?;
+    let variables: Vec<Var> = inputs.iter().map(Var::from_tensor).collect::<Result<_>>()?;
+    let tracked: Vec<Tensor> = variables.iter().map(|variable| variable.as_tensor().clone()).collect();
+    let gradients = weighted(&tracked)?.backward()?;
+    for (index, variable) in variables.iter().enumerate() {
+        let gradient = gradients.get(variable).unwrap_or_else(|| panic!("input {index} has no gradient"));
+        let original = values(&inputs[index]);
+        let at = |element: usize, step: f64| -> Result<f64> {
+            let mut moved = original.clone();
+            moved[element] += step;
+            let mut inputs = inputs.clone();
+            // A variable, so that the operation with the gradient is the one that is moved along.
+            let moved = Tensor::from_vec(moved, inputs[index].shape(), &Device::Cpu)?;
+            inputs[index] = Var::from_tensor(&moved)?.as_tensor().clone();
+            weighted(&inputs)?.to_scalar()
+        };
+        let expected: Vec<f64> = (0..original.len())
+            .map(|element| Ok((at(element, STEP)? - at(element, -STEP)?) / (2.0 * STEP)))
+            .collect::<Result<_>>()?;
+        let expected = Tensor::from_vec(expected, inputs[index].shape(), &Device::Cpu)?;
+        assert_close(gradient, &expected, DIFFERENCE_TOLERANCE, &format!("gradient of input {index}"));
+    }
+    Ok(())
+}
+
+/// The value and the gradients of a function of variables.
+fn with_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let variables: Vec<Var> = inputs.iter().map(Var::from_tensor).collect::<Result<_>>()?;
+    let tracked: Vec<Tensor> = variables.iter().map(|variable| variable.as_tensor().clone()).collect();
+    let y = function(&tracked)?;
+    let weights = pattern(y.dims(), 2.0, 12_345).to_dtype(y.dtype())?;
+    let gradients = (&y * weights)?.sum_all()?.backward()?;
+    let gradients = variables.iter().map(|variable| gradients.get(variable).expect("a gradient").clone());
+    Ok(std::iter::once(y).chain(gradients).collect())
+}
+
+#[test]
+fn a_linear_layer_has_the_gradients_of_finite_differences() -> Result<()> {
+    let inputs = [pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99)];
+    assert_gradients(&inputs, |inputs| {
+        Linear::new(inputs[1].clone(), Some(inputs[2].clone()))?.forward(&inputs[0])
+    })
+}
+
+#[test]
+fn the_column_sums_of_a_bias_hold_for_many_rows_and_columns() -> Result<()> {
+    // More than one block of rows and of columns, and a rest of both.
+    let (rows, bias) = (pattern(&[150, 3], 2.0, 0), pattern(&[133], 2.0, 9));
+    let weight = pattern(&[133, 3], 2.0, 99);
+    let value_and_gradients = with_gradients(&[rows, weight, bias], |inputs| {
+        Linear::new(inputs[1].clone(), Some(inputs[2].clone()))?.forward(&inputs[0])
+    })?;
+    let expected = pattern(&[150, 133], 2.0, 12_345).sum(0)?;
+    assert_close(&value_and_gradients[3], &expected, F32_TOLERANCE, "column sums");
+    Ok(())
+}
+
+#[test]
+fn layer_norm_has_the_gradients_of_finite_differences() -> Result<()> {
+    let inputs = [pattern(&[2, 3, 11], 2.0, 0), pattern(&[11], 2.0, 9), pattern(&[11], 2.0, 99)];
+    assert_gradients(&inputs, |inputs| {
+        LayerNorm::new(inputs[1].clone(), Some(inputs[2].clone()), 1e-5).forward(&inputs[0])
+    })
+}
+
+#[test]
+fn layer_norm_sums_its_gradients_over_all_blocks_of_rows() -> Result<()> {
+    let x = pattern(&[150, 24], 2.0, 0);
+    let (weight, bias) = (pattern(&[24], 2.0, 9), pattern(&[24], 2.0, 99));
+    let fused = with_gradients(&[x.clone(), weight.clone(), bias.clone()], |inputs| {
+        LayerNorm::new(inputs[1].clone(), Some(inputs[2].clone()), 1e-5).forward(&inputs[0])
+    })?;
+    let composed = with_gradients(&[x, weight, bias], |inputs| {
+        candle_nn::ops::layer_norm_slow(&inputs[0], &inputs[1], &inputs[2], 1e-5)
+    })?;
+    for (index, (fused, composed)) in fused.iter().zip(&composed).enumerate() {
+        assert_close(fused, composed, 5e-5, &format!("value or gradient {index}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn gelu_has_the_gradients_of_finite_differences() -> Result<()> {
+    assert_gradients(&[pattern(&[3, 41], 12.0, 0)], |inputs| Activation::GeluTanh.forward(&inputs[0]))
+}
+
+#[test]
+fn dropout_drops_the_gradient_where_it_dropped_the_value() -> Result<()> {
+    assert_gradients(&[pattern(&[3, 17], 2.0, 0)], |inputs| {
+        dropout(&inputs[0], 0.4, &mut RandomStream::new(5))
+    })
+}
+
+const ATTENTION_DROPOUT: AttentionDropout = AttentionDropout { rate: 0.3, seed: 11 };
+
+#[test]
+fn causal_attention_has_the_gradients_of_finite_differences() -> Result<()> {
+    for dropout in [None, Some(ATTENTION_DROPOUT)] {
+        assert_gradients(&[pattern(&[2, 5, 18], 4.0, 0)], |inputs| {
+            causal_self_attention(&inputs[0], 2, 0.7, dropout)
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn causal_attention_equals_its_composition_at_every_size() -> Result<()> {
+    // One token, a rest after a block of queries, whole tiles, odd widths of heads.
+    for (batch, tokens, heads, head_dim) in
+        [(2, 1, 3, 8), (1, 33, 2, 5), (2, 64, 1, 16), (1, 70, 3, 20), (1, 100, 2, 64)]
+    {
+        for dropout in [None, Some(ATTENTION_DROPOUT)] {
+            let qkv = pattern(&[batch, tokens, 3 * heads * head_dim], 3.0, 7);
+            let fused = with_gradients(std::slice::from_ref(&qkv), |inputs| {
+                causal_self_attention(&inputs[0], heads, 0.3, dropout)
+            })?;
+            let composed =
+                with_gradients(&[qkv], |inputs| causal_attention_reference(&inputs[0], heads, 0.3, dropout))?;
+            for (what, (fused, composed)) in ["value", "gradient"].iter().zip(fused.iter().zip(&composed)) {
+                let what = format!("{what} at {tokens} tokens, {heads} heads of {head_dim}, {dropout:?}");
+                assert_close(fused, composed, F32_TOLERANCE, &what);
+            }
+        }
+    }
+    assert!(causal_self_attention(&pattern(&[1, 2, 20], 1.0, 0), 3, 1.0, None).is_err());
+    Ok(())
+}
+
+/// Attention weights under dropout, as in "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of
+/// 0.5 half of them are zero, the others doubled.
+#[test]
+fn dropout_on_attention_zeroes_its_share_and_scales_the_rest() -> Result<()> {
+    const TOKENS: usize = 128;
+    // Equal scores give the weights 1 / (i + 1); the identity as values shows them.
+    let zeros = Tensor::zeros((1, TOKENS, 2 * TOKENS), DType::F32, &Device::Cpu)?;
+    let identity = Tensor::eye(TOKENS, DType::F32, &Device::Cpu)?.unsqueeze(0)?;
+    let qkv = Tensor::cat(&[zeros, identity], 2)?;
+    let half = AttentionDropout { rate: 0.5, seed: 3 };
+    let weights = causal_self_attention(&qkv, 1, 1.0, Some(half))?.squeeze(0)?.to_vec2::<f32>()?;
+    let mut dropped = 0;
+    for (query, row) in weights.iter().enumerate() {
+        let doubled = 2.0 / (query + 1) as f32;
+        for weight in &row[..=query] {
+            assert!(*weight == 0.0 || (weight / doubled - 1.0).abs() < 1e-6, "query {query}: {weight}");
+            dropped += usize::from(*weight == 0.0);
+        }
+        assert!(row[query + 1..].iter().all(|weight| *weight == 0.0), "query {query} sees the future");
+    }
+    // 8,256 draws at 0.5: the standard deviation is 45.
+    assert!((3900..=4356).contains(&dropped), "{dropped} of 8256 weights dropped");
+    Ok(())
+}
+
+#[test]
+fn the_head_loss_has_the_gradients_of_finite_differences() -> Result<()> {
+    let targets = [3, 0, 12, 3, 7];
+    assert_gradients(&[pattern(&[5, 6], 4.0, 0), pattern(&[13, 6], 4.0, 9)], |inputs| {
+        head_loss(&inputs[0], &inputs[1], &targets)
+    })
+}
+
+#[test]
+fn the_head_loss_in_chunks_equals_that_of_all_logits() -> Result<()> {
+    // 150 rows of 70,001 logits are two chunks.
+    let (hidden, weight) = (pattern(&[150, 4], 4.0, 0), pattern(&[70_001, 4], 4.0, 9));
+    let targets: Vec<u32> = (0..150).map(|row| (row * 467) % 70_001).collect();
+    let fused = with_gradients(&[hidden.clone(), weight.clone()], |inputs| {
+        head_loss(&inputs[0], &inputs[1], &targets)
+    })?;
+    let composed = with_gradients(&[hidden.clone(), weight.clone()], |inputs| {
+        head_loss_reference(&inputs[0], &inputs[1], &targets)
+    })?;
+    for (what, (fused, composed)) in
+        ["loss", "gradient of hidden states", "gradient of the head"].iter().zip(fused.iter().zip(&composed))
+    {
+        assert_close(fused, composed, F32_TOLERANCE, what);
+    }
+    let without_gradients = head_loss(&hidden, &weight, &targets)?;
+    assert_close(&without_gradients, &fused[0], F32_TOLERANCE, "loss of untracked tensors");
+    for (targets, expected) in [(&[70_001; 150][..], "outside the vocabulary"), (&[1; 149], "150 rows")] {
+        let error = head_loss(&hidden, &weight, targets).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn adamw_moves_a_parameter_as_its_formula_says() -> Result<()> {
+    let parameter = Var::from_tensor(&Tensor::new(&[1.0f64, -2.0], &Device::Cpu)?)?;
+    let zeros = || Var::from_tensor(&Tensor::zeros(2, DType::F64, &Device::Cpu)?);
+    let (mean, square) = (zeros()?, zeros()?);
+    let mut numbers = AdamWStep {
+        learning_rate: 0.1,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.5,
+        step: 0,
+        gradient_factor: 0.5,
+    };
+    let (mut p, mut m, mut v) = ([1.0f64, -2.0], [0.0; 2], [0.0; 2]);
+    for step in 1..=3i32 {
+        numbers.step = u64::from(step.unsigned_abs());
+        let gradient = [f64::from(step), -0.25];
+        adamw_step(&parameter, &Tensor::new(&gradient, &Device::Cpu)?, &mean, &square, &numbers)?;
+        for index in 0..2 {
+            let g = gradient[index] * 0.5;
+            m[index] = 0.9 * m[index] + 0.1 * g;
+            v[index] = 0.99 * v[index] + 0.01 * g * g;
+            p[index] *= 1.0 - 0.1 * 0.5;
+            let denominator = (v[index] / (1.0 - 0.99f64.powi(step))).sqrt() + 1e-8;
+            p[index] -= 0.1 * (m[index] / (1.0 - 0.9f64.powi(step))) / denominator;
+        }
+    }
+    assert_close(&parameter, &Tensor::new(&p, &Device::Cpu)?, 1e-12, "parameter");
+    Ok(())
+}
+
+#[test]
+fn the_squared_norm_is_the_sum_of_squares() -> Result<()> {
+    let x = pattern(&[3, 7001], 2.0, 0);
+    let expected: f64 = values(&x).iter().map(|value| value * value).sum();
+    assert!((squared_norm(&x)? / expected - 1.0).abs() < 1e-12);
+    Ok(())
+}
+
+#[test]
+fn embeddings_have_the_gradients_of_finite_differences() -> Result<()> {
+    // Row 1 is looked up twice, row 2 never; the positions are rows 1 to 3 of five.
+    let ids = Tensor::new(&[[1u32, 0, 3], [1, 3, 0]], &Device::Cpu)?;
+    assert_gradients(&[pattern(&[4, 5], 2.0, 0), pattern(&[5, 5], 2.0, 9)], |inputs| {
+        let tokens = Linear::new(inputs[0].clone(), None)?.embedding(&ids)?;
+        add_positions(&tokens, &inputs[1], 1)
+    })?;
+    let table = Var::from_tensor(&pattern(&[4, 5], 2.0, 0))?;
+    let layer = Linear::new(table.as_tensor().clone(), None)?;
+    let error = layer.embedding(&Tensor::new(&[4u32], &Device::Cpu)?).unwrap_err().to_string();
+    assert!(error.contains('4'), "{error}");
+    Ok(())
+}
+
+#[test]
+fn residual_sums_have_the_gradients_of_finite_differences() -> Result<()> {
+    assert_gradients(&[pattern(&[2, 7], 2.0, 0), pattern(&[2, 7], 2.0, 9)], |inputs| {
+        // The first input takes part twice, so that its gradients are added.
+        add(&inputs[0], &add(&inputs[0], &inputs[1])?)
+    })
+}
+
+/// A layer with an adapter of rank 2, (7, 5).
+fn adapted(base: Matrix, a: &Tensor, b: &Tensor, bias: Option<Tensor>) -> Result<Linear> {
+    let weight = AdaptedMatrix::new(base, a.clone(), b.clone(), 1.5)?;
+    Linear::from_matrix(Matrix::Adapted(weight.into()), bias)
+}
+
+#[test]
+fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()> {
+    let weight = Var::from_tensor(&pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?)?;
+    let bias = pattern(&[7], 2.0, 5).to_dtype(DType::F64)?;
+    let base = || Matrix::Dense(weight.as_tensor().clone());
+    let (x, a, b) = (pattern(&[2, 3, 5], 2.0, 7), pattern(&[2, 5], 2.0, 0), pattern(&[7, 2], 2.0, 9));
+    for bias in [None, Some(bias)] {
+        assert_gradients(&[x.clone(), a.clone(), b.clone()], |inputs| {
+            adapted(base(), &inputs[1], &inputs[2], bias.clone())?.forward(&inputs[0])
+        })?;
+    }
+    let [x, a, b] = [x, a, b].map(|input| Var::from_tensor(&input.to_dtype(DType::F64).unwrap()).unwrap());
+    let y = adapted(base(), &a, &b, None)?.forward(&x)?;
+    assert!(y.sum_all()?.backward()?.get(&weight).is_none());
+    Ok(())
+}
+
+/// Packed weights stay packed; what is computed with them is as close to the merged weights as their format.
+#[test]
+fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
+    let weight = pattern(&[48, 64], 2.0, 99);
+    let bias = pattern(&[48], 2.0, 5);
+    let inputs = [pattern(&[3, 21, 64], 2.0, 7), pattern(&[2, 64], 0.5, 0), pattern(&[48, 2], 0.5, 9)];
+    let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
+    let expected = with_gradients(&inputs, |inputs| {
+        let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
+        inputs[0].reshape((63, 64))?.matmul(&merged.t()?)?.broadcast_add(&bias)?.reshape((3, 21, 48))
+    })?;
+    // Of values of about ten: f32 in another order, f16 and q8 as their formats say.
+    for (base, tolerance) in [
+        (Matrix::Dense(weight.clone()), F32_TOLERANCE),
+        (Matrix::pack(&weight, WeightFormat::F32)?, F32_TOLERANCE),
+        (Matrix::pack(&weight, WeightFormat::F16)?, 1e-3),
+        (Matrix::pack(&weight, WeightFormat::Q8)?, 2e-2),
+    ] {
+        let found = with_gradients(&inputs, |inputs| {
+            adapted(base.clone(), &inputs[1], &inputs[2], Some(bias.clone()))?.forward(&inputs[0])
+        })?;
+        for (what, (found, expected)) in ["value", "x", "a", "b"].iter().zip(found.iter().zip(&expected)) {
+            assert_close(found, expected, tolerance, &format!("{what} with {base:?}"));
+        }
+        let layer = adapted(base.clone(), &inputs[1], &inputs[2], None)?;
+        assert_close(&layer.weight().to_tensor()?, &merged, tolerance, &format!("{base:?} merged"));
+        let without = layer.forward(&inputs[0])?.broadcast_add(&bias)?;
+        assert_close(&without, &expected[0], tolerance, &format!("{base:?} without gradients"));
+    }
+    let wrong = AdaptedMatrix::new(Matrix::Dense(weight), inputs[2].clone(), inputs[1].clone(), 1.0);
+    assert!(wrong.unwrap_err().to_string().contains("do not fit"));
+    Ok(())
+}
+
+#[test]
+fn a_scale_that_is_not_positive_is_refused() -> Result<()> {
+    for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {
+        let error = causal_self_attention(&pattern(&[1, 3, 12], 1.0, 0), 2, scale, None).unwrap_err();
+        assert!(error.to_string().contains("expected a scale greater than 0"), "{scale}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_runs_as_in_training_is_tracked_or_within_its_functions() -> Result<()> {
+    let x = pattern(&[2], 1.0, 0);
+    let is_tracked = runs_as_in_training(Var::from_tensor(&x)?.as_tensor());
+    assert!(is_tracked && !runs_as_in_training(&x));
+    without_gradients(|| {
+        assert!(runs_as_in_training(&x) && !runs_as_in_training(&x.to_dtype(DType::F16)?));
+        Ok(())
+    })
+}
+
+/// The variables of a small network.
+fn variables() -> Result<Vec<Var>> {
+    let shapes: [&[usize]; 8] = [&[11, 6], &[4, 6], &[6], &[6], &[18, 6], &[18], &[6, 6], &[6]];
+    let tensors =
+        shapes.iter().enumerate().map(|(index, shape)| Var::from_tensor(&pattern(shape, 1.0, index as u64)));
+    tensors.collect()
+}
+
+/// The loss of a small network of operations with a backward pass of their own.
+fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Tensor> {
+    let [wte, wpe, weight, bias, c_attn, c_attn_bias, c_proj, c_proj_bias] = variables else {
+        unreachable!()
+    };
+    let tensor = |variable: &Var| variable.as_tensor().clone();
+    let ids = Tensor::new(&[[1u32, 0, 3], [7, 3, 0]], &Device::Cpu)?;
+    let head = Linear::new(tensor(wte), None)?;
+    let norm = LayerNorm::new(tensor(weight), Some(tensor(bias)), 1e-5);
+    let qkv = Linear::new(tensor(c_attn), Some(tensor(c_attn_bias)))?;
+    let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
+    let block = move |x: &Tensor| {
+        let dropped = dropout(&norm.forward(x)?, 0.2, &mut RandomStream::new(7))?;
+        let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
+        add(x, &activation.forward(&projection.forward(&context)?)?)
+    };
+    let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
+    for _ in 0..2 {
+        x = if is_again { recomputed(&x, block.clone())? } else { block(&x)? };
+    }
+    head_loss(&x, wte, &[3, 1, 10, 0, 4, 4])
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn gradients_are_those_of_candle_for_operations_of_both() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    // candle's own ReLU ends the way through the operations here, which is then candle's.
+    for activation in [Activation::GeluTanh, Activation::Relu] {
+        let expected = loss(&variables, activation, false)?.backward()?;
+        let (value, found) =
+            gradients(&tensors, Before::Nothing, 0.5, || loss(&variables, activation, false))?;
+        assert!((value - f64::from(loss(&variables, activation, false)?.to_scalar::<f32>()?)).abs() < 1e-12);
+        for (index, (variable, found)) in variables.iter().zip(found).enumerate() {
+            let expected = (expected.get(variable).expect("a gradient") * 0.5)?;
+            assert_close(&found.expect("a gradient"), &expected, F32_TOLERANCE, &format!("variable {index}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_use_memory_again_and_add_up() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |before| -> Result<Vec<Tensor>> {
+        let (_, found) = gradients(&tensors, before, 1.0, || loss(&variables, Activation::GeluTanh, false))?;
+        Ok(found.into_iter().map(|gradient| gradient.expect("a gradient")).collect())
+    };
+    let fresh = run(Before::Nothing)?;
+    let expected: Vec<Vec<u32>> = fresh.iter().map(bits).collect();
+    let again = run(Before::Memory(fresh))?;
+    assert_eq!(again.iter().map(bits).collect::<Vec<_>>(), expected);
+    let twice = run(Before::Gradients(again))?;
+    for (twice, once) in twice.iter().zip(run(Before::Nothing)?) {
+        assert_close(twice, &(once * 2.0)?, F32_TOLERANCE, "twice the gradient");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_gradients() -> Result<()> {
+    let variables = variables()?;
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |is_again| {
+        gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::GeluTanh, is_again))
+    };
+    let ((kept_loss, kept), (again_loss, again)) = (run(false)?, run(true)?);
+    assert_eq!(kept_loss, again_loss);
+    for (kept, again) in kept.iter().zip(&again) {
+        assert_eq!(bits(kept.as_ref().unwrap()), bits(again.as_ref().unwrap()));
+    }
+    let relu = gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::Relu, true));
+    assert!(relu.unwrap_err().to_string().contains("computed again"));
+    Ok(())
+}
+
+fn square_loss(variables: &[Var]) -> Result<Tensor> {
+    // A head over two "tokens" for each variable: something small with gradients for all.
+    let mut hidden = variables[0].as_tensor().clone();
+    for variable in &variables[1..] {
+        hidden = add(&hidden, variable.as_tensor())?;
+    }
+    head_loss(&hidden, &pattern(&[3, 2], 1.0, 4), &[1, 2])
+}
+
+/// Gradients that share memory would each get what is added to the other.
+#[test]
+fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let run = |before| -> Result<Vec<Tensor>> {
+        let (_, found) = gradients(&tensors, before, 1.0, || square_loss(&variables))?;
+        Ok(found.into_iter().map(|gradient| gradient.expect("a gradient")).collect())
+    };
+    let once = run(Before::Nothing)?;
+    let both = Tensor::ones((2, 2, 2), DType::F32, &Device::Cpu)?;
+    let views = || -> Result<Vec<Tensor>> { Ok(vec![both.get(0)?, both.get(1)?]) };
+    for before in [Before::Gradients(views()?), Before::Memory(views()?)] {
+        let offset = if matches!(before, Before::Gradients(_)) { 1.0 } else { 0.0 };
+        for (found, once) in run(before)?.iter().zip(&once) {
+            assert_close(found, &(once + offset)?, F32_TOLERANCE, "a gradient in shared memory");
+        }
+    }
+    // The same tensor for both, and a variable's own memory.
+    let ones = Tensor::ones((2, 2), DType::F32, &Device::Cpu)?;
+    for before in [vec![ones.clone(), ones], vec![tensors[0].detach(), tensors[1].detach()]] {
+        let values = before.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<Vec<_>>>()?;
+        let kept: Vec<Tensor> =
+            tensors.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<_>>()?;
+        for ((found, once), before) in run(Before::Gradients(before))?.iter().zip(&once).zip(&values) {
+            assert_close(found, &(once + before)?, F32_TOLERANCE, "a gradient in shared memory");
+        }
+        for (variable, kept) in tensors.iter().zip(&kept) {
+            assert_eq!(values(variable), values(kept), "a variable has changed");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_do_not_start_from_what_is_unlike_their_variables() -> Result<()> {
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let of_shape = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+    let error = |before| {
+        let result = gradients(&tensors, before, 1.0, || square_loss(&variables));
+        result.unwrap_err().to_string()
+    };
+    let expected = KernelError::GradientCount { variables: 2, found: 1 }.to_string();
+    assert!(error(Before::Gradients(vec![of_shape(&[2, 2])?])).contains(&expected));
+    let expected = KernelError::GradientShape { expected: vec![2, 2], found: vec![4] }.to_string();
+    assert!(error(Before::Memory(vec![of_shape(&[2, 2])?, of_shape(&[4])?])).contains(&expected));
+    Ok(())
+}
+
+#[test]
+fn adamw_refuses_tensors_in_one_memory_and_of_other_shapes() -> Result<()> {
+    let variable = || Var::from_tensor(&pattern(&[3], 1.0, 0));
+    let (parameter, mean, square) = (variable()?, variable()?, variable()?);
+    let step = AdamWStep {
+        learning_rate: 0.1,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        step: 1,
+        gradient_factor: 1.0,
+    };
+    let gradient = pattern(&[3], 1.0, 5);
+    for (gradient, mean, square) in
+        [(&gradient, &mean, &mean), (parameter.as_tensor(), &mean, &square), (&gradient, &parameter, &square)]
+    {
+        let error = adamw_step(&parameter, gradient, mean, square, &step).unwrap_err().to_string();
+        assert!(error.contains("must not share memory"), "{error}");
+    }
+    let error = adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
+    assert!(error.contains("found [4]"), "{error}");
+    Ok(())
+}
