@@ -222,13 +222,15 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
       scores[i] = start + i < count ? warp_sum(scores[i]) : -INFINITY;
       new_largest = fmaxf(new_largest, scores[i]);
     }
-    const float kept = expf(largest - new_largest);
+    // Where every score is -inf, exponentials relative to it would be NaN, though another warp may have a larger one.
+    const float shift = new_largest == -INFINITY ? 0.0f : new_largest;
+    const float kept = expf(largest - shift);
     largest = new_largest;
     sum *= kept;
     for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] *= kept;
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
-      const float weight = expf(scores[i] - largest);
+      const float weight = expf(scores[i] - shift);
       sum += weight;
       for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] += weight * values[i][chunk];
     }

@@ -89,10 +89,11 @@ inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
     blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
     block_barrier = {block_size};
     warp_barriers.assign(block_size / WARP_SIZE, {WARP_SIZE});
-    threads = std::vector<Thread>(block_size);
+    threads.resize(block_size);
     for (unsigned i = 0; i < block_size; i++) {
       Thread &thread = threads[i];
       thread.index = {i, 0, 0};
+      thread.is_done = false;
       thread.stack.resize(STACK_BYTES);
       getcontext(&thread.context);
       thread.context.uc_stack.ss_sp = thread.stack.data();
