@@ -1,11 +1,13 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, a step of decoding, is one kernel. Many are two matrix products, for which GPUs have units of their own, and a
+//! One query, a step of decoding, is one kernel, whose blocks share the keys where they are many and heads few. Many are two matrix products, for which GPUs have units of their own, and a
 //! kernel for mask and softmax between them. Queries, keys and values are read where they lie, whatever their strides.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
+};
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{D, DType, Result, Shape, Tensor};
 use half::{bf16, f16};
@@ -18,6 +20,9 @@ use crate::WIDEST_SINGLE_QUERY;
 const HEAD_THREADS: u32 = 64;
 /// `WARP * ATTENTION_WARPS` of the kernels.
 const ATTENTION_THREADS: u32 = 512;
+/// `ATTENTION_KEYS` and `SPLIT_BLOCKS` of the kernels.
+const ATTENTION_KEYS: usize = 64;
+const SPLIT_BLOCKS: usize = 256;
 /// Widths of a head up to which a kernel for one query was compiled.
 const HEAD_WIDTHS: [usize; 3] = [64, 128, WIDEST_SINGLE_QUERY];
 /// Blocks along the second and the third axis of a grid.
@@ -104,6 +109,18 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
     HEAD_WIDTHS.into_iter().find(|width| head_dim <= *width && value_dim == head_dim)
 }
 
+/// The grid of a kernel for one query of each head and batch row, that has up to `keys` keys. One block for each of them would
+/// leave most of a large GPU idle, so where they are few, several share the keys of a query. How many keys there are, the kernel
+/// may read from memory: a recording is made with the most of them, and its blocks share those of each step.
+fn query_grid(device: &CudaDevice, batch: usize, heads: usize, keys: usize) -> Result<LaunchConfig> {
+    // Blocks leave their parts in memory that all launches share, so these must follow each other. A device that
+    // `open` has not opened may have a stream for each thread.
+    let has_one_stream = !device.is_event_tracking();
+    let most = if has_one_stream { SPLIT_BLOCKS / (batch * heads) } else { 1 };
+    let blocks = keys.div_ceil(ATTENTION_KEYS).min(most).max(1);
+    Ok(grid((counted(heads)?, counted(batch)?, counted(blocks)?), ATTENTION_THREADS))
+}
+
 /// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one where all rows have the
 /// same and each next query of a row one more.
 struct Numbers {
@@ -180,7 +197,7 @@ fn attend<T: Element>(
     let device = q.device().as_cuda_device()?;
     let function = device.get_or_load_custom_func(&format!("attend_{width}_{}", T::NAME), MODULE, KERNELS)?;
     let (batch, heads, _, head_dim) = q.dims4()?;
-    let blocks = (counted(heads)?, counted(batch)?, 1);
+    let grid = query_grid(device, batch, heads, k.dim(TOKEN_DIM)?)?;
     let width = counted(head_dim)?;
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
     let scale = scale as f32;
@@ -197,7 +214,7 @@ fn attend<T: Element>(
     launch.arg(&visible.first).arg(&width).arg(&scale);
     // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece,
     // and the list has a number for each batch row, none above the number of keys.
-    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    unsafe { launch.launch(grid) }.w()?;
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
 }
 
@@ -214,7 +231,7 @@ fn launch_step<T: Product>(
     let name = format!("step_attention_{width}_{}", T::NAME);
     let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
-    let blocks = (counted(heads)?, counted(batch)?, 1);
+    let grid = query_grid(device, batch, heads, capacity)?;
     let (capacity, width) = (counted(capacity)?, counted(head_dim)?);
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
     let scale = scale as f32;
@@ -231,7 +248,7 @@ fn launch_step<T: Product>(
     // SAFETY: these are the parameters of the kernel; sums, bias and memories are those of all heads and rows, each in one
     // piece, and there is a length for each row. The kernel writes into the memories at one place of each row and head, and
     // all work of this device is done in the order of one stream.
-    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    unsafe { launch.launch(grid) }.w()?;
     Ok(tensor(context, device, &Shape::from((batch, 1, heads * head_dim))))
 }
 
