@@ -6,6 +6,10 @@ use candle_core::{Device, Result, Tensor};
 
 use crate::packed::Finish;
 
+// The tests of the declarations need no GPU.
+#[cfg(test)]
+mod signatures;
+
 pub(crate) fn linear(
     _: &Tensor,
     _: &Tensor,

@@ -11,16 +11,17 @@ namespace {
 
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffff;
-/// Warps that share the keys of one query.
-constexpr unsigned ATTENTION_WARPS = 16, ATTENTION_THREADS = WARP * ATTENTION_WARPS;
-/// The most threads of a block that works on a row.
-constexpr unsigned ROW_THREADS = 256;
-/// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
-constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
-/// Keys that a warp reads at once, so that it waits for memory once and not for each, and those that a block does.
-constexpr unsigned KEYS_AT_ONCE = 4, ATTENTION_KEYS = KEYS_AT_ONCE * ATTENTION_WARPS;
+// Numbers that stand in `signatures.rs` too.
+/// Threads of a block that attends with one query, and of how many warps they are.
+constexpr unsigned ATTENTION_THREADS = 512, ATTENTION_WARPS = ATTENTION_THREADS / WARP;
+/// Keys that such a block reads at once, and those of a warp, so that it waits for memory once and not for each.
+constexpr unsigned ATTENTION_KEYS = 64, KEYS_AT_ONCE = ATTENTION_KEYS / ATTENTION_WARPS;
 /// The most blocks of a launch that share the keys of its queries, and the widest heads of all.
 constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
+/// Threads of a block that works on a row, and of one that writes rows of one head.
+constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
+/// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
+constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
 
 __device__ float value_of(float x) { return x; }
 __device__ float value_of(__half x) { return __half2float(x); }
@@ -61,20 +62,20 @@ __device__ float gelu(float x) {
 /// What follows the bias.
 enum Finish { NOTHING, GELU, ADD };
 
-/// `sum` with bias and what follows it.
-template <typename T, Finish FINISH> __device__ T finished(float sum, const T *bias, const T *residual) {
-  sum += value_of(*bias);
-  if (FINISH == ADD) sum += value_of(*residual);
+/// The sum at `place` with bias and what follows it.
+template <typename T, Finish FINISH> __device__ T finished(float sum, T bias, const T *residual, size_t place) {
+  sum += value_of(bias);
+  if (FINISH == ADD) sum += value_of(residual[place]);
   return rounded<T>(FINISH == GELU ? gelu(sum) : sum);
 }
 
-/// y = sums + bias, its GELU, or its sum with `residual`. `sums`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any
-/// grid.
+/// y = sums + bias, its GELU, or its sum with `residual`, which is null otherwise. `sums`, `y` and `residual` `(rows, width)`,
+/// `bias` `(width)`; any grid.
 template <typename T, Finish FINISH>
 __device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
-    y[i] = finished<T, FINISH>(sums[i], bias + i % width, FINISH == ADD ? residual + i : nullptr);
+    y[i] = finished<T, FINISH>(sums[i], bias[i % width], residual, i);
 }
 
 /// The sums of the columns of a matrix, each row times an element of `x`, for `finish` of each column. `x` `(inner)`, `weight`
@@ -173,19 +174,19 @@ struct Strides {
 /// from `first` on where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
 /// head and batch row, and any number of them for the tokens.
 template <typename T>
-__device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
-                             const unsigned *list, unsigned first, unsigned tokens, unsigned capacity,
-                             unsigned head_dim) {
+__device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides key_strides,
+                             Strides value_strides, const unsigned *list, unsigned first, unsigned tokens,
+                             unsigned capacity, unsigned head_dim) {
   const unsigned head = blockIdx.x, batch = blockIdx.y;
   if (list) first = list[batch];
-  keys += batch * ks.batch + head * ks.head;
-  values += batch * vs.batch + head * vs.head;
+  keys += batch * key_strides.batch + head * key_strides.head;
+  values += batch * value_strides.batch + head * value_strides.head;
   const size_t memory = (size_t(batch) * gridDim.x + head) * capacity;
   for (unsigned token = blockIdx.z; token < tokens && first + token < capacity; token += gridDim.z) {
     const size_t place = (memory + first + token) * head_dim;
     for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
-      key_memory[place + d] = keys[token * ks.token + d];
-      value_memory[place + d] = values[token * vs.token + d];
+      key_memory[place + d] = keys[token * key_strides.token + d];
+      value_memory[place + d] = values[token * value_strides.token + d];
     }
   }
 }
@@ -317,15 +318,16 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
 /// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys. Blocks for each head and
 /// batch row, and any number of them for the keys, up to `SPLIT_BLOCKS` in all where there are several; `context` `(B, H, D)`.
 template <typename T, unsigned CHUNKS>
-__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
-                       const unsigned *list, unsigned first, unsigned head_dim, float scale) {
+__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides query_strides, Strides key_strides,
+                       Strides value_strides, const unsigned *list, unsigned first, unsigned head_dim, float scale) {
   const unsigned head = blockIdx.x, batch = blockIdx.y, row = batch * gridDim.x + head;
   const Split split(visible_keys(list, first, batch, 1, 0));
   if (split.start >= split.end) return;
-  q += batch * qs.batch + head * qs.head;
-  k += batch * ks.batch + head * ks.head;
-  v += batch * vs.batch + head * vs.head;
-  attend_keys<CHUNKS>(q, k, v, context + size_t(row) * head_dim, ks.token, vs.token, split, row, head_dim, scale);
+  q += batch * query_strides.batch + head * query_strides.head;
+  k += batch * key_strides.batch + head * key_strides.head;
+  v += batch * value_strides.batch + head * value_strides.head;
+  attend_keys<CHUNKS>(q, k, v, context + size_t(row) * head_dim, key_strides.token, value_strides.token, split, row,
+                      head_dim, scale);
 }
 
 /// Self-attention of a new token of each row: adds the bias to the sums of its queries, keys and values, writes keys and values
@@ -359,22 +361,28 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
 
 } // namespace
 
-// Without a bound the compiler could give a thread more registers than such a block has room for.
+// Without a bound the compiler could give a thread more registers than such a block has room for. `signatures.rs` says once
+// more what each kernel takes.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 
-#define ROW_PRODUCT(NAME, T, FINISH)                                                                                    \
-  KERNEL(PRODUCT_THREADS) NAME(const T *x, const T *weight, const T *bias, T *y, unsigned inner, unsigned columns,      \
-                               unsigned lanes) {                                                                        \
+#define FINISHED(NAME, T, FINISH)                                                                                       \
+  KERNEL(ROW_THREADS) add_##NAME(const float *sums, const T *bias, const T *residual, T *y, size_t count,               \
+                                 unsigned width) {                                                                      \
+    add_bias<T, FINISH>(sums, bias, residual, y, count, width);                                                         \
+  }                                                                                                                     \
+  KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, const T *bias, const T *residual, T *y,       \
+                                             unsigned inner, unsigned columns, unsigned lanes) {                        \
     row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
-      y[column] = finished<T, FINISH>(sum, bias + column, nullptr);                                                     \
+      y[column] = finished<T, FINISH>(sum, bias[column], residual, column);                                             \
     });                                                                                                                 \
   }
 
 #define ATTENTION(NAME, T, WIDTH)                                                                                       \
-  KERNEL(ATTENTION_THREADS) attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,         \
-                                                    Strides ks, Strides vs, const unsigned *list, unsigned first,       \
-                                                    unsigned head_dim, float scale) {                                   \
-    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, first, head_dim, scale);                                \
+  KERNEL(ATTENTION_THREADS) attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context,                     \
+                                                    Strides query_strides, Strides key_strides, Strides value_strides,  \
+                                                    const unsigned *list, unsigned first, unsigned head_dim,            \
+                                                    float scale) {                                                      \
+    attend<T, WIDTH / WARP>(q, k, v, context, query_strides, key_strides, value_strides, list, first, head_dim, scale); \
   }                                                                                                                     \
   KERNEL(ATTENTION_THREADS) step_attention_##WIDTH##_##NAME(const float *sums, const T *bias, T *key_memory,            \
                                                             T *value_memory, T *context, const unsigned *lengths,       \
@@ -383,28 +391,12 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
   }
 
 #define KERNELS(NAME, T)                                                                                                \
-  KERNEL(ROW_THREADS) add_bias_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {           \
-    add_bias<T, NOTHING>(sums, bias, nullptr, y, count, width);                                                         \
-  }                                                                                                                     \
-  KERNEL(ROW_THREADS) add_bias_gelu_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {      \
-    add_bias<T, GELU>(sums, bias, nullptr, y, count, width);                                                            \
-  }                                                                                                                     \
-  KERNEL(ROW_THREADS) add_bias_residual_##NAME(const float *sums, const T *bias, const T *residual, T *y, size_t count, \
-                                               unsigned width) {                                                        \
-    add_bias<T, ADD>(sums, bias, residual, y, count, width);                                                            \
-  }                                                                                                                     \
+  FINISHED(bias_##NAME, T, NOTHING)                                                                                     \
+  FINISHED(bias_gelu_##NAME, T, GELU)                                                                                   \
+  FINISHED(bias_residual_##NAME, T, ADD)                                                                                \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned inner, unsigned columns,   \
                                              unsigned lanes) {                                                          \
     row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) { y[column] = sum; });                \
-  }                                                                                                                     \
-  ROW_PRODUCT(row_product_bias_##NAME, T, NOTHING)                                                                      \
-  ROW_PRODUCT(row_product_bias_gelu_##NAME, T, GELU)                                                                    \
-  KERNEL(PRODUCT_THREADS) row_product_bias_residual_##NAME(const T *x, const T *weight, const T *bias,                  \
-                                                           const T *residual, T *y, unsigned inner, unsigned columns,   \
-                                                           unsigned lanes) {                                            \
-    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
-      y[column] = finished<T, ADD>(sum, bias + column, residual + column);                                              \
-    });                                                                                                                 \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,               \
                                         float epsilon) {                                                                \
@@ -414,10 +406,11 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
                                             unsigned heads, unsigned queries, unsigned keys) {                          \
     prefix_softmax<T>(scores, weights, list, first, heads, queries, keys);                                              \
   }                                                                                                                     \
-  KERNEL(ROW_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks,   \
-                                          Strides vs, const unsigned *list, unsigned first, unsigned tokens,            \
-                                          unsigned capacity, unsigned head_dim) {                                       \
-    write_tokens<T>(keys, values, key_memory, value_memory, ks, vs, list, first, tokens, capacity, head_dim);           \
+  KERNEL(HEAD_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,              \
+                                           Strides key_strides, Strides value_strides, const unsigned *list,            \
+                                           unsigned first, unsigned tokens, unsigned capacity, unsigned head_dim) {     \
+    write_tokens<T>(keys, values, key_memory, value_memory, key_strides, value_strides, list, first, tokens, capacity,  \
+                    head_dim);                                                                                          \
   }                                                                                                                     \
   ATTENTION(NAME, T, 64)                                                                                                \
   ATTENTION(NAME, T, 128)                                                                                               \

@@ -85,9 +85,9 @@ template <typename T> void biases(double tolerance) {
       activated[i] = gelu_of(z);
     }
     const std::string what = std::to_string(rows) + " x " + std::to_string(width);
-    launch({2, 1, 1}, 256, [&] { Kernels<T>::bias(x.data(), bias.data(), y.data(), x.size(), width); });
+    launch({2, 1, 1}, 256, [&] { Kernels<T>::bias(x.data(), bias.data(), nullptr, y.data(), x.size(), width); });
     compare("bias " + what, y, sums, tolerance);
-    launch({1, 1, 1}, 256, [&] { Kernels<T>::bias_gelu(x.data(), bias.data(), y.data(), x.size(), width); });
+    launch({1, 1, 1}, 256, [&] { Kernels<T>::bias_gelu(x.data(), bias.data(), nullptr, y.data(), x.size(), width); });
     compare("bias and gelu " + what, y, activated, tolerance);
     launch({1, 1, 1}, 256,
            [&] { Kernels<T>::bias_residual(x.data(), bias.data(), residual.data(), y.data(), x.size(), width); });
@@ -119,10 +119,10 @@ template <typename T> void row_products(double tolerance) {
       compare(what, y, sums, 1e-6);
       std::vector<T> z(columns);
       launch({blocks, 1, 1}, PRODUCT_THREADS,
-             [&] { Kernels<T>::row_bias(x.data(), weight, bias.data(), z.data(), inner, columns, lanes); });
+             [&] { Kernels<T>::row_bias(x.data(), weight, bias.data(), nullptr, z.data(), inner, columns, lanes); });
       compare(what + ", bias", z, biased, tolerance);
       launch({blocks, 1, 1}, PRODUCT_THREADS,
-             [&] { Kernels<T>::row_gelu(x.data(), weight, bias.data(), z.data(), inner, columns, lanes); });
+             [&] { Kernels<T>::row_gelu(x.data(), weight, bias.data(), nullptr, z.data(), inner, columns, lanes); });
       compare(what + ", gelu", z, activated, tolerance);
       launch({blocks, 1, 1}, PRODUCT_THREADS, [&] {
         Kernels<T>::row_residual(x.data(), weight, bias.data(), residual.data(), z.data(), inner, columns, lanes);
