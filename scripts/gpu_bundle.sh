@@ -29,9 +29,11 @@ fi
 ln -sfn "$PWD" "$compiled_at"
 build=(--release --locked --manifest-path "$compiled_at/Cargo.toml")
 cargo build "${build[@]}" --package gpt2-cli --features cuda
+# The program's package is named once more: without it dependencies would have other features, and candle's kernels be compiled
+# anew.
 tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
-  --package gpt2 --package gpt2-generation --package gpt2-kernels \
-  --features gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test parity --test laws --test devices)
+  --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels \
+  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test parity --test laws --test devices)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

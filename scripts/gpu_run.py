@@ -254,9 +254,12 @@ def parity(run, dtype):
             continue
         command = [HERE / "bin" / f"test-{test}", "--test-threads", "1", "--nocapture"]
         try:
-            code, output, errors = run.outcome(command, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
-        except (subprocess.TimeoutExpired, Skipped) as error:
-            failures.append(f"{test}: {'it took too long' if isinstance(error, subprocess.TimeoutExpired) else error}")
+            code, output, errors = run.outcome(command, 45, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
+        except subprocess.TimeoutExpired as error:
+            failures.append(f"{test}: stopped after {error.timeout:.0f} s")
+            continue
+        except (Skipped, OSError) as error:
+            failures.append(f"{test}: {error}")
             continue
         results = [line for line in output.splitlines() if line.startswith("test result: ")]
         passed += sum(int(line.split(" passed")[0].split()[-1]) for line in results)
