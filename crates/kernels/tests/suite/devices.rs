@@ -126,15 +126,26 @@ fn steps_after_lengths_in_memory() -> Result<()> {
     Ok(())
 }
 
+/// On a GPU by its kernels, elsewhere by those of the CPU.
+fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
+    if let Some(context) = prefix_attention_on_gpu(q, k, v, scale, visible)? {
+        return Ok(context);
+    }
+    assert!(!q.device().is_cuda(), "the GPU's kernels apply");
+    let [q, k, v] = [q, k, v].map(|x| x.to_device(&Device::Cpu)?.to_dtype(DType::F32));
+    prefix_attention(&q?, &k?, &v?, scale, visible)
+}
+
 /// One query and many, regular and ragged rows, head widths of every kernel and beyond them, keys and values that are
-/// views into a longer cache.
+/// views into a longer cache; few keys, and as many as blocks of a GPU share.
 #[test]
 fn attention_over_the_first_keys() -> Result<()> {
-    const CAPACITY: usize = 150;
+    const CAPACITY: usize = 1030;
     for (query_len, key_len, visible) in [
         (1, 1, vec![1, 1]),
         (1, 7, vec![7, 7]),
         (1, 130, vec![130, 65]),
+        (1, 1024, vec![1024, 640]),
         (5, 9, vec![5, 6, 7, 8, 9, 5, 6, 7, 8, 9]),
         (4, 20, vec![17, 18, 19, 20, 3, 4, 5, 6]),
         (3, 4, vec![4; 6]),
@@ -159,16 +170,27 @@ fn attention_over_the_first_keys() -> Result<()> {
             if query_len == 1 {
                 q = q.squeeze(2)?.contiguous()?.unsqueeze(2)?; // the stride of the only token says nothing
             }
-            let found = match prefix_attention_on_gpu(&q, &k, &v, scale, &visible)? {
-                Some(found) => found,
-                None => {
-                    assert!(!q.device().is_cuda(), "the GPU's kernels apply");
-                    let [q, k, v] = [q, k, v].map(|x| x.to_device(&Device::Cpu)?.to_dtype(DType::F32));
-                    prefix_attention(&q?, &k?, &v?, scale, &visible)?
-                }
-            };
+            let found = attended(&q, &k, &v, scale, &visible)?;
             assert_parity(&found, &expected, 3e-6, &what);
+            let again = attended(&q, &k, &v, scale, &visible)?;
+            assert!(values(&again) == values(&found), "{what}: the same bits each time");
         }
+    }
+    Ok(())
+}
+
+/// Keys whose scores are -inf weigh nothing, also where some of those that share the work see no others.
+#[test]
+fn keys_with_infinite_scores_weigh_nothing() -> Result<()> {
+    const KEYS: usize = 600;
+    const WIDTH: usize = 64;
+    for finite in [0, 70, KEYS - 1] {
+        let first = |key: usize| if key == finite { 1.0 } else { f32::NEG_INFINITY };
+        let first = Tensor::from_iter((0..KEYS).map(first), &Device::Cpu)?.reshape((1, 1, KEYS, 1))?;
+        let k = Tensor::cat(&[&first, &rounded(&[1, 1, KEYS, WIDTH - 1], 1.0, 1)?], D::Minus1)?;
+        let (q, v) = (Tensor::ones((1, 1, 1, WIDTH), DType::F32, &Device::Cpu)?, rounded(k.dims(), 1.0, 2)?);
+        let found = attended(&on_device(&q)?, &on_device(&k)?, &on_device(&v)?, 1.0, &[KEYS])?;
+        assert_parity(&found, &v.narrow(2, finite, 1)?, TIGHT, &format!("key {finite} of {KEYS}"));
     }
     Ok(())
 }
