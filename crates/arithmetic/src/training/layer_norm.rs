@@ -120,8 +120,9 @@ impl<T: Number> Work<T> for Backward<'_, T> {
         let Self { x, weight, gradient, epsilon, x_gradient, sums } = self;
         let (width, zero) = (weight.len(), T::ZERO);
         let (weight_sums, bias_sums) = sums.split_at_mut(width);
-        let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width));
-        for ((x, gradient), x_gradient) in rows.zip(x_gradient.chunks_exact_mut(width)) {
+        for start in (0..x.len()).step_by(width) {
+            let (x, gradient) = (&x[start..][..width], &gradient[start..][..width]);
+            let x_gradient = &mut x_gradient[start..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
             // What is missing in the last vector is the mean, so that its norm is zero.
