@@ -1,11 +1,13 @@
 //! The operations of training: values against compositions of candle operations, gradients against finite differences.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, KernelError, LayerNorm, Linear, Matrix,
     RandomStream, WeightFormat, adamw_step, add, add_positions, causal_attention_reference,
-    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed,
-    runs_as_in_training, squared_norm, without_gradients,
+    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed, runs_as_in_training,
+    squared_norm, without_gradients,
 };
 use gpt2_testing::{assert_close, pattern, values};
 
@@ -279,8 +281,7 @@ fn adapted(base: Matrix, a: &Tensor, b: &Tensor, bias: Option<Tensor>) -> Result
 }
 
 #[test]
-fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()>
-{
+fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()> {
     let weight = Var::from_tensor(&pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?)?;
     let bias = pattern(&[7], 2.0, 5).to_dtype(DType::F64)?;
     let base = || Matrix::Dense(weight.as_tensor().clone());
@@ -296,34 +297,36 @@ fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_it
     Ok(())
 }
 
-/// Packed weights stay packed; what is computed with them is as close to the merged weights as their format.
+/// Packed weights stay packed, and count as what they are when they are expanded.
 #[test]
 fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
-    let weight = pattern(&[48, 64], 2.0, 99);
-    let bias = pattern(&[48], 2.0, 5);
+    let (weight, bias) = (pattern(&[48, 64], 2.0, 99), pattern(&[48], 2.0, 5));
     let inputs = [pattern(&[3, 21, 64], 2.0, 7), pattern(&[2, 64], 0.5, 0), pattern(&[48, 2], 0.5, 9)];
-    let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
-    let expected = with_gradients(&inputs, |inputs| {
-        let merged = (&weight + (inputs[2].matmul(&inputs[1])? * 1.5)?)?;
-        inputs[0].reshape((63, 64))?.matmul(&merged.t()?)?.broadcast_add(&bias)?.reshape((3, 21, 48))
-    })?;
-    // Of values of about ten: f32 in another order, f16 and q8 as their formats say.
     for (base, tolerance) in [
         (Matrix::Dense(weight.clone()), F32_TOLERANCE),
         (Matrix::pack(&weight, WeightFormat::F32)?, F32_TOLERANCE),
-        (Matrix::pack(&weight, WeightFormat::F16)?, 1e-3),
-        (Matrix::pack(&weight, WeightFormat::Q8)?, 2e-2),
+        (Matrix::pack(&weight, WeightFormat::F16)?, F32_TOLERANCE),
+        // Each of 64 activations up to 1 is off by up to 1 / 254, and meets a weight of 0.5 on average.
+        (Matrix::pack(&weight, WeightFormat::Q8)?, 0.13),
     ] {
+        let weight = base.to_tensor()?;
+        let merged = |a: &Tensor, b: &Tensor| &weight + (b.matmul(a)? * 1.5)?;
+        let expected = with_gradients(&inputs, |inputs| {
+            let x = inputs[0].reshape((63, 64))?;
+            x.matmul(&merged(&inputs[1], &inputs[2])?.t()?)?.broadcast_add(&bias)?.reshape((3, 21, 48))
+        })?;
         let found = with_gradients(&inputs, |inputs| {
             adapted(base.clone(), &inputs[1], &inputs[2], Some(bias.clone()))?.forward(&inputs[0])
         })?;
-        for (what, (found, expected)) in ["value", "x", "a", "b"].iter().zip(found.iter().zip(&expected)) {
-            assert_close(found, expected, tolerance, &format!("{what} with {base:?}"));
+        assert_close(&found[0], &expected[0], tolerance, &format!("value with {base:?}"));
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate().skip(1) {
+            assert_close(found, expected, F32_TOLERANCE, &format!("gradient {index} with {base:?}"));
         }
         let layer = adapted(base.clone(), &inputs[1], &inputs[2], None)?;
-        assert_close(&layer.weight().to_tensor()?, &merged, tolerance, &format!("{base:?} merged"));
-        let without = layer.forward(&inputs[0])?.broadcast_add(&bias)?;
-        assert_close(&without, &expected[0], tolerance, &format!("{base:?} without gradients"));
+        let merged = merged(&inputs[1], &inputs[2])?;
+        assert_close(&layer.weight().to_tensor()?, &merged, F32_TOLERANCE, &format!("{base:?} merged"));
+        let without_gradients = layer.forward(&inputs[0])?.broadcast_add(&bias)?;
+        assert_close(&without_gradients, &expected[0], tolerance, &format!("{base:?} without gradients"));
     }
     let wrong = AdaptedMatrix::new(Matrix::Dense(weight), inputs[2].clone(), inputs[1].clone(), 1.0);
     assert!(wrong.unwrap_err().to_string().contains("do not fit"));
@@ -451,8 +454,7 @@ fn square_loss(variables: &[Var]) -> Result<Tensor> {
 /// Gradients that share memory would each get what is added to the other.
 #[test]
 fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
-    let variables =
-        [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let run = |before| -> Result<Vec<Tensor>> {
         let (_, found) = gradients(&tensors, before, 1.0, || square_loss(&variables))?;
@@ -470,10 +472,10 @@ fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
     // The same tensor for both, and a variable's own memory.
     let ones = Tensor::ones((2, 2), DType::F32, &Device::Cpu)?;
     for before in [vec![ones.clone(), ones], vec![tensors[0].detach(), tensors[1].detach()]] {
-        let started = before.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<Vec<_>>>()?;
+        let given = before.iter().map(Tensor::force_contiguous).collect::<Result<Vec<_>>>()?;
         let kept: Vec<Tensor> =
             tensors.iter().map(|tensor| tensor.force_contiguous()).collect::<Result<_>>()?;
-        for ((found, once), before) in run(Before::Gradients(before))?.iter().zip(&once).zip(&started) {
+        for ((found, once), before) in run(Before::Gradients(before))?.iter().zip(&once).zip(&given) {
             assert_close(found, &(once + before)?, F32_TOLERANCE, "a gradient in shared memory");
         }
         for (variable, kept) in tensors.iter().zip(&kept) {
@@ -485,8 +487,7 @@ fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
 
 #[test]
 fn gradients_do_not_start_from_what_is_unlike_their_variables() -> Result<()> {
-    let variables =
-        [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let of_shape = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
     let error = |before| {
@@ -520,8 +521,7 @@ fn adamw_refuses_tensors_in_one_memory_and_of_other_shapes() -> Result<()> {
         let error = adamw_step(&parameter, gradient, mean, square, &step).unwrap_err().to_string();
         assert!(error.contains("must not share memory"), "{error}");
     }
-    let error =
-        adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
+    let error = adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
     assert!(error.contains("found [4]"), "{error}");
     Ok(())
 }
