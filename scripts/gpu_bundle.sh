@@ -33,23 +33,23 @@ cargo build "${build[@]}" --package gpt2-cli --features cuda
 # anew.
 tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
   --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels \
-  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test parity --test laws --test devices)
+  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test suite)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bundle=$work/gpt2-gpu
 mkdir -p "$bundle/bin" "$bundle/crates/testing" "$bundle/models"
 strip -o "$bundle/bin/gpt2" target/release/gpt2
-while read -r name executable; do
-  strip -o "$bundle/bin/test-$name" "$executable"
+while read -r crate executable; do
+  strip -o "$bundle/bin/test-$crate" "$executable"
 done < <(python3 -c '
 import json, sys
 for line in sys.stdin:
     artifact = json.loads(line)
     if artifact.get("executable") and artifact["target"]["kind"] == ["test"]:
-        name = artifact["target"]["name"]
-        # Two files have this name: that of the layers, and that of the texts.
-        print("texts" if "generation" in artifact["target"]["src_path"] else name, artifact["executable"])
+        crate = artifact["target"]["src_path"].split("/crates/")[1].split("/")[0]
+        if crate != "cli": # not a test of the device
+            print(crate, artifact["executable"])
 ' <<<"$tests")
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
 rm -r "$bundle"/crates/testing/fixtures/{formats,training} # no test of these reads them

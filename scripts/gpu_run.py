@@ -29,8 +29,13 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 DTYPES = ("f32", "f16", "bf16")
-# The tests and the types they are for: the greedy texts are those of f32.
-TESTS = {"devices": DTYPES, "parity": DTYPES, "laws": DTYPES, "texts": ("f32",)}
+# Modules of a crate's tests and the types they are for: the greedy texts are those of f32.
+TESTS = {
+    ("kernels", "devices"): DTYPES,
+    ("gpt2", "parity"): DTYPES,
+    ("gpt2", "laws"): DTYPES,
+    ("generation", "parity"): ("f32",),
+}
 # What logits and log-probabilities may differ by, times the largest logit where that is above 1: as in the tests.
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "bf16": 4e-2}
 # Width, blocks, heads.
@@ -249,10 +254,11 @@ def environment(run):
 
 def parity(run, dtype):
     passed, failures, skipped = 0, [], []
-    for test, dtypes in TESTS.items():
+    for (crate, module), dtypes in TESTS.items():
         if dtype not in dtypes:
             continue
-        command = [HERE / "bin" / f"test-{test}", "--test-threads", "1", "--nocapture"]
+        test = f"{crate}, {module}"
+        command = [HERE / "bin" / f"test-{crate}", f"{module}::", "--test-threads", "1", "--nocapture"]
         try:
             code, output, errors = run.outcome(command, 45, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
         except subprocess.TimeoutExpired as error:
