@@ -1,28 +1,35 @@
 """`gpt2 bench` against transformers on PyTorch, eager and compiled, in turn on the same GPU; prints the ratios.
 
 usage: python scripts/bench_cuda.py --model DIR [--ours "target/release/gpt2 bench --device cuda --json"]
-           [--dtype f32,f16,bf16] [--device cuda] [--rounds 3] [--tokens-scale 1] [--json]
+           [--dtype f32,f16,bf16] [--engines ours,eager,compiled] [--device cuda] [--rounds 3] [--tokens-scale 1]
+           [--limit SECONDS] [--engine-limit SECONDS] [--lines]
 
 Rows, in tokens per second, as `gpt2 bench` measures them: prefill of 128, 512 and 1024 tokens with the logits of the last
 position only; greedy decoding of 128 tokens after 8, and of 64 after 896. Compiled is torch.compile with a static cache
 and, on a GPU, CUDA graphs (mode "reduce-overhead"); compiling is not counted. f32 is strict f32 on both sides. Every
-engine runs in a process of its own; rounds alternate, and medians count. Needs torch and transformers.
+engine runs in a process of its own; rounds alternate, and medians count. `--lines` prints each figure as a JSON line as soon
+as it is there. What the limits cut off is missing from the table, and named below it. Needs torch and transformers.
 """
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
-PREFILLS = (128, 512, 1024)
 DECODES = {"decode": (8, 128), "decode_at_896": (896, 64)}
+PREFILLS = (128, 512, 1024)
+ENGINES = ("ours", "eager", "compiled")
 RUNS = 3
 
 
 def measure_torch(model_path, dtype, device, is_compiled, scale):
+    """Yields the rows with their speeds."""
     import torch
     from transformers import DynamicCache, GPT2LMHeadModel, StaticCache
 
@@ -82,29 +89,72 @@ def measure_torch(model_path, dtype, device, is_compiled, scale):
                 seconds.append(elapsed)
         return statistics.median(seconds)
 
-    rows = {}
     with torch.inference_mode():
-        for count in PREFILLS:
-            count = max(2, int(count * scale))
-            rows[f"prefill {count}"] = count / best(lambda kept: timed_prefill(count, kept), count)
         for name, (prompt, new) in DECODES.items():
             prompt, new = max(2, int(prompt * scale)), max(2, int(new * scale))
-            rows[name] = new / best(lambda kept: timed_decode(prompt, new, kept), prompt + new)
-    return rows
+            yield name, new / best(lambda kept: timed_decode(prompt, new, kept), prompt + new)
+        for count in PREFILLS:
+            count = max(2, int(count * scale))
+            yield f"prefill {count}", count / best(lambda kept: timed_prefill(count, kept), count)
 
 
-def measure_ours(command, model_path, dtype):
-    command = shlex.split(command) + ["--model", model_path, "--dtype", dtype]
-    result = json.loads(run(command))
-    rows = {f"prefill {count}": speed for count, speed in result["prefill"].items()}
-    return rows | {name: result[name] for name in DECODES}
+def rows_of_ours(line):
+    """The rows of a report of `gpt2 bench`."""
+    report = json.loads(line)
+    rows = {name: report[name] for name in DECODES if report.get(name)}
+    return rows | {f"prefill {count}": speed for count, speed in report["prefill"].items()}
 
 
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"failed: {shlex.join(command)}\n{done.stderr[-2000:]}")
-    return done.stdout.strip().splitlines()[-1]
+class Stopped(Exception):
+    """Why a process has not done all."""
+
+
+def lines_of(command, limit):
+    """Yields what a process prints, and raises `Stopped` where it fails or takes longer than `limit` seconds."""
+    # In a session of its own, so that what it has started ends with it.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    errors, is_late = [], threading.Event()
+
+    def stop():
+        is_late.set()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)
+    timer = threading.Timer(limit if limit is not None else threading.TIMEOUT_MAX, stop)
+    timer.daemon = True
+    reader.start()
+    timer.start()
+    for line in process.stdout:
+        yield line.strip()
+    code = process.wait()
+    timer.cancel()
+    reader.join(1)
+    if is_late.is_set():
+        raise Stopped(f"stopped after {limit:.0f} s")
+    if code:
+        raise Stopped(f"exit code {code}: {''.join(errors)[-1500:].strip()}")
+
+
+def measured(engine, dtype, args, limit):
+    """Yields the rows of an engine with their speeds."""
+    if engine == "ours":
+        command = [*shlex.split(args.ours), "--model", args.model, "--dtype", dtype]
+    else:
+        command = [sys.executable, __file__, "--model", args.model, "--dtype", dtype, "--device", args.device]
+        command += ["--engine", engine, "--tokens-scale", str(args.tokens_scale)]
+    for line in lines_of(command, limit):
+        if line.startswith("{"):
+            yield from (rows_of_ours(line) if engine == "ours" else json.loads(line)).items()
+
+
+def print_table(samples):
+    """`samples`: dtype to row to engine to speeds."""
+    for dtype, rows in samples.items():
+        print(f"{dtype:<14} {'ours':>10} {'eager':>10} {'compiled':>10} {'/ eager':>9} {'/ compiled':>11}")
+        for row, engines in rows.items():
+            speeds = {engine: statistics.median(values) for engine, values in engines.items()}
+            ours, eager, compiled = (speeds.get(engine, float("nan")) for engine in ENGINES)
+            print(f"{row:<14} {ours:>10.1f} {eager:>10.1f} {compiled:>10.1f} {ours / eager:>9.2f} {ours / compiled:>11.2f}")
 
 
 def main():
@@ -112,42 +162,42 @@ def main():
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--ours", default="target/release/gpt2 bench --device cuda --json")
     parser.add_argument("--dtype", default="f32,f16,bf16")
+    parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--device", default="cuda", help="PyTorch's device")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens-scale", type=float, default=1.0, help="for a trial: shorter texts, in PyTorch only")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--engine", choices=["eager", "compiled"], help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, help="seconds for everything")
+    parser.add_argument("--engine-limit", type=float, help="seconds for one process")
+    parser.add_argument("--lines", action="store_true", help="print every figure as a JSON line")
+    parser.add_argument("--engine", choices=ENGINES[1:], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
-        is_compiled = args.engine == "compiled"
-        rows = measure_torch(args.model, args.dtype, args.device, is_compiled, args.tokens_scale)
-        print(json.dumps(rows))
+        for row, speed in measure_torch(args.model, args.dtype, args.device, args.engine == "compiled", args.tokens_scale):
+            print(json.dumps({row: speed}), flush=True)
         return
 
-    report = {}
-    for dtype in args.dtype.split(","):
-        samples = {}
-        for _ in range(args.rounds):
-            measured = {"ours": measure_ours(args.ours, args.model, dtype)}
-            for engine in ("eager", "compiled"):
-                command = [sys.executable, __file__, "--model", args.model, "--dtype", dtype, "--device", args.device]
-                command += ["--engine", engine, "--tokens-scale", str(args.tokens_scale)]
-                measured[engine] = json.loads(run(command))
-            for engine, rows in measured.items():
-                for row, speed in rows.items():
-                    samples.setdefault(row, {}).setdefault(engine, []).append(speed)
-        report[dtype] = {
-            row: {engine: statistics.median(speeds) for engine, speeds in engines.items()}
-            for row, engines in samples.items()
-        }
-    if args.json:
-        print(json.dumps(report))
-        return
-    for dtype, rows in report.items():
-        print(f"{dtype:<14} {'ours':>10} {'eager':>10} {'compiled':>10} {'/ eager':>9} {'/ compiled':>11}")
-        for row, speeds in rows.items():
-            ours, eager, compiled = (speeds.get(engine, float("nan")) for engine in ("ours", "eager", "compiled"))
-            print(f"{row:<14} {ours:>10.1f} {eager:>10.1f} {compiled:>10.1f} {ours / eager:>9.2f} {ours / compiled:>11.2f}")
+    end = time.monotonic() + args.limit if args.limit else None
+    samples, missing = {}, []
+    for _ in range(args.rounds):
+        for engine in args.engines.split(","):
+            for dtype in args.dtype.split(","):
+                limits = [args.engine_limit, end and end - time.monotonic()]
+                limit = min((limit for limit in limits if limit is not None), default=None)
+                if limit is not None and limit < 1:
+                    missing.append((engine, dtype, "no time was left"))
+                    continue
+                try:
+                    for row, speed in measured(engine, dtype, args, limit):
+                        samples.setdefault(dtype, {}).setdefault(row, {}).setdefault(engine, []).append(speed)
+                        if args.lines:
+                            figure = {"dtype": dtype, "engine": engine, "row": row, "tokens_per_s": speed}
+                            print(json.dumps(figure), flush=True)
+                except Stopped as reason:
+                    missing.append((engine, dtype, reason))
+    print_table(samples)
+    for engine, dtype, reason in missing:
+        print(f"missing, {engine} in {dtype}: {reason}")
+    sys.exit(1 if missing else 0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../crates/kernels"
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
-g++ -std=c++20 -O1 -Wall -Wno-unknown-pragmas -I tests/cuda_on_cpu tests/cuda_on_cpu/main.cpp -o "$build/check"
+g++ -std=c++20 -O1 -U_FORTIFY_SOURCE -Wall -Wno-unknown-pragmas -I tests/cuda_on_cpu tests/cuda_on_cpu/main.cpp -o "$build/check"
 "$build/check"
 if command -v nvcc >/dev/null; then
   for architecture in sm_75 sm_90; do

@@ -257,8 +257,7 @@ impl<B: Block> Walk<'_, '_, B> {
                 let first = row * out_features + (first_panel + index) * LANES;
                 let sums = simd.load(&computed[row][index].0);
                 let values = epilogue.apply(simd, sums, first_panel + index, first);
-                let end = outputs.len().min((index + 1) * LANES);
-                simd.store_first(values, &mut outputs[index * LANES..end]);
+                simd.store_first(values, &mut outputs[index * LANES..]);
             }
         }
     }
@@ -406,8 +405,7 @@ impl<P: Block> Tile<'_, '_, P> {
             let row_start = (self.part.first_row + self.row + row) * self.out_features;
             let outputs = &mut self.part.row(self.row + row)[(self.panel + panel) * LANES..];
             for index in 0..PANELS {
-                let end = outputs.len().min((index + 1) * LANES);
-                let outputs = &mut outputs[index * LANES..end];
+                let outputs = &mut outputs[index * LANES..];
                 let mut values = simd.load(&computed[row][index].0);
                 if !self.is_first {
                     values = simd.add(simd.load_first(outputs, 0.0), values);

@@ -148,7 +148,7 @@ impl Pool {
         slot.task = Some(task);
         self.generation.0.fetch_add(1, Ordering::Release);
         // As many as there is work for, beside the caller.
-        for _ in 0..slot.sleeping.min(count - 1) {
+        for _ in 0..slot.sleeping.min(count.saturating_sub(1)) {
             self.published.notify_one();
         }
         drop(slot);
@@ -282,7 +282,7 @@ mod tests {
     fn sleeping_threads_wake_up() {
         let pool = Pool::start(2);
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             assert_eq!(calls(pool, 100), vec![1; 100]);
         }
     }

@@ -30,12 +30,14 @@ pub struct AdamWStep {
 
 impl AdamWStep {
     /// `1 - beta^step` for both.
+    #[inline(always)]
     pub fn bias_corrections(&self) -> (f64, f64) {
         let correction = |beta: f64| 1.0 - beta.powf(self.step as f64);
         (correction(self.beta_1), correction(self.beta_2))
     }
 
     /// What the decay leaves of a parameter.
+    #[inline(always)]
     pub fn kept_share(&self) -> f64 {
         1.0 - self.learning_rate * self.weight_decay
     }
@@ -79,9 +81,9 @@ impl<T: Number> Work<T> for Update<'_, T> {
         let rate = v.splat(T::of(learning_rate / correction_1));
         let root_factor = v.splat(T::of(1.0 / correction_2.sqrt()));
         let (epsilon, zero) = (v.splat(T::of(epsilon)), T::ZERO);
-        let means = mean.chunks_mut(LANES).zip(square.chunks_mut(LANES));
-        let given = parameter.chunks_mut(LANES).zip(gradient.chunks(LANES));
-        for ((parameter, gradient), (mean, square)) in given.zip(means) {
+        for first in (0..parameter.len()).step_by(LANES) {
+            let (parameter, gradient) = (&mut parameter[first..], &gradient[first..]);
+            let (mean, square) = (&mut mean[first..], &mut square[first..]);
             let gradient = v.mul(v.load_first(gradient, zero), factor);
             let new_mean = v.mul_add(v.load_first(mean, zero), keep_1, v.mul(gradient, rest_1));
             v.store_first(new_mean, mean);
@@ -114,7 +116,11 @@ impl<T: Number> Work<T> for Squares<'_, T> {
                 *sum += value.to_f64() * value.to_f64();
             }
         }
-        sums.iter().sum()
+        let mut total = 0.0;
+        for sum in sums {
+            total += sum;
+        }
+        total
     }
 }
 

@@ -40,6 +40,7 @@ pub struct AttentionMask {
 
 impl AttentionMask {
     /// What a weight that stays is multiplied by.
+    #[inline(always)]
     pub fn factor(&self) -> f64 {
         self.factor
     }
@@ -217,6 +218,7 @@ struct Room<T> {
 }
 
 impl<T: Number> Room<T> {
+    #[inline(always)]
     fn new(tokens: usize, has_dropout: bool) -> Self {
         let block = vec![T::ZERO; QUERY_BLOCK * tokens];
         let (dropped, kept) = match has_dropout {
@@ -327,15 +329,17 @@ fn score_gradients<V: Vectors>(
 ) {
     let zero = V::Real::ZERO;
     let mut dot = v.splat(zero);
-    for (gradient, dropped) in gradients.chunks_mut(LANES).zip(dropped.chunks(LANES)) {
-        let product = v.mul(v.load_first(gradient, zero), v.load_first(dropped, zero));
-        v.store_first(product, gradient);
+    for first in (0..gradients.len()).step_by(LANES) {
+        let gradient = v.load_first(&gradients[first..], zero);
+        let product = v.mul(gradient, v.load_first(&dropped[first..], zero));
+        v.store_first(product, &mut gradients[first..]);
         dot = v.add(dot, product);
     }
     let (dot, scale) = (v.splat(v.sum(dot)), v.splat(scale));
-    for (gradient, weights) in gradients.chunks_mut(LANES).zip(weights.chunks(LANES)) {
-        let shared = v.mul(v.load_first(weights, zero), dot);
-        v.store_first(v.mul(v.sub(v.load_first(gradient, zero), shared), scale), gradient);
+    for first in (0..gradients.len()).step_by(LANES) {
+        let shared = v.mul(v.load_first(&weights[first..], zero), dot);
+        let gradient = v.sub(v.load_first(&gradients[first..], zero), shared);
+        v.store_first(v.mul(gradient, scale), &mut gradients[first..]);
     }
 }
 

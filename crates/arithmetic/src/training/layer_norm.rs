@@ -90,11 +90,12 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
             let x = &x[(part.first_row + row) * width..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            let columns = x.chunks(LANES).zip(weight.chunks(LANES)).zip(bias.chunks(LANES));
-            for (((x, weight), bias), y) in columns.zip(part.row(row).chunks_mut(LANES)) {
-                let normalized = v.mul(v.sub(v.load_first(x, zero), means), inverses);
-                let scaled = v.mul_add(normalized, v.load_first(weight, zero), v.load_first(bias, zero));
-                v.store_first(scaled, y);
+            let y = part.row(row);
+            for first in (0..width).step_by(LANES) {
+                let normalized = v.mul(v.sub(v.load_first(&x[first..], zero), means), inverses);
+                let (weight, bias) =
+                    (v.load_first(&weight[first..], zero), v.load_first(&bias[first..], zero));
+                v.store_first(v.mul_add(normalized, weight, bias), &mut y[first..]);
             }
         }
     }
@@ -119,32 +120,32 @@ impl<T: Number> Work<T> for Backward<'_, T> {
         let Self { x, weight, gradient, epsilon, x_gradient, sums } = self;
         let (width, zero) = (weight.len(), T::ZERO);
         let (weight_sums, bias_sums) = sums.split_at_mut(width);
-        let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width));
-        for ((x, gradient), x_gradient) in rows.zip(x_gradient.chunks_exact_mut(width)) {
+        for start in (0..x.len()).step_by(width) {
+            let (x, gradient) = (&x[start..][..width], &gradient[start..][..width]);
+            let x_gradient = &mut x_gradient[start..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
             // What is missing in the last vector is the mean, so that its norm is zero.
             let (mut sum, mut product) = (v.splat(zero), v.splat(zero));
-            let columns = x.chunks(LANES).zip(gradient.chunks(LANES)).zip(weight.chunks(LANES));
-            for ((x, gradient), weight) in columns.clone() {
-                let normalized = v.mul(v.sub(v.load_first(x, mean), means), inverses);
-                let scaled = v.mul(v.load_first(gradient, zero), v.load_first(weight, zero));
+            for first in (0..width).step_by(LANES) {
+                let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);
+                let gradient = v.load_first(&gradient[first..], zero);
+                let scaled = v.mul(gradient, v.load_first(&weight[first..], zero));
                 sum = v.add(sum, scaled);
                 product = v.mul_add(scaled, normalized, product);
             }
             let count = T::of(width as f64);
             let (mean_scaled, mean_product) = (v.splat(v.sum(sum) / count), v.splat(v.sum(product) / count));
-            let sums = weight_sums.chunks_mut(LANES).zip(bias_sums.chunks_mut(LANES));
-            let outputs = x_gradient.chunks_mut(LANES).zip(sums);
-            for (((x, gradient), weight), (output, (weight_sum, bias_sum))) in columns.zip(outputs) {
-                let normalized = v.mul(v.sub(v.load_first(x, mean), means), inverses);
-                let gradient = v.load_first(gradient, zero);
-                let scaled = v.mul(gradient, v.load_first(weight, zero));
+            for first in (0..width).step_by(LANES) {
+                let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);
+                let gradient = v.load_first(&gradient[first..], zero);
+                let scaled = v.mul(gradient, v.load_first(&weight[first..], zero));
                 let centred = v.sub(v.sub(scaled, mean_scaled), v.mul(normalized, mean_product));
-                v.store_first(v.mul(centred, inverses), output);
-                let sum = v.mul_add(gradient, normalized, v.load_first(weight_sum, zero));
-                v.store_first(sum, weight_sum);
-                v.store_first(v.add(gradient, v.load_first(bias_sum, zero)), bias_sum);
+                v.store_first(v.mul(centred, inverses), &mut x_gradient[first..]);
+                let sum = v.mul_add(gradient, normalized, v.load_first(&weight_sums[first..], zero));
+                v.store_first(sum, &mut weight_sums[first..]);
+                let sum = v.add(gradient, v.load_first(&bias_sums[first..], zero));
+                v.store_first(sum, &mut bias_sums[first..]);
             }
         }
     }

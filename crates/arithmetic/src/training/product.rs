@@ -396,10 +396,11 @@ impl<T: Number> Tile<'_, '_, T> {
         let computed = stored(v, &sums);
         let first_panel = self.part.first_column / LANES + self.panel + first;
         let rows = self.part.rows() - self.row;
-        for (row, computed) in computed.iter().take(rows).enumerate() {
+        for row in 0..ROWS.min(rows) {
             let outputs = &mut self.part.row(self.row + row)[(self.panel + first) * LANES..];
-            for (index, (sums, outputs)) in computed.iter().zip(outputs.chunks_mut(LANES)).enumerate() {
-                let mut values = v.load(&sums.0);
+            for index in 0..PANELS {
+                let outputs = &mut outputs[index * LANES..];
+                let mut values = v.load(&computed[row][index].0);
                 if !self.is_first {
                     values = v.add(v.load_first(outputs, T::ZERO), values);
                 }
@@ -421,6 +422,7 @@ pub(super) struct LaidOut<T> {
 
 impl<T: Number> LaidOut<T> {
     /// Room that [`LaidOut::fill`] fills.
+    #[inline(always)]
     pub(super) fn new() -> Self {
         Self { lines: Vec::new(), rows: 0 }
     }

@@ -6,6 +6,10 @@ use candle_core::{Device, Result, Tensor};
 
 use gpt2_arithmetic::Finish;
 
+// The tests of the declarations need no GPU.
+#[cfg(test)]
+mod signatures;
+
 pub(crate) fn linear(
     _: &Tensor,
     _: &Tensor,

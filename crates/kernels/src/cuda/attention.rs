@@ -1,31 +1,28 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, a step of decoding, is one kernel. Many are two matrix products, for which GPUs have units of their own, and a
+//! One query, a step of decoding, is one kernel, whose blocks share the keys where they are many and heads few. Many are two matrix products, for which GPUs have units of their own, and a
 //! kernel for mask and softmax between them. Queries, keys and values are read where they lie, whatever their strides.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
-use candle_core::cuda_backend::{CudaDevice, WrapErr};
+use candle_core::cuda_backend::CudaDevice;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::{D, DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
 use super::products::{Matrices, Product, Right, Sizes, is_one_piece, product, sums};
-use super::{Element, Held, KERNELS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor};
+use super::signatures::{
+    ATTENTION_KEYS, Attend, PrefixSoftmax, Read, SPLIT_BLOCKS, Shared, StepAttention, Strides, WriteTokens,
+};
+use super::{Element, Held, applies, by_type, counted, tensor};
 use crate::WIDEST_SINGLE_QUERY;
 
-/// Threads of a block that writes rows of one head.
-const HEAD_THREADS: u32 = 64;
-/// `WARP * ATTENTION_WARPS` of the kernels.
-const ATTENTION_THREADS: u32 = 512;
 /// Widths of a head up to which a kernel for one query was compiled.
 const HEAD_WIDTHS: [usize; 3] = [64, 128, WIDEST_SINGLE_QUERY];
 /// Blocks along the second and the third axis of a grid.
 const MAX_BLOCKS_ACROSS: usize = 65_535;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
-/// A null pointer of the device.
-const NO_LIST: u64 = 0;
 
 /// Attention over the first keys up to some number, as [`crate::prefix_attention`] computes it on the CPU.
 pub(crate) fn prefix_attention(
@@ -104,6 +101,18 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
     HEAD_WIDTHS.into_iter().find(|width| head_dim <= *width && value_dim == head_dim)
 }
 
+/// The grid of a kernel for one query of each head and batch row, that has up to `keys` keys. One block for each of them would
+/// leave most of a large GPU idle, so where they are few, several share the keys of a query. How many keys there are, the kernel
+/// may read from memory: a recording is made with the most of them, and its blocks share those of each step.
+fn query_grid(device: &CudaDevice, batch: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
+    // Blocks leave their parts in memory that all launches share, so these must follow each other. A device that
+    // `open` has not opened may have a stream for each thread.
+    let has_one_stream = !device.is_event_tracking();
+    let most = if has_one_stream { SPLIT_BLOCKS as usize / (batch * heads) } else { 1 };
+    let blocks = keys.div_ceil(ATTENTION_KEYS as usize).min(most).max(1);
+    Ok((counted(heads)?, counted(batch)?, counted(blocks)?))
+}
+
 /// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one where all rows have the
 /// same and each next query of a row one more.
 struct Numbers {
@@ -123,29 +132,11 @@ impl Numbers {
         };
         Ok(Self { list, first: counted(first)? })
     }
-}
 
-/// Adds a list of numbers to the arguments of a launch, or a null pointer.
-macro_rules! list_argument {
-    ($launch:expr, $numbers:expr) => {
-        match &$numbers.list {
-            Some(list) => $launch.arg(list),
-            None => $launch.arg(&NO_LIST),
-        }
-    };
+    fn list(&self) -> Option<Read<'_, u32>> {
+        self.list.as_ref().map(CudaSlice::as_view)
+    }
 }
-
-/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Strides {
-    batch: usize,
-    head: usize,
-    token: usize,
-}
-
-// SAFETY: three integers in the layout of C.
-unsafe impl DeviceRepr for Strides {}
 
 impl Strides {
     fn of(x: &Tensor) -> Result<Self> {
@@ -178,26 +169,28 @@ fn attend<T: Element>(
 ) -> Result<Tensor> {
     let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
     let device = q.device().as_cuda_device()?;
-    let function = device.get_or_load_custom_func(&format!("attend_{width}_{}", T::NAME), MODULE, KERNELS)?;
     let (batch, heads, _, head_dim) = q.dims4()?;
-    let blocks = (counted(heads)?, counted(batch)?, 1);
-    let width = counted(head_dim)?;
-    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
-    let scale = scale as f32;
+    let grid = query_grid(device, batch, heads, k.dim(TOKEN_DIM)?)?;
     let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
-    let (q_values, k_values) = (held_q.values::<T>()?, held_k.values::<T>()?);
-    let v_values = held_v.values::<T>()?;
-    let (q_strides, k_strides, v_strides) = (Strides::of(&q)?, Strides::of(&k)?, Strides::of(&v)?);
     // SAFETY: the kernel writes every element.
     let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
-    let mut launch = function.builder();
-    launch.arg(&q_values).arg(&k_values).arg(&v_values).arg(&mut context);
-    launch.arg(&q_strides).arg(&k_strides).arg(&v_strides);
-    list_argument!(launch, visible);
-    launch.arg(&visible.first).arg(&width).arg(&scale);
-    // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece,
-    // and the list has a number for each batch row, none above the number of keys.
-    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
+    let parameters = Attend::<T> {
+        q: held_q.values()?,
+        k: held_k.values()?,
+        v: held_v.values()?,
+        context: context.as_view_mut(),
+        query_strides: Strides::of(&q)?,
+        key_strides: Strides::of(&k)?,
+        value_strides: Strides::of(&v)?,
+        list: visible.list(),
+        first: visible.first,
+        head_dim: counted(head_dim)?,
+        scale: scale as f32,
+    };
+    // SAFETY: the strides are those of the tensors, whose rows are in one piece and no wider than the kernel's, and the list has
+    // a number for each batch row, from 1 to the number of keys.
+    unsafe { parameters.launch(device, &format!("attend_{width}"), grid)? };
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
 }
 
@@ -211,27 +204,29 @@ fn launch_step<T: Product>(
 ) -> Result<Tensor> {
     let (x, bias) = (x.contiguous()?, bias.contiguous()?);
     let device = x.device().as_cuda_device()?;
-    let name = format!("step_attention_{width}_{}", T::NAME);
-    let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
-    let blocks = (counted(heads)?, counted(batch)?, 1);
-    let (capacity, width) = (counted(capacity)?, counted(head_dim)?);
-    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
-    let scale = scale as f32;
+    let grid = query_grid(device, batch, heads, capacity)?;
     let sums = sums::<T>(&x, weight)?; // (B, 3, H, D)
     let (held_bias, held_lengths) = (Held::new(&bias), Held::new(lengths));
     let [held_keys, held_values] = memories.map(Held::new);
-    let (bias_values, length_values) = (held_bias.values::<T>()?, held_lengths.values::<u32>()?);
-    let (key_memory, value_memory) = (held_keys.values::<T>()?, held_values.values::<T>()?);
     // SAFETY: the kernel writes every element.
     let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
-    let mut launch = function.builder();
-    launch.arg(&sums).arg(&bias_values).arg(&key_memory).arg(&value_memory).arg(&mut context);
-    launch.arg(&length_values).arg(&capacity).arg(&width).arg(&scale);
-    // SAFETY: these are the parameters of the kernel; sums, bias and memories are those of all heads and rows, each in one
-    // piece, and there is a length for each row. The kernel writes into the memories at one place of each row and head, and
-    // all work of this device is done in the order of one stream.
-    unsafe { launch.launch(grid(blocks, ATTENTION_THREADS)) }.w()?;
+    #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
+    let parameters = StepAttention::<T> {
+        sums: sums.as_view(),
+        bias: held_bias.values()?,
+        key_memory: Shared(held_keys.values()?),
+        value_memory: Shared(held_values.values()?),
+        context: context.as_view_mut(),
+        lengths: held_lengths.values()?,
+        capacity: counted(capacity)?,
+        head_dim: counted(head_dim)?,
+        scale: scale as f32,
+    };
+    // SAFETY: sums, bias and memories are those of all heads and rows, each in one piece, no head is wider than the kernel's, and
+    // there is a length for each row. The kernel writes into the memories at one place of each row and head, and all work of
+    // this device is done in the order of one stream.
+    unsafe { parameters.launch(device, &format!("step_attention_{width}"), grid)? };
     Ok(tensor(context, device, &Shape::from((batch, 1, heads * head_dim))))
 }
 
@@ -280,18 +275,21 @@ fn prefix_softmax<T: Element>(
     visible: &Numbers,
     device: &CudaDevice,
 ) -> Result<CudaSlice<T>> {
-    let function = device.get_or_load_custom_func(&format!("prefix_softmax_{}", T::NAME), MODULE, KERNELS)?;
     let rows = counted(batch * heads * query_len)?;
-    let (heads, queries, keys) = (counted(heads)?, counted(query_len)?, counted(key_len)?);
     // SAFETY: the kernel writes every element.
     let mut weights = unsafe { device.alloc::<T>(scores.len())? };
-    let mut launch = function.builder();
-    launch.arg(scores).arg(&mut weights);
-    list_argument!(launch, visible);
-    launch.arg(&visible.first).arg(&heads).arg(&queries).arg(&keys);
-    // SAFETY: these are the parameters of the kernel; scores and weights are `rows` rows of `keys` elements, and the list has
-    // a number for each query of each batch row, none above that of the keys.
-    unsafe { launch.launch(grid((rows, 1, 1), ROW_THREADS)) }.w()?;
+    let parameters = PrefixSoftmax::<T> {
+        scores: scores.as_view(),
+        weights: weights.as_view_mut(),
+        list: visible.list(),
+        first: visible.first,
+        heads: counted(heads)?,
+        queries: counted(query_len)?,
+        keys: counted(key_len)?,
+    };
+    // SAFETY: scores and weights are `rows` rows of `keys` elements, and the list has a number for each query of each batch
+    // row, none above that of the keys.
+    unsafe { parameters.launch(device, "prefix_softmax", (rows, 1, 1))? };
     Ok(weights)
 }
 
@@ -303,24 +301,26 @@ fn launch_write_tokens<T: Element>(
 ) -> Result<()> {
     let (keys, values) = (with_whole_rows(keys)?, with_whole_rows(values)?);
     let device = keys.device().as_cuda_device()?;
-    let function = device.get_or_load_custom_func(&format!("write_tokens_{}", T::NAME), MODULE, KERNELS)?;
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
     let (_, _, added, _) = keys.dims4()?;
     let blocks = (counted(heads)?, counted(batch)?, counted(added.min(MAX_BLOCKS_ACROSS))?);
-    let (added, capacity, width) = (counted(added)?, counted(capacity)?, counted(head_dim)?);
     let (held_keys, held_values) = (Held::new(&keys), Held::new(&values));
     let [held_key_memory, held_value_memory] = memories.map(Held::new);
-    let (new_keys, new_values) = (held_keys.values::<T>()?, held_values.values::<T>()?);
-    let (key_memory, value_memory) = (held_key_memory.values::<T>()?, held_value_memory.values::<T>()?);
-    let (key_strides, value_strides) = (Strides::of(&keys)?, Strides::of(&values)?);
-    let mut launch = function.builder();
-    launch.arg(&new_keys).arg(&new_values).arg(&key_memory).arg(&value_memory);
-    launch.arg(&key_strides).arg(&value_strides);
-    list_argument!(launch, places);
-    launch.arg(&places.first).arg(&added).arg(&capacity).arg(&width);
-    // SAFETY: these are the parameters of the kernel; the strides are those of the tensors, whose rows are in one piece, the
-    // memories hold `capacity` rows of `width` for each head and batch row, and the list has a number for each batch row.
-    // The kernel writes nowhere else, and all work of this device is done in the order of one stream.
-    unsafe { launch.launch(grid(blocks, HEAD_THREADS)) }.w()?;
-    Ok(())
+    let parameters = WriteTokens::<T> {
+        keys: held_keys.values()?,
+        values: held_values.values()?,
+        key_memory: Shared(held_key_memory.values()?),
+        value_memory: Shared(held_value_memory.values()?),
+        key_strides: Strides::of(&keys)?,
+        value_strides: Strides::of(&values)?,
+        list: places.list(),
+        first: places.first,
+        tokens: counted(added)?,
+        capacity: counted(capacity)?,
+        head_dim: counted(head_dim)?,
+    };
+    // SAFETY: the strides are those of the tensors, whose rows are in one piece, the memories hold `capacity` rows of `head_dim`
+    // for each head and batch row, and the list has a number for each batch row. The kernel writes nowhere else, and all work of
+    // this device is done in the order of one stream.
+    unsafe { parameters.launch(device, "write_tokens", blocks) }
 }

@@ -11,14 +11,17 @@ namespace {
 
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffff;
-/// Warps that share the keys of one query.
-constexpr unsigned ATTENTION_WARPS = 16, ATTENTION_THREADS = WARP * ATTENTION_WARPS;
-/// The most threads of a block that works on a row.
-constexpr unsigned ROW_THREADS = 256;
+// Numbers that stand in `signatures.rs` too.
+/// Threads of a block that attends with one query, and of how many warps they are.
+constexpr unsigned ATTENTION_THREADS = 512, ATTENTION_WARPS = ATTENTION_THREADS / WARP;
+/// Keys that such a block reads at once, and those of a warp, so that it waits for memory once and not for each.
+constexpr unsigned ATTENTION_KEYS = 64, KEYS_AT_ONCE = ATTENTION_KEYS / ATTENTION_WARPS;
+/// The most blocks of a launch that share the keys of its queries, and the widest heads of all.
+constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
+/// Threads of a block that works on a row, and of one that writes rows of one head.
+constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
 /// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
 constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
-/// Keys that a warp reads at once, so that it waits for memory once and not for each.
-constexpr unsigned KEYS_AT_ONCE = 4;
 
 __device__ float value_of(float x) { return x; }
 __device__ float value_of(__half x) { return __half2float(x); }
@@ -59,20 +62,20 @@ __device__ float gelu(float x) {
 /// What follows the bias.
 enum Finish { NOTHING, GELU, ADD };
 
-/// `sum` with bias and what follows it.
-template <typename T, Finish FINISH> __device__ T finished(float sum, const T *bias, const T *residual) {
-  sum += value_of(*bias);
-  if (FINISH == ADD) sum += value_of(*residual);
+/// The sum at `place` with bias and what follows it.
+template <typename T, Finish FINISH> __device__ T finished(float sum, T bias, const T *residual, size_t place) {
+  sum += value_of(bias);
+  if (FINISH == ADD) sum += value_of(residual[place]);
   return rounded<T>(FINISH == GELU ? gelu(sum) : sum);
 }
 
-/// y = sums + bias, its GELU, or its sum with `residual`. `sums`, `y` and `residual` `(rows, width)`, `bias` `(width)`; any
-/// grid.
+/// y = sums + bias, its GELU, or its sum with `residual`, which is null otherwise. `sums`, `y` and `residual` `(rows, width)`,
+/// `bias` `(width)`; any grid.
 template <typename T, Finish FINISH>
 __device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
-    y[i] = finished<T, FINISH>(sums[i], bias + i % width, FINISH == ADD ? residual + i : nullptr);
+    y[i] = finished<T, FINISH>(sums[i], bias[i % width], residual, i);
 }
 
 /// The sums of the columns of a matrix, each row times an element of `x`, for `finish` of each column. `x` `(inner)`, `weight`
@@ -171,30 +174,87 @@ struct Strides {
 /// from `first` on where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
 /// head and batch row, and any number of them for the tokens.
 template <typename T>
-__device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks, Strides vs,
-                             const unsigned *list, unsigned first, unsigned tokens, unsigned capacity,
-                             unsigned head_dim) {
+__device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides key_strides,
+                             Strides value_strides, const unsigned *list, unsigned first, unsigned tokens,
+                             unsigned capacity, unsigned head_dim) {
   const unsigned head = blockIdx.x, batch = blockIdx.y;
   if (list) first = list[batch];
-  keys += batch * ks.batch + head * ks.head;
-  values += batch * vs.batch + head * vs.head;
+  keys += batch * key_strides.batch + head * key_strides.head;
+  values += batch * value_strides.batch + head * value_strides.head;
   const size_t memory = (size_t(batch) * gridDim.x + head) * capacity;
   for (unsigned token = blockIdx.z; token < tokens && first + token < capacity; token += gridDim.z) {
     const size_t place = (memory + first + token) * head_dim;
     for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
-      key_memory[place + d] = keys[token * ks.token + d];
-      value_memory[place + d] = values[token * vs.token + d];
+      key_memory[place + d] = keys[token * key_strides.token + d];
+      value_memory[place + d] = values[token * value_strides.token + d];
     }
   }
 }
 
-/// Attention of a query over the first `count` keys, reading each key and each value once. The warps of a block each have keys
-/// of their own and a softmax of their own, which are joined at the end. `q` and `context` `(D)`, D at most `WARP * CHUNKS`;
-/// keys and values are `key_step` and `value_step` apart.
+/// Softmax over some of the scores, before it is divided by its sum: the largest score, the sum of the exponentials relative
+/// to it, and that of the values times them.
+template <unsigned WIDTH> struct Part {
+  float largest, sum, context[WIDTH];
+};
+
+/// What an exponential of a score is relative to. Where all are -inf it would be NaN relative to the largest, though another
+/// part may have a larger one.
+__device__ float shift_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+/// Some parts as one, with element `d` of the context. A part without scores has a largest one of -inf and counts as nothing.
+template <unsigned WIDTH> __device__ Part<1> joined(const Part<WIDTH> *parts, unsigned count, unsigned d) {
+  Part<1> all = {-INFINITY, 0.0f, {0.0f}};
+  for (unsigned i = 0; i < count; i++) all.largest = fmaxf(all.largest, parts[i].largest);
+  for (unsigned i = 0; i < count; i++) {
+    const float factor = expf(parts[i].largest - shift_of(all.largest));
+    all.sum += factor * parts[i].sum;
+    all.context[0] += factor * parts[i].context[d];
+  }
+  return all;
+}
+
+/// What each block of a launch leaves for the last one of its query. Memory of the module: one launch uses it at a time.
+__device__ Part<WIDEST_HEAD> parts_of_blocks[SPLIT_BLOCKS];
+/// How many blocks of a query have done so; zero between launches.
+__device__ unsigned arrived_blocks[SPLIT_BLOCKS];
+
+/// Whether this block is the last one of `blocks` that come here for `query`; it then sees what all of them have written.
+__device__ bool is_last_block(unsigned query, unsigned blocks) {
+  __shared__ bool is_last;
+  __syncthreads(); // all threads of the block have written
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(&arrived_blocks[query], 1) + 1 == blocks;
+    __threadfence();
+    if (is_last) arrived_blocks[query] = 0;
+  }
+  __syncthreads();
+  return is_last;
+}
+
+/// The keys that this block has of the `count` ones of its query. They are split over the z axis of the grid as evenly as whole
+/// reads of a block allow, so `blocks` of them have keys, and those after them none.
+struct Split {
+  unsigned start, end, blocks;
+
+  __device__ explicit Split(unsigned count) {
+    const unsigned reads = (count + ATTENTION_KEYS - 1) / ATTENTION_KEYS;
+    const unsigned share = (reads + gridDim.z - 1) / gridDim.z * ATTENTION_KEYS;
+    start = blockIdx.z * share;
+    end = min(start + share, count);
+    blocks = (count + share - 1) / share;
+  }
+};
+
+/// Attention of a query over its keys, reading each key and each value once. The warps of a block each have keys of their own
+/// and a softmax of their own, which are joined at the end, and where several blocks share the keys, the one that comes last
+/// joins theirs, always in the same order: a kernel more for that would cost more than it does. `q` and `context` `(D)`, D at
+/// most `WARP * CHUNKS`; keys and values are `key_step` and `value_step` apart; `row` is the number of the query.
 template <unsigned CHUNKS, typename Q, typename T>
 __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size_t key_step, size_t value_step,
-                            unsigned count, unsigned head_dim, float scale) {
-  __shared__ float maxima[ATTENTION_WARPS], sums[ATTENTION_WARPS], contexts[ATTENTION_WARPS][WARP * CHUNKS];
+                            const Split &split, unsigned row, unsigned head_dim, float scale) {
+  __shared__ Part<WARP * CHUNKS> parts[ATTENTION_WARPS];
+  static_assert(WARP * CHUNKS <= WIDEST_HEAD && WIDEST_HEAD <= ATTENTION_THREADS, "a thread for each element");
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   float query[CHUNKS], total[CHUNKS], largest = -INFINITY, sum = 0.0f;
   for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
@@ -202,12 +262,12 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
     query[chunk] = d < head_dim ? scale * value_of(q[d]) : 0.0f;
     total[chunk] = 0.0f;
   }
-  for (unsigned start = warp * KEYS_AT_ONCE; start < count; start += ATTENTION_WARPS * KEYS_AT_ONCE) {
+  for (unsigned start = split.start + warp * KEYS_AT_ONCE; start < split.end; start += ATTENTION_KEYS) {
     float scores[KEYS_AT_ONCE], values[KEYS_AT_ONCE][CHUNKS];
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
       // After the last key the last one is read again, and weighs nothing.
-      const size_t key = min(start + i, count - 1);
+      const size_t key = min(start + i, split.end - 1);
       scores[i] = 0.0f;
 #pragma unroll
       for (unsigned chunk = 0; chunk < CHUNKS; chunk++) {
@@ -219,97 +279,110 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
     float new_largest = largest;
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
-      scores[i] = start + i < count ? warp_sum(scores[i]) : -INFINITY;
+      scores[i] = start + i < split.end ? warp_sum(scores[i]) : -INFINITY;
       new_largest = fmaxf(new_largest, scores[i]);
     }
-    const float kept = expf(largest - new_largest);
+    const float shift = shift_of(new_largest), kept = expf(largest - shift);
     largest = new_largest;
     sum *= kept;
     for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] *= kept;
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
-      const float weight = expf(scores[i] - largest);
+      const float weight = expf(scores[i] - shift);
       sum += weight;
       for (unsigned chunk = 0; chunk < CHUNKS; chunk++) total[chunk] += weight * values[i][chunk];
     }
   }
 
   if (lane == 0) {
-    maxima[warp] = largest;
-    sums[warp] = sum;
+    parts[warp].largest = largest;
+    parts[warp].sum = sum;
   }
-  for (unsigned chunk = 0; chunk < CHUNKS; chunk++) contexts[warp][chunk * WARP + lane] = total[chunk];
+  for (unsigned chunk = 0; chunk < CHUNKS; chunk++) parts[warp].context[chunk * WARP + lane] = total[chunk];
   __syncthreads();
-  largest = -INFINITY;
-  for (unsigned other = 0; other < ATTENTION_WARPS; other++) largest = fmaxf(largest, maxima[other]);
-  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    float numerator = 0.0f, denominator = 0.0f;
-    for (unsigned other = 0; other < ATTENTION_WARPS; other++) {
-      // A warp without keys has a maximum of -inf and counts as nothing.
-      const float factor = expf(maxima[other] - largest);
-      numerator += factor * contexts[other][d];
-      denominator += factor * sums[other];
+  const unsigned d = min(threadIdx.x, head_dim - 1);
+  Part<1> all = joined(parts, ATTENTION_WARPS, d);
+  if (split.blocks > 1) {
+    Part<WIDEST_HEAD> *blocks = parts_of_blocks + row * gridDim.z, &own = blocks[blockIdx.z];
+    if (threadIdx.x == 0) {
+      own.largest = all.largest;
+      own.sum = all.sum;
     }
-    context[d] = rounded<T>(numerator / denominator);
+    if (threadIdx.x < head_dim) own.context[d] = all.context[0];
+    if (!is_last_block(row, split.blocks)) return;
+    all = joined(blocks, split.blocks, d);
   }
+  if (threadIdx.x < head_dim) context[d] = rounded<T>(all.context[0] / all.sum);
 }
 
-/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys. A block for each head
-/// and batch row; `context` `(B, H, D)`.
+/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys. Blocks for each head and
+/// batch row, and any number of them for the keys, up to `SPLIT_BLOCKS` in all where there are several; `context` `(B, H, D)`.
 template <typename T, unsigned CHUNKS>
-__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides qs, Strides ks, Strides vs,
-                       const unsigned *list, unsigned first, unsigned head_dim, float scale) {
-  const unsigned head = blockIdx.x, batch = blockIdx.y, count = visible_keys(list, first, batch, 1, 0);
-  q += batch * qs.batch + head * qs.head;
-  k += batch * ks.batch + head * ks.head;
-  v += batch * vs.batch + head * vs.head;
-  context += (size_t(batch) * gridDim.x + head) * head_dim;
-  attend_keys<CHUNKS>(q, k, v, context, ks.token, vs.token, count, head_dim, scale);
+__device__ void attend(const T *q, const T *k, const T *v, T *context, Strides query_strides, Strides key_strides,
+                       Strides value_strides, const unsigned *list, unsigned first, unsigned head_dim, float scale) {
+  const unsigned head = blockIdx.x, batch = blockIdx.y, row = batch * gridDim.x + head;
+  const Split split(visible_keys(list, first, batch, 1, 0));
+  if (split.start >= split.end) return;
+  q += batch * query_strides.batch + head * query_strides.head;
+  k += batch * key_strides.batch + head * key_strides.head;
+  v += batch * value_strides.batch + head * value_strides.head;
+  attend_keys<CHUNKS>(q, k, v, context + size_t(row) * head_dim, key_strides.token, value_strides.token, split, row,
+                      head_dim, scale);
 }
 
 /// Self-attention of a new token of each row: adds the bias to the sums of its queries, keys and values, writes keys and values
 /// into memory after the `lengths[row]` ones there, and attends to all of them. `sums` `(B, 3, H, D)`, `bias` `(3, H, D)`,
-/// memory `(B, H, S, D)`, in one piece; `context` `(B, H, D)`; a block for each head and batch row.
+/// memory `(B, H, S, D)`, in one piece; `context` `(B, H, D)`; blocks as for `attend`.
 template <typename T, unsigned CHUNKS>
 __device__ void step_attention(const float *sums, const T *bias, T *key_memory, T *value_memory, T *context,
                                const unsigned *lengths, unsigned capacity, unsigned head_dim, float scale) {
   __shared__ float query[WARP * CHUNKS];
-  const unsigned head = blockIdx.x, batch = blockIdx.y;
+  const unsigned head = blockIdx.x, batch = blockIdx.y, row = batch * gridDim.x + head;
   const unsigned place = min(lengths[batch], capacity - 1); // a row without room spoils its own last token only
-  const size_t width = size_t(gridDim.x) * head_dim, row = size_t(batch) * gridDim.x + head;
+  const Split split(place + 1);
+  if (split.start >= split.end) return;
+  const size_t width = size_t(gridDim.x) * head_dim, memory = size_t(row) * capacity * head_dim;
   sums += batch * 3 * width + head * head_dim;
   bias += head * head_dim;
-  key_memory += row * capacity * head_dim;
-  value_memory += row * capacity * head_dim;
+  key_memory += memory;
+  value_memory += memory;
+  const bool has_new_key = split.end > place; // and only this block reads it
   for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
     // Rounded like the keys that it meets.
     query[d] = value_of(rounded<T>(sums[d] + value_of(bias[d])));
+    if (!has_new_key) continue;
     key_memory[size_t(place) * head_dim + d] = rounded<T>(sums[width + d] + value_of(bias[width + d]));
     value_memory[size_t(place) * head_dim + d] = rounded<T>(sums[2 * width + d] + value_of(bias[2 * width + d]));
   }
   __syncthreads();
-  attend_keys<CHUNKS>(query, key_memory, value_memory, context + row * head_dim, head_dim, head_dim, place + 1,
+  attend_keys<CHUNKS>(query, key_memory, value_memory, context + size_t(row) * head_dim, head_dim, head_dim, split, row,
                       head_dim, scale);
 }
 
 } // namespace
 
-// Without a bound the compiler could give a thread more registers than such a block has room for.
+// Without a bound the compiler could give a thread more registers than such a block has room for. `signatures.rs` says once
+// more what each kernel takes.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 
-#define ROW_PRODUCT(NAME, T, FINISH)                                                                                    \
-  KERNEL(PRODUCT_THREADS) NAME(const T *x, const T *weight, const T *bias, T *y, unsigned inner, unsigned columns,      \
-                               unsigned lanes) {                                                                        \
+#define FINISHED(NAME, T, FINISH)                                                                                       \
+  KERNEL(ROW_THREADS) add_##NAME(const float *sums, const T *bias, const T *residual, T *y, size_t count,               \
+                                 unsigned width) {                                                                      \
+    add_bias<T, FINISH>(sums, bias, residual, y, count, width);                                                         \
+  }                                                                                                                     \
+  KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, const T *bias, const T *residual, T *y,       \
+                                             unsigned inner, unsigned columns, unsigned lanes) {                        \
     row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
-      y[column] = finished<T, FINISH>(sum, bias + column, nullptr);                                                     \
+      y[column] = finished<T, FINISH>(sum, bias[column], residual, column);                                             \
     });                                                                                                                 \
   }
 
 #define ATTENTION(NAME, T, WIDTH)                                                                                       \
-  KERNEL(ATTENTION_THREADS) attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context, Strides qs,         \
-                                                    Strides ks, Strides vs, const unsigned *list, unsigned first,       \
-                                                    unsigned head_dim, float scale) {                                   \
-    attend<T, WIDTH / WARP>(q, k, v, context, qs, ks, vs, list, first, head_dim, scale);                                \
+  KERNEL(ATTENTION_THREADS) attend_##WIDTH##_##NAME(const T *q, const T *k, const T *v, T *context,                     \
+                                                    Strides query_strides, Strides key_strides, Strides value_strides,  \
+                                                    const unsigned *list, unsigned first, unsigned head_dim,            \
+                                                    float scale) {                                                      \
+    attend<T, WIDTH / WARP>(q, k, v, context, query_strides, key_strides, value_strides, list, first, head_dim, scale); \
   }                                                                                                                     \
   KERNEL(ATTENTION_THREADS) step_attention_##WIDTH##_##NAME(const float *sums, const T *bias, T *key_memory,            \
                                                             T *value_memory, T *context, const unsigned *lengths,       \
@@ -318,28 +391,12 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
   }
 
 #define KERNELS(NAME, T)                                                                                                \
-  KERNEL(ROW_THREADS) add_bias_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {           \
-    add_bias<T, NOTHING>(sums, bias, nullptr, y, count, width);                                                         \
-  }                                                                                                                     \
-  KERNEL(ROW_THREADS) add_bias_gelu_##NAME(const float *sums, const T *bias, T *y, size_t count, unsigned width) {      \
-    add_bias<T, GELU>(sums, bias, nullptr, y, count, width);                                                            \
-  }                                                                                                                     \
-  KERNEL(ROW_THREADS) add_bias_residual_##NAME(const float *sums, const T *bias, const T *residual, T *y, size_t count, \
-                                               unsigned width) {                                                        \
-    add_bias<T, ADD>(sums, bias, residual, y, count, width);                                                            \
-  }                                                                                                                     \
+  FINISHED(bias_##NAME, T, NOTHING)                                                                                     \
+  FINISHED(bias_gelu_##NAME, T, GELU)                                                                                   \
+  FINISHED(bias_residual_##NAME, T, ADD)                                                                                \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned inner, unsigned columns,   \
                                              unsigned lanes) {                                                          \
     row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) { y[column] = sum; });                \
-  }                                                                                                                     \
-  ROW_PRODUCT(row_product_bias_##NAME, T, NOTHING)                                                                      \
-  ROW_PRODUCT(row_product_bias_gelu_##NAME, T, GELU)                                                                    \
-  KERNEL(PRODUCT_THREADS) row_product_bias_residual_##NAME(const T *x, const T *weight, const T *bias,                  \
-                                                           const T *residual, T *y, unsigned inner, unsigned columns,   \
-                                                           unsigned lanes) {                                            \
-    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
-      y[column] = finished<T, ADD>(sum, bias + column, residual + column);                                              \
-    });                                                                                                                 \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,               \
                                         float epsilon) {                                                                \
@@ -349,10 +406,11 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
                                             unsigned heads, unsigned queries, unsigned keys) {                          \
     prefix_softmax<T>(scores, weights, list, first, heads, queries, keys);                                              \
   }                                                                                                                     \
-  KERNEL(ROW_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory, Strides ks,   \
-                                          Strides vs, const unsigned *list, unsigned first, unsigned tokens,            \
-                                          unsigned capacity, unsigned head_dim) {                                       \
-    write_tokens<T>(keys, values, key_memory, value_memory, ks, vs, list, first, tokens, capacity, head_dim);           \
+  KERNEL(HEAD_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,              \
+                                           Strides key_strides, Strides value_strides, const unsigned *list,            \
+                                           unsigned first, unsigned tokens, unsigned capacity, unsigned head_dim) {     \
+    write_tokens<T>(keys, values, key_memory, value_memory, key_strides, value_strides, list, first, tokens, capacity,  \
+                    head_dim);                                                                                          \
   }                                                                                                                     \
   ATTENTION(NAME, T, 64)                                                                                                \
   ATTENTION(NAME, T, 128)                                                                                               \

@@ -1,5 +1,6 @@
 //! Inference on NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of
-//! attention, [`products`] matrix products with what follows them, [`recording`] starts all kernels of a step at once.
+//! attention, [`products`] matrix products with what follows them, [`recording`] starts all kernels of a step at once;
+//! [`signatures`] says what each kernel takes.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
 //! each operation; these do in one what stands between two matrix products. Each function returns `None` where its kernel
@@ -9,9 +10,7 @@
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute;
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg, result,
-};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, result};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Layout, Result, Shape, Storage, StorageRef, Tensor};
@@ -20,17 +19,18 @@ use half::{bf16, f16};
 mod attention;
 mod products;
 mod recording;
+mod signatures;
 
 pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
 pub(crate) use products::linear;
 pub use recording::{Recording, prepared};
 
+use signatures::LayerNorm;
+
 /// The compiled kernels.
 const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 /// Under this name candle keeps them on the device.
 const MODULE: &str = "gpt2";
-/// Threads of a block that works on one row.
-const ROW_THREADS: u32 = 256;
 /// Blocks of an elementwise kernel, whose threads go on after them.
 const MAX_BLOCKS: usize = 1 << 15;
 
@@ -123,20 +123,18 @@ fn launch_normed<T: Element>(
     epsilon: f64,
 ) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let function = device.get_or_load_custom_func(&format!("layer_norm_{}", T::NAME), MODULE, KERNELS)?;
     let (held_x, held_weight, held_bias) = (Held::new(x), Held::new(weight), Held::new(bias));
-    let x_values = held_x.values::<T>()?;
-    let (weight_values, bias_values) = (held_weight.values::<T>()?, held_bias.values::<T>()?);
     let count = x.elem_count();
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
     #[expect(clippy::cast_possible_truncation, reason = "added to an f32 variance")]
     let epsilon = epsilon as f32;
-    let mut launch = function.builder();
-    launch.arg(&x_values).arg(&weight_values).arg(&bias_values).arg(&mut y).arg(&width).arg(&epsilon);
+    let (x_values, y_values) = (held_x.values()?, y.as_view_mut());
+    let (weight, bias) = (held_weight.values()?, held_bias.values()?);
+    let parameters = LayerNorm::<T> { x: x_values, weight, bias, y: y_values, width, epsilon };
     let rows = counted(count / width as usize)?;
-    // SAFETY: these are the parameters of the kernel; `x` and `y` hold `rows` rows of `width` elements, weight and bias one.
-    unsafe { launch.launch(grid((rows, 1, 1), ROW_THREADS)) }.w()?;
+    // SAFETY: `x` and `y` hold `rows` rows of `width` elements, weight and bias one.
+    unsafe { parameters.launch(device, "layer_norm", (rows, 1, 1))? };
     Ok(tensor(y, device, x.shape()))
 }
 
@@ -164,10 +162,6 @@ impl<'a> Held<'a> {
 /// A size as the kernels count.
 fn counted(size: usize) -> Result<u32> {
     u32::try_from(size).map_err(candle_core::Error::wrap)
-}
-
-fn grid(blocks: (u32, u32, u32), threads: u32) -> LaunchConfig {
-    LaunchConfig { grid_dim: blocks, block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
 fn tensor<T: Element>(values: CudaSlice<T>, device: &CudaDevice, shape: &Shape) -> Tensor {

@@ -10,22 +10,19 @@ use candle_core::cuda_backend::cudarc::cublas::sys::{
     cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cublasSetMathMode,
     cublasSetWorkspace_v2, cudaDataType_t,
 };
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr, PushKernelArg};
-use candle_core::cuda_backend::{CudaDType, CudaDevice, WrapErr, gemm_reduced_precision_f32};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr};
+use candle_core::cuda_backend::{CudaDevice, WrapErr, gemm_reduced_precision_f32};
 use candle_core::{DType, Result, Shape, Tensor};
+use gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
-use super::{
-    Element, Held, KERNELS, MAX_BLOCKS, MODULE, ROW_THREADS, applies, by_type, counted, grid, tensor,
-};
-use gpt2_arithmetic::Finish;
+use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};
+use super::{Element, Held, MAX_BLOCKS, applies, by_type, counted, tensor};
 
-/// `PRODUCT_THREADS` of the kernels.
-const PRODUCT_THREADS: u32 = 512;
-/// What one of their threads loads at once.
+/// What a thread loads at once in a product of one row.
 const LOAD_BYTES: usize = 16;
-/// How many of them may share a row of the weight, powers of two up to the kernels' `MAX_LANES`; fewer make more blocks.
-const LANES: [usize; 3] = [8, 4, 2];
+/// How many of them may share a row of the weight, powers of two; fewer make more blocks.
+const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
 /// Blocks that keep a large GPU's memory busy.
 const ENOUGH_BLOCKS: usize = 128;
 
@@ -95,67 +92,90 @@ fn launch_linear<T: Product>(
         Finish::Gelu => ("bias_gelu", None),
         Finish::Add(residual) => ("bias_residual", Some(residual.contiguous()?)),
     };
-    let y = match row_product::<T, T>(
-        &format!("row_product_{name}"),
-        [x, weight],
-        Some(bias),
-        residual.as_ref(),
-    )? {
-        Some(y) => y,
-        None => {
-            add_bias::<T>(&format!("add_{name}"), &sums::<T>(x, weight)?, bias, residual.as_ref(), device)?
-        }
+    let y = match RowGrid::of::<T>(x, weight)? {
+        Some(grid) => finished_row_product::<T>(name, grid, [x, weight, bias], residual.as_ref())?,
+        None => add_bias::<T>(name, &sums::<T>(x, weight)?, bias, residual.as_ref(), device)?,
     };
     Ok(tensor(y, device, shape))
 }
 
 /// `x Wᵀ` in f32, for a contiguous `x` and a weight in one piece.
 pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
-    match row_product::<T, f32>("row_product", [x, weight], None, None)? {
-        Some(sums) => Ok(sums),
+    match RowGrid::of::<T>(x, weight)? {
+        Some(grid) => row_product::<T>(grid, x, weight),
         None => linear_product::<T, f32>(x, weight),
     }
 }
 
-/// A product of one row, where there is a kernel for it: it reads a weight as checkpoints hold it, `(in, out)`, at the memory's
-/// speed, and finishes each output.
-fn row_product<T: Element, R: CudaDType + DeviceRepr>(
-    kernel: &str,
-    [x, weight]: [&Tensor; 2],
-    bias: Option<&Tensor>,
-    residual: Option<&Tensor>,
-) -> Result<Option<CudaSlice<R>>> {
-    let (columns, inner) = weight.dims2()?;
-    let width = LOAD_BYTES / size_of::<T>();
-    let is_aligned = columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
-    if x.elem_count() != inner || !weight.t()?.is_contiguous() || !is_aligned {
-        return Ok(None);
+/// How the kernels for a product of one row share the work. They read a weight as checkpoints hold it, `(in, out)`, at the
+/// memory's speed.
+#[derive(Clone, Copy)]
+struct RowGrid {
+    blocks: u32,
+    inner: u32,
+    columns: u32,
+    lanes: u32,
+}
+
+impl RowGrid {
+    /// `None` where there is no kernel for such a product.
+    fn of<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Option<Self>> {
+        let (columns, inner) = weight.dims2()?;
+        let width = LOAD_BYTES / size_of::<T>();
+        let is_aligned =
+            columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
+        if x.elem_count() != inner || !weight.t()?.is_contiguous() || !is_aligned {
+            return Ok(None);
+        }
+        let blocks_of = |lanes: u32| columns.div_ceil(lanes as usize * width);
+        let [_, _, fewest] = LANES;
+        let lanes = LANES.into_iter().find(|lanes| blocks_of(*lanes) >= ENOUGH_BLOCKS).unwrap_or(fewest);
+        let (inner, columns, blocks) = (counted(inner)?, counted(columns)?, counted(blocks_of(lanes))?);
+        Ok(Some(Self { blocks, inner, columns, lanes }))
     }
-    let blocks_of = |lanes: usize| columns.div_ceil(lanes * width);
-    let [_, _, fewest] = LANES;
-    let lanes = LANES.into_iter().find(|lanes| blocks_of(*lanes) >= ENOUGH_BLOCKS).unwrap_or(fewest);
+}
+
+/// `x Wᵀ` in f32.
+fn row_product<T: Element>(grid: RowGrid, x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
+    let RowGrid { blocks, inner, columns, lanes } = grid;
     let device = x.device().as_cuda_device()?;
-    let function = device.get_or_load_custom_func(&format!("{kernel}_{}", T::NAME), MODULE, KERNELS)?;
     let (held_x, held_weight) = (Held::new(x), Held::new(weight));
-    let (x_values, weight_values) = (held_x.values::<T>()?, held_weight.values::<T>()?);
-    let (held_bias, held_residual) = (bias.map(Held::new), residual.map(Held::new));
-    let bias_values = held_bias.as_ref().map(Held::values::<T>).transpose()?;
-    let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
-    let blocks = counted(blocks_of(lanes))?;
-    let (inner, lanes, outputs) = (counted(inner)?, counted(lanes)?, counted(columns)?);
     // SAFETY: the kernel writes every element.
-    let mut y = unsafe { device.alloc::<R>(columns)? };
-    let mut launch = function.builder();
-    launch.arg(&x_values).arg(&weight_values);
-    for values in [&bias_values, &residual_values].into_iter().flatten() {
-        launch.arg(values);
-    }
-    launch.arg(&mut y).arg(&inner).arg(&outputs).arg(&lanes);
-    // SAFETY: these are the parameters of the kernel that takes this bias and this residual; `x` is a row of `inner` elements,
-    // bias, residual and `y` have one for each column, and the weight is whole rows of columns, from a multiple of 16 bytes on; `lanes` is
-    // one that the kernel has room for.
-    unsafe { launch.launch(grid((blocks, 1, 1), PRODUCT_THREADS)) }.w()?;
-    Ok(Some(y))
+    let mut y = unsafe { device.alloc::<f32>(columns as usize)? };
+    let (x, weight) = (held_x.values()?, held_weight.values()?);
+    let parameters = RowProduct::<T> { x, weight, y: y.as_view_mut(), inner, columns, lanes };
+    // SAFETY: `x` is a row of `inner` elements, `y` has one for each column, and the weight is whole rows of columns, from a
+    // multiple of 16 bytes on; the kernel has room for so many lanes.
+    unsafe { parameters.launch(device, "row_product", (blocks, 1, 1))? };
+    Ok(y)
+}
+
+/// `x Wᵀ` with bias and what follows it.
+fn finished_row_product<T: Element>(
+    finish: &str,
+    grid: RowGrid,
+    [x, weight, bias]: [&Tensor; 3],
+    residual: Option<&Tensor>,
+) -> Result<CudaSlice<T>> {
+    let RowGrid { blocks, inner, columns, lanes } = grid;
+    let device = x.device().as_cuda_device()?;
+    let (held_x, held_weight, held_bias) = (Held::new(x), Held::new(weight), Held::new(bias));
+    let held_residual = residual.map(Held::new);
+    // SAFETY: the kernel writes every element.
+    let mut y = unsafe { device.alloc::<T>(columns as usize)? };
+    let parameters = FinishedRowProduct::<T> {
+        x: held_x.values()?,
+        weight: held_weight.values()?,
+        bias: held_bias.values()?,
+        residual: held_residual.as_ref().map(Held::values).transpose()?,
+        y: y.as_view_mut(),
+        inner,
+        columns,
+        lanes,
+    };
+    // SAFETY: as above; bias and residual have an element for each column, and there is a residual where it is added.
+    unsafe { parameters.launch(device, &format!("row_product_{finish}"), (blocks, 1, 1))? };
+    Ok(y)
 }
 
 /// `x Wᵀ` by cuBLAS, for a contiguous `x` and a weight in one piece.
@@ -179,30 +199,28 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
 
 /// The sums of a product with bias and what follows it, rounded once.
 fn add_bias<T: Element>(
-    kernel: &str,
+    finish: &str,
     sums: &CudaSlice<f32>,
     bias: &Tensor,
     residual: Option<&Tensor>,
     device: &CudaDevice,
 ) -> Result<CudaSlice<T>> {
-    let function = device.get_or_load_custom_func(&format!("{kernel}_{}", T::NAME), MODULE, KERNELS)?;
-    let held_bias = Held::new(bias);
-    let bias_values = held_bias.values::<T>()?;
-    let held_residual = residual.map(Held::new);
-    let residual_values = held_residual.as_ref().map(Held::values::<T>).transpose()?;
-    let (count, width) = (sums.len(), counted(bias.elem_count())?);
+    let (held_bias, held_residual) = (Held::new(bias), residual.map(Held::new));
+    let count = sums.len();
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
-    let blocks = count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS);
-    let mut launch = function.builder();
-    launch.arg(sums).arg(&bias_values);
-    if let Some(residual_values) = &residual_values {
-        launch.arg(residual_values);
-    }
-    launch.arg(&mut y).arg(&count).arg(&width);
-    // SAFETY: these are the parameters of the kernel; the sums, `y` and the residual hold `count` elements, whole rows of
-    // `width`, and the bias `width`.
-    unsafe { launch.launch(grid((counted(blocks)?, 1, 1), ROW_THREADS)) }.w()?;
+    let parameters = AddBias::<T> {
+        sums: sums.as_view(),
+        bias: held_bias.values()?,
+        residual: held_residual.as_ref().map(Held::values).transpose()?,
+        y: y.as_view_mut(),
+        count,
+        width: counted(bias.elem_count())?,
+    };
+    let blocks = counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))?;
+    // SAFETY: the sums, `y` and the residual, which is there where it is added, hold `count` elements, whole rows of `width`, and
+    // the bias `width`.
+    unsafe { parameters.launch(device, &format!("add_{finish}"), (blocks, 1, 1))? };
     Ok(y)
 }
 

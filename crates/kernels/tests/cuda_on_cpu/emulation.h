@@ -2,6 +2,7 @@
 // arithmetic and the waiting are right; speed, and what only a GPU reorders, it does not show.
 #pragma once
 
+#include <csetjmp>
 #include <ucontext.h>
 
 #include <cmath>
@@ -26,32 +27,39 @@ struct Barrier {
 };
 
 struct Thread {
+  /// Where it starts, and where it goes on: a jump costs no system call.
   ucontext_t context;
+  std::jmp_buf place;
+  bool is_started = false;
   std::vector<char> stack;
   Dim index;
   float exchanged = 0;
   bool is_done = false;
+  /// What it waits for, and how often that had opened when it came.
+  Barrier *barrier = nullptr;
+  unsigned opened = 0;
+
+  bool is_waiting() const { return barrier != nullptr && barrier->opened == opened; }
 };
 
 constexpr unsigned WARP_SIZE = 32;
 inline Dim blockIdx, blockDim, gridDim;
 inline std::vector<Thread> threads;
 inline Thread *running;
-inline ucontext_t scheduler;
+inline std::jmp_buf scheduler;
 inline Barrier block_barrier;
 inline std::vector<Barrier> warp_barriers;
 inline std::function<void()> kernel;
 
 inline void wait_at(Barrier &barrier) {
-  const unsigned opened = barrier.opened;
+  Thread *self = running;
+  self->barrier = &barrier;
+  self->opened = barrier.opened;
   if (++barrier.waiting == barrier.size) {
     barrier.waiting = 0;
     barrier.opened++;
-  }
-  while (barrier.opened == opened) {
-    Thread *self = running;
-    swapcontext(&self->context, &scheduler);
-    running = self;
+  } else if (_setjmp(self->place) == 0) {
+    _longjmp(scheduler, 1);
   }
 }
 
@@ -67,6 +75,14 @@ inline float __shfl_xor_sync(unsigned, float x, unsigned distance) {
   return other;
 }
 
+// Blocks follow each other, so what one has written the next one sees.
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned *sum, unsigned x) {
+  const unsigned before = *sum;
+  *sum += x;
+  return before;
+}
+
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -76,8 +92,20 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline void run_thread() {
   kernel();
   running->is_done = true;
-  swapcontext(&running->context, &scheduler);
+  _longjmp(scheduler, 1);
 }
+
+/// Runs a thread until it waits or ends.
+inline void go_on(Thread &thread) {
+  running = &thread;
+  if (_setjmp(scheduler) != 0) return;
+  if (thread.is_started) _longjmp(thread.place, 1);
+  thread.is_started = true;
+  setcontext(&thread.context);
+}
+
+/// Whether the last block runs first: a GPU has no order.
+inline bool is_reversed = false;
 
 /// Runs `call` once for each thread of each block.
 inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
@@ -85,14 +113,18 @@ inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
   kernel = std::move(call);
   gridDim = grid;
   blockDim = {block_size, 1, 1};
-  for (unsigned block = 0; block < grid.x * grid.y * grid.z; block++) {
+  const unsigned blocks = grid.x * grid.y * grid.z;
+  for (unsigned i = 0; i < blocks; i++) {
+    const unsigned block = is_reversed ? blocks - 1 - i : i;
     blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
     block_barrier = {block_size};
     warp_barriers.assign(block_size / WARP_SIZE, {WARP_SIZE});
-    threads = std::vector<Thread>(block_size);
+    threads.resize(block_size);
     for (unsigned i = 0; i < block_size; i++) {
       Thread &thread = threads[i];
       thread.index = {i, 0, 0};
+      thread.is_started = thread.is_done = false;
+      thread.barrier = nullptr;
       thread.stack.resize(STACK_BYTES);
       getcontext(&thread.context);
       thread.context.uc_stack.ss_sp = thread.stack.data();
@@ -104,8 +136,7 @@ inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
       for (Thread &thread : threads) {
         if (thread.is_done) continue;
         is_running = true;
-        running = &thread;
-        swapcontext(&scheduler, &thread.context);
+        if (!thread.is_waiting()) go_on(thread);
       }
     }
   }

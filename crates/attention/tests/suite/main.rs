@@ -1,0 +1,9 @@
+//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod multi_head;
+mod positions_and_scale;
+mod steps;
+mod transformer;
+mod window;

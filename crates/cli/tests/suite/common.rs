@@ -1,0 +1,63 @@
+//! Running the program as its users do.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+pub(crate) const SUCCESS: i32 = 0;
+pub(crate) const FAILURE: i32 = 1;
+pub(crate) const USAGE: i32 = 2;
+
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
+        let code = output.status.code().expect("an exit code, not a signal");
+        Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, SUCCESS, "{}", self.stderr);
+        serde_json::from_str(&self.stdout).expect("one JSON object")
+    }
+}
+
+pub(crate) fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+    command.args(arguments).env_remove("RUST_BACKTRACE");
+    command
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Run {
+    Run::of(&program(arguments).stdin(Stdio::null()).output().expect("the program runs"))
+}
+
+pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
+    let mut child = program(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    child.stdin.take().expect("a pipe").write_all(input).expect("input to write");
+    Run::of(&child.wait_with_output().expect("an end"))
+}
+
+#[track_caller]
+pub(crate) fn assert_refused(run: &Run, code: i32, expected: &str) {
+    assert_eq!(run.code, code, "stdout: {} stderr: {}", run.stdout, run.stderr);
+    assert!(run.stderr.contains(expected), "`{expected}` is not in: {}", run.stderr);
+    assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
+    assert_eq!(run.stdout, "", "nothing on standard output");
+}
+
+pub(crate) fn path(folder: &Path) -> &str {
+    folder.to_str().expect("a path in UTF-8")
+}

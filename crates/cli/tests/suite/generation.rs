@@ -1,0 +1,800 @@
+//! `gpt2 generate` beyond one greedy text, and `gpt2 score` with choices: options, many prompts, interrupted runs.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use gpt2_testing::{CheckpointFolder, json_fixture};
+use serde_json::{Value, json};
+
+use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+
+/// `gpt2 generate` with these arguments on a checkpoint.
+fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
+    run(&[&["generate", "--model", path(folder.path())][..], arguments].concat())
+}
+
+fn objects(lines: &str) -> Vec<Value> {
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn without_speed(mut report: Value) -> Value {
+    report
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !matches!(key.as_str(), "tokens_per_s" | "time_to_first_token_s"));
+    report
+}
+
+#[test]
+fn beams_of_the_program_are_those_of_transformers() {
+    let folder = CheckpointFolder::tiny();
+    let fixture = json_fixture("generation");
+    let case =
+        fixture["beams"].as_array().unwrap().iter().find(|case| case["options"]["length_penalty"] == 2.0);
+    let case = case.unwrap();
+    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ends: Vec<String> =
+        case["options"]["eos_token_id"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ids = ids.join(",");
+    let flags = [
+        "--ids",
+        &ids,
+        "--json",
+        "--num-beams",
+        "3",
+        "--num-return-sequences",
+        "3",
+        "--length-penalty",
+        "2",
+        "--max-new-tokens",
+        "18",
+        "--eos-token-id",
+        &ends[0],
+        "--eos-token-id",
+        &ends[1],
+    ];
+    let report = generate(&folder, &flags).json();
+    let sequences = report["sequences"].as_array().unwrap();
+    assert_eq!(sequences.len(), 3);
+    for (index, sequence) in sequences.iter().enumerate() {
+        assert_eq!(sequence["ids"], case["ids"][index]);
+        let difference = sequence["score"].as_f64().unwrap() - case["scores"][index].as_f64().unwrap();
+        assert!(difference.abs() < 1e-4);
+    }
+}
+
+#[test]
+fn contrastive_search_of_the_program_is_that_of_transformers() {
+    let folder = CheckpointFolder::tiny();
+    let case = json_fixture("generation_4_49")["contrastive"][0].clone();
+    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let ids = ids.join(",");
+    let flags = ["--ids", &ids, "--json", "--penalty-alpha", "0.6", "--top-k", "4", "--max-new-tokens", "24"];
+    assert_eq!(generate(&folder, &flags).json()["ids"], case["ids"][0]);
+}
+
+/// What the file says holds until an argument says otherwise.
+#[test]
+fn generation_config_json_sets_the_defaults() {
+    let with = |config: Value| CheckpointFolder::tiny().with("generation_config.json", config.to_string());
+    let ids = |folder: &CheckpointFolder, flags: &[&str]| {
+        generate(folder, &[&["The dog", "--json"][..], flags].concat()).json()["ids"].clone()
+    };
+    let plain = with(json!({}));
+    let flags =
+        ["--max-new-tokens", "6", "--temperature", "0.7", "--repetition-penalty", "1.4", "--seed", "3"];
+    let by_file = with(json!({
+        "max_new_tokens": 6, "temperature": 0.7, "repetition_penalty": 1.4, "seed": 3, "do_sample": true
+    }));
+    assert_eq!(ids(&by_file, &[]), ids(&plain, &flags));
+    assert_ne!(ids(&by_file, &["--seed", "4"]), ids(&by_file, &[]));
+    assert_eq!(
+        ids(&by_file, &["--greedy", "--repetition-penalty", "1"]),
+        ids(&plain, &["--greedy", "--max-new-tokens", "6"])
+    );
+    let greedy = with(json!({"do_sample": false, "max_new_tokens": 6}));
+    assert_eq!(ids(&greedy, &[]), ids(&plain, &["--greedy", "--max-new-tokens", "6"]));
+    // As a total length the file counts the prompt's five tokens; an argument goes before it.
+    let by_length = with(json!({"max_length": 9, "do_sample": false}));
+    assert_eq!(ids(&by_length, &[]).as_array().unwrap().len(), 4);
+    assert_eq!(ids(&by_length, &["--max-new-tokens", "6"]).as_array().unwrap().len(), 6);
+    let beams = with(json!({"num_beams": 3, "max_new_tokens": 6}));
+    assert_eq!(ids(&beams, &[]), ids(&plain, &["--num-beams", "3", "--max-new-tokens", "6"]));
+    // An argument for another way to choose tokens takes the place of the file's.
+    let drawn = ids(&beams, &["--temperature", "0.7", "--seed", "3"]);
+    assert_eq!(drawn, ids(&plain, &["--temperature", "0.7", "--seed", "3", "--max-new-tokens", "6"]));
+    assert_eq!(ids(&greedy, &["--seed", "3"]), ids(&plain, &["--seed", "3", "--max-new-tokens", "6"]));
+    assert_eq!(ids(&beams, &["--greedy"]), ids(&greedy, &[]));
+    // So does an argument of what the file has wrong.
+    for (file, flags) in [
+        (json!({"do_sample": true, "temperature": 0.0}), ["--temperature", "0.7"]),
+        (json!({"do_sample": true, "top_p": 7}), ["--top-p", "0.9"]),
+        (json!({"eos_token_id": 999}), ["--eos-token-id", "1"]),
+        (json!({"do_sample": true, "num_beams": 4}), ["--seed", "1"]),
+        (json!({"num_beams": 4}), ["--length-penalty", "2"]),
+    ] {
+        assert_eq!(generate(&with(file.clone()), &[&["x"][..], &flags].concat()).code, SUCCESS, "{file}");
+    }
+    assert_eq!(generate(&plain, &["x", "--min-new-tokens", "90"]).code, SUCCESS, "of the 100 that are usual");
+    for (config, told) in [
+        (json!({"repetition_penalty": 0}), "generation_config.json: repetition_penalty: expected"),
+        (json!({"do_sample": true, "top_p": 2}), "generation_config.json: top_p: expected"),
+        (json!({"pad_token_id": 999}), "generation_config.json: pad_token_id: expected token ids below"),
+    ] {
+        assert_refused(&generate(&with(config), &["x"]), FAILURE, told);
+    }
+    let unsupported = with(json!({"guidance_scale": 2.0}));
+    assert_refused(
+        &generate(&unsupported, &["x"]),
+        FAILURE,
+        "`guidance_scale` is 2.0, which is not supported",
+    );
+}
+
+#[test]
+fn a_stop_string_ends_the_printed_text() {
+    let folder = CheckpointFolder::tiny();
+    let flags = ["The dog", "--greedy", "--max-new-tokens", "30"];
+    let whole = generate(&folder, &flags).stdout;
+    let middle: String = whole.chars().skip(5).take(3).collect();
+    let found = whole.find(&middle).unwrap();
+    let stopped = generate(&folder, &[&flags[..], &["--stop", &middle]].concat());
+    assert_eq!(stopped.stdout, format!("{}\n", &whole[..found]));
+    let report = generate(&folder, &[&flags[..], &["--stop", &middle, "--json"]].concat()).json();
+    assert_eq!((&report["stop_reason"], &report["text"]), (&json!("stop_string"), &json!(whole[..found])));
+    let bare = folder.without("tokenizer.json").without("vocab.json").without("merges.txt");
+    // A special token gives no text; it ends the text as a token.
+    let first = generate(&bare, &["--ids", "1,2", "--greedy", "--max-new-tokens", "1", "--json"]).json();
+    assert_eq!(first["text"], Value::Null);
+    let ids = generate(&bare, &["--ids", "1,2", "--stop", "x"]);
+    assert_refused(&ids, USAGE, "stop_strings");
+}
+
+#[test]
+fn words_and_tokens_are_banned_and_forced() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |flags: &[&str]| {
+        let base = ["The dog", "--greedy", "--max-new-tokens", "12", "--json"];
+        let report = generate(&folder, &[&base[..], flags].concat()).json();
+        serde_json::from_value::<Vec<u32>>(report["ids"].clone()).unwrap()
+    };
+    let free = ids(&[]);
+    let first = free[0].to_string();
+    assert!(!ids(&["--logit-bias", &format!("{first}=-inf")]).contains(&free[0]));
+    assert_eq!(ids(&["--logit-bias", "7=1e6"]), [7; 12]);
+    assert_eq!(ids(&["--forced-bos-token-id", "55"])[0], 55);
+    let text =
+        generate(&folder, &["The dog", "--greedy", "--max-new-tokens", "1", "--json"]).json()["text"].clone();
+    let banned = ids(&["--bad-word", text.as_str().unwrap()]);
+    assert!(!banned.contains(&free[0]), "{banned:?}");
+    let repeated = ids(&["--no-repeat-ngram-size", "1"]);
+    assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
+}
+
+/// Rows of the vocabulary without a token are never drawn, with a tokenizer or without (karpathy/nanoGPT#169).
+#[test]
+fn padding_rows_are_never_drawn() {
+    // The tokenizer knows 300 tokens; the next 20 rows are padding with the largest logits there are.
+    let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 320})).with_tensors(|tensors| {
+        let wte = tensors["transformer.wte.weight"].clone();
+        let padding = (wte.narrow(0, 0, 20).unwrap() * 50.0).unwrap();
+        let padded = candle_core::Tensor::cat(&[&wte, &padding], 0).unwrap();
+        tensors.insert("transformer.wte.weight".into(), padded);
+    });
+    for seed in ["1", "2", "3"] {
+        let flags = [
+            "The dog",
+            "--max-new-tokens",
+            "40",
+            "--temperature",
+            "3",
+            "--top-k",
+            "320",
+            "--seed",
+            seed,
+            "--json",
+        ];
+        let ids: Vec<u32> = serde_json::from_value(generate(&folder, &flags).json()["ids"].clone()).unwrap();
+        assert!(ids.iter().all(|id| *id < 300), "{ids:?}");
+    }
+    let beams = generate(&folder, &["The dog", "--num-beams", "3", "--max-new-tokens", "9", "--json"]).json();
+    let ids: Vec<u32> = serde_json::from_value(beams["ids"].clone()).unwrap();
+    assert!(ids.iter().all(|id| *id < 300), "{ids:?}");
+    // GGUF has a token for every row and says which are padding; on the way back they are none again.
+    let (gguf, back) = (folder.file("padded.gguf"), folder.file("back"));
+    assert_eq!(run(&["convert", path(folder.path()), path(&gguf)]).code, SUCCESS);
+    assert_eq!(run(&["convert", path(&gguf), path(&back)]).code, SUCCESS);
+    let greedy = |model: &str| {
+        run(&["generate", "The dog", "--model", model, "--greedy", "--json"]).json()["ids"].clone()
+    };
+    let expected = greedy(path(folder.path()));
+    assert_eq!([greedy(path(&gguf)), greedy(path(&back))], [expected.clone(), expected]);
+    assert!(!fs::read_to_string(back.join("tokenizer.json")).unwrap().contains("[PAD"));
+}
+
+/// An end of texts that is an ordinary token is worth a word (huggingface/transformers#7275).
+#[test]
+fn an_ordinary_token_as_the_end_is_noticed() {
+    let ordinary =
+        CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": 5}).to_string());
+    let run = generate(&ordinary, &["The dog", "--greedy"]);
+    assert_eq!(run.code, SUCCESS);
+    assert!(run.stderr.contains("note: eos_token_id 5 is the ordinary token"), "{}", run.stderr);
+    assert_eq!(generate(&CheckpointFolder::tiny(), &["The dog", "--greedy"]).stderr, "");
+    let report = crate::common::run(&["verify", "--json", "--model", path(ordinary.path())]).json();
+    assert!(
+        report["notes"][0].as_str().unwrap().contains("eos_token_id 5 is the ordinary token"),
+        "{report}"
+    );
+}
+
+/// transformers' own end token, 50256, stands for configurations of any size that name none; a call without it is right.
+#[test]
+fn an_end_that_the_vocabulary_lacks_is_left_out() {
+    let told = "note: eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
+    let without =
+        CheckpointFolder::tiny().without("generation_config.json").with_config(json!({"eos_token_id": null}));
+    let by_file =
+        CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": [50256]}).to_string());
+    let flags = ["The dog", "--greedy", "--max-new-tokens", "60", "--json"];
+    for folder in [&without, &by_file] {
+        let run = generate(folder, &flags);
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        let report = run.json();
+        assert_eq!(
+            (&report["stop_reason"], report["ids"].as_array().unwrap().len()),
+            (&json!("context"), 44)
+        );
+        let named = generate(folder, &[&flags[..], &["--eos-token-id", "0"]].concat());
+        assert_eq!((named.code, named.stderr.as_str()), (SUCCESS, ""), "who names an end misses no other");
+        let refused = generate(folder, &[&flags[..], &["--eos-token-id", "50256"]].concat());
+        assert_refused(
+            &refused,
+            USAGE,
+            "eos_token_id: expected token ids below the vocabulary's size of 300",
+        );
+    }
+    let some = CheckpointFolder::tiny()
+        .with("generation_config.json", json!({"eos_token_id": [299, 50256]}).to_string());
+    let run = generate(&some, &["The dog", "--greedy"]);
+    assert!(run.code == SUCCESS && run.stderr.contains(told), "{}", run.stderr);
+}
+
+#[test]
+fn long_prompts_follow_the_policy() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |range: std::ops::Range<u32>| range.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let report = |flags: &[&str]| {
+        without_speed(
+            generate(&folder, &[flags, &["--greedy", "--json", "--max-new-tokens", "5"]].concat()).json(),
+        )
+    };
+    let refused = generate(&folder, &["--ids", &ids(0..60)]);
+    assert_refused(
+        &refused,
+        USAGE,
+        "the prompt has 60 tokens, the model's context 48; shorten the prompt by 12",
+    );
+    let last = report(&["--ids", &ids(0..60), "--keep-last", "30"]);
+    assert_eq!(last["ids"], report(&["--ids", &ids(30..60)])["ids"]);
+    let both = [ids(0..4), ids(30..60)].join(",");
+    let head = report(&["--ids", &ids(0..60), "--keep-last", "30", "--keep-head", "4"]);
+    assert_eq!(head["ids"], report(&["--ids", &both])["ids"]);
+    let too_many = generate(&folder, &["--ids", &ids(0..60), "--keep-last", "49"]);
+    assert_refused(&too_many, USAGE, "49 tokens are to be kept, the model's context has 48");
+    let full = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json"]).json();
+    assert_eq!((&full["stop_reason"], full["ids"].as_array().unwrap().len()), (&json!("context"), 9));
+    let slid = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json", "--slide"]).json();
+    assert_eq!(
+        (&slid["stop_reason"], slid["ids"].as_array().unwrap().len()),
+        (&json!("max_new_tokens"), 100)
+    );
+    assert_eq!(slid["ids"].as_array().unwrap()[..9], full["ids"].as_array().unwrap()[..]);
+}
+
+#[test]
+fn a_short_time_ends_the_text() {
+    let folder = CheckpointFolder::tiny();
+    let report = generate(&folder, &["The dog", "--greedy", "--json", "--max-time", "0.000001"]).json();
+    assert_eq!((&report["stop_reason"], report["ids"].as_array().unwrap().len()), (&json!("max_time"), 1));
+    assert!(report["time_to_first_token_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn wrong_options_end_with_code_2() {
+    let folder = CheckpointFolder::tiny();
+    let refuse = |flags: &[&str], told: &str| {
+        assert_refused(&generate(&folder, &[&["x"][..], flags].concat()), USAGE, told);
+    };
+    for (flag, value, told) in [
+        ("--min-p", "1.5", "min_p: expected from 0 to 1, found 1.5"),
+        ("--typical-p", "0", "typical_p: expected"),
+        ("--epsilon-cutoff", "1", "epsilon_cutoff: expected"),
+        ("--eta-cutoff", "-0.1", "eta_cutoff: expected"),
+        ("--repetition-penalty", "0", "repetition_penalty: expected greater than 0"),
+        ("--presence-penalty", "nan", "presence_penalty: expected a finite number"),
+        ("--frequency-penalty", "inf", "frequency_penalty: expected a finite number"),
+        ("--no-repeat-ngram-size", "-1", "--no-repeat-ngram-size"),
+        ("--min-new-tokens", "-1", "--min-new-tokens"),
+        ("--max-time", "0", "max_time: expected seconds, more than 0"),
+        ("--max-time", "-3", "max_time: expected"),
+        ("--num-beams", "0", "num_beams: expected at least 1"),
+        ("--num-return-sequences", "0", "num_return_sequences: expected at least 1"),
+        ("--penalty-alpha", "2", "penalty_alpha: expected from 0 to 1"),
+        (
+            "--eos-token-id",
+            "300",
+            "eos_token_id: expected token ids below the vocabulary's size of 300, found 300",
+        ),
+        ("--forced-bos-token-id", "999", "forced_bos_token_id: expected token ids below"),
+        ("--logit-bias", "300=1", "sequence_bias: expected token ids below"),
+        ("--logit-bias", "3", "expected a token id, = and a number"),
+        ("--logit-bias", "3=nan", "sequence_bias: expected numbers that are finite in f32"),
+        ("--stop", "", "stop_strings: expected texts that are not empty"),
+        ("--keep-last", "0", "tokens kept of a long prompt"),
+        ("--early-stopping", "soon", "--early-stopping"),
+        ("--output", "x.jsonl", "--prompts-file"),
+        ("--batch-size", "3", "--prompts-file"),
+        ("--keep-head", "3", "--keep-last"),
+        ("--length-penalty", "2", "--num-beams"),
+        ("--early-stopping", "never", "--num-beams"),
+    ] {
+        refuse(&[flag, value], told);
+    }
+    for (flags, told) in [
+        (&["--greedy", "--temperature", "0.5"][..], "cannot be used with"),
+        (&["--greedy", "--min-p", "0.5"], "cannot be used with"),
+        (&["--num-beams", "2", "--temperature", "0.5"], "cannot be used with"),
+        (&["--num-beams", "2", "--penalty-alpha", "0.5"], "cannot be used with"),
+        (&["--num-beams", "4", "--num-beam-groups", "3", "--diversity-penalty", "1"], "does not divide"),
+        (&["--num-beams", "4", "--num-beam-groups", "2"], "diversity_penalty"),
+        (&["--num-beams", "2", "--num-return-sequences", "3"], "more than num_beams 2"),
+        (&["--num-beams", "2", "--stop", "x"], "stop_strings"),
+        (&["--num-beams", "2", "--slide"], "slides"),
+        (&["--greedy", "--num-return-sequences", "2"], "the same"),
+        (&["--greedy", "--num-beams", "4"], "cannot be used with each other"),
+        (&["--greedy", "--seed", "4"], "cannot be used with"),
+        (&["--num-beams", "4", "--top-k", "5"], "cannot be used with"),
+        (&["--penalty-alpha", "0.5", "--seed", "5"], "cannot be used with"),
+        (&["--num-beams", "18446744073709551615"], "num_beams: expected at least 1 and at most 4096"),
+        (
+            &["--num-return-sequences", "1000000000000"],
+            "num_return_sequences: expected at least 1 and at most 4096",
+        ),
+        (&["--penalty-alpha", "0.6", "--top-k", "100000000000"], "top_k: expected at most 4096"),
+        (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than max_new_tokens 5"),
+        (&["--min-new-tokens", "101"], "more than max_new_tokens 100"),
+        (&["--threads", "0"], "0 is not in 1..=1024"),
+        (&["--threads", "65535"], "65535 is not in 1..=1024"),
+        (&["--slide", "--keep-head", "40"], "64 tokens are to be kept"),
+        (&["--logit-bias", "5=1e300"], "finite in f32"),
+        (&["--length-penalty", "-1e308", "--num-beams", "2"], "length_penalty: expected from -20 to 20"),
+        (&["--bad-word", ""], "--bad-word: expected a text"),
+        (&["--interactive"], "cannot be used with"),
+        (&["--prompts-file", "x"], "cannot be used with"),
+    ] {
+        refuse(flags, told);
+    }
+}
+
+/// Prompts of every kind: of different lengths, empty, with line breaks of other systems.
+const PROMPTS: &str = "The dog\nThe\n\nFirst citizen: speak\r\nThe dog\n";
+
+#[test]
+fn a_file_of_prompts_gives_the_texts_of_its_lines() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
+    let file = folder.file("prompts.txt");
+    let flags = ["--max-new-tokens", "9", "--seed", "5", "--repetition-penalty", "1.1"];
+    let found = objects(&generate(&folder, &[&["--prompts-file", path(&file)][..], &flags].concat()).stdout);
+    assert_eq!(found.len(), 5);
+    for (index, (found, prompt)) in found.iter().zip(PROMPTS.lines()).enumerate() {
+        assert_eq!((&found["line"], &found["prompt"]), (&json!(index + 1), &json!(prompt)));
+        let alone = generate(&folder, &[&[prompt, "--json"][..], &flags].concat()).json();
+        for key in ["prompt_ids", "ids", "text", "stop_reason"] {
+            assert_eq!(found[key], alone[key], "{key} of {prompt:?}");
+        }
+    }
+    for size in ["1", "3", "64"] {
+        let other = [&["--prompts-file", path(&file), "--batch-size", size][..], &flags].concat();
+        assert_eq!(objects(&generate(&folder, &other).stdout), found, "batches of {size}");
+    }
+    let several = [
+        "--prompts-file",
+        path(&file),
+        "--num-beams",
+        "3",
+        "--num-return-sequences",
+        "2",
+        "--max-new-tokens",
+        "4",
+    ];
+    let beams = objects(&generate(&folder, &several).stdout);
+    assert!(beams.iter().all(|line| line["sequences"].as_array().unwrap().len() == 2), "{beams:?}");
+}
+
+#[test]
+fn a_bad_line_has_its_number_and_the_rest_goes_on() {
+    let lines = "{\"prompt\": \"The dog\", \"other\": 1}\n{\"ids\": [1, 2]}\nnonsense\n{\"ids\": [999]}\n{}\n{\"ids\": []}\n";
+    let folder = CheckpointFolder::tiny().with("prompts.jsonl", lines);
+    let output = folder.file("texts.jsonl");
+    let file = folder.file("prompts.jsonl");
+    let flags =
+        ["--prompts-file", path(&file), "--output", path(&output), "--greedy", "--max-new-tokens", "3"];
+    let run = generate(&folder, &flags);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    for told in ["line 3: not {\"prompt\": TEXT}", "line 4: token id 999", "line 5: expected one of the keys"]
+    {
+        assert!(run.stderr.contains(told), "{told}: {}", run.stderr);
+    }
+    let found = objects(&fs::read_to_string(&output).unwrap());
+    let numbers: Vec<u64> = found.iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+    let texts: Vec<bool> = found.iter().map(|line| line["ids"].is_array()).collect();
+    assert_eq!(texts, [true, true, false, false, false, true]);
+    assert_eq!(found[5]["prompt_ids"], json!([0]), "an empty prompt starts from bos");
+    assert_refused(&generate(&folder, &flags), FAILURE, "it exists already");
+    let missing = generate(&folder, &["--prompts-file", "/no/such/file"]);
+    assert_refused(&missing, FAILURE, "/no/such/file");
+    // Windows' mark and line breaks, an empty line, and a line that is not UTF-8.
+    let latin = folder.with(
+        "prompts.jsonl",
+        b"\xef\xbb\xbf{\"prompt\": \"a\"}\r\n\r\n{\"prompt\": \"\xe9\"}\n[\"a\", null]\n{\"ids\": [1]}\n\n",
+    );
+    let run = generate(&latin, &["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "2"]);
+    assert_eq!(run.code, FAILURE);
+    assert!(run.stderr.contains("line 3: not valid UTF-8 at byte 12 of the line"), "{}", run.stderr);
+    let lines: Vec<u64> = objects(&run.stdout).iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!(lines, [1, 3, 4, 5]);
+    let texts: Vec<bool> = objects(&run.stdout).iter().map(|line| line["ids"].is_array()).collect();
+    assert_eq!(texts, [true, false, false, true]);
+}
+
+/// A prompt that cannot go on is its line's failure: the others have the texts that they have alone, and what was written
+/// goes on after an interruption.
+#[test]
+fn a_prompt_that_cannot_go_on_fails_alone() {
+    // Three tokens are left, each once: the second prompt has used them up.
+    let suppressed: Vec<u32> = (0..300).filter(|id| ![5, 6, 7].contains(id)).collect();
+    let config = json!({"suppress_tokens": suppressed, "no_repeat_ngram_size": 1, "eos_token_id": null});
+    let prompts = "{\"ids\": [1]}\n{\"ids\": [5, 6, 7]}\n{\"ids\": [2, 6]}\n{\"ids\": [3]}\n";
+    let folder = CheckpointFolder::tiny()
+        .with("generation_config.json", config.to_string())
+        .with("prompts.jsonl", prompts);
+    let (file, output) = (folder.file("prompts.jsonl"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "2"];
+    let all = [&flags[..], &["--output", path(&output)]].concat();
+    let told = "line 2: no token is left to choose from: the options and processors remove all of them";
+    let run = generate(&folder, &all);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    assert!(run.stderr.contains(told), "{}", run.stderr);
+    let expected = fs::read_to_string(&output).unwrap();
+    let found = objects(&expected);
+    assert_eq!(found.len(), 4);
+    let failed = json!({"line": 2, "prompt_ids": [5, 6, 7], "error": told.strip_prefix("line 2: ").unwrap()});
+    assert_eq!(found[1], failed);
+    for (index, ids) in [(0, "1"), (2, "2,6"), (3, "3")] {
+        let alone = generate(&folder, &["--ids", ids, "--greedy", "--max-new-tokens", "2", "--json"]).json();
+        for key in ["prompt_ids", "ids", "text", "stop_reason"] {
+            assert_eq!(found[index][key], alone[key], "{key} of line {}", index + 1);
+        }
+    }
+    for size in ["1", "2"] {
+        let run = generate(&folder, &[&flags[..], &["--batch-size", size]].concat());
+        assert_eq!((run.code, run.stdout), (FAILURE, expected.clone()), "batches of {size}");
+    }
+    let settings = settings_line(&folder, &flags);
+    for written in 0..=4 {
+        fs::remove_file(&output).unwrap();
+        let lines: String = expected.lines().take(written).map(|line| format!("{line}\n")).collect();
+        fs::write(folder.file("texts.partial"), format!("{settings}{lines}")).unwrap();
+        let run = generate(&folder, &[&all[..], &["--resume"]].concat());
+        assert_eq!(run.code, FAILURE, "{}", run.stderr);
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert_eq!(fs::read_to_string(&output).unwrap(), expected, "{written} lines were there");
+    }
+}
+
+/// A kill at any moment loses no line and repeats none.
+#[test]
+fn an_interrupted_run_goes_on_where_it_was() {
+    let prompts: String = (0..40).map(|number| format!("The dog number {number}\n")).collect();
+    let folder = CheckpointFolder::tiny().with("prompts.txt", &prompts);
+    let (file, whole, output) = (folder.file("prompts.txt"), folder.file("whole"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "25", "--seed", "9"];
+    let begin = |output: &std::path::Path| -> Vec<String> {
+        let model = path(folder.path());
+        let all = [&["generate", "--model", model][..], &flags, &["--output", path(output)]].concat();
+        all.into_iter().map(str::to_owned).collect()
+    };
+    let arguments = begin(&whole);
+    assert_eq!(run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).code, SUCCESS);
+    let expected = fs::read_to_string(&whole).unwrap();
+    assert_eq!(expected.lines().count(), 40);
+
+    let arguments = begin(&output);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let partial = folder.file("texts.partial");
+    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Killed once some lines are there.
+    let start = Instant::now();
+    while fs::read(&partial).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no lines came");
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    if output.exists() {
+        // It was faster than the kill: take the end of it back.
+        let settings = settings_line(&folder, &flags);
+        let kept: String = expected.lines().take(7).map(|line| format!("{line}\n")).collect();
+        fs::write(&partial, format!("{settings}{kept}{{\"line\":8,\"pro")).unwrap();
+        fs::remove_file(&output).unwrap();
+    }
+    assert_refused(&run(&arguments), FAILURE, "go on with --resume, or remove it");
+    let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
+    assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
+    let other = run(&[&arguments[..], &["--resume", "--dtype", "f16"]].concat());
+    assert_refused(&other, FAILURE, "the interrupted run had `dtype` null, this one \"f16\"");
+    let other = run(&[&arguments[..], &["--resume", "--kv-dtype", "f16"]].concat());
+    assert_refused(&other, FAILURE, "the interrupted run had `kv_dtype` null, this one \"f16\"");
+    let resumed = run(&[&arguments[..], &["--resume"]].concat());
+    assert_eq!(resumed.code, SUCCESS, "{}", resumed.stderr);
+    assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+    assert!(!partial.exists());
+}
+
+/// Every place a file can be cut at, and files that are not ours.
+#[test]
+fn what_an_interrupted_run_left_is_checked() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\nThe cat\n");
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "4", "--greedy"];
+    let settings = settings_line(&folder, &flags);
+    let all = [&["--output", path(&output)][..], &flags].concat();
+    assert_eq!(generate(&folder, &all).code, SUCCESS);
+    let expected = fs::read_to_string(&output).unwrap();
+    let partial = folder.file("texts.partial");
+    let resume = [&all[..], &["--resume"]].concat();
+    let complete = format!("{settings}{expected}");
+    for cut in
+        [0, 1, settings.len() - 1, settings.len(), settings.len() + 30, complete.len() - 1, complete.len()]
+    {
+        fs::remove_file(&output).unwrap();
+        fs::write(&partial, &complete[..cut]).unwrap();
+        let run = generate(&folder, &resume);
+        assert_eq!(
+            (run.code, fs::read_to_string(&output).unwrap()),
+            (SUCCESS, expected.clone()),
+            "cut at {cut}"
+        );
+    }
+    fs::remove_file(&output).unwrap();
+    for (content, told) in [
+        ("my notes\n".to_owned(), "line 1: not one of ours"),
+        ("notes without an end".to_owned(), "line 1: not one of ours"),
+        (format!("{settings}{}", expected.replace("The dog", "The cow")), "line 1 continues another prompt"),
+        (
+            format!("{settings}{expected}{}", expected.lines().next().unwrap().to_owned() + "\n"),
+            "line 3 continues",
+        ),
+    ] {
+        fs::write(&partial, &content).unwrap();
+        assert_refused(&generate(&folder, &resume), FAILURE, told);
+        assert_eq!(fs::read_to_string(&partial).unwrap(), content, "the file is left alone");
+    }
+    // Ids have no text to tell them apart by.
+    let ids = CheckpointFolder::tiny().with("ids.jsonl", "{\"ids\": [1]}\n{\"ids\": [2]}\n");
+    let (file, output) = (ids.file("ids.jsonl"), ids.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--max-new-tokens", "4", "--greedy"];
+    let settings = settings_line(&ids, &flags);
+    let all = [&flags[..], &["--output", path(&output)]].concat();
+    assert_eq!(generate(&ids, &all).code, SUCCESS);
+    let first = fs::read_to_string(&output).unwrap().lines().next().unwrap().to_owned();
+    fs::remove_file(&output).unwrap();
+    fs::write(ids.file("texts.partial"), format!("{settings}{first}\n")).unwrap();
+    fs::write(&file, "{\"ids\": [11]}\n{\"ids\": [2]}\n").unwrap();
+    let resumed = generate(&ids, &[&all[..], &["--resume"]].concat());
+    assert_refused(&resumed, FAILURE, "line 1 continues another prompt");
+}
+
+/// Two runs do not write one file, and nothing but the output is left.
+#[test]
+fn a_run_has_its_output_to_itself() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\nThe cat\n");
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--output", path(&output), "--max-new-tokens", "4"];
+    let partial = fs::File::create(folder.file("texts.partial")).unwrap();
+    partial.lock().unwrap();
+    let blocked = generate(&folder, &[&flags[..], &["--resume"]].concat());
+    assert_refused(&blocked, FAILURE, "texts.partial: another run is writing it");
+    drop(partial);
+    assert_eq!(generate(&folder, &[&flags[..], &["--resume"]].concat()).code, SUCCESS);
+    fs::remove_file(&output).unwrap();
+    fs::write(folder.file("texts.complete"), "mine").unwrap();
+    let nan = folder.with_tensors(|tensors| {
+        let nan = candle_core::Tensor::from_vec(vec![f32::NAN; 28], 28, &candle_core::Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), nan);
+    });
+    let run = generate(&nan, &flags);
+    assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
+    for line in ["line 1: the model's logits are not finite", "line 2: the model's logits are not finite"] {
+        assert!(run.stderr.contains(line), "{}", run.stderr);
+    }
+    assert!(!nan.file("texts.partial").exists());
+    assert_eq!(fs::read_to_string(nan.file("texts.complete")).unwrap(), "mine");
+}
+
+/// Texts that are made at once take memory that is known before they are begun.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_texts_at_once_than_memory_holds_are_refused() {
+    // The first line cannot be continued, and is not written before the others are judged.
+    let lines = [&b"\xe9\n"[..], "x\n".repeat(10_000).as_bytes()].concat();
+    let folder = CheckpointFolder::tiny().with("prompts.txt", lines);
+    let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
+    let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
+    let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
+    // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    let told = "40960000 texts at once of up to 48 tokens take 1260000.0 MiB for their keys and values, and ";
+    assert_refused(&crowd, USAGE, told);
+    assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
+    assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");
+}
+
+/// The time is that of each text, in a batch as alone.
+#[test]
+fn the_time_of_one_text_does_not_end_another() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", "The dog\n".repeat(30));
+    let file = folder.file("prompts.txt");
+    let flags = ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "9", "--max-time", "30"];
+    let found = objects(&generate(&folder, &flags).stdout);
+    assert!(found.iter().all(|text| text["stop_reason"] == "max_new_tokens"), "{found:?}");
+    let short =
+        ["--prompts-file", path(&file), "--greedy", "--max-new-tokens", "9", "--max-time", "0.000001"];
+    let found = objects(&generate(&folder, &short).stdout);
+    let lengths: Vec<usize> = found.iter().map(|text| text["ids"].as_array().unwrap().len()).collect();
+    assert_eq!(lengths, [1; 30]);
+}
+
+/// The same numbers from one thread and from several.
+#[test]
+fn the_number_of_threads_changes_no_text() {
+    let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
+    let file = folder.file("prompts.txt");
+    let flags =
+        ["--prompts-file", path(&file), "--max-new-tokens", "20", "--seed", "11", "--temperature", "1.2"];
+    let texts = |threads: &str| generate(&folder, &[&flags[..], &["--threads", threads]].concat()).stdout;
+    let one = texts("1");
+    assert_eq!(objects(&one).len(), 5);
+    assert_eq!([texts("2"), texts("3")], [one.clone(), one]);
+}
+
+/// The first line of the file that a run with these options leaves when it is interrupted. A run that cannot give the file
+/// its name leaves it whole: its folder takes no further file while the lines are being made.
+fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
+    let output = folder.file("settings");
+    let partial = folder.file("settings.partial");
+    let model = path(folder.path());
+    let arguments = [&["generate", "--model", model][..], flags, &["--output", path(&output)]].concat();
+    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    loop {
+        let line = fs::read_to_string(&partial).ok().filter(|text| text.contains('\n'));
+        if let Some(line) = line.and_then(|text| text.lines().next().map(|line| format!("{line}\n"))) {
+            let _ = child.kill();
+            child.wait().unwrap();
+            let _ = fs::remove_file(&partial);
+            let _ = fs::remove_file(&output);
+            return line;
+        }
+        if child.try_wait().unwrap().is_some() {
+            // It was too fast to be seen: once more.
+            let _ = fs::remove_file(&output);
+            child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no line came");
+    }
+}
+
+#[test]
+fn prompt_after_prompt() {
+    let folder = CheckpointFolder::tiny();
+    let flags = ["generate", "--model", path(folder.path()), "--greedy", "--max-new-tokens", "6"];
+    let text = |prompt: &str| run(&[&flags[..], &[prompt]].concat()).stdout;
+    let long = "x ".repeat(60);
+    let lines = format!("The dog\n\n{long}\nThe first\n");
+    let found = run_with_input(&[&flags[..], &["--interactive"]].concat(), lines.as_bytes());
+    assert_eq!((found.code, found.stdout), (SUCCESS, text("The dog") + &text("The first")));
+    assert!(found.stderr.contains("the prompt has"), "{}", found.stderr);
+}
+
+/// An interrupt while a text is made ends that text; the next prompt is continued as ever.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_text_and_not_the_program() {
+    use std::io::{Read, Write};
+    let folder = CheckpointFolder::tiny();
+    // A text that does not end by itself.
+    let flags = ["generate", "--model", path(folder.path()), "--interactive", "--greedy", "--slide"];
+    let mut child =
+        program(&[&flags[..], &["--max-new-tokens", "100000000", "--eos-token-id", "299"]].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut read = vec![0; 200];
+    for prompt in ["The dog\n", "The first\n"] {
+        input.write_all(prompt.as_bytes()).unwrap();
+        output.read_exact(&mut read).unwrap();
+        // Its output is read while it is interrupted, or it would wait for a full pipe to be emptied.
+        let interrupt = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(interrupt.unwrap().success());
+        while !read.ends_with(b"\n") || read.len() < 200 {
+            let mut byte = [0];
+            output.read_exact(&mut byte).unwrap();
+            read = [&read[..], &byte].concat();
+            assert!(read.len() < 100_000, "the text went on");
+        }
+        read = vec![0; 200];
+    }
+    drop(input);
+    assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
+}
+
+#[test]
+fn choices_are_scored_after_the_prompt() {
+    let folder = CheckpointFolder::tiny();
+    let flags = [
+        "score",
+        "The dog",
+        "--model",
+        path(folder.path()),
+        "--choice",
+        " was",
+        "--choice",
+        " ran off",
+        "--json",
+    ];
+    let report = run(&flags).json();
+    for (index, choice) in [" was", " ran off"].iter().enumerate() {
+        // The same tokens inside a text.
+        let whole =
+            run(&["score", &format!("The dog{choice}"), "--model", path(folder.path()), "--json"]).json();
+        let found = &report["choices"][index];
+        let count = found["ids"].as_array().unwrap().len();
+        let logprobs: Vec<f64> = serde_json::from_value(found["logprobs"].clone()).unwrap();
+        let all = whole["logprobs"].as_array().unwrap();
+        let expected = all[all.len() - count..].iter().map(|logprob| logprob.as_f64().unwrap());
+        for (found, expected) in logprobs.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
+        let sum: f64 = logprobs.iter().sum();
+        let close = |key: &str, value: f64| (found[key].as_f64().unwrap() - value).abs() < 1e-9;
+        assert!(close("sum", sum) && close("mean", sum / count as f64));
+        assert!(close("per_character", sum / choice.chars().count() as f64));
+    }
+    let sums: Vec<f64> = (0..2).map(|index| report["choices"][index]["sum"].as_f64().unwrap()).collect();
+    assert_eq!(report["best"]["sum"], json!(usize::from(sums[1] > sums[0])));
+    assert!(run(&flags[..flags.len() - 1]).stdout.contains("best by sum"));
+    let empty = run(&["score", "The dog", "--model", path(folder.path()), "--choice", ""]);
+    assert_refused(&empty, USAGE, "empty");
+}
+
+#[test]
+fn alternatives_are_the_most_probable_tokens() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&["score", "The dog", "--model", path(folder.path()), "--top", "3", "--json"]).json();
+    let places = report["alternatives"].as_array().unwrap();
+    assert_eq!((places.len(), &places[0]), (5, &json!([])));
+    let greedy = generate(&folder, &["--ids", "289", "--greedy", "--max-new-tokens", "1", "--json"]).json();
+    assert_eq!(places[1][0]["id"], greedy["ids"][0], "the first alternative is the greedy token");
+    for place in &places[1..] {
+        let logprobs: Vec<f64> = (0..3).map(|index| place[index]["logprob"].as_f64().unwrap()).collect();
+        assert!(logprobs[0] >= logprobs[1] && logprobs[1] >= logprobs[2], "{logprobs:?}");
+    }
+}

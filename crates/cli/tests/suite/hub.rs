@@ -1,0 +1,318 @@
+//! Models of the hub, end to end: the program's real client against a server on this machine that speaks the hub's
+//! protocol (model information, files by revision, ranges, redirects to another address).
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use gpt2_testing::{fixture_path, json_fixture};
+use serde_json::{Value, json};
+
+const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the server does besides serving.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mood {
+    Good,
+    /// Breaks the first answer with weights off in the middle.
+    BreaksOff,
+    /// Announces more bytes than there are.
+    Lies,
+}
+
+struct Hub {
+    endpoint: String,
+    requests: Arc<Mutex<Vec<String>>>,
+    cache: tempfile::TempDir,
+}
+
+impl Hub {
+    /// Serves the files of `folder` as `someone/tiny`, and `someone/gated`, which needs a token.
+    fn new(folder: &Path, mood: Mood) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let files: HashMap<String, Vec<u8>> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap()))
+            .collect();
+        let has_broken_off = AtomicBool::new(false);
+        let server = Server {
+            files,
+            endpoint: endpoint.clone(),
+            requests: Arc::clone(&requests),
+            mood,
+            has_broken_off,
+        };
+        let server = Arc::new(server);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let server = Arc::clone(&server);
+                // A client keeps connections open beside each other; one that goes away is no error of the server.
+                std::thread::spawn(move || server.answer(stream.unwrap()));
+            }
+        });
+        Self { endpoint, requests, cache: tempfile::tempdir().unwrap() }
+    }
+
+    fn tiny(mood: Mood) -> Self {
+        Self::new(&fixture_path("tiny-checkpoint"), mood)
+    }
+
+    fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+        // What the surroundings set must not reach the program: tokens, caches, and proxies that know no localhost.
+        let own = [
+            "HF_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HUB_OFFLINE",
+            "HF_HOME",
+            "HUGGINGFACE_HUB_CACHE",
+            "RUST_BACKTRACE",
+            "http_proxy",
+            "HTTP_PROXY",
+            "https_proxy",
+            "HTTPS_PROXY",
+            "all_proxy",
+            "ALL_PROXY",
+        ];
+        for name in own {
+            command.env_remove(name);
+        }
+        command.env("HF_ENDPOINT", &self.endpoint).env("HF_HUB_CACHE", self.cache.path());
+        command.args(arguments).envs(environment.iter().copied());
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    fn generate(&self, model: &str, more: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
+        let arguments = [
+            "generate",
+            "The first citizen",
+            "--greedy",
+            "--max-new-tokens",
+            "20",
+            "--json",
+            "--model",
+            model,
+        ];
+        self.run(&[&arguments, more].concat(), environment)
+    }
+
+    #[track_caller]
+    fn assert_generates(&self, model: &str, more: &[&str], environment: &[(&str, &str)]) -> String {
+        let (code, stdout, stderr) = self.generate(model, more, environment);
+        assert_eq!(code, 0, "{stderr}");
+        let report: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(report["ids"], json_fixture("tiny_checkpoint_expected")["greedy"][0]["ids"]);
+        stderr
+    }
+
+    #[track_caller]
+    fn assert_fails(&self, model: &str, more: &[&str], environment: &[(&str, &str)], expected: &str) {
+        let (code, stdout, stderr) = self.generate(model, more, environment);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+        assert!(stderr.contains(expected), "`{expected}` is not in: {stderr}");
+    }
+
+    fn request_count(&self) -> usize {
+        self.requests.lock().unwrap().len()
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.cache.path().join("models--someone--tiny/snapshots").join(SHA)
+    }
+}
+
+struct Server {
+    files: HashMap<String, Vec<u8>>,
+    endpoint: String,
+    requests: Arc<Mutex<Vec<String>>>,
+    mood: Mood,
+    has_broken_off: AtomicBool,
+}
+
+impl Server {
+    fn answer(&self, stream: TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        loop {
+            let mut request = String::new();
+            if reader.read_line(&mut request)? == 0 {
+                return Ok(());
+            }
+            let (mut start, mut end, mut has_token) = (0, None, false);
+            loop {
+                let mut header = String::new();
+                reader.read_line(&mut header)?;
+                let header = header.trim().to_lowercase();
+                if let Some(range) = header.strip_prefix("range: bytes=") {
+                    let (from, to) = range.split_once('-').unwrap();
+                    (start, end) = (from.parse().unwrap(), to.parse::<usize>().ok());
+                }
+                has_token |= header == "authorization: bearer secret";
+                if header.is_empty() {
+                    break;
+                }
+            }
+            let path = request.split(' ').nth(1).unwrap().to_owned();
+            self.requests.lock().unwrap().push(path.clone());
+            self.reply(&stream, &path, (start, end), has_token)?;
+        }
+    }
+
+    fn reply(
+        &self,
+        mut stream: &TcpStream,
+        path: &str,
+        (start, end): (usize, Option<usize>),
+        has_token: bool,
+    ) -> std::io::Result<()> {
+        let mut status = |line: &str| write!(stream, "HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n");
+        let is_gated = path.contains("someone/gated");
+        if is_gated && !has_token {
+            return status("401 Unauthorized");
+        }
+        let path = path.replace("someone/gated", "someone/tiny");
+        if path == "/api/models/someone/tiny/revision/main" {
+            let siblings: Vec<Value> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
+            let body = json!({ "siblings": siblings, "sha": SHA }).to_string();
+            let length = body.len();
+            return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+        }
+        // Weights are elsewhere: the hub redirects, and the first answer carries what is known of the file.
+        let (name, is_elsewhere) =
+            match (path.strip_prefix("/someone/tiny/resolve/main/"), path.strip_prefix("/elsewhere/")) {
+                (Some(name), _) => (name, false),
+                (_, Some(name)) => (name, true),
+                _ => return status("404 Not Found"),
+            };
+        let Some(contents) = self.files.get(name) else { return status("404 Not Found") };
+        let is_large = name.ends_with(".safetensors");
+        let known = format!("X-Repo-Commit: {SHA}\r\nETag: \"etag-{name}\"\r\n");
+        if is_large && !is_elsewhere {
+            let location = format!("{}/elsewhere/{name}", self.endpoint);
+            return write!(
+                stream,
+                "HTTP/1.1 302 Found\r\n{known}Location: {location}\r\nContent-Length: 0\r\n\r\n"
+            );
+        }
+        let end = end.map_or(contents.len(), |end| (end + 1).min(contents.len()));
+        let part = contents.get(start..end).unwrap_or_default();
+        let claimed = if self.mood == Mood::Lies && is_large { contents.len() + 7 } else { contents.len() };
+        let length = part.len();
+        write!(
+            stream,
+            "HTTP/1.1 206 Partial Content\r\n{known}Content-Range: bytes {start}-{}/{claimed}\r\nContent-Length: {length}\r\n\r\n",
+            end.max(1) - 1
+        )?;
+        let breaks_off = self.mood == Mood::BreaksOff && is_large && length > 1;
+        if breaks_off && !self.has_broken_off.swap(true, Ordering::Relaxed) {
+            stream.write_all(&part[..length / 2])?;
+            stream.shutdown(std::net::Shutdown::Both)?;
+            return Ok(());
+        }
+        stream.write_all(part)
+    }
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_then_comes_from_the_cache() {
+    let hub = Hub::tiny(Mood::Good);
+    hub.assert_generates("someone/tiny", &[], &[]);
+    let after_download = hub.request_count();
+    // The layout of Python's library: blobs, references, and links in snapshots.
+    let repository = hub.cache.path().join("models--someone--tiny");
+    assert_eq!(std::fs::read_to_string(repository.join("refs/main")).unwrap(), SHA);
+    assert!(std::fs::symlink_metadata(hub.snapshot().join("model.safetensors")).unwrap().is_symlink());
+    assert!(repository.join("blobs/etag-model.safetensors").is_file());
+
+    hub.assert_generates("someone/tiny", &[], &[]);
+    assert_eq!(hub.request_count(), after_download + 1, "only whether the model has changed is asked");
+    hub.assert_generates("someone/tiny@main", &["--offline"], &[]);
+    hub.assert_generates("someone/tiny", &[], &[("HF_HUB_OFFLINE", "1")]);
+    hub.assert_generates(&format!("someone/tiny@{SHA}"), &["--offline"], &[]);
+    assert_eq!(hub.request_count(), after_download + 1, "offline asks nothing");
+    let (code, stdout, _) = hub.run(&["inspect", "--model", "someone/tiny", "--offline", "--json"], &[]);
+    assert_eq!(
+        (code, serde_json::from_str::<Value>(&stdout).unwrap()["parameters"]["per_block"].as_u64()),
+        (0, Some(6238))
+    );
+}
+
+#[test]
+fn an_unreachable_hub_is_told_and_the_cache_serves() {
+    let hub = Hub::tiny(Mood::Good);
+    hub.assert_generates("someone/tiny", &[], &[]);
+    // A port that nobody listens on.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let elsewhere = format!("http://{nobody}");
+    let environment = [("HF_ENDPOINT", elsewhere.as_str())];
+    let stderr = hub.assert_generates("someone/tiny", &[], &environment);
+    assert!(stderr.contains("cannot be reached; the cached copy of someone/tiny is used"), "{stderr}");
+    hub.assert_fails("someone/other", &[], &environment, "cannot be reached");
+    hub.assert_fails("someone/other", &[], &environment, "holds someone/tiny");
+    hub.assert_fails("someone/other", &["--offline"], &[], "the network may not be used; the cache");
+}
+
+#[test]
+fn the_hubs_refusals_say_what_to_do() {
+    let hub = Hub::tiny(Mood::Good);
+    hub.assert_fails("someone/gated", &[], &[], "give a token with HF_TOKEN");
+    hub.assert_fails("someone/gated", &[], &[("HF_TOKEN", "wrong")], "access is refused");
+    hub.assert_generates("someone/gated", &[], &[("HF_TOKEN", "secret")]);
+    hub.assert_fails(
+        "someone/unknown",
+        &[],
+        &[],
+        "there is no such model on the hub, and no such local path",
+    );
+    hub.assert_fails("someone/tiny@v9", &[], &[], "there is no such model or revision on the hub");
+    hub.assert_fails("no-such-folder", &[], &[], "no such file or folder");
+}
+
+#[test]
+fn an_interrupted_download_goes_on_where_it_stopped() {
+    let hub = Hub::tiny(Mood::BreaksOff);
+    hub.assert_generates("someone/tiny", &[], &[]);
+    assert_eq!(
+        std::fs::read(hub.snapshot().join("model.safetensors")).unwrap(),
+        std::fs::read(fixture_path("tiny-checkpoint/model.safetensors")).unwrap()
+    );
+}
+
+#[test]
+fn a_download_of_another_size_is_not_kept() {
+    let hub = Hub::tiny(Mood::Lies);
+    hub.assert_fails("someone/tiny", &[], &[], "run the command again");
+    assert!(!hub.snapshot().join("model.safetensors").exists());
+}
+
+#[test]
+fn repositories_without_a_model_are_named() {
+    let without = |name: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(fixture_path("tiny-checkpoint")).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_name() != name {
+                std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+            }
+        }
+        Hub::new(folder.path(), Mood::Good)
+    };
+    without("config.json").assert_fails("someone/tiny", &[], &[], "someone/tiny has no config.json");
+    without("model.safetensors").assert_fails("someone/tiny", &[], &[], "holds no weights that can be read");
+}
+
+#[test]
+fn shards_are_downloaded_with_their_index() {
+    let hub = Hub::new(&fixture_path("formats/safetensors-shards"), Mood::Good);
+    let (code, stdout, stderr) = hub.run(&["verify", "--model", "someone/tiny", "--json"], &[]);
+    assert_eq!(code, 0, "{stdout} {stderr}");
+    assert_eq!(std::fs::read_dir(hub.snapshot()).unwrap().count(), 6, "config, index and four shards");
+}

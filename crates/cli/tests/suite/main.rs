@@ -1,0 +1,12 @@
+//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod built_in;
+mod common;
+mod generation;
+#[cfg(feature = "hub")]
+mod hub;
+mod program;
+mod threads;
+mod train;

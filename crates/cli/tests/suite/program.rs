@@ -1,0 +1,656 @@
+//! The program as its users call it: output, exit codes, messages.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::{DeviceError, open_cuda};
+use gpt2_testing::{CheckpointFolder, json_fixture};
+use serde_json::{Value, json};
+
+use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+
+fn greedy_case() -> Value {
+    json_fixture("tiny_checkpoint_expected")["greedy"][0].clone()
+}
+
+#[test]
+fn generate_writes_what_transformers_writes() {
+    let case = greedy_case();
+    let folder = CheckpointFolder::tiny().with("prompt.txt", case["prompt"].as_str().unwrap());
+    let (model, prompt) = (path(folder.path()), case["prompt"].as_str().unwrap());
+    let flags = ["--model", model, "--greedy", "--max-new-tokens", "20"];
+    let expected_text = format!("{}\n", case["text"].as_str().unwrap());
+
+    let plain = run(&[&["generate", prompt][..], &flags].concat());
+    assert_eq!(
+        (plain.code, plain.stdout.as_str(), plain.stderr.as_str()),
+        (SUCCESS, expected_text.as_str(), "")
+    );
+
+    let piped = run_with_input(&[&["generate"][..], &flags].concat(), prompt.as_bytes());
+    assert_eq!(piped.stdout, expected_text);
+
+    let prompt_file = folder.file("prompt.txt");
+    let from_file = run(&[&["generate", "--prompt-file", path(&prompt_file)][..], &flags].concat());
+    assert_eq!(from_file.stdout, expected_text);
+
+    let report = run(&[&["generate", prompt, "--json"][..], &flags].concat()).json();
+    for key in ["prompt_ids", "ids", "text"] {
+        assert_eq!(report[key], case[key], "{key}");
+    }
+    assert_eq!(report["stop_reason"], "max_new_tokens");
+    assert!(report["tokens_per_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn generate_from_ids_needs_no_tokenizer() {
+    let case = greedy_case();
+    let folder =
+        CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
+    let list = |key: &str| {
+        let ids: Vec<u32> = serde_json::from_value(case[key].clone()).unwrap();
+        ids.iter().map(u32::to_string).collect::<Vec<_>>()
+    };
+    let ids = list("prompt_ids").join(",");
+    let flags =
+        ["generate", "--ids", &ids, "--model", path(folder.path()), "--greedy", "--max-new-tokens", "20"];
+    assert_eq!(run(&flags).stdout, format!("{}\n", list("ids").join(",")));
+    let report = run(&[&flags[..], &["--json"]].concat()).json();
+    assert_eq!((&report["ids"], &report["text"]), (&case["ids"], &Value::Null));
+
+    let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
+    assert_eq!(spaced.code, SUCCESS);
+    let text = run(&["generate", "The", "--model", path(folder.path())]);
+    assert_refused(
+        &text,
+        FAILURE,
+        "name one from elsewhere, or give token ids in place of text (--tokenizer FILE, --ids)",
+    );
+    let other = CheckpointFolder::tiny();
+    let tokenizer = other.file("tokenizer.json");
+    let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
+    assert_eq!(named.code, SUCCESS, "{}", named.stderr);
+}
+
+#[test]
+fn sampling_repeats_under_its_seed() {
+    let folder = CheckpointFolder::tiny();
+    let sample = |seed: &str, top_p: &str| {
+        let flags = ["--seed", seed, "--temperature", "0.9", "--top-k", "40", "--top-p", top_p];
+        run(&[&["generate", "The", "--model", path(folder.path())][..], &flags].concat()).stdout
+    };
+    assert_eq!(sample("7", "0.9"), sample("7", "0.9"));
+    assert_ne!(sample("7", "0.9"), sample("8", "0.9"));
+}
+
+/// The generator is ChaCha8 and the arithmetic is fixed, so these ids hold on every machine. They were computed
+/// independently from the model's logits by `scripts/sample_reference.py`.
+#[test]
+fn a_seed_means_the_same_tokens_everywhere() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&[
+        "generate",
+        "--ids",
+        "289,221,299",
+        "--model",
+        path(folder.path()),
+        "--seed",
+        "42",
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "20",
+        "--max-new-tokens",
+        "12",
+        "--json",
+    ])
+    .json();
+    assert_eq!(report["ids"], json_fixture("sampled_expected")["ids"]);
+}
+
+#[test]
+fn an_empty_prompt_starts_from_bos() {
+    let folder = CheckpointFolder::tiny();
+    let report =
+        run_with_input(&["generate", "--model", path(folder.path()), "--greedy", "--json"], b"").json();
+    assert_eq!(report["prompt_ids"], json!([0]));
+    let folder = folder.with_config(json!({"bos_token_id": 299}));
+    let report = run(&["generate", "", "--model", path(folder.path()), "--greedy", "--json"]).json();
+    assert_eq!(report["prompt_ids"], json!([299]));
+    let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
+    let folder = folder.with("config.json", config.replace("\"bos_token_id\":299", "\"bos_token_id\":null"));
+    let none = run(&["generate", "", "--model", path(folder.path())]);
+    assert_refused(&none, USAGE, "names no bos_token_id of the vocabulary to start from");
+}
+
+/// `eos_token_id` of generation_config.json goes before that of config.json, as in transformers.
+#[test]
+fn generation_ends_at_the_end_of_text() {
+    let case = greedy_case();
+    let (second, prompt) = (case["ids"][1].clone(), case["prompt"].as_str().unwrap());
+    let by_generation_config = CheckpointFolder::tiny()
+        .with("generation_config.json", json!({"eos_token_id": [299, second]}).to_string());
+    let by_config = CheckpointFolder::tiny()
+        .without("generation_config.json")
+        .with_config(json!({"eos_token_id": [second]}));
+    for folder in [by_generation_config, by_config] {
+        let report = run(&["generate", prompt, "--model", path(folder.path()), "--greedy", "--json"]).json();
+        assert_eq!(report["stop_reason"], "eos");
+        assert_eq!(report["ids"], json!([case["ids"][0], second]));
+    }
+    let broken = CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": \"x\"}");
+    let run = run(&["generate", prompt, "--model", path(broken.path())]);
+    assert_refused(
+        &run,
+        FAILURE,
+        "generation_config.json: `eos_token_id`: invalid type: string \"x\", expected u32",
+    );
+}
+
+#[test]
+fn generation_ends_where_the_context_is_full() {
+    let folder = CheckpointFolder::tiny();
+    let flags = ["--model", path(folder.path()), "--greedy", "--max-new-tokens", "500", "--json"];
+    let report = run(&[&["generate", "--ids", "1,2,3"][..], &flags].concat()).json();
+    assert_eq!(report["stop_reason"], "context");
+    assert_eq!(report["ids"].as_array().unwrap().len(), 46);
+}
+
+#[test]
+fn score_prints_what_transformers_gives() {
+    let folder = CheckpointFolder::tiny();
+    let expected = json_fixture("tiny_checkpoint_expected");
+    let case = &expected["score_strided"][1];
+    let (model, text) = (path(folder.path()), case["text"].as_str().unwrap());
+    let report = run(&["score", text, "--model", model, "--stride", "24", "--json"]).json();
+    assert_eq!(report["ids"], case["ids"]);
+    assert_eq!(report["logprobs"][0], Value::Null);
+    let number = |value: &Value| value.as_f64().unwrap();
+    for index in 1..case["ids"].as_array().unwrap().len() {
+        let (found, expected) = (number(&report["logprobs"][index]), number(&case["logprobs"][index]));
+        assert!((found - expected).abs() < 1e-4, "token {index}: expected {expected}, found {found}");
+    }
+    assert!((number(&report["loss"]) - number(&case["loss"])).abs() < 1e-4);
+    assert!((number(&report["perplexity"]) - number(&report["loss"]).exp()).abs() < 1e-6);
+    let default = run(&["score", text, "--model", model, "--json"]).json();
+    assert_eq!(default, report, "the default stride is half of the context");
+    let human = run(&["score", text, "--model", model]);
+    assert!(human.stdout.lines().last().unwrap().starts_with("loss "), "{}", human.stdout);
+    assert_refused(&run(&["score", "--ids", "1", "--model", model]), USAGE, "scoring needs at least 2");
+    assert_refused(
+        &run(&["score", "--ids", "1,2", "--model", model, "--stride", "49"]),
+        USAGE,
+        "stride: expected from 1 to",
+    );
+    assert_refused(
+        &run(&["score", "--ids", "1,2", "--model", model, "--stride", "0"]),
+        USAGE,
+        "stride: expected from 1 to",
+    );
+}
+
+#[test]
+fn inspect_counts_a_checkpoint() {
+    let folder = CheckpointFolder::tiny();
+    let report = run(&["inspect", "--model", path(folder.path()), "--json"]).json();
+    assert_eq!(report["format"], "safetensors");
+    assert_eq!(report["prefix"], "transformer.");
+    assert_eq!(report["config"]["n_inner"], 50);
+    // 28 wide, 50 inside, 3 blocks, 300 tokens, 48 positions, counted by hand from the architecture.
+    let (attention, mlp) = (28 * 84 + 84 + 28 * 28 + 28, 28 * 50 + 50 + 50 * 28 + 28);
+    let block = attention + mlp + 4 * 28;
+    let expected = json!({
+        "unique": 348 * 28 + 3 * block + 2 * 28, "with_untied_head": 648 * 28 + 3 * block + 2 * 28,
+        "embedding": 348 * 28, "blocks": 3 * block, "per_block": block,
+        "attention_per_block": attention, "mlp_per_block": mlp,
+    });
+    assert_eq!(report["parameters"], expected);
+    assert_eq!(report["kv_bytes_per_token"]["f32"], 2 * 3 * 28 * 4);
+    let tensors = report["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 12 * 3 + 4);
+    let expected = json!({
+        "name": "transformer.h.0.attn.c_attn.weight", "shape": [28, 84], "dtype": "F32", "role": "parameter",
+    });
+    assert!(tensors.contains(&expected));
+    let human = run(&["inspect", "--model", path(folder.path())]);
+    assert_eq!(human.code, SUCCESS);
+    assert!(human.stdout.contains("transformer.h.2.mlp.c_proj.weight"), "{}", human.stdout);
+}
+
+#[test]
+fn inspect_knows_the_published_totals() {
+    for (preset, total) in [
+        ("distilgpt2", 81_912_576u64),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ] {
+        let report = run(&["inspect", "--preset", preset, "--json"]).json();
+        assert_eq!(report["parameters"]["unique"], total, "{preset}");
+        assert_eq!(report["memory_bytes"]["f16"], 2 * total, "{preset}");
+        let human = run(&["inspect", "--preset", preset]);
+        assert!(human.stdout.contains("parameters"), "{preset}");
+    }
+    assert_refused(&run(&["inspect", "--preset", "gpt5"]), USAGE, "the presets are distilgpt2, gpt2,");
+}
+
+#[test]
+fn verify_judges_by_its_exit_code() {
+    let sound = CheckpointFolder::tiny();
+    let run_on = |folder: &CheckpointFolder, json: bool| {
+        let flags: &[&str] = if json { &["--json"] } else { &[] };
+        run(&[&["verify", "--model", path(folder.path())][..], flags].concat())
+    };
+    let report = run_on(&sound, true).json();
+    assert_eq!(
+        (&report["sound"], &report["problems"], &report["notes"]),
+        (&json!(true), &json!([]), &json!([]))
+    );
+    assert!(report["cache_difference"].as_f64().unwrap() < 1e-4);
+    assert!(run_on(&sound, false).stdout.lines().last().unwrap().starts_with("sound:"));
+
+    let damaged = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.remove("transformer.h.1.ln_2.bias");
+        let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.weight".into(), nan);
+    });
+    let human = run_on(&damaged, false);
+    assert_eq!(human.code, FAILURE);
+    assert!(
+        human.stdout.contains("tensor `transformer.h.1.ln_2.bias` is missing: expected (28)"),
+        "{}",
+        human.stdout
+    );
+    assert!(
+        human.stdout.contains("tensor `transformer.ln_f.weight`: of 28 values 28 are NaN"),
+        "{}",
+        human.stdout
+    );
+    assert!(human.stdout.ends_with("not sound: 2 problems\n"), "{}", human.stdout);
+    let report: Value = serde_json::from_str(&run_on(&damaged, true).stdout).unwrap();
+    assert_eq!((&report["sound"], report["problems"].as_array().unwrap().len()), (&json!(false), 2));
+    let absent = run(&["verify", "--model", "/no/such/folder", "--json"]);
+    assert_eq!(absent.code, FAILURE);
+    assert!(absent.stdout.contains("no such file or folder"), "{}", absent.stdout);
+}
+
+#[test]
+fn wrong_arguments_end_with_code_2() {
+    let folder = CheckpointFolder::tiny();
+    let model = path(folder.path());
+    let refuse = |arguments: &[&str], expected: &str| {
+        assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
+    };
+    refuse(&["x", "--temperature", "-0.5"], "temperature: expected at least 0.000001");
+    refuse(&["x", "--temperature", "0"], "0 is --greedy");
+    refuse(&["x", "--temperature", "1e-40"], "temperature: expected at least 0.000001");
+    refuse(&["x", "--temperature", "nan"], "temperature: expected");
+    refuse(&["x", "--temperature", "warm"], "--temperature");
+    refuse(&["x", "--top-p", "0"], "top_p: expected a number greater than 0 and at most 1, found 0");
+    refuse(&["x", "--top-p", "1.5"], "top_p: expected a number greater than 0 and at most 1, found 1.5");
+    refuse(&["x", "--top-p", "-1"], "top_p: expected");
+    refuse(&["x", "--top-k", "0"], "top_k: expected at least 1");
+    refuse(&["x", "--top-k", "-3"], "--top-k");
+    refuse(&["x", "--greedy", "--top-k", "5"], "cannot be used with");
+    refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");
+    refuse(&["x", "--seed", "a"], "--seed");
+    refuse(&["x", "--ids", "1"], "cannot be used with");
+    refuse(&["--ids", "1,,2"], "is no token id");
+    refuse(&["--ids", "1,-2"], "is no token id");
+    refuse(&["--ids", "5,300"], "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300");
+    refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
+    refuse(&["x", "--device", "tpu"], "expected auto, cpu, cuda, cuda:N or metal");
+    refuse(&["x", "--device", "cuda:x"], "expected auto, cpu, cuda, cuda:N or metal");
+    refuse(&["x", "--dtype", "q2"], "expected one of f32, f16, bf16, q8, q6, q4");
+    refuse(&["x", "--device", "cpu", "--dtype", "bf16"], "the CPU holds weights in f32, f16, q8, q6 or q4");
+    refuse(&["x", "--device", "cpu", "--tf32"], "NVIDIA GPUs have it, and this would run on cpu");
+    refuse(&["x", "--colour"], "--colour");
+    assert_refused(&run(&["inspect"]), USAGE, "--preset");
+    for tolerance in ["nan", "-1", "inf"] {
+        let verify = run(&["verify", "--model", model, "--against", model, "--tolerance", tolerance]);
+        assert_refused(&verify, USAGE, "expected a number of at least 0");
+    }
+    let integers = run(&["convert", model, path(&folder.file("out")), "--dtype", "q8_0"]);
+    assert_refused(&integers, USAGE, "--dtype q8_0: a Hugging Face folder holds f32, f16 or bf16");
+    assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
+    if !candle_core::utils::cuda_is_available() {
+        refuse(&["x", "--device", "cuda"], "built without CUDA; build it with --features cuda");
+    }
+}
+
+#[test]
+fn failed_jobs_end_with_code_1() {
+    let refuse = |folder: &CheckpointFolder, expected: &str| {
+        assert_refused(&run(&["generate", "x", "--model", path(folder.path())]), FAILURE, expected);
+    };
+    assert_refused(&run(&["generate", "x", "--model", "/no/such/folder"]), FAILURE, "no such file or folder");
+    assert_refused(&run(&["generate", "x", "--model", "typo.gguf"]), FAILURE, "no such file or folder");
+    refuse(&CheckpointFolder::tiny().without("config.json"), "there is no config.json");
+    refuse(&CheckpointFolder::tiny().with("model.safetensors", "<html></html>"), "an HTML or XML page");
+    refuse(&CheckpointFolder::tiny().with("model.safetensors", ""), "the file is empty");
+    refuse(&CheckpointFolder::tiny().with("tokenizer.json", "{"), "not a usable tokenizer");
+    let nan = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.weight".into(), nan);
+    });
+    let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
+    assert_eq!(run_on_nan.code, FAILURE);
+    let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
+                `--kv-dtype f32`)";
+    assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
+    let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert("score.weight".into(), Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap());
+    });
+    refuse(&surplus, "tensor `score.weight` is surplus");
+    let small = CheckpointFolder::tiny().with_config(json!({"vocab_size": 200}));
+    refuse(&small, "expected (200, 28), found (300, 28)");
+
+    let folder = CheckpointFolder::tiny();
+    let invalid = run_with_input(&["generate", "--model", path(folder.path())], b"caf\xe9");
+    assert_refused(&invalid, FAILURE, "standard input: not valid UTF-8 at byte 3; convert the text to UTF-8");
+    let device = run(&["generate", "--prompt-file", "/dev/zero", "--model", path(folder.path())]);
+    assert_refused(&device, FAILURE, "/dev/zero: more than 268435456 bytes of text");
+    let missing = run(&["generate", "--prompt-file", "/no/such/file", "--model", path(folder.path())]);
+    assert_refused(&missing, FAILURE, "/no/such/file");
+    if let Err(DeviceError::NoDriver { .. }) = open_cuda(0) {
+        for device in ["cuda", "cuda:3"] {
+            let no_driver = run(&["generate", "x", "--model", path(folder.path()), "--device", device]);
+            assert_refused(&no_driver, FAILURE, "no NVIDIA driver with a GPU was found");
+        }
+    }
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 100})).with_tensors(|tensors| {
+        let rows = tensors["transformer.wte.weight"].narrow(0, 0, 100).unwrap().contiguous().unwrap();
+        tensors.insert("transformer.wte.weight".into(), rows);
+    });
+    let run = run(&["generate", "The", "--model", path(folder.path())]);
+    assert_refused(&run, FAILURE, "the tokenizer does not belong to this checkpoint");
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let folder = CheckpointFolder::tiny();
+    let mut child = program(&["inspect", "--preset", "gpt2-xl"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let mut first = [0u8; 10];
+    child.stdout.take().expect("a pipe").read_exact(&mut first).expect("some output");
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
+
+    // The verdict is the exit code, whether or not the list is read.
+    let unsound = CheckpointFolder::tiny().with_config(json!({"n_layer": 1000}));
+    let mut child = program(&["verify", "--model", path(unsound.path())])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(FAILURE), &b""[..]));
+
+    let mut child =
+        program(&["generate", "--ids", "1", "--model", path(folder.path()), "--max-new-tokens", "40"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["generate", "score", "inspect", "convert", "verify"] {
+        let help = run(&[command, "--help"]);
+        assert_eq!(help.code, SUCCESS);
+        assert!(help.stdout.contains("Examples:"), "{command}");
+    }
+    assert!(run(&["--version"]).stdout.starts_with("gpt2 "));
+}
+
+/// Panics of the tokenizers library end as errors of the file.
+#[test]
+fn hostile_tokenizers_are_errors() {
+    let tiny = std::fs::read(CheckpointFolder::tiny().file("tokenizer.json")).unwrap();
+    let tiny: Value = serde_json::from_slice(&tiny).unwrap();
+    let template = json!({
+        "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    });
+    let precompiled = json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="});
+    for (key, value) in [("post_processor", template), ("normalizer", precompiled)] {
+        let mut tokenizer = tiny.clone();
+        tokenizer[key] = value;
+        let folder = CheckpointFolder::tiny().with("tokenizer.json", tokenizer.to_string());
+        let run = run(&["generate", "The", "--model", path(folder.path())]);
+        assert_refused(&run, FAILURE, "token");
+        assert!(!run.stderr.contains("internal error"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn names_from_a_file_cannot_drive_the_terminal() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let evil = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
+        tensors.insert("\u{1b}[31mevil\u{7}".into(), evil);
+    });
+    for command in ["inspect", "verify"] {
+        let run = run(&[command, "--model", path(folder.path())]);
+        assert!(run.stdout.contains("[31mevil") && !run.stdout.contains('\u{1b}'), "{command}");
+    }
+}
+
+#[test]
+fn inspect_explains_what_it_found() {
+    let formats = gpt2_testing::fixture_path("formats");
+    let report = run(&["inspect", "--model", path(&formats.join("nanogpt")), "--json"]).json();
+    assert_eq!(report["format"], "pytorch (zip)");
+    assert_eq!(report["prefix"], "_orig_mod.transformer.");
+    assert_eq!(report["orientation"], "Linear (out, in)");
+    let rules = report["rules"].as_array().unwrap();
+    assert!(rules.contains(&json!("13 biases are not stored and taken as zero")), "{rules:?}");
+    let human = run(&["inspect", "--model", path(&formats.join("llmc/gpt2.bin"))]);
+    assert!(human.stdout.contains("the last 84 rows of the token embedding are padding"), "{}", human.stdout);
+}
+
+#[test]
+fn inspect_measures_and_compares_tensors() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = [vec![f32::NAN, -3.0, 0.0, 5.0], vec![2.0; 24]].concat();
+        tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
+    });
+    let report = run(&["inspect", "--model", path(folder.path()), "--tensors", "--json"]).json();
+    let tensors = report["tensors"].as_array().unwrap();
+    let bias = tensors.iter().find(|tensor| tensor["name"] == "transformer.ln_f.bias").unwrap();
+    let statistics = &bias["statistics"];
+    // Of 27 finite values: -3, 0, 5 and 24 twos.
+    assert_eq!((&statistics["min"], &statistics["max"]), (&json!(-3.0), &json!(5.0)));
+    assert_eq!(
+        (&statistics["nan"], &statistics["zeros"], &statistics["infinite"]),
+        (&json!(1), &json!(1), &json!(0))
+    );
+    assert!((statistics["mean"].as_f64().unwrap() - 50.0 / 27.0).abs() < 1e-12);
+    let variance = (9.0 + 25.0 + 24.0 * 4.0) / 27.0 - (50.0f64 / 27.0).powi(2);
+    assert!((statistics["standard_deviation"].as_f64().unwrap() - variance.sqrt()).abs() < 1e-12);
+
+    let formats = gpt2_testing::fixture_path("formats");
+    let diff = |first: &str, second: &str| {
+        let (first, second) = (formats.join(first), formats.join(second));
+        run(&["inspect", "--model", path(&first), "--diff", path(&second), "--json"]).json()
+    };
+    assert_eq!(diff("tensorflow", "safetensors-shards")["equal"], true, "two formats of one model");
+    let rounded = diff("llmc/gpt2.bin", "llmc/gpt2_bf16.bin");
+    assert_eq!(rounded["first_differing"], "wte.weight");
+    let largest = rounded["largest"].as_f64().unwrap();
+    assert!(largest > 0.0 && largest < 0.01, "rounding to bf16 moves values near 1 by up to 2^-9: {largest}");
+    let other = diff("book", "tensorflow");
+    assert!(
+        other["differences"].as_array().unwrap().iter().any(|row| row["difference"] == "only in the second")
+    );
+}
+
+#[test]
+fn inspect_prints_the_ledger() {
+    let ledger = run(&["inspect", "--preset", "gpt2", "--ledger"]).stdout;
+    for count in
+        ["85,056,000", "123,653,376", "124,412,160", "124,439,808", "163,009,536", "163,037,184", "117M"]
+    {
+        assert!(ledger.contains(count), "{count} is not in: {ledger}");
+    }
+    let json = run(&["inspect", "--preset", "gpt2", "--json"]).json();
+    assert_eq!(json["ledger"][3]["count"], 124_439_808);
+}
+
+#[test]
+fn convert_writes_folders_and_gguf_files() {
+    let (source, folder) = (gpt2_testing::fixture_path("formats/tensorflow"), tempfile::tempdir().unwrap());
+    let (copy, gguf) = (folder.path().join("copy"), folder.path().join("copy.gguf"));
+    let report = run(&["convert", path(&source), path(&copy), "--dtype", "f16", "--json"]).json();
+    let bytes = std::fs::metadata(copy.join("model.safetensors")).unwrap().len();
+    assert_eq!((&report["format"], &report["dtype"]), (&json!("safetensors"), &json!("f16")));
+    assert_eq!(report["bytes"], bytes);
+    let to_gguf = run(&["convert", path(&source), path(&gguf), "--dtype", "q8_0"]);
+    assert!(to_gguf.stdout.starts_with("wrote "), "{}", to_gguf.stderr);
+    let text = |model: &Path| {
+        run(&["generate", "The first", "--model", path(model), "--greedy", "--max-new-tokens", "3", "--json"])
+            .json()
+    };
+    assert_eq!(text(&copy)["prompt_ids"], text(&source)["prompt_ids"]);
+    assert_eq!(text(&gguf)["prompt_ids"], text(&source)["prompt_ids"]);
+
+    let again = run(&["convert", path(&source), path(&copy)]);
+    assert_refused(&again, FAILURE, "it exists already; remove it, or choose another name");
+    assert_refused(
+        &run(&["convert", path(&source), "x", "--dtype", "q2"]),
+        USAGE,
+        "expected one of f32, f16, bf16",
+    );
+    assert_refused(&run(&["convert", path(&source)]), USAGE, "<OUT>");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+/// The book's files hold no number of heads: it is guessed aloud, or named, in every command that opens one.
+#[test]
+fn heads_can_be_named() {
+    let book = gpt2_testing::fixture_path("formats/book");
+    let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
+    let guessed = run(&score);
+    assert!(
+        guessed.stderr.contains("note: nothing tells the number of attention heads; 1 of 64"),
+        "{}",
+        guessed.stderr
+    );
+    let named = run(&[&score[..], &["--n-head", "4"]].concat());
+    assert_eq!(named.stderr, "");
+    assert_ne!(named.json()["loss"], guessed.json()["loss"], "another model");
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    let converted = run(&["convert", path(&book), path(&copy), "--n-head", "4", "--threads", "1"]);
+    assert_eq!((converted.code, converted.stderr.as_str()), (SUCCESS, ""));
+    let of_copy = run(&["score", "--ids", "1,2,3", "--json", "--model", path(&copy)]).json();
+    let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-6;
+    assert!(close(&of_copy["loss"], &named.json()["loss"]), "{of_copy}");
+    for command in ["inspect", "verify"] {
+        let found = run(&[command, "--model", path(&book), "--n-head", "4", "--threads", "2", "--json"]);
+        assert_eq!((found.code, found.stderr.as_str()), (SUCCESS, ""), "{command}");
+    }
+    let inspected = run(&["inspect", "--model", path(&book), "--n-head", "4", "--json"]).json();
+    assert_eq!(inspected["config"]["n_head"], 4);
+    let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
+    assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
+    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "3"]);
+    assert_refused(&built_in, FAILURE, "built-in: its configuration has 8 attention heads, and 3 were named");
+    assert_refused(
+        &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),
+        USAGE,
+        "--n-head is for checkpoints",
+    );
+}
+
+/// A training that memory seems too small for is refused, and tried where that is asked for.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_look_at_the_memory_can_be_left_out() {
+    let folder = CheckpointFolder::tiny().with("text.txt", "The dog was found.");
+    let (text, out) = (folder.file("text.txt"), folder.file("out"));
+    let flags = ["train", "--data", path(&text), "--init", path(folder.path()), "--out", path(&out)];
+    let crowd = [&flags[..], &["--batch-size", "1000000", "--held-out", "0"]].concat();
+    assert_refused(&run(&crowd), USAGE, "--ignore-memory trains all the same");
+    assert!(!out.exists());
+    // The text has no window, so nothing takes the memory.
+    let tried = run(&[&crowd[..], &["--ignore-memory"]].concat());
+    assert_refused(&tried, FAILURE, "one window of the context takes 49");
+}
+
+/// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).
+#[test]
+fn verify_checks_tokens_and_compares_logits() {
+    let verify = |model: &Path, more: &[&str]| -> Value {
+        let run = run(&[&["verify", "--model", path(model), "--json"][..], more].concat());
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!(run.code, if report["sound"] == true { SUCCESS } else { FAILURE }, "{report}");
+        report
+    };
+    let far = CheckpointFolder::tiny()
+        .without("generation_config.json")
+        .with_config(json!({"eos_token_id": 50256}));
+    let report = verify(far.path(), &[]);
+    assert_eq!(report["problems"], json!(["eos_token_id 50256 is beyond the vocabulary of 300 tokens"]));
+    // transformers writes its default ids into the configuration of any size; without a tokenizer they do no harm.
+    let bare = far.without("tokenizer.json").without("vocab.json");
+    let report = verify(bare.path(), &[]);
+    assert_eq!(report["sound"], true);
+    assert!(report["notes"].as_array().unwrap().contains(&json!("there is no tokenizer")));
+    let more =
+        CheckpointFolder::tiny().without("tokenizer.json").with("added_tokens.json", r#"{"<pad>": 300}"#);
+    assert!(
+        verify(more.path(), &[])["problems"][0]
+            .as_str()
+            .unwrap()
+            .contains("the tokenizer has the token id 300")
+    );
+
+    let formats = gpt2_testing::fixture_path("formats");
+    let (exact, rounded) = (formats.join("llmc/gpt2.bin"), formats.join("llmc/gpt2_bf16.bin"));
+    let shards = formats.join("safetensors-shards");
+    assert_eq!(verify(&exact, &["--against", path(&shards)])["sound"], true);
+    let report = verify(&rounded, &["--against", path(&shards)]);
+    assert!(report["problems"][0].as_str().unwrap().contains("the logits of the two differ by"), "{report}");
+    assert_eq!(verify(&rounded, &["--against", path(&shards), "--tolerance", "0.5"])["sound"], true);
+    let other = run(&["verify", "--model", path(&exact), "--against", path(&formats.join("nanogpt"))]);
+    assert_refused(&other, FAILURE, "the vocabularies differ: 300 tokens here, 320 in");
+}
+
+/// Finite weights whose logits are not: whatever comes after a NaN, the checkpoint is not sound.
+#[test]
+fn logits_that_are_not_finite_are_not_sound() {
+    let with_last_row = |scale: f64| {
+        CheckpointFolder::tiny().with_tensors(|tensors| {
+            let huge = Tensor::full(3e38_f32, 28, &Device::Cpu).unwrap();
+            tensors.insert("transformer.ln_f.bias".into(), huge);
+            let wte = tensors["transformer.wte.weight"].clone();
+            let last = (wte.narrow(0, 299, 1).unwrap() * scale).unwrap();
+            let rows = [wte.narrow(0, 0, 299).unwrap() * 1e4, Ok(last)].map(Result::unwrap);
+            tensors.insert("transformer.wte.weight".into(), Tensor::cat(&rows, 0).unwrap());
+        })
+    };
+    // With 0 the last logit is a number again.
+    for scale in [1e4, 0.0] {
+        let folder = with_last_row(scale);
+        let run = run(&["verify", "--model", path(folder.path()), "--json"]);
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!((run.code, &report["sound"]), (FAILURE, &json!(false)), "{report}");
+        let told = "with a cache the logits differ by NaN; they reach inf";
+        assert_eq!(report["problems"], json!([told]));
+    }
+}

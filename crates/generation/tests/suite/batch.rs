@@ -1,0 +1,342 @@
+//! Laws of generation: a text is the same alone and in any company, and where the context ends.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{
+    BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
+    WhenFull,
+};
+use gpt2_testing::{fixture_path, json_fixture};
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
+
+fn tiny() -> Gpt2LMHead {
+    Checkpoint::open(&fixture_path("tiny-checkpoint"))
+        .unwrap()
+        .load(&LoadOptions::default(), &|_| ())
+        .unwrap()
+}
+
+fn alone(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
+    let mut tokens = TokenGenerator::new(model, prompt, config).unwrap();
+    let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
+    (ids, tokens.stop_reason().unwrap())
+}
+
+/// The ids of every text, by prompt and sequence, with the reasons.
+fn together(
+    model: &Gpt2LMHead,
+    prompts: &[Vec<u32>],
+    batch_size: usize,
+    config: &GenerationConfig,
+) -> Vec<(Vec<u32>, Option<StopReason>)> {
+    let texts = config.num_return_sequences;
+    let mut found = vec![(Vec::new(), None); prompts.len() * texts];
+    for token in
+        BatchGenerator::<&Tokenizer>::new(model, Request::each(prompts, config), batch_size, None).unwrap()
+    {
+        let token = token.unwrap();
+        let text = &mut found[token.prompt * texts + token.sequence];
+        assert_eq!(text.1, None, "nothing comes after the end of a text");
+        text.0.push(token.id);
+        text.1 = token.stop_reason;
+    }
+    found
+}
+
+/// Lengths from one token to the whole context, some prompts twice.
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32, seed: u32| (0..length).map(|index| (index * 37 + seed) % 300).collect();
+    [(3, 5), (1, 90), (30, 7), (47, 2), (48, 3), (12, 11), (3, 5), (3, 5), (20, 250)]
+        .map(|(length, seed)| prompt(length, seed))
+        .to_vec()
+}
+
+/// huggingface/transformers#3021 and #4122: no pad token, no mask to forget; texts end at different lengths by several ends.
+#[test]
+fn every_row_of_a_batch_is_the_row_alone() {
+    let model = tiny();
+    let prompts = prompts();
+    // Ends that cut some of the texts early.
+    let ends: Vec<u32> = alone(&model, &prompts[2], &GenerationConfig::default()).0[3..5].to_vec();
+    let config = GenerationConfig { max_new_tokens: 20, eos_token_id: ends, ..GenerationConfig::default() };
+    let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, &config)).collect();
+    assert!(expected.iter().any(|(_, reason)| *reason == StopReason::Eos));
+    assert!(expected.iter().any(|(_, reason)| *reason == StopReason::MaxNewTokens));
+    assert!(expected.iter().any(|(_, reason)| *reason == StopReason::Context));
+    for batch_size in [1, 2, 4, 9, 100] {
+        let found = together(&model, &prompts, batch_size, &config);
+        let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
+        assert_eq!(found, expected, "batches of {batch_size}");
+    }
+}
+
+/// Every type of weights.
+const DTYPES: [WeightDType; 5] =
+    [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
+
+fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHead {
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+/// The logits of a step are the same bits for a row alone and among any number of others, at other lengths than its own.
+#[test]
+fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
+    const ROWS: usize = 40;
+    for dtype in DTYPES {
+        let model = loaded(&fixture_path("tiny-checkpoint"), dtype);
+        let length = |row: usize| 1 + row * 7 % 40;
+        let mut cache = model.new_cache(ROWS, 48).unwrap();
+        let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
+            let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
+            let logits =
+                model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
+            let logits = logits.squeeze(1).unwrap().to_vec2::<f32>().unwrap();
+            logits.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
+        };
+        for row in 0..ROWS {
+            let ids: Vec<u32> =
+                (0..length(row) as u32).map(|index| (index * 37 + row as u32) % 300).collect();
+            let mut prefix = model.new_cache(1, 48).unwrap();
+            step(&ids, 1, &mut prefix);
+            cache.copy_row(row, &prefix, 0).unwrap();
+        }
+        let next: Vec<u32> = (0..ROWS as u32).map(|row| row * 5 % 300).collect();
+        let alone: Vec<Vec<u32>> = (0..ROWS)
+            .map(|row| step(&next[row..=row], 1, &mut cache.fork(&[row]).unwrap()).remove(0))
+            .collect();
+        for rows in 2..=ROWS {
+            let chosen: Vec<usize> = (0..rows).map(|index| (index * 3 + rows) % ROWS).collect();
+            let ids: Vec<u32> = chosen.iter().map(|row| next[*row]).collect();
+            let found = step(&ids, rows, &mut cache.fork(&chosen).unwrap());
+            for (found, row) in found.iter().zip(&chosen) {
+                assert_eq!(found, &alone[*row], "{dtype:?}: row {row} among {rows}");
+            }
+        }
+    }
+}
+
+/// Two hundred prompts of all lengths, half of the texts greedy and half drawn, alone and in batches, in every type of weights.
+#[test]
+fn two_hundred_texts_are_the_same_alone_and_in_every_batch() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let prompts: Vec<Vec<u32>> = (0..200u32)
+        .map(|prompt| (0..1 + prompt * 13 % 41).map(|index| (index * 137 + prompt * 61) % 1024).collect())
+        .collect();
+    let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
+    let drawn = GenerationConfig { do_sample: true, seed: 4, ..greedy.clone() };
+    for dtype in DTYPES {
+        let model = loaded(&folder, dtype);
+        for (prompts, config) in [(&prompts[..100], &greedy), (&prompts[100..], &drawn)] {
+            let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, config)).collect();
+            for batch_size in [2, 7, 32] {
+                let found = together(&model, prompts, batch_size, config);
+                let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
+                assert_eq!(found, expected, "{dtype:?} in batches of {batch_size}");
+            }
+        }
+    }
+}
+
+/// Keys and values of 11 bits change no greedy text of this model, alone or in a batch.
+#[test]
+fn a_cache_in_f16_gives_the_same_greedy_texts() {
+    let (model, half) = (tiny(), tiny().with_kv_dtype(DType::F16));
+    let (prompts, config) =
+        (prompts(), GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() });
+    let expected = together(&model, &prompts, 1, &config);
+    for batch_size in [1, 4, 9] {
+        assert_eq!(together(&half, &prompts, batch_size, &config), expected, "batches of {batch_size}");
+    }
+}
+
+/// With penalties, which look at each row's own history.
+#[test]
+fn a_seed_gives_a_prompt_the_same_text_in_any_batch() {
+    let model = tiny();
+    let prompts = prompts();
+    let config = GenerationConfig {
+        max_new_tokens: 12,
+        do_sample: true,
+        top_k: 40,
+        top_p: 0.95,
+        repetition_penalty: 1.2,
+        no_repeat_ngram_size: 3,
+        seed: 8,
+        ..GenerationConfig::default()
+    };
+    let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, &config).0).collect();
+    for batch_size in [2, 5, 9] {
+        let found: Vec<_> =
+            together(&model, &prompts, batch_size, &config).into_iter().map(|text| text.0).collect();
+        assert_eq!(found, expected, "batches of {batch_size}");
+    }
+}
+
+/// Several texts of one prompt share its keys and values; the first is that of a single text.
+#[test]
+fn texts_of_one_prompt_differ_and_repeat() {
+    let model = tiny();
+    let single =
+        GenerationConfig { do_sample: true, seed: 4, max_new_tokens: 10, ..GenerationConfig::default() };
+    let config = GenerationConfig { num_return_sequences: 4, ..single.clone() };
+    let prompts = &prompts()[..3];
+    let expected = together(&model, prompts, 1, &config);
+    for batch_size in [2, 3, 12] {
+        assert_eq!(together(&model, prompts, batch_size, &config), expected);
+    }
+    for (index, prompt) in prompts.iter().enumerate() {
+        let texts = &expected[index * 4..][..4];
+        assert_eq!(texts[0].0, alone(&model, prompt, &single).0);
+        assert!((1..4).all(|other| texts[other].0 != texts[0].0), "{texts:?}");
+    }
+}
+
+#[test]
+fn texts_of_a_batch_come_with_their_characters() {
+    let model = tiny();
+    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let config = GenerationConfig { max_new_tokens: 15, ..GenerationConfig::default() };
+    let prompts = prompts();
+    let mut texts = vec![String::new(); prompts.len()];
+    let mut ids = vec![Vec::new(); prompts.len()];
+    for token in BatchGenerator::new(&model, Request::each(&prompts, &config), 4, Some(&tokenizer)).unwrap() {
+        let token = token.unwrap();
+        texts[token.prompt].push_str(&token.text);
+        ids[token.prompt].push(token.id);
+    }
+    for (text, ids) in texts.iter().zip(&ids) {
+        assert_eq!(*text, tokenizer.decode(ids, true).unwrap());
+    }
+}
+
+/// huggingface/transformers#14384, with the numbers of the refusal: keep the end, or the head and the end.
+#[test]
+fn a_long_prompt_is_refused_or_cut_as_asked() {
+    let model = tiny();
+    let long: Vec<u32> = (0..60).collect();
+    let config = GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() };
+    let refused = TokenGenerator::new(&model, &long, &config).err().unwrap().to_string();
+    assert!(refused.contains("the prompt has 60 tokens, the model's context 48"), "{refused}");
+    let keep =
+        |head, last| GenerationConfig { long_prompt: LongPrompt::Keep { head, last }, ..config.clone() };
+    let last = alone(&model, &long, &keep(0, 40));
+    assert_eq!(last, alone(&model, &long[20..], &config));
+    let head_and_last = alone(&model, &long, &keep(4, 30));
+    assert_eq!(head_and_last, alone(&model, &[&long[..4], &long[30..]].concat(), &config));
+    assert_ne!(last.0, head_and_last.0);
+    // A prompt that fits is not cut.
+    assert_eq!(alone(&model, &long[..48], &keep(0, 10)), alone(&model, &long[..48], &config));
+    for (head, last, fits) in [(0, 48, true), (8, 40, true), (8, 41, false), (0, 49, false), (0, 0, false)] {
+        let result = TokenGenerator::new(&model, &long, &keep(head, last));
+        assert_eq!(result.is_ok(), fits, "{head} and {last}");
+        assert!(result.err().is_none_or(|error| error.is_usage()));
+    }
+}
+
+/// After a full context the text is that of the slid window as a prompt: head, last half, and on.
+#[test]
+fn a_sliding_window_goes_on_after_the_context() {
+    let model = tiny();
+    let prompt: Vec<u32> = (0..40).map(|index| (index * 7) % 300).collect();
+    for head in [0, 3] {
+        let config = GenerationConfig {
+            max_new_tokens: 60,
+            when_full: WhenFull::Slide { head },
+            ..GenerationConfig::default()
+        };
+        let (found, reason) = alone(&model, &prompt, &config);
+        assert_eq!((found.len(), reason), (60, StopReason::MaxNewTokens));
+        let mut all = prompt.clone();
+        let mut window = prompt.clone();
+        while all.len() < 100 {
+            let until_full =
+                GenerationConfig { max_new_tokens: 100 - all.len(), ..GenerationConfig::default() };
+            all.extend(alone(&model, &window, &until_full).0);
+            window = [&all[..head], &all[all.len() - 24..]].concat();
+        }
+        assert_eq!(found, all[40..], "head {head}");
+        // In company too.
+        let company = [prompt.clone(), vec![5; 10], prompt.clone()];
+        let texts = together(&model, &company, 3, &config);
+        assert_eq!((&texts[0].0, &texts[2].0), (&found, &found));
+    }
+    let too_much =
+        GenerationConfig { when_full: WhenFull::Slide { head: 25 }, ..GenerationConfig::default() };
+    let error = TokenGenerator::new(&model, &[1], &too_much).err().unwrap();
+    assert!(matches!(error, GenerationError::WindowTooLong { kept: 49, n_positions: 48 }), "{error}");
+}
+
+/// karpathy/nanoGPT#169: what has no token cannot be drawn.
+#[test]
+fn suppressed_tokens_never_come() {
+    let model = tiny();
+    let padding: Vec<u32> = (100..300).collect();
+    let config = GenerationConfig {
+        do_sample: true,
+        temperature: 5.0,
+        top_k: 0,
+        max_new_tokens: 40,
+        suppress_tokens: padding,
+        ..GenerationConfig::default()
+    };
+    assert!(alone(&model, &[299], &config).0.iter().all(|id| *id < 100));
+}
+
+#[test]
+fn a_time_that_is_over_ends_the_text_with_the_next_token() {
+    let model = tiny();
+    let config = GenerationConfig { max_time: Some(1e-9), max_new_tokens: 9, ..GenerationConfig::default() };
+    let clock = || {
+        let started = Instant::now();
+        Arc::new(move || started.elapsed())
+    };
+    let mut tokens = TokenGenerator::new(&model, &[1, 2], &config).unwrap().with_clock(clock());
+    let ids: Vec<u32> = tokens.by_ref().collect::<Result<_, _>>().unwrap();
+    assert_eq!((ids.len(), tokens.stop_reason()), (1, Some(StopReason::MaxTime)));
+    let error = TokenGenerator::new(&model, &[1, 2], &config).unwrap().next().unwrap().unwrap_err();
+    assert!(matches!(error, GenerationError::NoClock), "{error}");
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
+    let model = tiny();
+    let start = GenerationConfig::default;
+    for (option, config) in [
+        ("eos_token_id", GenerationConfig { eos_token_id: vec![0, 300], ..start() }),
+        ("bad_words_ids", GenerationConfig { bad_words_ids: vec![vec![1, 300]], ..start() }),
+        ("sequence_bias", GenerationConfig { sequence_bias: vec![(vec![300], 1.0)], ..start() }),
+        ("suppress_tokens", GenerationConfig { suppress_tokens: vec![300], ..start() }),
+        ("begin_suppress_tokens", GenerationConfig { begin_suppress_tokens: vec![300], ..start() }),
+        ("forced_bos_token_id", GenerationConfig { forced_bos_token_id: Some(300), ..start() }),
+    ] {
+        let error = TokenGenerator::new(&model, &[1], &config).err().unwrap();
+        assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
+    }
+    let stops = GenerationConfig { stop_strings: vec!["x".into()], ..start() };
+    let error = TokenGenerator::new(&model, &[1], &stops).err().unwrap();
+    assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
+}
+
+/// huggingface/transformers#25420: generation runs with the cache, and writes what the reference does.
+#[test]
+fn a_batch_of_the_reference_prompts_writes_the_reference_texts() {
+    let model = tiny();
+    let expected = json_fixture("tiny_checkpoint_expected");
+    let cases = expected["greedy"].as_array().unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let prompts: Vec<Vec<u32>> = cases.iter().map(|case| ids(&case["prompt_ids"])).collect();
+    assert!(prompts.iter().any(|prompt| prompt.len() != prompts[0].len()), "lengths differ");
+    let config = GenerationConfig {
+        max_new_tokens: 20,
+        eos_token_id: model.config().eos_token_id.clone(),
+        ..GenerationConfig::default()
+    };
+    for (found, case) in together(&model, &prompts, 8, &config).iter().zip(cases) {
+        assert_eq!(found.0, ids(&case["ids"]));
+    }
+}

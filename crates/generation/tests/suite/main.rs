@@ -1,0 +1,12 @@
+//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod batch;
+mod parity;
+mod processors;
+mod published;
+mod scheduler;
+mod score;
+mod search;
+mod text;

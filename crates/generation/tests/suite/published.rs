@@ -1,0 +1,321 @@
+//! What the published models write, as others have published it: acceptance tests for the real checkpoints.
+//!
+//! They run for each of `gpt2`, `gpt2-medium`, `gpt2-large`, `distilgpt2` and `DialoGPT-medium` that is a folder in the
+//! folder named by `GPT2_PUBLISHED`, and say so where it is not. The sources are the test suites of transformers,
+//! rust-bert, CTranslate2 and tinygrad, and the documentation of picoGPT and "LLMs from scratch".
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{
+    AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, Request, TextGenerator, TokenGenerator,
+    beam_search, contrastive_search, score_continuations,
+};
+use gpt2_testing::skipped;
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
+
+/// Names the folder of the published checkpoints.
+const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
+/// Scores are published with four digits.
+const SCORE: f64 = 1e-4;
+const CPU: Device = Device::Cpu;
+
+struct Published {
+    model: Gpt2LMHead,
+    tokenizer: Tokenizer,
+}
+
+/// The model, where its folder is there.
+fn published(name: &str) -> Option<Published> {
+    let folder = std::env::var_os(PUBLISHED_VARIABLE).map(|folder| PathBuf::from(folder).join(name));
+    let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
+        skipped(&format!("{PUBLISHED_VARIABLE} does not name a folder with {name}"));
+        return None;
+    };
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let tokenizer = checkpoint.tokenizer(None).unwrap();
+    Some(Published { model: checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap(), tokenizer })
+}
+
+impl Published {
+    /// Greedy, up to as many tokens of prompt and text.
+    fn up_to(&self, max_length: usize) -> GenerationConfig {
+        let eos_token_id = self.model.config().eos_token_id.clone();
+        let max_length = Some(max_length);
+        GenerationConfig {
+            max_length,
+            max_new_tokens: usize::MAX,
+            eos_token_id,
+            ..GenerationConfig::default()
+        }
+    }
+
+    fn new_tokens(&self, max_new_tokens: usize) -> GenerationConfig {
+        GenerationConfig { max_new_tokens, ..self.up_to(usize::MAX) }
+    }
+
+    fn ids(&self, text: &str) -> Vec<u32> {
+        encode(&self.tokenizer, text).unwrap()
+    }
+
+    /// The text after the prompt.
+    fn text(&self, prompt: &str, config: &GenerationConfig) -> String {
+        let pieces = TextGenerator::new(&self.model, &self.ids(prompt), config, &self.tokenizer).unwrap();
+        pieces.collect::<Result<_, _>>().unwrap()
+    }
+
+    fn decoded(&self, ids: &[u32]) -> String {
+        self.tokenizer.decode(ids, true).unwrap()
+    }
+
+    fn generated(
+        &self,
+        prompt: &str,
+        config: &GenerationConfig,
+        processors: Vec<LogitsProcessor>,
+    ) -> Vec<u32> {
+        let request = Request { processors, ..Request::new(self.ids(prompt), config.clone()) };
+        TokenGenerator::<&Tokenizer>::of_request(&self.model, request, None)
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap()
+    }
+
+    fn mean_logprob(&self, prompt: &str, continuation: Vec<u32>) -> f64 {
+        let scored = score_continuations(&self.model, &self.ids(prompt), &[continuation], &|| ());
+        scored.unwrap()[0].mean()
+    }
+
+    fn last_logits(&self, prompt: &str) -> Vec<f32> {
+        let ids = self.ids(prompt);
+        let ids = Tensor::from_slice(&ids, (1, ids.len()), &CPU).unwrap();
+        let logits = self.model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
+        logits.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    #[track_caller]
+    fn assert_next(&self, prompt: &str, id: usize, logit: f32) {
+        let logits = self.last_logits(prompt);
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+        assert_eq!(best, id);
+        assert!((logits[id] - logit).abs() < 1e-4, "expected {logit}, found {}", logits[id]);
+    }
+}
+
+#[test]
+fn gpt2_greedy_texts() {
+    let Some(gpt2) = published("gpt2") else { return };
+    let ids: Vec<u32> = TokenGenerator::new(&gpt2.model, &[464, 3290], &gpt2.up_to(20))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let expected =
+        [373, 1043, 287, 257, 2214, 1474, 262, 16246, 286, 2688, 290, 2688, 27262, 13, 198, 198, 464, 3290];
+    assert_eq!(ids, expected);
+    for (prompt, config, expected) in [
+        (
+            "Alan Turing theorized that computers would one day become",
+            gpt2.new_tokens(40),
+            " the most powerful machines on the planet.\n\nThe computer is a machine that can perform complex \
+             calculations, and it can perform these calculations in a way that is very similar to the human brain.",
+        ),
+        (
+            "Every effort moves",
+            gpt2.new_tokens(30),
+            " forward, but it's not enough.\n\n\"I'm not going to sit here and say, 'I'm not going to do this,'",
+        ),
+        ("<|endoftext|>", gpt2.new_tokens(10), "The first time I saw the new version of"),
+        (
+            "The cat",
+            GenerationConfig { repetition_penalty: 1.1, ..gpt2.up_to(40) },
+            " was found in a field near the town of Keflavik, about 30 miles (48 kilometers) south-east of \
+             Moscow.\n\n\n",
+        ),
+    ] {
+        assert_eq!(gpt2.text(prompt, &config), expected, "{prompt:?}");
+    }
+}
+
+/// Two prompts of different lengths at once, without the padding that the source needs.
+#[test]
+fn gpt2_batch_of_two() {
+    let Some(gpt2) = published("gpt2") else { return };
+    let prompts = ["Hello, my dog is a little", "Today, I"].map(|prompt| gpt2.ids(prompt));
+    let mut texts = [String::new(), String::new()];
+    // The source counts the padded length of the longer prompt, seven tokens, for both.
+    let config = gpt2.new_tokens(13);
+    for token in
+        BatchGenerator::new(&gpt2.model, Request::each(&prompts, &config), 2, Some(&gpt2.tokenizer)).unwrap()
+    {
+        let token = token.unwrap();
+        texts[token.prompt].push_str(&token.text);
+    }
+    assert_eq!(texts[0], " bit of a mess. I'm not sure if he's going");
+    assert!(texts[1].starts_with("'m going to be doing a lot of research on this. I"), "{}", texts[1]);
+    // The published lines are of f16, 20 tokens long.
+    let config = gpt2.new_tokens(20);
+    let kolkata = ", who was born in the city of Kolkata, was a member of the Kolkata";
+    assert!(gpt2.text("hi", &config).starts_with(kolkata));
+    let sorry = ". I'm sorry. I'm sorry. I'm sorry. I'm sorry. I'm sorry";
+    assert_eq!(gpt2.text("Hello this is a very long sentence", &config), sorry);
+}
+
+#[test]
+fn gpt2_logits() {
+    let Some(gpt2) = published("gpt2") else { return };
+    gpt2.assert_next("One two three four", 1936, -69.4948);
+}
+
+#[test]
+fn distilgpt2_logits() {
+    let Some(distilgpt2) = published("distilgpt2") else { return };
+    let prompt = "One two three four five six seven eight nine ten eleven";
+    distilgpt2.assert_next(prompt, 14104, -48.7065);
+}
+
+#[test]
+fn gpt2_beams() {
+    let Some(gpt2) = published("gpt2") else { return };
+    let config = GenerationConfig { num_beams: 5, num_return_sequences: 3, ..gpt2.up_to(20) };
+    let found =
+        beam_search(&gpt2.model, &gpt2.ids("The dog"), &config, &[], None, &|| ControlFlow::Continue(()))
+            .unwrap();
+    let texts: Vec<String> = found.iter().map(|text| gpt2.decoded(&text.ids)).collect();
+    let home = " was found in the backyard of a home in the";
+    let expected = [
+        "6200 block of South Main Street.",
+        "6500 block of South Main Street.",
+        "6200 block of South Main Street,",
+    ];
+    assert_eq!(texts, expected.map(|end| format!("{home} {end}")));
+}
+
+#[test]
+fn gpt2_diverse_beams() {
+    let Some(gpt2) = published("gpt2") else { return };
+    let config = GenerationConfig {
+        num_beams: 6,
+        num_beam_groups: 3,
+        diversity_penalty: 5.5,
+        num_return_sequences: 3,
+        min_new_tokens: 5,
+        ..gpt2.up_to(20)
+    };
+    let processors = LogitsProcessor::of_config(&config);
+    for (prompt, expected) in [
+        (
+            "It was a nice and",
+            [
+                " peaceful evening for me,\" he said.\n\n\"It was a good",
+                " peaceful evening for me,\" he said.\n\n\"It was a nice",
+                " warm day, and I'm glad I did.\n\n\"I'm",
+            ],
+        ),
+        (
+            "Language models can generate",
+            [
+                " more complex models, but they are not the only way to do so.",
+                " more complex models, but they are not the only way to do this.",
+                " a lot of data, but they're not the only way to do it",
+            ],
+        ),
+    ] {
+        let found = beam_search(&gpt2.model, &gpt2.ids(prompt), &config, &processors, None, &|| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        // The source pads the shorter prompt, which takes a token from the texts of the longer.
+        for (text, expected) in found.iter().zip(expected) {
+            let text = gpt2.decoded(&text.ids);
+            assert!(
+                text.starts_with(expected) || expected.starts_with(&text),
+                "{text:?}, expected {expected:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn gpt2_bad_words() {
+    let Some(gpt2) = published("gpt2") else { return };
+    let prompt = "Hello, my name is";
+    let free = gpt2.generated(prompt, &gpt2.up_to(36), Vec::new());
+    assert_eq!(
+        gpt2.decoded(&free),
+        " John. I'm a writer, and I'm writing a book. I've been writing for a long time. I was born in New York City,"
+    );
+    assert!((gpt2.mean_logprob(prompt, free) + 1.3316).abs() < SCORE);
+    let bad_words_ids = [" honeybees", " a writer"].map(|word| gpt2.ids(word)).to_vec();
+    let found = gpt2.generated(prompt, &GenerationConfig { bad_words_ids, ..gpt2.up_to(36) }, Vec::new());
+    let text = gpt2.decoded(&found);
+    assert!(text.starts_with(" John. I'm a student at the University of California, Berkeley."), "{text}");
+    assert!((gpt2.mean_logprob(prompt, found) + 1.2307).abs() < SCORE);
+}
+
+#[test]
+fn gpt2_allowed_tokens() {
+    let Some(gpt2) = published("gpt2") else { return };
+    /// One paragraph: after a line break only the end of the text.
+    const LINE_BREAKS: [u32; 2] = [198, 628];
+    let one_paragraph = || {
+        LogitsProcessor::AllowedTokens(AllowedTokens::new(|history| {
+            let has_ended = history.ids.iter().any(|id| LINE_BREAKS.contains(id));
+            if has_ended { vec![50256] } else { (0..50255).collect() }
+        }))
+    };
+    for (prompt, expected) in [
+        (
+            "Rust is a",
+            " very simple and powerful library for building and running web applications. It is a simple, fast, and \
+             lightweight library that can be used to build web applications in a number of different ways.\n",
+        ),
+        (
+            "There was a ",
+            "urn in the room, and I was sitting on it. I was like, 'What the hell is going on?' And he said, 'Well, \
+             I'm not sure. I'm just going to go back to my room and get some coffee.' And",
+        ),
+    ] {
+        let found = gpt2.generated(prompt, &gpt2.up_to(56), vec![one_paragraph()]);
+        assert_eq!(gpt2.decoded(&found), expected, "{prompt:?}");
+    }
+}
+
+#[test]
+fn gpt2_medium_greedy_texts() {
+    let Some(medium) = published("gpt2-medium") else { return };
+    let answer = "What is the answer to life, the universe, and everything?";
+    assert_eq!(medium.text(answer, &medium.new_tokens(10)), "\n\nThe answer is that we are all one");
+    assert_eq!(medium.text("Hello.", &medium.new_tokens(10)), " I'm a little late to the party, but");
+}
+
+#[test]
+fn dialogpt_medium_answers() {
+    let Some(dialogpt) = published("DialoGPT-medium") else { return };
+    assert_eq!(dialogpt.text("Hello <|endoftext|>", &dialogpt.new_tokens(20)), "Hello ! : D");
+}
+
+#[test]
+fn gpt2_large_contrastive_search() {
+    let Some(large) = published("gpt2-large") else { return };
+    let prompt = "DeepMind Technologies is a British artificial intelligence subsidiary of Alphabet Inc. and research \
+                  laboratory founded in 2010. DeepMind was acquired by Google in 2014. The company is based";
+    let config = GenerationConfig { penalty_alpha: 0.6, top_k: 4, ..large.up_to(256) };
+    let (ids, _) = contrastive_search(&large.model, &large.ids(prompt), &config, &[], None, &|| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let expected = " in London, United Kingdom\n\nGoogle has a lot of data on its users and uses it to improve its \
+                    products, such as Google Now, which helps users find the information they're looking for on the \
+                    web. But the company is not the only one to collect data on its users. Facebook, for example, has \
+                    its own facial recognition technology, as well as a database of millions of photos that it uses \
+                    to personalize its News Feed.\n\nFacebook's use of data is a hot topic in the tech industry, with \
+                    privacy advocates concerned about the company's ability to keep users' information private. In a \
+                    blog post last year, Facebook CEO Mark Zuckerberg said his company would \"do our best to be \
+                    transparent about our data use and how we use it.\"\n\n\"We have made it clear that we do not \
+                    sell or share your data with third parties,\" Zuckerberg wrote. \"If you have questions or \
+                    concerns, please reach out to us at privacy@facebook.com.\"\n\nGoogle declined to comment on the \
+                    privacy implications of its use of data, but said in a statement to The Associated Press that";
+    assert_eq!(large.decoded(&ids), expected);
+}

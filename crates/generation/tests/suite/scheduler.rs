@@ -1,0 +1,484 @@
+//! Laws of the scheduler: a text is the one that its prompt gives alone, whatever comes and goes beside it; memory is bounded
+//! and comes back; a long prompt holds nobody up for more than a chunk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{
+    AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
+    SchedulerOptions, StopReason, TokenGenerator, WhenFull,
+};
+use gpt2_kernels::RandomStream;
+use gpt2_testing::fixture_path;
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
+
+fn tiny_in(dtype: WeightDType) -> Gpt2LMHead {
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+fn tiny() -> Gpt2LMHead {
+    tiny_in(WeightDType::F32)
+}
+
+fn options(max_texts: usize, kv_tokens: usize, chunk_tokens: usize) -> SchedulerOptions {
+    SchedulerOptions { max_texts, kv_tokens, chunk_tokens }
+}
+
+fn scheduler(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
+    Scheduler::new(model, None, options).unwrap()
+}
+
+fn prompt(length: u32, seed: u32) -> Vec<u32> {
+    (0..length).map(|index| (index * 37 + seed * 11) % 300).collect()
+}
+
+/// The ids of each text so far, and how it ended.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Found {
+    ids: Vec<u32>,
+    reason: Option<StopReason>,
+    error: Option<String>,
+}
+
+type Texts = BTreeMap<(RequestId, usize), Found>;
+
+fn collect(texts: &mut Texts, events: Vec<Event>) {
+    for event in events {
+        match event {
+            Event::Token { request, sequence, id, stop_reason, .. } => {
+                let text = texts.entry((request, sequence)).or_default();
+                assert_eq!(
+                    (text.reason, &text.error),
+                    (None, &None),
+                    "nothing comes after the end of a text"
+                );
+                text.ids.push(id);
+                text.reason = stop_reason;
+            }
+            Event::Empty { request, sequence } => {
+                texts.entry((request, sequence)).or_default().reason = Some(StopReason::MaxNewTokens);
+            }
+            Event::Failed { request, error } => {
+                texts.entry((request, 0)).or_default().error = Some(error.to_string());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
+    while !scheduler.is_idle() {
+        collect(texts, scheduler.step().unwrap());
+    }
+}
+
+/// The text that a request gives alone.
+fn alone(model: &Gpt2LMHead, request: &Request) -> Found {
+    let mut tokens = TokenGenerator::<&Tokenizer>::of_request(model, request.clone(), None).unwrap();
+    let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
+    Found { ids, reason: tokens.stop_reason(), error: None }
+}
+
+/// Requests of all lengths and kinds: greedy, drawn, penalised, sliding, ended by a token.
+fn requests(ends: &[u32]) -> Vec<Request> {
+    let greedy = GenerationConfig { max_new_tokens: 14, ..GenerationConfig::default() };
+    let configs = [
+        GenerationConfig { eos_token_id: ends.to_vec(), ..greedy.clone() },
+        GenerationConfig { do_sample: true, top_k: 30, seed: 5, ..greedy.clone() },
+        GenerationConfig {
+            do_sample: true,
+            top_p: 0.9,
+            repetition_penalty: 1.3,
+            no_repeat_ngram_size: 2,
+            seed: 6,
+            ..greedy.clone()
+        },
+        GenerationConfig { when_full: WhenFull::Slide { head: 2 }, max_new_tokens: 70, ..greedy.clone() },
+        GenerationConfig { max_new_tokens: 1, ..greedy.clone() },
+        GenerationConfig { max_new_tokens: 90, ..greedy.clone() },
+        GenerationConfig { max_length: Some(20), max_new_tokens: 90, ..greedy },
+    ];
+    let lengths = [3, 1, 30, 47, 48, 12, 2, 17, 33, 9, 5, 41];
+    let each = lengths.iter().zip(1..).zip(configs.iter().cycle());
+    each.map(|((length, seed), config)| Request::new(prompt(*length, seed), config.clone())).collect()
+}
+
+/// Requests that arrive one by one, in prompts cut into chunks, with little memory, and with neighbours that are cancelled at
+/// random: every text that is not cancelled is the one that its request gives alone.
+#[test]
+fn a_text_is_the_same_alone_and_in_any_company() {
+    let model = tiny();
+    let ends = alone(&model, &requests(&[])[0]).ids[5..6].to_vec();
+    let requests = requests(&ends);
+    let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+    for reason in [StopReason::Eos, StopReason::MaxNewTokens, StopReason::Context] {
+        assert!(expected.iter().any(|text| text.reason == Some(reason)), "{reason:?} is among them");
+    }
+    let mut generator = RandomStream::new(3);
+    let mut random =
+        |below: u32| (0..below).find(|n| generator.uniform() < 1.0 / f64::from(below - n)).unwrap();
+    for (max_texts, kv_tokens, chunk_tokens) in
+        [(1, 48, 2), (2, 60, 5), (4, 130, 7), (8, 400, 16), (12, 600, 48), (3, 5_000, 1_000)]
+    {
+        let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, chunk_tokens));
+        let (mut texts, mut kept) = (Texts::new(), BTreeMap::new());
+        for (index, request) in requests.iter().chain(&requests).enumerate() {
+            let doomed = (random(3) == 0).then(|| scheduler.submit(request.clone()).unwrap());
+            let id = scheduler.submit(request.clone()).unwrap();
+            kept.insert(id, index % requests.len());
+            for _ in 0..random(6) {
+                collect(&mut texts, scheduler.step().unwrap());
+                assert!(scheduler.running() <= max_texts && scheduler.kv_tokens_in_use() <= kv_tokens);
+            }
+            if let Some(doomed) = doomed {
+                scheduler.cancel(doomed);
+                texts.retain(|(request, _), _| *request != doomed);
+            }
+        }
+        run(&mut scheduler, &mut texts);
+        assert_eq!(scheduler.kv_tokens_in_use(), 0, "all room is given back");
+        assert_eq!(texts.len(), kept.len());
+        for (id, index) in kept {
+            assert_eq!(
+                texts[&(id, 0)],
+                expected[index],
+                "{max_texts} texts, {kv_tokens} tokens, chunks of {chunk_tokens}: request {index}"
+            );
+        }
+    }
+}
+
+/// The logits after a prompt are the same bits however it is cut, in every type of weights and with the cache of each.
+#[test]
+fn chunks_of_any_size_give_the_bits_of_the_whole() {
+    for dtype in [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4] {
+        let model = tiny_in(dtype);
+        let prompt = prompt(45, 4);
+        let logits = |chunks: &[usize]| -> Vec<u32> {
+            let mut cache = model.new_cache(1, 48).unwrap();
+            let (mut start, mut last) = (0, Vec::new());
+            for count in chunks {
+                let ids =
+                    Tensor::from_slice(&prompt[start..start + count], (1, *count), &Device::Cpu).unwrap();
+                let pass = &mut Pass::inference();
+                let logits = model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass).unwrap();
+                last = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                start += count;
+            }
+            assert_eq!(start, prompt.len());
+            last.into_iter().map(f32::to_bits).collect()
+        };
+        let whole = logits(&[45]);
+        for chunks in
+            [vec![16, 16, 13], vec![2; 21].into_iter().chain([3]).collect(), vec![43, 2], vec![7, 38]]
+        {
+            assert_eq!(logits(&chunks), whole, "{dtype:?} in {chunks:?}");
+        }
+    }
+}
+
+/// While a long prompt comes in, a running text has a token in every step, and no step computes more than one chunk.
+#[test]
+fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 40, ..GenerationConfig::default() };
+    let mut scheduler = scheduler(&model, options(4, 400, 6));
+    let first = scheduler.submit(Request::new(prompt(4, 1), config.clone())).unwrap();
+    scheduler.step().unwrap();
+    let long = scheduler.submit(Request::new(prompt(44, 2), config.clone())).unwrap();
+    let mut steps = 0;
+    loop {
+        let events = scheduler.step().unwrap();
+        steps += 1;
+        assert!(
+            events.iter().any(|event| event.request() == first),
+            "the running text goes on in step {steps}"
+        );
+        if events.iter().any(|event| event.request() == long) {
+            break;
+        }
+    }
+    assert_eq!(steps, 44_usize.div_ceil(6), "a chunk of six tokens in each step");
+    // Short prompts share a step as far as they fit into a chunk.
+    let shorts: Vec<RequestId> =
+        (0..3).map(|seed| scheduler.submit(Request::new(prompt(3, seed), config.clone())).unwrap()).collect();
+    let begun: Vec<RequestId> = scheduler.step().unwrap().iter().map(Event::request).collect();
+    assert!(begun.contains(&shorts[0]) && begun.contains(&shorts[1]) && !begun.contains(&shorts[2]));
+}
+
+/// Texts of one request share its prompt and draw from streams of their own, with memory for one of them or for all.
+#[test]
+fn texts_of_one_request_share_a_prompt() {
+    let model = tiny();
+    let single =
+        GenerationConfig { do_sample: true, seed: 9, max_new_tokens: 8, ..GenerationConfig::default() };
+    let config = GenerationConfig { num_return_sequences: 5, ..single.clone() };
+    let mut expected = None;
+    for (max_texts, kv_tokens) in [(8, 400), (8, 19), (2, 40), (1, 31), (8, 31)] {
+        let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, 48));
+        let id = scheduler.submit(Request::new(prompt(12, 3), config.clone())).unwrap();
+        let mut texts = Texts::new();
+        run(&mut scheduler, &mut texts);
+        assert_eq!(texts[&(id, 0)], alone(&model, &Request::new(prompt(12, 3), single.clone())));
+        assert_eq!(texts.len(), 5);
+        assert_eq!(*expected.get_or_insert(texts.clone()), texts, "{max_texts} texts, {kv_tokens} tokens");
+        assert_eq!(scheduler.kv_tokens_in_use(), 0);
+    }
+    let texts = expected.unwrap();
+    assert!((1..5).all(|other| texts[&(RequestId(0), other)].ids != texts[&(RequestId(0), 0)].ids));
+}
+
+/// A request that cannot go on ends by itself, with its reason; the others never notice.
+#[test]
+fn a_request_that_fails_fails_alone() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
+    let good = Request::new(prompt(7, 1), config.clone());
+    // After three tokens nothing is allowed any more.
+    let third = AllowedTokens::new(|history| if history.generated().len() < 3 { vec![1, 2] } else { vec![] });
+    let bad = Request { processors: vec![LogitsProcessor::AllowedTokens(third)], ..good.clone() };
+    let everything: Vec<u32> = (0..300).collect();
+    let hopeless = GenerationConfig { suppress_tokens: everything, ..config };
+    let mut scheduler = scheduler(&model, options(8, 400, 48));
+    let ids: Vec<RequestId> = [good.clone(), bad, Request::new(prompt(5, 2), hopeless), good.clone()]
+        .map(|request| scheduler.submit(request).unwrap())
+        .to_vec();
+    let mut texts = Texts::new();
+    run(&mut scheduler, &mut texts);
+    let expected = alone(&model, &good);
+    assert_eq!((&texts[&(ids[0], 0)], &texts[&(ids[3], 0)]), (&expected, &expected));
+    let failed = &texts[&(ids[1], 0)];
+    assert_eq!((failed.ids.len(), failed.reason), (3, None));
+    assert!(failed.error.as_ref().unwrap().starts_with("allowed_tokens"), "{failed:?}");
+    assert!(texts[&(ids[2], 0)].error.as_ref().unwrap().starts_with("no token is left"));
+    assert_eq!(scheduler.kv_tokens_in_use(), 0);
+}
+
+/// Several texts of a failing request, before and after those of others, whichever of them fails: the others keep their tokens,
+/// and the reason comes once.
+#[test]
+fn texts_of_a_failing_request_fail_together_and_alone() {
+    let model = tiny();
+    let config = GenerationConfig {
+        do_sample: true,
+        num_return_sequences: 3,
+        max_new_tokens: 12,
+        ..GenerationConfig::default()
+    };
+    let good = Request::new(prompt(7, 1), config.clone());
+    let expected = {
+        let mut scheduler = scheduler(&model, options(3, 100, 48));
+        scheduler.submit(good.clone()).unwrap();
+        let mut texts = Texts::new();
+        run(&mut scheduler, &mut texts);
+        texts.into_values().collect::<Vec<_>>()
+    };
+    for seed in 0..8 {
+        // Where a text may go on depends on what it drew: some of the three fail, at different times.
+        let luck = AllowedTokens::new(|history| match history.generated().last() {
+            Some(id) if id % 3 == 0 => vec![],
+            _ => (0..300).collect(),
+        });
+        let bad = GenerationConfig { seed, top_k: 0, ..config.clone() };
+        let bad = Request {
+            processors: vec![LogitsProcessor::AllowedTokens(luck)],
+            ..Request::new(prompt(5, 2), bad)
+        };
+        let mut scheduler = scheduler(&model, options(12, 400, 48));
+        let ids =
+            [bad.clone(), good.clone(), bad, good.clone()].map(|request| scheduler.submit(request).unwrap());
+        let (mut texts, mut failures) = (Texts::new(), Vec::new());
+        while !scheduler.is_idle() {
+            let events = scheduler.step().unwrap();
+            failures.extend(events.iter().filter_map(|event| match event {
+                Event::Failed { request, .. } => Some(*request),
+                _ => None,
+            }));
+            collect(
+                &mut texts,
+                events.into_iter().filter(|event| !matches!(event, Event::Failed { .. })).collect(),
+            );
+        }
+        assert_eq!(failures, [ids[0], ids[2]], "seed {seed}: each once");
+        for good in [ids[1], ids[3]] {
+            let found: Vec<Found> = (0..3).map(|sequence| texts[&(good, sequence)].clone()).collect();
+            assert_eq!(found, expected, "seed {seed}");
+        }
+        assert_eq!(scheduler.kv_tokens_in_use(), 0);
+    }
+}
+
+/// As many texts of one prompt as may run all run, in the memory of that many; none waits for another to end.
+#[test]
+fn all_texts_of_a_request_run_at_once() {
+    let model = tiny();
+    let config = GenerationConfig {
+        num_return_sequences: 4,
+        max_new_tokens: 6,
+        do_sample: true,
+        ..GenerationConfig::default()
+    };
+    let request = Request::new(prompt(12, 3), config);
+    let kv_tokens = 4 * request.kv_tokens(model.config()).unwrap();
+    let mut scheduler = scheduler(&model, options(4, kv_tokens, 48));
+    let id = scheduler.submit(request.clone()).unwrap();
+    scheduler.step().unwrap();
+    assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.kv_tokens_in_use()), (4, 0, kv_tokens));
+    // A request that is cancelled leaves nothing, its prompt included.
+    assert!(scheduler.cancel(id));
+    assert_eq!(scheduler.kv_tokens_in_use(), 0);
+    let mut one_by_one = self::scheduler(&model, options(1, kv_tokens, 48));
+    let id = one_by_one.submit(request).unwrap();
+    for _ in 0..9 {
+        one_by_one.step().unwrap();
+        assert_eq!(one_by_one.running(), 1);
+    }
+    assert!(one_by_one.cancel(id) && one_by_one.is_idle());
+    assert_eq!(one_by_one.kv_tokens_in_use(), 0);
+}
+
+/// Texts that begin from a prompt that is there count as work of a step.
+#[test]
+fn a_step_begins_no_more_texts_than_a_chunk_has_tokens() {
+    let model = tiny();
+    let config = GenerationConfig {
+        num_return_sequences: 40,
+        max_new_tokens: 1,
+        do_sample: true,
+        ..GenerationConfig::default()
+    };
+    let mut scheduler = scheduler(&model, options(50, 2_000, 6));
+    scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
+    let mut begun = Vec::new();
+    while !scheduler.is_idle() {
+        begun.push(scheduler.step().unwrap().len());
+    }
+    assert_eq!((begun.iter().sum::<usize>(), begun[0]), (40, 3), "a prompt of four and two more");
+    assert!(begun[1..].iter().all(|begun| *begun <= 6), "{begun:?}");
+}
+
+/// A window that slides is computed before the prompts of others go on.
+#[test]
+fn a_sliding_text_does_not_wait_for_a_long_prompt() {
+    let model = tiny();
+    let slide = GenerationConfig {
+        when_full: WhenFull::Slide { head: 0 },
+        max_new_tokens: 40,
+        ..GenerationConfig::default()
+    };
+    let sliding = Request::new(prompt(44, 1), slide);
+    let expected = alone(&model, &sliding);
+    let mut scheduler = scheduler(&model, options(4, 300, 8));
+    let id = scheduler.submit(sliding).unwrap();
+    let mut texts = Texts::new();
+    while !texts.contains_key(&(id, 0)) {
+        collect(&mut texts, scheduler.step().unwrap());
+    }
+    let long = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
+    scheduler.submit(Request::new(prompt(47, 2), long)).unwrap();
+    let (mut waited, mut longest) = (0, 0);
+    while scheduler.running() > 0 {
+        let events = scheduler.step().unwrap();
+        waited = if events.iter().any(|event| event.request() == id) { 0 } else { waited + 1 };
+        longest = longest.max(waited);
+        collect(&mut texts, events);
+    }
+    // 23 tokens of a window in chunks of eight.
+    assert_eq!((longest, &texts[&(id, 0)]), (23_usize.div_ceil(8), &expected));
+}
+
+#[test]
+fn what_can_never_be_made_is_refused_at_once() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
+    for (bad, option) in [((0, 10, 10), "max_texts"), ((1, 0, 10), "kv_tokens"), ((1, 10, 1), "chunk_tokens")]
+    {
+        let error = Scheduler::<&Tokenizer>::new(&model, None, options(bad.0, bad.1, bad.2)).err().unwrap();
+        assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
+    }
+    let error = Scheduler::<&Tokenizer>::new(&model, None, options(1, 1 << 60, 10)).err().unwrap();
+    assert!(error.to_string().contains("no memory for the keys or values"), "{error}");
+    let mut scheduler = scheduler(&model, options(4, 28, 8));
+    let error = scheduler.submit(Request::new(prompt(10, 1), config.clone())).unwrap_err();
+    assert!(matches!(error, GenerationError::KvTokens { needed: 29, kv_tokens: 28 }), "{error}");
+    assert!(scheduler.submit(Request::new(prompt(9, 1), config.clone())).is_ok());
+    let beams = GenerationConfig { num_beams: 3, ..config.clone() };
+    for (request, what) in [
+        (Request::new(vec![], config.clone()), "the prompt has no tokens"),
+        (Request::new(vec![300], config.clone()), "token id 300"),
+        (Request::new(prompt(49, 1), config.clone()), "the prompt has 49 tokens"),
+        (Request::new(vec![1], beams), "beam and contrastive search"),
+    ] {
+        let error = scheduler.submit(request).unwrap_err();
+        assert!(error.is_usage() && error.to_string().starts_with(what), "{error}");
+    }
+}
+
+/// A request for no tokens, one that is cancelled while it waits, one while it is computed, one while it runs, one that is over.
+#[test]
+fn requests_end_at_any_time() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 9, ..GenerationConfig::default() };
+    let none = GenerationConfig { max_new_tokens: 0, num_return_sequences: 1, ..config.clone() };
+    let mut scheduler = scheduler(&model, options(2, 100, 10));
+    let empty = scheduler.submit(Request::new(prompt(3, 1), none)).unwrap();
+    let [running, computed, waiting] = [(2, 1), (30, 2), (3, 3)]
+        .map(|(length, seed)| scheduler.submit(Request::new(prompt(length, seed), config.clone())).unwrap());
+    let mut texts = Texts::new();
+    collect(&mut texts, scheduler.step().unwrap());
+    assert_eq!(texts[&(empty, 0)].reason, Some(StopReason::MaxNewTokens));
+    assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
+    for id in [waiting, computed, running] {
+        assert!(scheduler.cancel(id));
+        assert!(!scheduler.cancel(id), "it is gone");
+    }
+    assert!(!scheduler.cancel(empty) && scheduler.is_idle());
+    assert_eq!((scheduler.step().unwrap().len(), scheduler.kv_tokens_in_use()), (0, 0));
+}
+
+/// The time of a text is that of the caller's clock, from the step in which its prompt is begun.
+#[test]
+fn a_time_is_counted_by_the_callers_clock() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 30, max_time: Some(3.5), ..GenerationConfig::default() };
+    let mut scheduler = scheduler(&model, options(2, 200, 48));
+    let without = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
+    let mut texts = Texts::new();
+    run(&mut scheduler, &mut texts);
+    assert!(texts[&(without, 0)].error.as_ref().unwrap().contains("clock"));
+    // A second passes at every look: one when the text begins, one for each token.
+    let seconds = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    scheduler.set_clock(Arc::new(move || {
+        Duration::from_secs(seconds.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
+    }));
+    let with = scheduler.submit(Request::new(prompt(3, 1), config)).unwrap();
+    run(&mut scheduler, &mut texts);
+    assert_eq!((texts[&(with, 0)].ids.len(), texts[&(with, 0)].reason), (4, Some(StopReason::MaxTime)));
+}
+
+/// An owned scheduler holds its tokenizer, and goes to another thread.
+#[test]
+fn a_scheduler_is_owned_and_gives_text() {
+    let tokenizer = Arc::new(load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap());
+    let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
+    let mut scheduler: Scheduler =
+        Scheduler::new(&tiny(), Some(Arc::clone(&tokenizer)), options(2, 100, 48)).unwrap();
+    let made = std::thread::spawn(move || {
+        scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
+        let (mut whole, mut ids) = (String::new(), Vec::new());
+        for event in scheduler.into_events() {
+            if let Event::Token { id, text, .. } = event.unwrap() {
+                whole.push_str(&text);
+                ids.push(id);
+            }
+        }
+        (whole, ids)
+    });
+    let (text, ids) = made.join().unwrap();
+    assert_eq!(ids.len(), 20);
+    assert_eq!(text, tokenizer.decode(&ids, true).unwrap());
+}

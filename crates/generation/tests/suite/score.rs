@@ -1,0 +1,117 @@
+//! Scores in pieces and in batches are those of whole windows and of single texts.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{score, score_continuations};
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
+
+/// The same f32 arithmetic in another order of summation, on log-probabilities.
+const SAME: f64 = 2e-5;
+
+/// The model inside the program: its context of 256 tokens is longer than a piece of the head's rows.
+fn built_in(dtype: WeightDType) -> Gpt2LMHead {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+fn ids(count: u32, seed: u32) -> Vec<u32> {
+    (0..count).map(|index| (index * 131 + seed * 7 + index * index % 57) % 1000).collect()
+}
+
+/// The logits after every token of a window.
+fn logits(model: &Gpt2LMHead, window: &[u32]) -> Vec<Vec<f32>> {
+    let window = Tensor::from_slice(window, (1, window.len()), &Device::Cpu).unwrap();
+    let logits = model.forward(&window, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
+    logits.squeeze(0).unwrap().to_vec2().unwrap()
+}
+
+fn log_probability(logits: &[f32], id: u32) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    f64::from(logits[id as usize]) - (largest + sum.ln())
+}
+
+/// Windows of all kinds: in one piece and in several, with a single new token at the end, with one new token each.
+#[test]
+fn a_text_in_pieces_has_the_bits_of_whole_windows() {
+    for dtype in [WeightDType::F32, WeightDType::Q8] {
+        let model = built_in(dtype);
+        for (count, stride) in [(256, 128), (400, 256), (385, 128), (257, 1), (600, 100), (2, 5)] {
+            let ids = ids(count, 3);
+            let mut expected = vec![None; ids.len()];
+            let mut scored = 1;
+            for begin in (0..ids.len()).step_by(stride) {
+                let end = ids.len().min(begin + 256);
+                let logits = logits(&model, &ids[begin..end]);
+                for position in scored.max(begin + 1)..end {
+                    expected[position] = Some(log_probability(&logits[position - begin - 1], ids[position]));
+                }
+                scored = end;
+                if end == ids.len() {
+                    break;
+                }
+            }
+            let counted = Cell::new(0);
+            let found =
+                score(&model, &ids, stride, 2, &|tokens| counted.set(counted.get() + tokens)).unwrap();
+            assert_eq!(found.logprobs, expected, "{dtype:?}, {count} tokens, stride {stride}");
+            assert_eq!(counted.get(), u64::from(count));
+            let scored = found.alternatives.iter().filter(|best| best.len() == 2).count();
+            assert_eq!(scored, expected.iter().flatten().count());
+        }
+    }
+}
+
+/// Continuations of all lengths, more of them than a batch takes, each as after the prompt alone, and the same bits in any company.
+#[test]
+fn continuations_in_batches_score_as_alone() {
+    let model = built_in(WeightDType::F32);
+    for (prompt_len, lengths) in
+        [(20, vec![1, 2, 9, 3, 1, 30]), (1, vec![2; 40]), (200, vec![50, 57, 1, 20]), (5, vec![1, 1])]
+    {
+        let prompt = ids(prompt_len, 1);
+        let continuations: Vec<Vec<u32>> =
+            lengths.iter().zip(2..).map(|(length, seed)| ids(*length, seed)).collect();
+        let calls = Cell::new(0);
+        let found =
+            score_continuations(&model, &prompt, &continuations, &|| calls.set(calls.get() + 1)).unwrap();
+        assert_eq!((found.len(), calls.get()), (continuations.len(), continuations.len()));
+        for (index, continuation) in continuations.iter().enumerate() {
+            let alone = score_continuations(&model, &prompt, std::slice::from_ref(continuation), &|| ());
+            assert_eq!(alone.unwrap(), found[index..=index], "{prompt_len} and {}", continuation.len());
+        }
+        for (found, continuation) in found.iter().zip(&continuations) {
+            let whole = [&prompt[..], continuation].concat();
+            let logits = logits(&model, &whole[..whole.len() - 1]);
+            let mut is_greedy = true;
+            for (place, (logprob, id)) in found.logprobs.iter().zip(continuation).enumerate() {
+                let row = &logits[prompt.len() + place - 1];
+                let expected = log_probability(row, *id);
+                assert!((logprob - expected).abs() < SAME, "place {place}: {logprob} for {expected}");
+                is_greedy &= row.iter().all(|logit| *logit <= row[*id as usize]);
+            }
+            assert_eq!((found.logprobs.len(), found.is_greedy), (continuation.len(), is_greedy));
+        }
+    }
+    // What greedy search writes is greedy, and a longer one beside it changes nothing.
+    let prompt = ids(12, 4);
+    let best = |ids: &[u32]| -> u32 {
+        let last = logits(&model, ids).pop().unwrap();
+        let largest = last.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        u32::try_from(last.iter().position(|logit| *logit == largest).unwrap()).unwrap()
+    };
+    let first = best(&prompt);
+    let second = best(&[&prompt[..], &[first]].concat());
+    let others = [vec![first, second], vec![first], vec![first, second, 5, 6, 7]];
+    let found = score_continuations(&model, &prompt, &others, &|| ()).unwrap();
+    for (index, other) in others.iter().enumerate() {
+        let alone = score_continuations(&model, &prompt, std::slice::from_ref(other), &|| ()).unwrap();
+        assert_eq!(alone, found[index..=index], "the same bits alone");
+    }
+    assert_eq!(found.iter().map(|found| found.is_greedy).collect::<Vec<_>>()[..2], [true, true]);
+    assert!((found[0].sum() - (found[2].logprobs[0] + found[2].logprobs[1])).abs() < SAME);
+}

@@ -1,0 +1,126 @@
+//! gpt-nano-sort, a minGPT that sorts six letters, published with its intermediate activations: an oracle that
+//! owes nothing to transformers. Its linear weights are stored `(out, in)`, its head is its own.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use base64::Engine;
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, Pass, Site};
+use gpt2_testing::{assert_close, checkpoints};
+use serde_json::Value;
+
+/// f32 of two libraries through three blocks.
+const PARITY: f64 = 1e-5;
+const LETTERS: usize = 6;
+
+/// Reads `{"name": {"shape": […], "data": base64 of f32}}`.
+fn read(path: &Path) -> HashMap<String, Tensor> {
+    let text = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let Value::Object(entries) = serde_json::from_slice(&text).unwrap() else { panic!("not an object") };
+    let tensor = |value: &Value| {
+        let shape: Vec<usize> = serde_json::from_value(value["shape"].clone()).unwrap();
+        let bytes =
+            base64::engine::general_purpose::STANDARD.decode(value["data"].as_str().unwrap()).unwrap();
+        Tensor::from_raw_buffer(&bytes, DType::F32, &shape, &Device::Cpu).unwrap()
+    };
+    entries
+        .iter()
+        .filter(|(name, _)| *name != "config")
+        .map(|(name, value)| (name.clone(), tensor(value)))
+        .collect()
+}
+
+fn model(folder: &Path) -> Result<Gpt2LMHead> {
+    let config = Gpt2Config {
+        vocab_size: 3,
+        n_positions: 11,
+        n_embd: 48,
+        n_layer: 3,
+        n_head: 3,
+        tie_word_embeddings: false,
+        ..Gpt2Config::gpt2()
+    };
+    let tensors = read(&folder.join("gpt-nano-sort-model.json"));
+    let own_name = |(name, tensor): (String, Tensor)| {
+        (name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned), tensor)
+    };
+    let tensors = tensors.into_iter().map(own_name).collect();
+    Gpt2LMHead::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+}
+
+/// Compares every intermediate that the publication has.
+struct Compare {
+    published: HashMap<String, Tensor>,
+    compared: usize,
+}
+
+impl Observer for Compare {
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        let published = match (site.layer, site.name) {
+            (None, "embeddings") => "x",
+            (Some(0), "attention_weights") => "attSm",
+            (Some(0), "attention_output") => "yProj",
+            (Some(0), "mlp_activation") => "gelu",
+            (Some(0), "mlp_output") => "mlp",
+            (Some(0), "residual") => "block0",
+            (Some(1), "residual") => "block1",
+            (Some(2), "residual") => "block2",
+            (None, "final_norm") => "ln_f",
+            _ => return Ok(value),
+        };
+        assert_close(&value, &self.published[published], PARITY, published);
+        self.compared += 1;
+        Ok(value)
+    }
+}
+
+#[test]
+fn every_published_activation_is_reproduced() -> Result<()> {
+    let Some(folder) = checkpoints() else {
+        return Ok(());
+    };
+    let folder = folder.join("gpt-nano-sort");
+    let model = model(&folder)?;
+    let published = read(&folder.join("gpt-nano-sort-t0-partials.json"));
+    let ids = published["idx"].to_dtype(DType::U32)?;
+    let (expected_logits, expected_probabilities) =
+        (published["lm_head"].clone(), published["probs"].clone());
+    let mut compare = Compare { published, compared: 0 };
+    let mut pass = Pass::inference().observed_by(&mut compare);
+    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
+    assert_close(&logits, &expected_logits, PARITY, "lm_head");
+    let probabilities = gpt2_kernels::softmax(&logits, 2)?;
+    assert_close(&probabilities, &expected_probabilities, PARITY, "probs");
+    assert_eq!(compare.compared, 9);
+    Ok(())
+}
+
+#[test]
+fn it_sorts() -> Result<()> {
+    let Some(folder) = checkpoints() else {
+        return Ok(());
+    };
+    let model = model(&folder.join("gpt-nano-sort"))?;
+    let mut sorted_rightly = 0;
+    let inputs: Vec<Vec<u32>> =
+        (0..3u32.pow(6)).map(|code| (0..6).map(|digit| code / 3u32.pow(digit) % 3).collect()).collect();
+    for letters in &inputs {
+        let mut cache = Gpt2Cache::new(model.config(), 1, 11, DType::F32, &Device::Cpu)?;
+        let (mut next, mut output) = (letters.clone(), Vec::new());
+        while output.len() < LETTERS {
+            let ids = Tensor::from_slice(&next, (1, next.len()), &Device::Cpu)?;
+            let logits =
+                model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+            next = vec![logits.flatten_all()?.argmax(0)?.to_scalar::<u32>()?];
+            output.push(next[0]);
+        }
+        let mut expected = letters.clone();
+        expected.sort_unstable();
+        sorted_rightly += usize::from(output == expected);
+    }
+    // A trained network, not an algorithm: nearly all of the 729 inputs, not necessarily every one.
+    assert!(sorted_rightly * 100 >= inputs.len() * 98, "{sorted_rightly} of {} sorted", inputs.len());
+    Ok(())
+}

@@ -1,0 +1,476 @@
+//! What the kernels of `kernels.cu` take: names, parameters in their order, threads of a block. The compiler checks launches
+//! against these declarations, and tests check the declarations against the source and, in a build with the feature `cuda`,
+//! against what was compiled from it.
+
+#![cfg_attr(
+    feature = "cuda",
+    expect(unsafe_code, reason = "kernels are launched with what they are declared to take")
+)]
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaView, CudaViewMut, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+};
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
+
+#[cfg(feature = "cuda")]
+use super::{Element, KERNELS, MODULE};
+
+/// Threads of a block that works on one row.
+pub(super) const ROW_THREADS: u32 = 256;
+/// Threads of a block that writes rows of one head.
+pub(super) const HEAD_THREADS: u32 = 64;
+/// Threads of a block that multiplies one row by a matrix.
+pub(super) const PRODUCT_THREADS: u32 = 512;
+/// How many of them may share a row of the weight at most.
+pub(super) const MAX_LANES: u32 = 8;
+/// Threads of a block that attends with one query.
+pub(super) const ATTENTION_THREADS: u32 = 512;
+/// Keys that such a block reads at once.
+pub(super) const ATTENTION_KEYS: u32 = 64;
+/// The most blocks of a launch that share the keys of its queries.
+pub(super) const SPLIT_BLOCKS: u32 = 256;
+
+/// Memory from some element on, which a kernel reads.
+#[cfg(feature = "cuda")]
+pub(super) type Read<'a, T> = CudaView<'a, T>;
+
+/// Memory that a kernel writes.
+#[cfg(feature = "cuda")]
+pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
+
+/// Memory of a tensor, which others hold as well, and a kernel writes.
+#[cfg(feature = "cuda")]
+pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
+
+/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
+#[cfg(feature = "cuda")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Strides {
+    pub(super) batch: usize,
+    pub(super) head: usize,
+    pub(super) token: usize,
+}
+
+// SAFETY: three integers in the layout of C.
+#[cfg(feature = "cuda")]
+unsafe impl DeviceRepr for Strides {}
+
+/// What a launch hands to a kernel.
+#[cfg(feature = "cuda")]
+trait Parameter {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
+}
+
+#[cfg(feature = "cuda")]
+impl<T> Parameter for Read<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&*self);
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T> Parameter for Option<Read<'_, T>> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        const NULL: u64 = 0;
+        match self {
+            Some(values) => launch.arg(&*values),
+            None => launch.arg(&NULL),
+        };
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T> Parameter for Written<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(self);
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T> Parameter for Shared<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&self.0);
+    }
+}
+
+#[cfg(feature = "cuda")]
+macro_rules! handed_as_they_are {
+    ($($type:ty),*) => {
+        $(impl Parameter for $type {
+            fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+                launch.arg(&*self);
+            }
+        })*
+    };
+}
+#[cfg(feature = "cuda")]
+handed_as_they_are!(u32, usize, f32, Strides);
+
+/// A kernel as it is declared here.
+#[cfg(test)]
+struct Declared {
+    names: &'static [&'static str],
+    threads: (&'static str, u32),
+    /// Names and types.
+    parameters: &'static [(&'static str, &'static str)],
+}
+
+/// Declares kernels: a structure for what one takes, the names of those that take it, without that of the element type, and
+/// the threads of a block.
+macro_rules! kernels {
+    ($(
+        $(#[$doc:meta])*
+        $kernel:ident [$($name:literal),*] $threads:ident {
+            $($parameter:ident: $type:ty),* $(,)?
+        }
+    )*) => {
+        $(
+            $(#[$doc])*
+            #[cfg(feature = "cuda")]
+            pub(super) struct $kernel<'a, T> {
+                $(pub(super) $parameter: $type),*
+            }
+
+            #[cfg(feature = "cuda")]
+            impl<T: Element> $kernel<'_, T> {
+                /// Launches the kernel `name` of this element type.
+                ///
+                /// # Safety
+                /// What the kernel's source says of its parameters and its grid must hold.
+                pub(super) unsafe fn launch(
+                    mut self,
+                    device: &CudaDevice,
+                    name: &str,
+                    grid_dim: (u32, u32, u32),
+                ) -> candle_core::Result<()> {
+                    debug_assert!([$($name),*].contains(&name), "{name} takes other parameters");
+                    let name = format!("{name}_{}", T::NAME);
+                    let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
+                    let mut launch = function.builder();
+                    $(self.$parameter.hand(&mut launch);)*
+                    let config = LaunchConfig { grid_dim, block_dim: ($threads, 1, 1), shared_mem_bytes: 0 };
+                    // SAFETY: the caller's promise; number, order and types of the parameters are the kernel's.
+                    unsafe { launch.launch(config) }.w()?;
+                    Ok(())
+                }
+            }
+        )*
+
+        #[cfg(test)]
+        const DECLARED: &[Declared] = &[$(Declared {
+            names: &[$($name),*],
+            threads: (stringify!($threads), $threads),
+            parameters: &[$((stringify!($parameter), stringify!($type))),*],
+        }),*];
+    };
+}
+
+kernels! {
+    /// Bias and what follows it, for sums of a product.
+    AddBias ["add_bias", "add_bias_gelu", "add_bias_residual"] ROW_THREADS {
+        sums: Read<'a, f32>,
+        bias: Read<'a, T>,
+        residual: Option<Read<'a, T>>,
+        y: Written<'a, T>,
+        count: usize,
+        width: u32,
+    }
+
+    /// The product of a row and a matrix in f32.
+    RowProduct ["row_product"] PRODUCT_THREADS {
+        x: Read<'a, T>,
+        weight: Read<'a, T>,
+        y: Written<'a, f32>,
+        inner: u32,
+        columns: u32,
+        lanes: u32,
+    }
+
+    /// The same with bias and what follows it.
+    FinishedRowProduct ["row_product_bias", "row_product_bias_gelu", "row_product_bias_residual"] PRODUCT_THREADS {
+        x: Read<'a, T>,
+        weight: Read<'a, T>,
+        bias: Read<'a, T>,
+        residual: Option<Read<'a, T>>,
+        y: Written<'a, T>,
+        inner: u32,
+        columns: u32,
+        lanes: u32,
+    }
+
+    /// Layer norm.
+    LayerNorm ["layer_norm"] ROW_THREADS {
+        x: Read<'a, T>,
+        weight: Read<'a, T>,
+        bias: Read<'a, T>,
+        y: Written<'a, T>,
+        width: u32,
+        epsilon: f32,
+    }
+
+    /// Softmax over the visible keys.
+    PrefixSoftmax ["prefix_softmax"] ROW_THREADS {
+        scores: Read<'a, f32>,
+        weights: Written<'a, T>,
+        list: Option<Read<'a, u32>>,
+        first: u32,
+        heads: u32,
+        queries: u32,
+        keys: u32,
+    }
+
+    /// Writes new keys and values into memory.
+    WriteTokens ["write_tokens"] HEAD_THREADS {
+        keys: Read<'a, T>,
+        values: Read<'a, T>,
+        key_memory: Shared<'a, T>,
+        value_memory: Shared<'a, T>,
+        key_strides: Strides,
+        value_strides: Strides,
+        list: Option<Read<'a, u32>>,
+        first: u32,
+        tokens: u32,
+        capacity: u32,
+        head_dim: u32,
+    }
+
+    /// Attention of one query.
+    Attend ["attend_64", "attend_128", "attend_256"] ATTENTION_THREADS {
+        q: Read<'a, T>,
+        k: Read<'a, T>,
+        v: Read<'a, T>,
+        context: Written<'a, T>,
+        query_strides: Strides,
+        key_strides: Strides,
+        value_strides: Strides,
+        list: Option<Read<'a, u32>>,
+        first: u32,
+        head_dim: u32,
+        scale: f32,
+    }
+
+    /// Self-attention of a new token.
+    StepAttention ["step_attention_64", "step_attention_128", "step_attention_256"] ATTENTION_THREADS {
+        sums: Read<'a, f32>,
+        bias: Read<'a, T>,
+        key_memory: Shared<'a, T>,
+        value_memory: Shared<'a, T>,
+        context: Written<'a, T>,
+        lengths: Read<'a, u32>,
+        capacity: u32,
+        head_dim: u32,
+        scale: f32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const SOURCE: &str = include_str!("kernels.cu");
+    /// How the kernels' names end, and how C++ calls the type.
+    const ELEMENTS: [(&str, &str); 3] = [("f32", "float"), ("f16", "__half"), ("bf16", "__nv_bfloat16")];
+
+    /// A macro of the source with parameters.
+    struct Macro<'a> {
+        parameters: Vec<&'a str>,
+        body: String,
+    }
+
+    fn is_word(letter: char) -> bool {
+        letter.is_alphanumeric() || letter == '_'
+    }
+
+    /// The word or the other letter that `text` starts with.
+    fn first_piece(text: &str) -> Option<&str> {
+        let first = text.chars().next()?;
+        let word = text.find(|letter| !is_word(letter)).unwrap_or(text.len());
+        Some(&text[..word.max(if is_word(first) { 0 } else { first.len_utf8() })])
+    }
+
+    fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+        std::iter::from_fn(move || {
+            let piece = first_piece(text)?;
+            text = &text[piece.len()..];
+            Some(piece)
+        })
+    }
+
+    /// What `text`, which starts with a parenthesis, has inside it, split at commas, and what follows.
+    fn arguments(text: &str) -> (Vec<&str>, &str) {
+        let (mut depth, mut start, mut found) = (0, 1, Vec::new());
+        for (at, letter) in text.char_indices() {
+            match letter {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 || (depth == 1 && letter == ',') {
+                found.push(text[start..at].trim());
+                start = at + 1;
+            }
+            if depth == 0 {
+                return (found, &text[start..]);
+            }
+        }
+        panic!("a parenthesis without an end: {}", &text[..text.len().min(80)]);
+    }
+
+    /// The source without comments, its macros expanded as a preprocessor does.
+    fn expanded() -> String {
+        let joined = SOURCE.replace("\\\n", " ");
+        let (mut macros, mut text) = (BTreeMap::new(), String::new());
+        for line in joined.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+            let Some(definition) = line.strip_prefix("#define ") else {
+                text.extend(["\n", line]);
+                continue;
+            };
+            let (name, rest) = definition.split_at(definition.find('(').expect("a macro with parameters"));
+            let (parameters, body) = arguments(rest);
+            macros.insert(name, Macro { parameters, body: body.to_owned() });
+        }
+        with_macros(&text, &macros)
+    }
+
+    fn with_macros(text: &str, macros: &BTreeMap<&str, Macro<'_>>) -> String {
+        let (mut result, mut rest) = (String::new(), text);
+        while let Some(piece) = first_piece(rest) {
+            let after = &rest[piece.len()..];
+            let Some(found) = macros.get(piece).filter(|_| after.starts_with('(')) else {
+                result.push_str(piece);
+                rest = after;
+                continue;
+            };
+            let (values, after) = arguments(after);
+            assert_eq!(values.len(), found.parameters.len(), "{piece}");
+            let replaced = |word| {
+                let place = found.parameters.iter().position(|parameter| *parameter == word);
+                place.map_or(word, |place| values[place])
+            };
+            let body: String = pieces(&found.body).map(replaced).collect();
+            result.push_str(&with_macros(&body.replace("##", ""), macros));
+            rest = after;
+        }
+        result
+    }
+
+    /// The kernels by their names: the bound of their threads, and the types and names of what they take.
+    type Signatures = BTreeMap<String, (String, Vec<(String, String)>)>;
+
+    fn in_source() -> Signatures {
+        let text = expanded();
+        let kernels = text.split("extern \"C\" __global__ void __launch_bounds__").skip(1).map(|text| {
+            let (bound, rest) = arguments(text);
+            let (name, rest) = rest.split_at(rest.find('(').expect("parameters"));
+            let parameters = arguments(rest).0.into_iter().map(|parameter| {
+                let start = parameter.rfind(|letter| !is_word(letter)).expect("a type and a name") + 1;
+                let (c_type, name) = parameter.split_at(start);
+                (name.to_owned(), c_type.split_whitespace().collect::<Vec<_>>().join(" "))
+            });
+            (name.trim().to_owned(), (bound[0].to_owned(), parameters.collect()))
+        });
+        kernels.collect()
+    }
+
+    /// How the source writes a type of a declaration.
+    fn in_c(declared: &str, element: &str) -> String {
+        let plain: String = declared.chars().filter(|letter| !letter.is_whitespace()).collect();
+        let inner = |kind: &str, end: &str| {
+            let name = plain.strip_prefix(kind)?.strip_suffix(end)?;
+            Some(match name {
+                "T" => element,
+                "f32" => "float",
+                "u32" => "unsigned",
+                _ => panic!("{declared} has no counterpart"),
+            })
+        };
+        let read = inner("Read<'a,", ">").or_else(|| inner("Option<Read<'a,", ">>"));
+        let written = inner("Written<'a,", ">").or_else(|| inner("Shared<'a,", ">"));
+        match (read, written, plain.as_str()) {
+            (Some(name), ..) => format!("const {name} *"),
+            (_, Some(name), _) => format!("{name} *"),
+            (.., "u32") => "unsigned".to_owned(),
+            (.., "usize") => "size_t".to_owned(),
+            (.., "f32") => "float".to_owned(),
+            (.., "Strides") => plain,
+            _ => panic!("{declared} has no counterpart"),
+        }
+    }
+
+    #[test]
+    fn kernels_take_what_is_declared() {
+        let mut declared = Signatures::new();
+        for kernel in DECLARED {
+            for (name, (element, c_element)) in
+                kernel.names.iter().flat_map(|name| ELEMENTS.map(|element| (name, element)))
+            {
+                let parameters = kernel.parameters.iter();
+                let parameters =
+                    parameters.map(|(name, declared)| ((*name).to_owned(), in_c(declared, c_element)));
+                let signature = (kernel.threads.0.to_owned(), parameters.collect());
+                declared.insert(format!("{name}_{element}"), signature);
+            }
+        }
+        let found = in_source();
+        assert_eq!(found.keys().collect::<Vec<_>>(), declared.keys().collect::<Vec<_>>());
+        for (name, signature) in &declared {
+            assert_eq!(&found[name], signature, "{name}");
+        }
+    }
+
+    #[test]
+    fn constants_are_those_of_the_source() {
+        let text = expanded();
+        let constant = |name: &str| -> Option<u32> {
+            let (_, after) = text.split_once(&format!(" {name} = "))?;
+            after.split(|letter| !is_word(letter)).next()?.parse().ok()
+        };
+        let widest = u32::try_from(crate::WIDEST_SINGLE_QUERY).unwrap();
+        let others = [
+            ("MAX_LANES", MAX_LANES),
+            ("ATTENTION_KEYS", ATTENTION_KEYS),
+            ("SPLIT_BLOCKS", SPLIT_BLOCKS),
+            ("WIDEST_HEAD", widest),
+        ];
+        for (name, value) in DECLARED.iter().map(|kernel| kernel.threads).chain(others) {
+            assert_eq!(constant(name), Some(value), "{name}");
+        }
+    }
+
+    /// What the compiler made of the parameters: pointers and sizes are 64 bits wide, structures are bytes.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn compiled_kernels_take_what_is_declared() {
+        let in_ptx = |declared: &str| match declared {
+            "u32" => ".u32".to_owned(),
+            "f32" => ".f32".to_owned(),
+            "Strides" => format!(".b8[{}]", size_of::<Strides>()),
+            _ => ".u64".to_owned(),
+        };
+        let mut entries = 0;
+        for text in KERNELS.split(".entry ").skip(1) {
+            let (name, rest) = text.split_at(text.find('(').expect("parameters"));
+            let (name, element) = name.trim().rsplit_once('_').expect("an element type");
+            assert!(ELEMENTS.iter().any(|(known, _)| *known == element), "{name}_{element}");
+            let kernel = DECLARED.iter().find(|kernel| kernel.names.contains(&name));
+            let kernel = kernel.unwrap_or_else(|| panic!("{name} is not declared"));
+            // `.param .u64 .ptr .align 1 NAME`, `.param .align 8 .b8 NAME[24]`
+            let found = arguments(rest).0.into_iter().map(|parameter| {
+                let words: Vec<_> = parameter.split_whitespace().collect();
+                let kind = words.iter().find(|word| [".u64", ".u32", ".f32", ".b8"].contains(word));
+                let size = parameter.find('[').map_or("", |start| &parameter[start..]);
+                format!("{}{size}", kind.unwrap_or(&"?"))
+            });
+            let declared = kernel.parameters.iter().map(|(_, declared)| in_ptx(declared));
+            assert_eq!(found.collect::<Vec<_>>(), declared.collect::<Vec<_>>(), "{name}_{element}");
+            entries += 1;
+        }
+        let names: usize = DECLARED.iter().map(|kernel| kernel.names.len()).sum();
+        assert_eq!(entries, names * ELEMENTS.len());
+    }
+}

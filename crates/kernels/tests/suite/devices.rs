@@ -1,0 +1,196 @@
+//! Layers and attention on the device and in the type that `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` name, against the same
+//! in f32 on the CPU from candle's plain operations. On a GPU this reaches every kernel of `cuda`.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use gpt2_kernels::{
+    Activation, KvSlot, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax,
+    step_attention, write_tokens,
+};
+use gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
+
+/// Two f32 computations of sums of 20 products of values below 1.
+const TIGHT: f64 = 2e-6;
+/// The same, in different orders, of up to 1,100 products, with sums of up to 30.
+const LONG_SUMS: f64 = 5e-5;
+
+/// Values that are the same on the device and on the CPU: rounded to the type there is to test.
+fn rounded(shape: &[usize], scale: f64, offset: u64) -> Result<Tensor> {
+    pattern(shape, scale, offset).to_dtype(dtype())?.to_dtype(DType::F32)
+}
+
+fn on_device(x: &Tensor) -> Result<Tensor> {
+    x.to_device(&device())?.to_dtype(dtype())
+}
+
+#[test]
+fn linear_layers_with_what_follows_them() -> Result<()> {
+    for (rows, input, output) in [
+        (1, 5, 3),
+        (1, 300, 1601),
+        (1, 1100, 72),
+        (1, 20, 1600),
+        (1, 20, 2072),
+        (1, 20, 4120),
+        (1, 20, 8200),
+        (7, 64, 96),
+        (33, 48, 50),
+    ] {
+        let x = rounded(&[1, rows, input], 2.0, 1)?;
+        let (weight, bias) = (rounded(&[output, input], 0.2, 2)?, rounded(&[output], 1.0, 3)?);
+        let product = x.squeeze(0)?.matmul(&weight.t()?)?.broadcast_add(&bias)?.unsqueeze(0)?;
+        let residual = rounded(&[1, rows, output], 2.0, 4)?;
+        let weight = on_device(&weight)?;
+        // As PyTorch holds it, and as GPT-2's checkpoints do.
+        for (order, weight) in [("(out, in)", weight.clone()), ("(in, out)", weight.t()?.contiguous()?.t()?)]
+        {
+            let layer = Linear::new(weight, Some(on_device(&bias)?))?;
+            let what = format!("({rows}, {input}) to {output}, weight {order}");
+            assert_parity(&layer.forward(&on_device(&x)?)?, &product, LONG_SUMS, &what);
+            let added = layer.forward_added(&on_device(&x)?, &on_device(&residual)?)?;
+            assert_parity(&added, &(&product + &residual)?, LONG_SUMS, &what);
+            let activated = layer.forward_activated(&on_device(&x)?, Activation::GeluTanh)?;
+            assert_parity(&activated, &product.gelu()?, LONG_SUMS, &what);
+            let activated = layer.forward_activated(&on_device(&x)?, Activation::Relu)?;
+            assert_parity(&activated, &product.relu()?, LONG_SUMS, &what);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn layer_norms() -> Result<()> {
+    for (rows, width) in [(1, 1), (1, 20), (3, 256), (5, 768), (2, 1601)] {
+        // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
+        let x = (rounded(&[2, rows, width], 4.0, 1)? + 8.0)?.to_dtype(dtype())?.to_dtype(DType::F32)?;
+        let (weight, bias) = (rounded(&[width], 1.0, 3)?, rounded(&[width], 1.0, 4)?);
+        let reference = |x: &Tensor| {
+            let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+            let variance = (centered.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?;
+            centered.broadcast_div(&variance.sqrt()?)?.broadcast_mul(&weight)?.broadcast_add(&bias)
+        };
+        let norm = LayerNorm::new(on_device(&weight)?, Some(on_device(&bias)?), 1e-5);
+        let what = format!("{rows} rows of {width}");
+        assert_parity(&norm.forward(&on_device(&x)?)?, &reference(&x)?, 3e-6, &what);
+    }
+    Ok(())
+}
+
+/// A step after lengths in memory: key and value of each row in their place and nowhere else, and one query that sees the keys
+/// up to its own, for every width that there is a kernel for, and rows of all lengths.
+#[test]
+fn steps_after_lengths_in_memory() -> Result<()> {
+    const CAPACITY: usize = 130;
+    const LENGTHS: [u32; 3] = [0, 129, 64];
+    const INPUT: usize = 20;
+    if device().is_cpu() && dtype() != DType::F32 {
+        skipped("the CPU has steps after lengths in memory in f32 only");
+        return Ok(());
+    }
+    let places = LENGTHS.map(|length| length as usize);
+    for head_dim in [6, 64, 80, 128, 200, 256] {
+        let what = format!("{head_dim} wide");
+        let x = rounded(&[3, 1, INPUT], 1.0, 1)?;
+        let (weight, bias) = (rounded(&[6 * head_dim, INPUT], 0.5, 2)?, rounded(&[6 * head_dim], 1.0, 3)?);
+        let projected = x.squeeze(1)?.matmul(&weight.t()?)?.broadcast_add(&bias)?;
+        // As they are kept, and as the query is that meets them.
+        let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?.reshape((3, 6, 1, head_dim))?;
+        let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
+        let expected = [memory(4)?.copy()?, memory(5)?.copy()?];
+        let [flat_keys, flat_values] =
+            expected.each_ref().map(|memory| memory.reshape((3 * CAPACITY, 2 * head_dim)));
+        write_tokens(
+            [&flat_keys?, &flat_values?],
+            &KvSlot::side_by_side(3, CAPACITY),
+            [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?],
+            &places,
+        )?;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let seen = places.map(|length| length + 1);
+        let context =
+            prefix_attention(&projected.narrow(1, 0, 2)?, &expected[0], &expected[1], scale, &seen)?;
+
+        let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
+        let [keys, new_values] = [on_device(&memory(4)?)?.copy()?, on_device(&memory(5)?)?.copy()?];
+        let lengths = Tensor::new(&LENGTHS, &device())?;
+        let found = step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &lengths)?;
+        assert_parity(&found, &context.reshape((3, 1, 2 * head_dim))?, 3e-6, &what);
+        for (found, expected) in [&keys, &new_values].into_iter().zip(&expected) {
+            assert_parity(found, expected, TIGHT, &what);
+            // What was there before is untouched.
+            let others = |x: &Tensor| x.narrow(0, 0, 1)?.narrow(2, 1, CAPACITY - 1);
+            assert!(values(&others(found)?) == values(&others(expected)?), "{what}");
+        }
+        let too_few = lengths.narrow(0, 0, 2)?;
+        assert!(step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &too_few).is_err());
+    }
+    Ok(())
+}
+
+/// On a GPU by its kernels, elsewhere by those of the CPU.
+fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
+    if let Some(context) = prefix_attention_on_gpu(q, k, v, scale, visible)? {
+        return Ok(context);
+    }
+    assert!(!q.device().is_cuda(), "the GPU's kernels apply");
+    let [q, k, v] = [q, k, v].map(|x| x.to_device(&Device::Cpu)?.to_dtype(DType::F32));
+    prefix_attention(&q?, &k?, &v?, scale, visible)
+}
+
+/// One query and many, regular and ragged rows, head widths of every kernel and beyond them, keys and values that are
+/// views into a longer cache; few keys, and as many as blocks of a GPU share.
+#[test]
+fn attention_over_the_first_keys() -> Result<()> {
+    const CAPACITY: usize = 1030;
+    for (query_len, key_len, visible) in [
+        (1, 1, vec![1, 1]),
+        (1, 7, vec![7, 7]),
+        (1, 130, vec![130, 65]),
+        (1, 1024, vec![1024, 640]),
+        (5, 9, vec![5, 6, 7, 8, 9, 5, 6, 7, 8, 9]),
+        (4, 20, vec![17, 18, 19, 20, 3, 4, 5, 6]),
+        (3, 4, vec![4; 6]),
+    ] {
+        for head_dim in [6, 64, 80, 128, 200, 300] {
+            let q = rounded(&[2, query_len, 3, head_dim], 2.0, 1)?.transpose(1, 2)?;
+            let cache = |offset| rounded(&[2, 3, CAPACITY, head_dim], 2.0, offset);
+            let (k, v) = (cache(2)?.narrow(2, 0, key_len)?, cache(3)?.narrow(2, 0, key_len)?);
+            let scale = 1.0 / (head_dim as f64).sqrt();
+            let mask: Vec<f32> = visible
+                .iter()
+                .flat_map(|seen| {
+                    (0..key_len).map(move |key| if key < *seen { 0.0 } else { f32::NEG_INFINITY })
+                })
+                .collect();
+            let mask = Tensor::from_vec(mask, (2, 1, query_len, key_len), &Device::Cpu)?;
+            let scores = (q.contiguous()?.matmul(&k.contiguous()?.t()?)? * scale)?.broadcast_add(&mask)?;
+            let expected = softmax(&scores, D::Minus1)?.matmul(&v.contiguous()?)?;
+            let what = format!("{query_len} queries of {key_len} keys, {head_dim} wide");
+            let narrowed = |x: &Tensor| on_device(x)?.narrow(2, 0, key_len);
+            let (mut q, k, v) = (on_device(&q)?, narrowed(&cache(2)?)?, narrowed(&cache(3)?)?);
+            if query_len == 1 {
+                q = q.squeeze(2)?.contiguous()?.unsqueeze(2)?; // the stride of the only token says nothing
+            }
+            let found = attended(&q, &k, &v, scale, &visible)?;
+            assert_parity(&found, &expected, 3e-6, &what);
+            let again = attended(&q, &k, &v, scale, &visible)?;
+            assert!(values(&again) == values(&found), "{what}: the same bits each time");
+        }
+    }
+    Ok(())
+}
+
+/// Keys whose scores are -inf weigh nothing, also where some of those that share the work see no others.
+#[test]
+fn keys_with_infinite_scores_weigh_nothing() -> Result<()> {
+    const KEYS: usize = 600;
+    const WIDTH: usize = 64;
+    for finite in [0, 70, KEYS - 1] {
+        let first = |key: usize| if key == finite { 1.0 } else { f32::NEG_INFINITY };
+        let first = Tensor::from_iter((0..KEYS).map(first), &Device::Cpu)?.reshape((1, 1, KEYS, 1))?;
+        let k = Tensor::cat(&[&first, &rounded(&[1, 1, KEYS, WIDTH - 1], 1.0, 1)?], D::Minus1)?;
+        let (q, v) = (Tensor::ones((1, 1, 1, WIDTH), DType::F32, &Device::Cpu)?, rounded(k.dims(), 1.0, 2)?);
+        let found = attended(&on_device(&q)?, &on_device(&k)?, &on_device(&v)?, 1.0, &[KEYS])?;
+        assert_parity(&found, &v.narrow(2, finite, 1)?, TIGHT, &format!("key {finite} of {KEYS}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! Checkpoints as users have them: every way of naming, turning and storing gives the same model.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{LogitsFor, Pass};
+use gpt2_testing::{CheckpointFolder, assert_close_absolute, checkpoints, values};
+use gpt2_weights::{Checkpoint, LoadOptions, Orientation, WeightsError};
+use serde_json::json;
+
+const LINEAR: [&str; 4] =
+    ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
+
+fn logits(path: &Path) -> Tensor {
+    let model = Checkpoint::open(path)
+        .and_then(|checkpoint| checkpoint.load(&LoadOptions::default(), &|_| ()))
+        .unwrap();
+    let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
+    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+}
+
+fn original_logits() -> Tensor {
+    logits(CheckpointFolder::tiny().path())
+}
+
+fn rename(tensors: &mut HashMap<String, Tensor>, change: impl Fn(&str) -> String) {
+    *tensors = tensors.drain().map(|(name, tensor)| (change(&name), tensor)).collect();
+}
+
+#[track_caller]
+fn assert_same(folder: &CheckpointFolder) {
+    assert_eq!(values(&logits(folder.path())), values(&original_logits()));
+}
+
+/// Exports with and without a head, compiled and wrapped models; names are settled here, for every device:
+/// huggingface/candle#3992, paiml/realizar#55.
+#[test]
+fn any_prefix_is_recognised() {
+    for prefix in ["", "transformer.", "model.", "_orig_mod.transformer.", "module.transformer."] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            rename(tensors, |name| format!("{prefix}{}", name.strip_prefix("transformer.").unwrap()));
+        });
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().prefix(), prefix);
+        assert_same(&folder);
+    }
+}
+
+/// The length before the header is a number, whatever text its bytes would be.
+#[test]
+fn a_header_length_that_reads_like_json() {
+    let file = std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap();
+    let length = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
+    let (header, data) = file[8..].split_at(length);
+    let mut padded = b" {\0\0\0\0\0\0".to_vec();
+    padded.extend_from_slice(header);
+    padded.resize(8 + 0x7b20, b' ');
+    padded.extend_from_slice(data);
+    assert_same(&CheckpointFolder::tiny().with("model.safetensors", padded));
+}
+
+#[test]
+fn a_file_is_opened_like_its_folder() {
+    let folder = CheckpointFolder::tiny();
+    let file = folder.file("model.safetensors");
+    assert_eq!(values(&logits(&file)), values(&original_logits()));
+    std::fs::rename(&file, folder.file("weights.safetensors")).unwrap();
+    assert_same(&folder);
+}
+
+/// `attn.bias` and `attn.masked_bias`, there or not: karpathy/minGPT#120, huggingface/transformers#24581.
+#[test]
+fn causal_masks_of_old_checkpoints_are_no_parameters() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        for layer in 0..3 {
+            let mask = Tensor::tril2(48, DType::U8, &Device::Cpu).unwrap().reshape((1, 1, 48, 48)).unwrap();
+            let fill = Tensor::new(-1e4f32, &Device::Cpu).unwrap();
+            tensors.insert(format!("transformer.h.{layer}.attn.bias"), mask);
+            tensors.insert(format!("transformer.h.{layer}.attn.masked_bias"), fill);
+        }
+    });
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.buffers().count(), 6);
+    let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+    let tiny = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    assert_eq!(
+        model.parameter_count(),
+        tiny.load(&LoadOptions::default(), &|_| ()).unwrap().parameter_count()
+    );
+    assert_same(&folder);
+}
+
+/// The head may be absent, and then it is the embedding; a copy of it is no second head: huggingface/candle#2516.
+#[test]
+fn a_copy_of_the_tied_head_changes_nothing() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let head = tensors["transformer.wte.weight"].clone();
+        tensors.insert("lm_head.weight".into(), head);
+    });
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().tied_head().unwrap().name, "lm_head.weight");
+    assert_same(&folder);
+}
+
+/// A head that differs from the embedding, in a configuration that ties them, is neither used nor dropped in silence:
+/// huggingface/transformers#38870 and #41038.
+#[test]
+fn a_head_that_contradicts_the_tie_is_refused() {
+    for changed in [-0.5, f64::NAN] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            let head = (tensors["transformer.wte.weight"].clone() * changed).unwrap();
+            tensors.insert("lm_head.weight".into(), head);
+        });
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let error = checkpoint.check().unwrap_err().to_string();
+        let expected = "tensor `lm_head.weight` differs from `transformer.wte.weight` in 8400 of 8400 values";
+        assert!(error.contains(expected) && error.contains("set `tie_word_embeddings` to false"), "{error}");
+        assert_eq!(checkpoint.verify(&|_| ()).unwrap().len(), 1);
+    }
+}
+
+/// A copy may be stored in another type: its values count.
+#[test]
+fn a_copy_of_the_tied_head_in_another_type_is_a_copy() {
+    let with_head = |change: &[f32]| {
+        CheckpointFolder::tiny().with_tensors(|tensors| {
+            let embedding = tensors["transformer.wte.weight"].to_dtype(DType::F16).unwrap();
+            let values = embedding.to_dtype(DType::F32).unwrap();
+            let head = values.broadcast_add(&Tensor::new(change, &Device::Cpu).unwrap()).unwrap();
+            tensors.insert("transformer.wte.weight".into(), embedding);
+            tensors.insert("lm_head.weight".into(), head);
+        })
+    };
+    let mut change = vec![0.0; 28];
+    let copy = with_head(&change);
+    Checkpoint::open(copy.path()).unwrap().check().unwrap();
+    change[27] = 1.0;
+    let error = Checkpoint::open(with_head(&change).path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("in 300 of 8400 values"), "the last of every row: {error}");
+}
+
+#[test]
+fn a_separate_head_is_used_where_the_configuration_unties_it() {
+    let halved = |tensors: &mut HashMap<String, Tensor>| {
+        let head = (tensors["transformer.wte.weight"].clone() * 0.5).unwrap();
+        tensors.insert("lm_head.weight".into(), head);
+    };
+    let folder =
+        CheckpointFolder::tiny().with_tensors(halved).with_config(json!({"tie_word_embeddings": false}));
+    let expected = (original_logits() * 0.5).unwrap();
+    assert_close_absolute(&logits(folder.path()), &expected, 1e-5, "half of the tied logits");
+
+    let headless = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
+    let error = Checkpoint::open(headless.path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"), "{error}");
+}
+
+/// [2304, 768] against [768, 2304] (karpathy/nanoGPT#190). The square `attn.c_proj` follows the others and never decides.
+#[test]
+fn linear_weights_may_be_stored_out_in() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        for (name, tensor) in tensors.iter_mut() {
+            if LINEAR.iter().any(|suffix| name.ends_with(suffix)) {
+                *tensor = tensor.t().unwrap().contiguous().unwrap();
+            }
+        }
+    });
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().orientation(), Orientation::Linear);
+    // Another storage order is another order of summation.
+    assert_close_absolute(&logits(folder.path()), &original_logits(), 1e-5, "logits");
+
+    let mixed = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let weight = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
+        *weight = weight.t().unwrap().contiguous().unwrap();
+    });
+    let checkpoint = Checkpoint::open(mixed.path()).unwrap();
+    assert_eq!(checkpoint.orientation(), Orientation::Conv1D);
+    let error = checkpoint.check().unwrap_err().to_string();
+    assert!(
+        error.contains("tensor `transformer.h.1.mlp.c_fc.weight`: expected (28, 50), found (50, 28)"),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 2, "nothing else is wrong: {error}");
+
+    // One damaged tensor does not turn the others.
+    let damaged = folder.with_tensors(|tensors| {
+        let weight = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
+        *weight = weight.narrow(0, 0, 49).unwrap().contiguous().unwrap();
+    });
+    let error = Checkpoint::open(damaged.path()).unwrap().check().unwrap_err().to_string();
+    assert!(error.contains("expected (50, 28), found (49, 28)") && error.lines().count() == 2, "{error}");
+}
+
+#[test]
+fn half_precision_storage_gives_the_rounded_weights() {
+    for dtype in [DType::F16, DType::BF16, DType::F64] {
+        let convert = |tensors: &mut HashMap<String, Tensor>, dtypes: &[DType]| {
+            for tensor in tensors.values_mut() {
+                for dtype in dtypes {
+                    *tensor = tensor.to_dtype(*dtype).unwrap();
+                }
+            }
+        };
+        let stored = CheckpointFolder::tiny().with_tensors(|tensors| convert(tensors, &[dtype]));
+        let rounded = CheckpointFolder::tiny().with_tensors(|tensors| convert(tensors, &[dtype, DType::F32]));
+        assert_eq!(values(&logits(stored.path())), values(&logits(rounded.path())), "{dtype:?}");
+    }
+}
+
+/// Names, expected and found shapes, all of them: huggingface/candle#2516, karpathy/nanoGPT#126.
+#[test]
+fn every_difference_is_reported_at_once() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.remove("transformer.h.1.ln_2.bias");
+        tensors.remove("transformer.wte.weight");
+        tensors.insert(
+            "transformer.h.0.ln_1.weight".into(),
+            Tensor::ones(27, DType::F32, &Device::Cpu).unwrap(),
+        );
+        tensors.insert("score.weight".into(), Tensor::ones((2, 28), DType::F32, &Device::Cpu).unwrap());
+        tensors
+            .insert("transformer.h.2.ln_1.bias".into(), Tensor::ones(28, DType::U8, &Device::Cpu).unwrap());
+    });
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let error = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap_err();
+    assert!(
+        matches!(&error, WeightsError::Mismatches { mismatches, .. } if mismatches.len() == 5),
+        "{error}"
+    );
+    let message = error.to_string();
+    for line in [
+        "tensor `transformer.wte.weight` is missing: expected (300, 28)",
+        "tensor `transformer.h.0.ln_1.weight`: expected (28), found (27)",
+        "tensor `transformer.h.1.ln_2.bias` is missing: expected (28)",
+        "tensor `transformer.h.2.ln_1.bias`: expected F32, F16, BF16 or F64, found U8",
+        "tensor `score.weight` is surplus: found (2, 28), and the model has no such parameter",
+    ] {
+        assert!(message.contains(line), "{line} is not in: {message}");
+    }
+    assert!(message.contains("model.safetensors"), "{message}");
+    assert_eq!(checkpoint.verify(&|_| ()).unwrap().len(), 5);
+}
+
+#[test]
+fn verify_counts_values_that_are_not_finite() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = [f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY].repeat(7);
+        tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
+    });
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    checkpoint.check().expect("the structure is right");
+    let problems: Vec<String> = checkpoint.verify(&|_| ()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(problems, ["tensor `transformer.ln_f.bias`: of 28 values 7 are NaN and 14 infinite"]);
+    let sound = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    assert_eq!(sound.verify(&|_| ()).unwrap(), []);
+}
+
+#[test]
+fn progress_adds_up_to_the_parameters_bytes() {
+    let folder = CheckpointFolder::tiny();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let read = std::sync::atomic::AtomicU64::new(0);
+    let count = |bytes| {
+        read.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    };
+    let model = checkpoint.load(&LoadOptions::default(), &count).unwrap();
+    assert_eq!(read.into_inner(), 4 * model.parameter_count() as u64);
+    assert_eq!(checkpoint.parameter_bytes(), 4 * model.parameter_count() as u64);
+}
+
+/// A GPT-2 that others trained and published.
+#[test]
+fn the_published_tarotble_checkpoint_is_sound() {
+    let Some(folder) = checkpoints() else { return };
+    let checkpoint = Checkpoint::open(&folder.join("tarotble")).unwrap();
+    assert_eq!(checkpoint.verify(&|_| ()).unwrap(), []);
+    assert_eq!(checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap().parameter_count(), 929_536);
+}

@@ -1,0 +1,219 @@
+//! What is written can be read again and is the same model. `scripts/check_conversions.py` shows that transformers and
+//! llama.cpp read it too.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use gpt2::{LogitsFor, Pass};
+use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, worst};
+use gpt2_weights::{
+    Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
+    load_tokenizer, write_gguf, write_hugging_face,
+};
+use serde_json::json;
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap()
+}
+
+fn format(name: &str) -> PathBuf {
+    fixture_path("formats").join(name)
+}
+
+fn written(checkpoint: &Checkpoint, target: &Path, dtype: WrittenDType) -> Result<Checkpoint, WeightsError> {
+    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    if target.extension().is_some() {
+        write_gguf(checkpoint, &tokenizer, target, dtype, &|_| ())?;
+    } else {
+        write_hugging_face(checkpoint, Some(&tokenizer), target, dtype, &|_| ())?;
+    }
+    Ok(open(target))
+}
+
+fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
+    let values = differences(first, second, &|_| ()).unwrap();
+    let largest = values.iter().map(|difference| match difference.kind {
+        DifferenceKind::Values(largest) => largest,
+        ref other => panic!("{}: {other:?}", difference.name),
+    });
+    worst(largest)
+}
+
+/// nanoGPT to Hugging Face (karpathy/nanoGPT#241), among others.
+#[test]
+fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
+    for name in [
+        "pytorch-legacy",
+        "pytorch-shards",
+        "tensorflow",
+        "nanogpt",
+        "llmc/gpt2.bin",
+        "book",
+        "gguf/q4_0.gguf",
+    ] {
+        let (folder, original) = (tempfile::tempdir().unwrap(), open(&format(name)));
+        let copy = written(&original, &folder.path().join("copy"), WrittenDType::F32).unwrap();
+        assert_eq!(largest_difference(&original, &copy), 0.0, "{name}");
+        assert_eq!(copy.config(), original.config(), "{name}");
+        assert_eq!((copy.prefix(), copy.orientation()), ("transformer.", Orientation::Conv1D), "{name}");
+        let text = "The first citizen 🤗";
+        let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let tokenizer = copy.tokenizer(None).unwrap();
+        assert_eq!(encode(&tokenizer, text).unwrap(), encode(&reference, text).unwrap());
+    }
+}
+
+/// Half precision rounds to 11 and 8 significant bits: relative errors of at most 2^-11 and 2^-8, on values below 4.
+#[test]
+fn half_precision_rounds_once() {
+    let original = open(&format("tensorflow"));
+    for (dtype, largest) in [(WrittenDType::F16, 4.0 / 2048.0), (WrittenDType::BF16, 4.0 / 256.0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = written(&original, &folder.path().join("copy"), dtype).unwrap();
+        let difference = largest_difference(&original, &copy);
+        assert!(difference > 0.0 && difference <= largest, "{dtype:?}: {difference}");
+        let again = written(&copy, &folder.path().join("again"), dtype).unwrap();
+        assert_eq!(largest_difference(&copy, &again), 0.0, "{dtype:?}, a second time");
+    }
+}
+
+#[test]
+fn gguf_files_hold_the_same_model_and_tokenizer() {
+    let original = open(&format("tensorflow"));
+    for (dtype, reference, tolerance) in [
+        (WrittenDType::F32, "f32", 1e-4),
+        (WrittenDType::F16, "f16", 1e-4),
+        (WrittenDType::BF16, "bf16", 1e-4),
+        // llama.cpp keeps its own rounding of scales: the logits move by less than the format's error.
+        (WrittenDType::Q8_0, "q8_0", 0.05),
+        (WrittenDType::Q4_0, "q4_0", 0.5),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = written(&original, &folder.path().join("copy.gguf"), dtype).unwrap();
+        let logits = |checkpoint: &Checkpoint| {
+            let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+            let ids = Tensor::new(&[[5u32, 299, 0, 17]], &Device::Cpu).unwrap();
+            model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+        };
+        let theirs = open(&format(&format!("gguf/{reference}.gguf")));
+        assert_close_absolute(&logits(&copy), &logits(&theirs), tolerance, reference);
+        let text = "The first citizen 🤗";
+        let tokens = encode(&copy.tokenizer(None).unwrap(), text).unwrap();
+        assert_eq!(tokens, encode(&theirs.tokenizer(None).unwrap(), text).unwrap(), "{reference}");
+    }
+}
+
+/// llm.c pads the rows of the embedding; what is written has those of the vocabulary.
+#[test]
+fn padding_rows_are_not_written() {
+    let original = open(&format("llmc/gpt2.bin"));
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16, WrittenDType::Q8_0] {
+        let copy = written(&original, &folder.path().join(format!("{dtype:?}.gguf")), dtype).unwrap();
+        assert_eq!(copy.embedding_rows(), Some(300), "{dtype:?}");
+    }
+    let exact = open(&folder.path().join("F32.gguf"));
+    assert_eq!(largest_difference(&original, &exact), 0.0);
+}
+
+/// 65,504 is the largest number of f16.
+#[test]
+fn values_beyond_the_range_of_f16_are_refused() {
+    let large = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = Tensor::full(7e4f32, 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), values);
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let message =
+        written(&open(large.path()), &folder.path().join("x"), WrittenDType::F16).unwrap_err().to_string();
+    assert!(
+        message.contains("`ln_f.bias` holds 70000, beyond the range of f16; use bf16 or f32"),
+        "{message}"
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    assert!(written(&open(large.path()), &folder.path().join("x"), WrittenDType::BF16).is_ok());
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let refuse = |checkpoint: &Checkpoint, name: &str, dtype, expected: &str| {
+        let message = written(checkpoint, &folder.path().join(name), dtype).unwrap_err().to_string();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    };
+    let tiny = open(&fixture_path("tiny-checkpoint"));
+    refuse(
+        &tiny,
+        "folder",
+        WrittenDType::Q8_0,
+        "safetensors holds no q8_0; use f32, f16 or bf16, or write a .gguf file",
+    );
+    refuse(
+        &tiny,
+        "x.gguf",
+        WrittenDType::Q4_0,
+        "rows of 28 values, which do not fill the blocks of 32 of q4_0",
+    );
+    refuse(&tiny, "no/such/x", WrittenDType::F32, "cannot be written");
+    let gelu = CheckpointFolder::tiny().with_config(json!({"activation_function": "gelu"}));
+    refuse(
+        &open(gelu.path()),
+        "x.gguf",
+        WrittenDType::F32,
+        "llama.cpp's GPT-2 ignores `activation_function`",
+    );
+    let scaled = CheckpointFolder::tiny().with_config(json!({"scale_attn_by_inverse_layer_idx": true}));
+    refuse(
+        &open(scaled.path()),
+        "x.gguf",
+        WrittenDType::F32,
+        "llama.cpp's GPT-2 ignores `scale_attn_weights`",
+    );
+    let damaged = CheckpointFolder::tiny().with_config(json!({"n_layer": 4}));
+    refuse(&open(damaged.path()), "folder", WrittenDType::F32, "`transformer.h.3.ln_1.weight` is missing");
+
+    let target = folder.path().join("there");
+    std::fs::write(&target, "precious").unwrap();
+    let message = written(&tiny, &target, WrittenDType::F32).unwrap_err().to_string();
+    assert!(message.contains("it exists already"), "{message}");
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
+/// A block of integers would hide what is no number.
+#[test]
+fn numbers_that_are_none_do_not_become_integers() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    written(&open(&format("gguf/q4_0.gguf")), &copy, WrittenDType::F32).unwrap();
+    let weights = copy.join("model.safetensors");
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut tensors = candle_core::safetensors::load(&weights, &Device::Cpu).unwrap();
+        let tensor = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
+        let mut values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        values[7] = value;
+        *tensor = Tensor::from_vec(values, tensor.shape(), &Device::Cpu).unwrap();
+        candle_core::safetensors::save(&tensors, &weights).unwrap();
+        for dtype in [WrittenDType::Q8_0, WrittenDType::Q4_0] {
+            let error = written(&open(&copy), &folder.path().join("x.gguf"), dtype).unwrap_err().to_string();
+            assert!(
+                error.contains("`h.1.mlp.c_fc.weight` holds") && error.contains("blocks of integers"),
+                "{error}"
+            );
+        }
+        written(&open(&copy), &folder.path().join(format!("{value}.gguf")), WrittenDType::F32).unwrap();
+    }
+}
+
+/// The weights are as readable as the configuration beside them.
+#[cfg(unix)]
+#[test]
+fn written_files_have_the_usual_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    write_hugging_face(&open(CheckpointFolder::tiny().path()), None, &out, WrittenDType::F32, &|_| ())
+        .unwrap();
+    let mode = |name: &str| std::fs::metadata(out.join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("model.safetensors"), mode("config.json"));
+}

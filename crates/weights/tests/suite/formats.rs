@@ -1,0 +1,226 @@
+//! One seeded model in every format, written by the tools that users have (`scripts/export_formats.py`): a model built
+//! from any of them is the same model.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, IndexOp, Tensor};
+use gpt2::{LogitsFor, Pass};
+use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, values};
+use gpt2_weights::{Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer};
+
+/// The same f32 weights through two implementations.
+const EXACT: f64 = 1e-4;
+/// Weights rounded to 8 bits of mantissa and more, against the f32 model.
+const HALF_PRECISION: f64 = 0.1;
+
+fn expected() -> Fixture {
+    Fixture::open("formats/expected")
+}
+
+fn logits(checkpoint: &Checkpoint) -> Tensor {
+    let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+    let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
+    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+}
+
+#[track_caller]
+fn assert_model(path: &str, format: Format, expected_name: &str, tolerance: f64) -> Checkpoint {
+    let checkpoint = Checkpoint::open(&fixture_path("formats").join(path)).unwrap();
+    assert_eq!(checkpoint.format(), format, "{path}");
+    assert_eq!(checkpoint.verify(&|_| ()).unwrap(), [], "{path}");
+    assert_close_absolute(&logits(&checkpoint), &expected().tensor(expected_name), tolerance, path);
+    checkpoint
+}
+
+#[track_caller]
+fn assert_rule(checkpoint: &Checkpoint, expected: &str) {
+    assert!(
+        checkpoint.rules().iter().any(|rule| rule.contains(expected)),
+        "{expected}: {:?}",
+        checkpoint.rules()
+    );
+}
+
+#[test]
+fn safetensors_in_shards() {
+    let checkpoint = assert_model("safetensors-shards", Format::Safetensors, "model", EXACT);
+    assert_eq!(checkpoint.files().count(), 4);
+    assert!(checkpoint.evidence().contains("shards"));
+    assert_model("safetensors-shards/model.safetensors.index.json", Format::Safetensors, "model", EXACT);
+}
+
+/// Old `.bin` files with causal masks and a copy of the tied head: huggingface/candle#2666, karpathy/minGPT#120,
+/// huggingface/transformers#24581.
+#[test]
+fn pytorch_zip_and_legacy() {
+    for (folder, format) in [("pytorch-zip", Format::PyTorchZip), ("pytorch-legacy", Format::PyTorchLegacy)] {
+        let checkpoint = assert_model(folder, format, "model", EXACT);
+        assert_eq!(checkpoint.buffers().count(), 4, "{folder}");
+        assert_eq!(checkpoint.tied_head().unwrap().name, "lm_head.weight", "{folder}");
+        assert_eq!(checkpoint.prefix(), "transformer.", "{folder}");
+    }
+}
+
+#[test]
+fn pytorch_in_shards() {
+    let checkpoint = assert_model("pytorch-shards", Format::PyTorchZip, "model", EXACT);
+    assert_eq!(checkpoint.files().count(), 2);
+}
+
+#[test]
+fn pytorch_parameters_in_half_precision_as_transposed_views() {
+    let checkpoint = assert_model("pytorch-views", Format::PyTorchZip, "model", HALF_PRECISION);
+    assert_rule(&checkpoint, "under the key `state_dict`");
+}
+
+/// OpenAI's own files, without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
+#[test]
+fn tensorflow() {
+    let checkpoint = assert_model("tensorflow", Format::TensorFlow, "model", EXACT);
+    assert_rule(&checkpoint, "hparams.json");
+    assert_eq!(checkpoint.naming_scheme(), "OpenAI");
+    assert_model("tensorflow/model.ckpt", Format::TensorFlow, "model", EXACT);
+    assert_model("tensorflow/model.ckpt.index", Format::TensorFlow, "model", EXACT);
+    let tokenizer = checkpoint.tokenizer(None).unwrap();
+    let text = "The first citizen 🤗";
+    let ids = tokenizer.encode(text, true).unwrap().get_ids().to_vec();
+    let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    assert_eq!(ids, reference.encode(text, true).unwrap().get_ids());
+}
+
+/// `torch.compile`'s prefix, `model_args`, no biases, a padded vocabulary: karpathy/nanoGPT#272 and #169,
+/// karpathy/build-nanogpt#95.
+#[test]
+fn nano_gpt() {
+    let checkpoint = assert_model("nanogpt", Format::PyTorchZip, "nanogpt", EXACT);
+    assert_eq!(checkpoint.prefix(), "_orig_mod.transformer.");
+    assert_eq!(checkpoint.orientation(), Orientation::Linear);
+    assert_eq!(checkpoint.config().activation_function, gpt2::Activation::Gelu);
+    assert_rule(&checkpoint, "biases are not stored and taken as zero");
+    assert_rule(&checkpoint, "nanoGPT's model_args give the configuration");
+}
+
+#[test]
+fn llm_c() {
+    let checkpoint = assert_model("llmc/gpt2.bin", Format::LlmC, "model", EXACT);
+    assert_rule(&checkpoint, "the last 84 rows of the token embedding are padding and not read");
+    assert_eq!(checkpoint.config().vocab_size, 300);
+    assert_model("llmc/gpt2_bf16.bin", Format::LlmC, "model", HALF_PRECISION);
+}
+
+#[test]
+fn the_book() {
+    let checkpoint = assert_model("book", Format::PyTorchZip, "book", EXACT);
+    assert_rule(&checkpoint, "heads are taken as 64 wide");
+    assert_rule(&checkpoint, "1 biases are not stored and taken as zero");
+    assert_eq!(checkpoint.buffers().count(), 1);
+}
+
+/// The book's files hold no number of heads, and each number that divides the width is a sound model.
+#[test]
+fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
+    let open = |name: &str, n_head| {
+        Checkpoint::open_with(&fixture_path("formats").join(name), &OpenOptions { n_head })
+    };
+    let guessed = open("book", None).unwrap();
+    let note = guessed.guessed_heads_note().unwrap();
+    assert!(note.contains("1 of 64 values each are taken"), "{note}");
+
+    let named = open("book", Some(4)).unwrap();
+    assert_eq!((named.config().n_head, named.config().head_dim()), (4, 16));
+    assert_eq!(named.guessed_heads_note(), None);
+    assert_rule(&named, "the 4 heads were named");
+    assert_ne!(values(&logits(&named)), values(&logits(&guessed)), "another model");
+
+    let wrong = open("book", Some(5)).unwrap_err().to_string();
+    assert!(wrong.contains("`n_head` = 5 does not divide `n_embd` = 64"), "{wrong}");
+    let zero = open("book", Some(0)).unwrap_err().to_string();
+    assert!(zero.contains("`n_head`: expected a whole number from 1"), "{zero}");
+
+    let told = open("pytorch-zip", None).unwrap();
+    assert_eq!(told.guessed_heads_note(), None);
+    let n_head = told.config().n_head;
+    assert_eq!(open("pytorch-zip", Some(n_head)).unwrap().config(), told.config());
+    let other = open("pytorch-zip", Some(n_head + 1)).unwrap_err();
+    assert!(
+        matches!(other, WeightsError::OtherHeads { told, named, .. } if (told, named) == (n_head, n_head + 1))
+    );
+}
+
+/// Heads of 64 do not divide every width: nothing is guessed then.
+#[test]
+fn heads_that_cannot_be_guessed_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let sizes = [
+        ("tok_emb.weight", vec![61, 24]),
+        ("pos_emb.weight", vec![19, 24]),
+        ("trf_blocks.0.norm1.scale", vec![24]),
+    ];
+    let mut tensors: HashMap<String, Tensor> = sizes
+        .into_iter()
+        .map(|(name, shape)| (name.to_owned(), Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap()))
+        .collect();
+    let expand = Tensor::ones((96, 24), DType::F32, &Device::Cpu).unwrap();
+    tensors.insert("trf_blocks.0.ff.layers.0.weight".to_owned(), expand);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err();
+    assert!(matches!(error, WeightsError::UnknownHeads { n_embd: 24, .. }), "{error}");
+    let config = Checkpoint::open_with(&path, &OpenOptions { n_head: Some(3) }).unwrap().config().clone();
+    assert_eq!((config.n_head, config.n_layer, config.vocab_size, config.n_inner), (3, 1, 61, Some(96)));
+}
+
+/// `output.weight` may be missing, `n_inner` is the tensors': ggml-org/llama.cpp#12567 and #4073.
+/// Every block type against the dequantization of llama.cpp's own Python package.
+#[test]
+fn gguf_in_every_type() {
+    for name in ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
+        let checkpoint =
+            assert_model(&format!("gguf/{name}.gguf"), Format::Gguf, &format!("gguf.{name}"), EXACT);
+        assert_rule(&checkpoint, "the tokenizer is the one inside the file");
+        let tokenizer = checkpoint.tokenizer(None).unwrap();
+        let text = "The first citizen, naïve 🤗";
+        let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let expected = reference.encode(text, true).unwrap().get_ids().to_vec();
+        assert_eq!(tokenizer.encode(text, true).unwrap().get_ids(), expected, "{name}");
+    }
+    let half_precision = Checkpoint::open(&fixture_path("formats/gguf/f16.gguf")).unwrap();
+    assert_close_absolute(&logits(&half_precision), &expected().tensor("model"), HALF_PRECISION, "f16");
+}
+
+/// The published file of 2022 and its conversion hold the same model.
+#[test]
+fn the_published_tarotble_pickle_equals_its_safetensors() {
+    let Some(folder) = checkpoints() else { return };
+    let open = |name: &str| Checkpoint::open(&folder.join("tarotble").join(name)).unwrap();
+    let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
+    let logits = |checkpoint: &Checkpoint| {
+        let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+        values(
+            &model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap().i(0).unwrap(),
+        )
+    };
+    let pickle = open("pytorch_model.bin");
+    assert_eq!(pickle.buffers().count(), 8);
+    assert_eq!(logits(&pickle), logits(&open("model.safetensors")));
+}
+
+/// One way to open every file, known by its content, whatever its name: huggingface/candle#1104.
+#[test]
+fn names_do_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let formats = fixture_path("formats");
+    for (from, format) in [
+        ("pytorch-zip/pytorch_model.bin", Format::PyTorchZip),
+        ("pytorch-legacy/pytorch_model.bin", Format::PyTorchLegacy),
+        ("gguf/q4_0.gguf", Format::Gguf),
+        ("llmc/gpt2.bin", Format::LlmC),
+    ] {
+        let copy = folder.path().join("model.safetensors");
+        std::fs::copy(formats.join(from), &copy).unwrap();
+        std::fs::copy(formats.join("pytorch-zip/config.json"), folder.path().join("config.json")).unwrap();
+        let open = |path: &Path| Checkpoint::open(path).unwrap().format();
+        assert_eq!((open(&copy), open(folder.path())), (format, format), "{from}");
+    }
+}

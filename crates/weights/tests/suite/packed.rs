@@ -1,0 +1,233 @@
+//! Packed weights against the same checkpoint as plain tensors: the whole model, every precision, with a cache in f16 too.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
+use gpt2_testing::{CheckpointFolder, checkpoints};
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
+
+/// Logits of a prompt in one piece.
+fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<f32> {
+    let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
+    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
+    logits.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// The same with a cache: first half of the prompt, then token by token.
+fn cached_logits(model: &Gpt2LMHead, ids: &[u32], kv_dtype: DType) -> Vec<f32> {
+    let mut cache = Gpt2Cache::new(model.config(), 1, ids.len(), kv_dtype, &Device::Cpu).unwrap();
+    let (first, rest) = ids.split_at(ids.len() / 2);
+    let mut logits = Vec::new();
+    for chunk in std::iter::once(first).chain(rest.chunks(1)) {
+        let ids = Tensor::from_slice(chunk, (1, chunk.len()), &Device::Cpu).unwrap();
+        let pass = &mut Pass::inference();
+        let step = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), pass).unwrap();
+        logits.extend(step.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+    }
+    logits
+}
+
+fn prompt(model: &Gpt2LMHead, tokens: usize) -> Vec<u32> {
+    let vocab_size = u32::try_from(model.config().vocab_size).unwrap();
+    (0..u32::try_from(tokens).unwrap()).map(|index| (index * 7919 + 3) % vocab_size).collect()
+}
+
+/// Largest difference, in shares of the largest logit.
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    assert!(a.iter().chain(b).all(|logit| logit.is_finite()));
+    let largest = b.iter().fold(0.0f32, |largest, b| largest.max(b.abs()));
+    a.iter().zip(b).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs())) / largest
+}
+
+/// The model of plain f32 tensors: the reference of the packed products.
+fn dense(checkpoint: &Checkpoint) -> Gpt2LMHead {
+    let named = expected_parameters(checkpoint.config()).into_iter().map(|Parameter { name, .. }| {
+        let tensor = checkpoint.parameter(&name, &Device::Cpu, &|_| ()).unwrap().unwrap();
+        (name, tensor)
+    });
+    let vb = VarBuilder::from_tensors(named.collect(), DType::F32, &Device::Cpu);
+    Gpt2LMHead::load(checkpoint.config(), &vb).unwrap()
+}
+
+fn load(checkpoint: &Checkpoint, dtype: WeightDType) -> Gpt2LMHead {
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    checkpoint.load(&options, &|_| ()).unwrap()
+}
+
+/// The formats that compute in f32.
+fn assert_float_formats(path: &Path, tokens: usize) {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let dense = dense(&checkpoint);
+    let ids = prompt(&dense, tokens);
+    let expected = logits(&dense, &ids);
+    // f32: other orders of the same sums through all layers. f16: weights rounded by 2^-12 of each at most, averaged by the sums
+    // and carried through the layers; the figure is about twice what the tiny model shows.
+    for (dtype, tolerance) in [(WeightDType::F32, 1e-5), (WeightDType::F16, 1e-3)] {
+        let packed = load(&checkpoint, dtype);
+        assert_eq!(packed.parameter_count(), dense.parameter_count());
+        let found = logits(&packed, &ids);
+        let off = difference(&found, &expected);
+        assert!(off <= tolerance, "{dtype}: logits differ by {off:e} of the largest");
+        for (kv_dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 2e-3)] {
+            let off = difference(&cached_logits(&packed, &ids, kv_dtype), &found);
+            assert!(off <= tolerance, "{dtype}: with a cache in {kv_dtype:?} the logits differ by {off:e}");
+        }
+    }
+}
+
+#[test]
+fn the_tiny_checkpoint_in_floating_point() {
+    assert_float_formats(CheckpointFolder::tiny().path(), 24);
+}
+
+#[test]
+fn a_trained_checkpoint_in_floating_point() {
+    if let Some(folder) = checkpoints() {
+        assert_float_formats(&folder.join("tarotble"), 64);
+    }
+}
+
+/// From "The Tragedy of Coriolanus": the kind of text that the model was trained on.
+const TEXT: &str = "First Citizen:
+Before we proceed any further, hear me speak.
+
+All:
+Speak, speak.
+
+First Citizen:
+You are all resolved rather to die than to famish?
+
+All:
+Resolved. resolved.
+
+First Citizen:
+First, you know Caius Marcius is chief enemy to the people.
+
+All:
+We know't, we know't.
+
+First Citizen:
+Let us kill him, and we'll have corn at our own price.
+Is't a verdict?
+
+All:
+No more talking on't; let it be done: away, away!
+
+Second Citizen:
+One word, good citizens.
+
+First Citizen:
+We are accounted poor citizens, the patricians good.
+What authority surfeits on would relieve us.
+";
+
+/// What the rounding to integers does to the predictions of a trained model: how often the most probable token stays, and how
+/// far the distributions move (mean Kullback-Leibler divergence from the exact one, in nats). A model of random weights has flat
+/// distributions, in which any rounding changes the first token.
+///
+/// Found were 99.2%, 96.2% and 97.1% of 238 tokens, and divergences of 1.1e-4, 5.9e-4 and 2.4e-3: the bounds are twice the
+/// tokens lost and twice the divergence. It falls with the square of the rounding, so a step of two bits between formats is
+/// seen. In f32 the cache in f16 alone moves it, by 9e-9.
+#[test]
+fn integers_keep_the_predictions_of_a_trained_model() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let ids = encode(&checkpoint.tokenizer(None).unwrap(), TEXT).unwrap();
+    assert_eq!(ids.len(), 238);
+    let vocab_size = checkpoint.config().vocab_size;
+    let expected = logits(&dense(&checkpoint), &ids);
+    for (dtype, least_agreement, largest_divergence) in [
+        (WeightDType::F32, 1.0, 1e-7),
+        (WeightDType::Q8, 0.98, 2.5e-4),
+        (WeightDType::Q6, 0.93, 1.2e-3),
+        (WeightDType::Q4, 0.94, 5e-3),
+    ] {
+        let packed = load(&checkpoint, dtype);
+        let ways = [
+            ("in one piece", logits(&packed, &ids)),
+            ("with a cache in f32", cached_logits(&packed, &ids, DType::F32)),
+            ("with a cache in f16", cached_logits(&packed, &ids, DType::F16)),
+        ];
+        for (way, found) in ways {
+            let (agreement, divergence) = compared(&found, &expected, vocab_size);
+            let shown = format!("{dtype} {way}: {agreement:.3} agree, divergence {divergence:.2e}");
+            assert!(agreement >= least_agreement && divergence <= largest_divergence, "{shown}");
+            assert!(
+                dtype == WeightDType::F32 || divergence > largest_divergence / 20.0,
+                "not rounded: {shown}"
+            );
+        }
+    }
+}
+
+/// The share of tokens whose most probable successor is the same, and the mean divergence of `found` from `expected`.
+fn compared(found: &[f32], expected: &[f32], vocab_size: usize) -> (f64, f64) {
+    assert_eq!(found.len(), expected.len());
+    let rows = expected.len() / vocab_size;
+    let (mut agreeing, mut divergence) = (0, 0.0);
+    for (found, expected) in found.chunks(vocab_size).zip(expected.chunks(vocab_size)) {
+        let (found, expected) = (log_softmax(found), log_softmax(expected));
+        let most_probable = |row: &[f64]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+        agreeing += usize::from(most_probable(&found) == most_probable(&expected));
+        divergence += expected.iter().zip(&found).map(|(e, f)| e.exp() * (e - f)).sum::<f64>();
+    }
+    (agreeing as f64 / rows as f64, divergence / rows as f64)
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    assert!(logits.iter().all(|logit| logit.is_finite()));
+    let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - total.ln()).collect()
+}
+
+/// Keys and values are rounded where loading has rounded the weights as coarsely, and nowhere else.
+#[test]
+fn the_same_weights_have_the_same_caches() {
+    let stored_in_f16 = CheckpointFolder::tiny().with_tensors(|tensors| {
+        for tensor in tensors.values_mut() {
+            *tensor = tensor.to_dtype(DType::F16).unwrap();
+        }
+    });
+    let (full, half) = (CheckpointFolder::tiny(), stored_in_f16);
+    let kv_dtype = |folder: &CheckpointFolder, dtype, kv_dtype| {
+        let options = LoadOptions { dtype, kv_dtype, ..LoadOptions::default() };
+        Checkpoint::open(folder.path()).unwrap().load(&options, &|_| ()).unwrap().kv_dtype()
+    };
+    for (dtype, of_full, of_half) in [
+        (None, DType::F32, DType::F32),
+        (Some(WeightDType::F32), DType::F32, DType::F32),
+        (Some(WeightDType::F16), DType::F16, DType::F32),
+        (Some(WeightDType::Q8), DType::F16, DType::F16),
+        (Some(WeightDType::Q6), DType::F16, DType::F16),
+        (Some(WeightDType::Q4), DType::F16, DType::F16),
+    ] {
+        assert_eq!(kv_dtype(&full, dtype, None), of_full, "{dtype:?} of f32");
+        assert_eq!(kv_dtype(&half, dtype, None), of_half, "{dtype:?} of f16");
+        for chosen in [DType::F32, DType::F16] {
+            assert_eq!(kv_dtype(&full, dtype, Some(chosen)), chosen, "{dtype:?}");
+        }
+    }
+}
+
+/// A type that the device does not hold is refused, and named.
+#[test]
+fn weights_in_bf16_are_refused_on_the_cpu() {
+    let options = LoadOptions { dtype: Some(WeightDType::BF16), ..LoadOptions::default() };
+    let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    let error = checkpoint.load(&options, &|_| ()).unwrap_err();
+    assert!(matches!(error, WeightsError::NotOnCpu { dtype: WeightDType::BF16 }), "{error}");
+}
+
+/// Four bits for the blocks, six for embedding and head, which are one matrix here.
+#[test]
+fn q4_holds_the_tables_in_q6() {
+    let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    let model = load(&checkpoint, WeightDType::Q4);
+    let head = format!("PackedMatrix(q6 ({},", model.config().vocab_size);
+    let shown = format!("{model:?}");
+    assert_eq!((shown.matches(&head).count(), shown.matches("PackedMatrix(q6").count()), (2, 2), "{shown}");
+    assert_eq!(shown.matches("PackedMatrix(q4").count(), 4 * model.config().n_layer);
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Packs what it takes to check and measure this project on a GPU into one archive of at most 60 MiB, and prints its path: the
+# program with CUDA, the tests that run on any device, their fixtures, and gpu_run.sh, which runs all of it in under nine minutes.
+# usage: scripts/gpu_bundle.sh [FILE]   (default: target/gpt2-gpu.tar.xz)
+#
+# Where it is to run, with an NVIDIA driver from 580 on, and PyTorch and transformers, and nothing else:
+#   tar -xJf gpt2-gpu.tar.xz -C /tmp && /tmp/gpt2-gpu/gpu_run.sh --out report
+# (or, without xz: python3 -c 'import tarfile; tarfile.open("gpt2-gpu.tar.xz").extractall("/tmp")'.)
+#
+# Without a toolkit in the path scripts/cuda_toolchain.sh fetches one. CUDA's libraries are not packed: the program takes those that
+# came with PyTorch, which must be of CUDA 13 (PyTorch 2.11 from the Python registry brings 13.0). The first build takes about
+# 20 minutes on two cores, almost all of it candle's own kernels.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-target/gpt2-gpu.tar.xz}")
+most=$((60 << 20))
+
+if ! command -v nvcc >/dev/null; then
+  [ -e target/cuda-toolchain/env ] || scripts/cuda_toolchain.sh
+  . target/cuda-toolchain/env
+fi
+
+# Tests look for their fixtures where they were compiled, so that is a place that every machine can have.
+compiled_at=/tmp/gpt2-gpu
+if [ -e "$compiled_at" ] && [ ! -L "$compiled_at" ]; then
+  echo "$compiled_at is in the way: it must be free, or a link" >&2
+  exit 1
+fi
+ln -sfn "$PWD" "$compiled_at"
+build=(--release --locked --manifest-path "$compiled_at/Cargo.toml")
+cargo build "${build[@]}" --package gpt2-cli --features cuda
+# The program's package is named once more: without it dependencies would have other features, and candle's kernels be compiled
+# anew.
+tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
+  --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels \
+  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test suite)
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bundle=$work/gpt2-gpu
+mkdir -p "$bundle/bin" "$bundle/crates/testing" "$bundle/models"
+strip -o "$bundle/bin/gpt2" target/release/gpt2
+while read -r crate executable; do
+  strip -o "$bundle/bin/test-$crate" "$executable"
+done < <(python3 -c '
+import json, sys
+for line in sys.stdin:
+    artifact = json.loads(line)
+    if artifact.get("executable") and artifact["target"]["kind"] == ["test"]:
+        crate = artifact["target"]["src_path"].split("/crates/")[1].split("/")[0]
+        if crate != "cli": # not a test of the device
+            print(crate, artifact["executable"])
+' <<<"$tests")
+cp -r crates/testing/fixtures "$bundle/crates/testing/"
+rm -r "$bundle"/crates/testing/fixtures/{formats,training} # no test of these reads them
+cp -r models/shakespeare "$bundle/models/"
+cp scripts/gpu_run.sh scripts/gpu_run.py scripts/bench_cuda.py "$bundle/"
+echo "$compiled_at" >"$bundle/compiled_at"
+{
+  echo "gpt2 of commit $(git describe --always --dirty), $(rustc --version)"
+  echo "$(nvcc --version | grep release), kernels of candle for ${CUDA_COMPUTE_CAP:-this machine}"
+  echo "needs $(readelf -d "$bundle/bin/gpt2" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | grep -E 'cu|nv' | paste -sd' ')"
+} >"$bundle/build.txt"
+
+mkdir -p "$(dirname "$out")"
+# One thread: the binaries are much alike, and what is compressed apart does not see that.
+tar -C "$work" --owner=0 --group=0 -cf - gpt2-gpu | xz -9 --threads=1 >"$out"
+size=$(stat -c %s "$out")
+printf '%s: %d.%d MiB\n' "$out" $((size >> 20)) $(((size * 10 >> 20) % 10))
+if [ "$size" -gt "$most" ]; then
+  echo "more than $((most >> 20)) MiB" >&2
+  exit 1
+fi
