@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, KernelError, LayerNorm, Linear, Matrix,
     RandomStream, WeightFormat, adamw_step, add, add_positions, causal_attention_reference,
-    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed, runs_as_in_training,
-    squared_norm, without_gradients,
+    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed,
+    runs_as_in_training, squared_norm, without_gradients,
 };
 use gpt2_testing::{assert_close, pattern, values};
 
@@ -281,7 +281,8 @@ fn adapted(base: Matrix, a: &Tensor, b: &Tensor, bias: Option<Tensor>) -> Result
 }
 
 #[test]
-fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()> {
+fn a_layer_with_an_adapter_has_the_gradients_of_finite_differences_and_leaves_its_weight_alone() -> Result<()>
+{
     let weight = Var::from_tensor(&pattern(&[7, 5], 2.0, 99).to_dtype(DType::F64)?)?;
     let bias = pattern(&[7], 2.0, 5).to_dtype(DType::F64)?;
     let base = || Matrix::Dense(weight.as_tensor().clone());
@@ -454,7 +455,8 @@ fn square_loss(variables: &[Var]) -> Result<Tensor> {
 /// Gradients that share memory would each get what is added to the other.
 #[test]
 fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
-    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let variables =
+        [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let run = |before| -> Result<Vec<Tensor>> {
         let (_, found) = gradients(&tensors, before, 1.0, || square_loss(&variables))?;
@@ -487,7 +489,8 @@ fn gradients_that_share_memory_are_kept_apart() -> Result<()> {
 
 #[test]
 fn gradients_do_not_start_from_what_is_unlike_their_variables() -> Result<()> {
-    let variables = [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
+    let variables =
+        [Var::from_tensor(&pattern(&[2, 2], 1.0, 0))?, Var::from_tensor(&pattern(&[2, 2], 1.0, 9))?];
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
     let of_shape = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
     let error = |before| {
@@ -521,7 +524,8 @@ fn adamw_refuses_tensors_in_one_memory_and_of_other_shapes() -> Result<()> {
         let error = adamw_step(&parameter, gradient, mean, square, &step).unwrap_err().to_string();
         assert!(error.contains("must not share memory"), "{error}");
     }
-    let error = adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
+    let error =
+        adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
     assert!(error.contains("found [4]"), "{error}");
     Ok(())
 }
