@@ -347,7 +347,7 @@ macro_rules! for_input {
 
 /// The operations of candle that a node is, by the number of inputs: what it hands on was computed before.
 macro_rules! custom_op {
-    ($custom_op:ident: $($input:ident)+) => {
+    ($custom_op:ident: $($input:ident)+ => $gradients:ty, $result:expr) => {
         impl $custom_op for Node {
             fn name(&self) -> &'static str {
                 self.operation.name()
@@ -370,17 +370,17 @@ macro_rules! custom_op {
                 $($input: &Tensor,)+
                 _: &Tensor,
                 gradient: &Tensor,
-            ) -> Result<($(for_input!($input, Option<Tensor>)),+)> {
+            ) -> Result<$gradients> {
                 let [$($input),+] = self.gradients([$($input),+], gradient)?;
-                Ok(($($input),+))
+                Ok($result)
             }
         }
     };
 }
 
-custom_op!(CustomOp1: x);
-custom_op!(CustomOp2: x y);
-custom_op!(CustomOp3: x y z);
+custom_op!(CustomOp1: x => Option<Tensor>, x);
+custom_op!(CustomOp2: x y => (Option<Tensor>, Option<Tensor>), (x, y));
+custom_op!(CustomOp3: x y z => (Option<Tensor>, Option<Tensor>, Option<Tensor>), (x, y, z));
 
 /// What gradients start from.
 #[derive(Debug)]
