@@ -25,7 +25,7 @@ step cargo clippy --package gpt2-engine --no-default-features --all-targets --lo
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
-portable=(gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
+portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
 if has_target aarch64-unknown-linux-gnu; then
   # Without the hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target aarch64-unknown-linux-gnu --locked --no-default-features \
@@ -57,8 +57,8 @@ fi
 if has_miri; then
   # What shares memory between threads, and packing. Without the tests of thousands of regions: Miri interprets. The pool's threads
   # live as long as the program, which Miri would call a leak.
-  step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package gpt2-kernels --lib --locked \
-    --target-dir target/miri -- pool:: parallel:: packed::tests::packing_reads \
+  step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package gpt2-arithmetic --lib --locked \
+    --target-dir target/miri -- pool:: parts:: packed::tests::packing_reads \
     --skip regions_of_several_callers --skip sleeping_threads
 else
   leave_out "the check of the pool's memory" "Miri" "rustup +nightly component add miri rust-src"

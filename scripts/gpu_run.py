@@ -173,6 +173,16 @@ class Run:
         self.steps.append(result)
         said = result.get("reason") or result.get("summary", "")
         self.say(f"{result['status'].upper():<8} {name:<22} {result['seconds']:>6.1f} s  {said}")
+        self.write()
+
+    def counts(self):
+        return {status: sum(step["status"] == status for step in self.steps) for status in ("passed", "failed", "skipped")}
+
+    def write(self):
+        """Writes the report as far as it goes, so that it is there whatever ends the script."""
+        report = {"device": self.device, "counts": self.counts(), "steps": self.steps}
+        (self.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (self.out / "report.txt").write_text("\n".join(self.lines) + "\n")
 
     def outcome(self, command, limit=None, **environment):
         """The exit code of a process and what it printed. It has to the end of the step's time, and what it has started too."""
@@ -237,7 +247,10 @@ def environment(run):
         except (FileNotFoundError, Failed) as error:
             details["gpu"] = f"nvidia-smi says nothing: {error}"
     code = "import sys, torch, transformers; print(sys.version.split()[0], torch.__version__, transformers.__version__)"
-    status, output, errors = run.outcome([sys.executable, "-c", code], 90)
+    try:
+        status, output, errors = run.outcome([sys.executable, "-c", code], 90)
+    except subprocess.TimeoutExpired as error:
+        status, output, errors = None, "", f"its import was stopped after {error.timeout:.0f} s"
     run.has_torch = status == 0
     last = " ".join((output if run.has_torch else errors).strip().splitlines()[-1:])
     details["python"] = ("Python, PyTorch, transformers: " if run.has_torch else "no PyTorch: ") + last
@@ -393,12 +406,10 @@ def main():
     finally:
         run.stop_background()
         shutil.rmtree(run.folder, ignore_errors=True)
-        counts = {status: sum(step["status"] == status for step in run.steps) for status in ("passed", "failed", "skipped")}
+        counts = run.counts()
         total = ", ".join(f"{count} {status}" for status, count in counts.items())
         run.say(f"{total}, in {time.monotonic() - began:.0f} s; the report is in {run.out.resolve()}")
-        report = {"device": run.device, "counts": counts, "steps": run.steps}
-        (run.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        (run.out / "report.txt").write_text("\n".join(run.lines) + "\n")
+        run.write()
     sys.exit(1 if counts["failed"] or not counts["passed"] else 0)
 
 

@@ -5,6 +5,13 @@
 //! uses the best instructions of the processor and all threads, and adds every sum in one order, whatever the number of
 //! threads and whatever is computed beside it: a row has the same bits alone and in company.
 
+#![allow(
+    clippy::needless_range_loop,
+    clippy::manual_memcpy,
+    clippy::manual_slice_fill,
+    reason = "loops over numbers are inlined into their instruction set in every profile; iterators and closures may stay calls"
+)]
+
 mod attention;
 mod epilogue;
 mod fetch;

@@ -23,7 +23,10 @@ mod device;
 mod error;
 mod free_memory;
 mod layers;
+#[cfg(test)]
+mod noise;
 mod training;
+mod widths;
 
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
@@ -35,19 +38,12 @@ pub use gpt2_arithmetic::{
     StoredOrder, WeightFormat, limits, map_items, set_thread_count, thread_count,
 };
 pub use layers::{
-    Activation, AdaptedMatrix, LayerNorm, Linear, Matrix, ParameterSource, WIDEST_SINGLE_QUERY, dropout,
-    prefix_attention, prefix_attention_on_gpu, side_by_side, slot_attention, step_attention,
-    window_attention, write_tokens, zeroed_memory,
+    Activation, AdaptedMatrix, LayerNorm, Linear, Matrix, ParameterSource, dropout, prefix_attention,
+    prefix_attention_on_gpu, side_by_side, slot_attention, step_attention, window_attention, write_tokens,
+    zeroed_memory,
 };
 pub use training::{
     Before, adamw_step, add, add_positions, causal_attention_reference, causal_self_attention, gradients,
     head_loss, head_loss_reference, recomputed, runs_as_in_training, squared_norm, without_gradients,
 };
-
-/// Values for tests, uniform around `center`.
-#[cfg(test)]
-pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
-    let mut generator = RandomStream::new(seed);
-    #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
-    (0..count).map(|_| (center + width * (generator.uniform() - 0.5)) as f32).collect()
-}
+pub use widths::WIDEST_SINGLE_QUERY;

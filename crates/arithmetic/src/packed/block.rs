@@ -19,6 +19,7 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// Whether they have to be expanded for many rows.
     const IS_EXPANDED_FOR_MANY_ROWS: bool;
     /// Whether products multiply bytes.
+    #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool;
     /// Activations of a block and row.
     const ACTIVATIONS: usize;

@@ -432,7 +432,7 @@ fn check_products(
     format: WeightFormat,
     is_right: impl Fn(f32, f64, f64) -> bool,
 ) {
-    let matrix = pack(&weights, (out_features, in_features), format);
+    let matrix = pack(weights, (out_features, in_features), format);
     let (held, taken) = (held(&matrix), taken(x, in_features, format));
     let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();
     let expected = reference(&held, &taken, in_features, None);

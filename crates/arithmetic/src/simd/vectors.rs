@@ -238,6 +238,7 @@ pub(crate) trait Job {
     /// What it returns.
     type Output;
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
+    #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
 
     fn run<S: Simd>(self, simd: S) -> Self::Output;
@@ -256,6 +257,7 @@ pub(crate) trait TileJob<V: Vectors> {
     /// What it returns.
     type Output;
     /// Whether there are tiles of more than four rows; else none are compiled.
+    #[allow(dead_code, reason = "only instruction sets with such tiles ask")]
     const HAS_HIGH_TILES: bool = true;
 
     fn run<const ROWS: usize, const PANELS: usize>(self, v: V) -> Self::Output;

@@ -87,9 +87,11 @@ fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHead {
 #[test]
 fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
     const ROWS: usize = 40;
+    let prompts: Vec<Vec<u32>> =
+        (0..40u32).map(|row| (0..1 + row * 7 % 40).map(|index| (index * 37 + row) % 300).collect()).collect();
+    let next: Vec<u32> = (0..40u32).map(|row| row * 5 % 300).collect();
     for dtype in DTYPES {
         let model = loaded(&fixture_path("tiny-checkpoint"), dtype);
-        let length = |row: usize| 1 + row * 7 % 40;
         let mut cache = model.new_cache(ROWS, 48).unwrap();
         let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
             let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
@@ -98,14 +100,11 @@ fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
             let logits = logits.squeeze(1).unwrap().to_vec2::<f32>().unwrap();
             logits.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
         };
-        for row in 0..ROWS {
-            let ids: Vec<u32> =
-                (0..length(row) as u32).map(|index| (index * 37 + row as u32) % 300).collect();
+        for (row, prompt) in prompts.iter().enumerate() {
             let mut prefix = model.new_cache(1, 48).unwrap();
-            step(&ids, 1, &mut prefix);
+            step(prompt, 1, &mut prefix);
             cache.copy_row(row, &prefix, 0).unwrap();
         }
-        let next: Vec<u32> = (0..ROWS as u32).map(|row| row * 5 % 300).collect();
         let alone: Vec<Vec<u32>> = (0..ROWS)
             .map(|row| step(&next[row..=row], 1, &mut cache.fork(&[row]).unwrap()).remove(0))
             .collect();

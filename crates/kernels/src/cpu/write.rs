@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result};
 use gpt2_arithmetic::{KvSlot, KvValues, write_tokens};
 
 use super::attention::heads_of;
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// Writes tokens into their slots of a contiguous memory; shapes and types are checked.
 pub(crate) struct WriteTokens<'a> {

@@ -15,7 +15,7 @@ use super::signatures::{
     ATTENTION_KEYS, Attend, PrefixSoftmax, Read, SPLIT_BLOCKS, Shared, StepAttention, Strides, WriteTokens,
 };
 use super::{Element, Held, applies, by_type, counted, tensor};
-use crate::WIDEST_SINGLE_QUERY;
+use crate::widths::WIDEST_SINGLE_QUERY;
 
 /// Widths of a head up to which a kernel for one query was compiled.
 const HEAD_WIDTHS: [usize; 3] = [64, 128, WIDEST_SINGLE_QUERY];

@@ -430,7 +430,7 @@ mod tests {
             let (_, after) = text.split_once(&format!(" {name} = "))?;
             after.split(|letter| !is_word(letter)).next()?.parse().ok()
         };
-        let widest = u32::try_from(crate::WIDEST_SINGLE_QUERY).unwrap();
+        let widest = u32::try_from(crate::widths::WIDEST_SINGLE_QUERY).unwrap();
         let others = [
             ("MAX_LANES", MAX_LANES),
             ("ATTENTION_KEYS", ATTENTION_KEYS),

@@ -12,7 +12,8 @@ use gpt2_arithmetic::KvSlot;
 
 use super::slots::expect_contiguous;
 use crate::cpu::{HeldIn, WindowAttention};
-use crate::{KernelError, cuda};
+use crate::cuda;
+use crate::error::KernelError;
 
 /// Attention in f32 on the CPU where each query sees the first keys: causal and full attention. No gradient goes through it.
 ///
@@ -24,10 +25,6 @@ use crate::{KernelError, cuda};
 pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
     window_attention(q, k, v, scale, visible.iter().map(|keys| 0..*keys).collect())
 }
-
-/// The widest heads for which a GPU has a kernel for one query, which reads the visible keys and values only. Other queries
-/// take matrix products, in which a hidden value that is NaN reaches the result.
-pub const WIDEST_SINGLE_QUERY: usize = 256;
 
 /// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
 /// in a build without the feature `cuda`, or where a gradient is wanted. Hidden keys and values must be

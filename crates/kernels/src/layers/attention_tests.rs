@@ -6,7 +6,7 @@ use super::*;
 use crate::side_by_side;
 
 fn noise(shape: (usize, usize, usize, usize), seed: u64) -> Tensor {
-    let values = crate::noise(shape.0 * shape.1 * shape.2 * shape.3, seed, 0.0, 4.0);
+    let values = crate::noise::noise(shape.0 * shape.1 * shape.2 * shape.3, seed, 0.0, 4.0);
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use gpt2_arithmetic::RandomStream;
 
-use crate::KernelError;
+use crate::error::KernelError;
 use crate::training::apply_dropout;
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected

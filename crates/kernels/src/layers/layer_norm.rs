@@ -85,7 +85,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::noise;
+    use crate::noise::noise;
 
     #[test]
     fn the_kernel_equals_the_composition() {

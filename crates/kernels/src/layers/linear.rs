@@ -7,85 +7,16 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, D, DType, Device, Result, Storage, Tensor};
-use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
+use candle_core::{D, DType, Device, Result, Tensor};
+use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 
 use super::activation::Activation;
-use super::adapted::AdaptedMatrix;
+use super::matrix::{AdaptedMatrix, Matrix};
 use super::parameters::ParameterSource;
-use crate::cpu::{self, PackedProduct};
+use crate::cpu::PackedProduct;
+use crate::cuda;
+use crate::error::KernelError;
 use crate::training::{self, is_cpu_float, runs_as_in_training};
-use crate::{KernelError, cuda};
-
-/// The weight of a linear layer, `(out, in)`.
-#[derive(Debug, Clone)]
-pub enum Matrix {
-    /// A tensor: contiguous, or the transposed view of an `(in, out)` tensor.
-    Dense(Tensor),
-    /// Weights in the layout of the fast products. Clones share them.
-    Packed(Arc<PackedMatrix>),
-    /// A fixed matrix with an adapter that is trained.
-    Adapted(Arc<AdaptedMatrix>),
-}
-
-impl Matrix {
-    /// Packs an f32 tensor on the CPU, whatever its strides.
-    ///
-    /// # Shapes
-    /// `weight` `(out, in)`.
-    ///
-    /// # Errors
-    /// When the tensor is another.
-    pub fn pack(weight: &Tensor, format: WeightFormat) -> Result<Self> {
-        let shape = weight.dims2()?;
-        let (storage, layout) = weight.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
-            return Err(KernelError::NotCpuFloats { found: weight.dtype() }.into());
-        };
-        let strides = match layout.stride() {
-            [output, input] => (*output, *input),
-            _ => (0, 0),
-        };
-        let values = &values[layout.start_offset()..];
-        let packed = PackedMatrix::from_values(Strided { values, strides, shape }, format);
-        packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
-    }
-
-    /// Width of the output and of the input.
-    pub(super) fn shape(&self) -> (usize, usize) {
-        match self {
-            Self::Dense(weight) => {
-                (weight.dim(0).unwrap_or_default(), weight.dim(D::Minus1).unwrap_or_default())
-            }
-            Self::Packed(weight) => (weight.out_features(), weight.in_features()),
-            Self::Adapted(weight) => weight.base().shape(),
-        }
-    }
-
-    /// The type in which what is computed with these weights may be kept between steps without losing more than they did: f32
-    /// beside f32 weights, f16 beside all others.
-    pub fn kept_dtype(&self) -> DType {
-        match self {
-            Self::Dense(weight) => weight.dtype(),
-            Self::Packed(weight) if weight.format() == WeightFormat::F32 => DType::F32,
-            Self::Packed(_) => DType::F16,
-            Self::Adapted(weight) => weight.base().kept_dtype(),
-        }
-    }
-
-    /// The weights as a tensor `(out, in)`: the dense weight itself, packed weights expanded to f32, or weights with what an
-    /// adapter adds.
-    ///
-    /// # Errors
-    /// When there is no memory for them.
-    pub fn to_tensor(&self) -> Result<Tensor> {
-        match self {
-            Self::Dense(weight) => Ok(weight.clone()),
-            Self::Packed(weight) => cpu::expanded(weight),
-            Self::Adapted(weight) => weight.merged(),
-        }
-    }
-}
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
@@ -156,7 +87,7 @@ impl Linear {
         let weight = match &self.weight {
             Matrix::Dense(weight) => weight,
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
-            Matrix::Adapted(weight) => return weight.forward(x, self.bias.as_ref()),
+            Matrix::Adapted(weight) => return self.forward_adapted(weight, x),
         };
         let trains = |tensor: &Tensor| runs_as_in_training(tensor);
         if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
@@ -171,6 +102,33 @@ impl Linear {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }
+    }
+
+    /// `x (W + scale · b a)ᵀ + bias`, where `x` is as wide as it must be.
+    fn forward_adapted(&self, weight: &AdaptedMatrix, x: &Tensor) -> Result<Tensor> {
+        let AdaptedMatrix { base, a, b, scale } = weight;
+        let bias = self.bias.as_ref();
+        let fixed = match base {
+            Matrix::Dense(weight) => Some(training::FixedWeight::Dense(weight.clone())),
+            Matrix::Packed(weight) => Some(training::FixedWeight::Packed(weight.clone())),
+            Matrix::Adapted(_) => None,
+        };
+        let is_training = runs_as_in_training(x) || runs_as_in_training(a);
+        let is_fixed = bias.is_none_or(|bias| !bias.track_op() && bias.dtype() == x.dtype());
+        if let Some(fixed) = fixed
+            && is_training
+            && is_fixed
+            && is_cpu_float(x)
+            && x.dtype() == a.dtype()
+        {
+            return training::adapted_linear(x, &fixed, bias, &training::Adapter { a, b, scale: *scale });
+        }
+        let base = Self::from_matrix(base.clone(), bias.cloned())?;
+        let inner = x.reshape(((), x.dim(D::Minus1)?))?.matmul(&a.t()?)?;
+        let added = (inner.matmul(&b.t()?)? * *scale)?;
+        let y = base.forward(x)?;
+        let added = added.reshape(y.shape())?;
+        y + added
     }
 
     /// The layer with what follows it on an NVIDIA GPU, where its kernels apply.

@@ -2,24 +2,22 @@
 //! wanted on a CPU, `cpu` and `cuda` where not, else a composition of candle's operations.
 
 mod activation;
-mod adapted;
 mod attention;
 mod dropout;
 mod layer_norm;
 mod linear;
+mod matrix;
 mod parameters;
 mod slots;
 mod step;
 mod write_tokens;
 
 pub use activation::Activation;
-pub use adapted::AdaptedMatrix;
-pub use attention::{
-    WIDEST_SINGLE_QUERY, prefix_attention, prefix_attention_on_gpu, slot_attention, window_attention,
-};
+pub use attention::{prefix_attention, prefix_attention_on_gpu, slot_attention, window_attention};
 pub use dropout::dropout;
 pub use layer_norm::LayerNorm;
-pub use linear::{Linear, Matrix};
+pub use linear::Linear;
+pub use matrix::{AdaptedMatrix, Matrix};
 pub use parameters::ParameterSource;
 pub use slots::{side_by_side, zeroed_memory};
 pub use step::step_attention;

@@ -3,7 +3,7 @@
 use candle_core::{Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 
-use super::linear::Matrix;
+use super::matrix::Matrix;
 
 /// A source of parameters by path: a [`VarBuilder`], or a loader that packs the weights of linear layers as it reads them.
 pub trait ParameterSource: Sized {

@@ -5,7 +5,7 @@ use gpt2_arithmetic::KvSlot;
 use half::f16;
 use half::vec::HalfBitsVecExt;
 
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// Axis of the tokens in a memory `(N, H · D)`.
 const TOKEN_DIM: usize = 0;

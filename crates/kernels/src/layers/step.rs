@@ -5,9 +5,11 @@ use candle_core::{DType, Result, Tensor};
 use gpt2_arithmetic::KvSlot;
 
 use super::attention::prefix_attention;
-use super::linear::{Linear, Matrix};
+use super::linear::Linear;
+use super::matrix::Matrix;
 use super::write_tokens::write_tokens;
-use crate::{KernelError, cuda};
+use crate::cuda;
+use crate::error::KernelError;
 
 /// Causal self-attention of a new token of each row after the `lengths[b]` tokens that memory holds: `projection` gives its
 /// query, key and value, side by side; key and value are written into memory, and the query sees all keys up to its own.

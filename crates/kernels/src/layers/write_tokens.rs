@@ -5,7 +5,8 @@ use gpt2_arithmetic::KvSlot;
 
 use super::slots::{expect_contiguous, side_by_side};
 use crate::cpu::WriteTokens;
-use crate::{KernelError, cuda};
+use crate::cuda;
+use crate::error::KernelError;
 
 /// Axis of the batch in a `(B, H, T, D)` tensor.
 const FIRST_DIM: usize = 0;
@@ -95,7 +96,7 @@ mod tests {
     fn tokens_are_written_in_place_and_nowhere_else() {
         let shapes = [(2, 3, 9, 64, 2), (1, 2, 5, 7, 1), (3, 1, 4, 33, 1), (2, 12, 40, 64, 30)];
         for (batch, heads, capacity, head_dim, added) in shapes {
-            let tokens = crate::noise(batch * added * heads * head_dim, 1, 0.0, 4.0);
+            let tokens = crate::noise::noise(batch * added * heads * head_dim, 1, 0.0, 4.0);
             let tokens = Tensor::from_vec(tokens, (batch, added, heads, head_dim), &Device::Cpu).unwrap();
             let tokens = tokens.transpose(1, 2).unwrap();
             let ragged: Vec<usize> = (0..batch).map(|row| row % (capacity - added + 1)).collect();

@@ -9,7 +9,7 @@ use gpt2_arithmetic::AdamWStep;
 use super::float::{CpuFloat, for_float, with_elements};
 use super::is_cpu_float;
 use super::operation::{in_place, storage_of};
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// Changes a parameter and its two running means in place.
 ///

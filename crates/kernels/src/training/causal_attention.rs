@@ -6,7 +6,7 @@ use gpt2_arithmetic::{AttentionDropout, CausalAttention};
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::is_cpu_float;
 use super::operation::{Operation, Sums, record};
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// `softmax(scale · Q Kᵀ) V` over the keys up to each query's own position, for every head of a fused projection.
 ///

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::is_cpu_float;
 use super::operation::{Operation, Sums, record};
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// The rows `ids` of a table on the CPU.
 ///

@@ -12,7 +12,7 @@ use gpt2_arithmetic::MatrixView;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::is_cpu_float;
 use super::operation::{Operation, Sums, in_place, memory_for, record};
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///

@@ -19,7 +19,7 @@ use candle_core::{
 
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
 use super::is_cpu_float;
-use crate::KernelError;
+use crate::error::KernelError;
 
 /// The backward pass of an operation.
 pub(crate) trait Operation: Send + Sync + 'static {

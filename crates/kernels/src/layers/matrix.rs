@@ -1,0 +1,128 @@
+//! The weight of a linear layer: dense, packed, or either with an adapter beside it, `W + scale · b a`, which is never added up
+//! where it is trained.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, D, DType, Result, Storage, Tensor};
+use gpt2_arithmetic::{PackedMatrix, Strided, WeightFormat};
+
+use crate::cpu;
+use crate::error::KernelError;
+
+/// The weight of a linear layer, `(out, in)`.
+#[derive(Debug, Clone)]
+pub enum Matrix {
+    /// A tensor: contiguous, or the transposed view of an `(in, out)` tensor.
+    Dense(Tensor),
+    /// Weights in the layout of the fast products. Clones share them.
+    Packed(Arc<PackedMatrix>),
+    /// A fixed matrix with an adapter that is trained.
+    Adapted(Arc<AdaptedMatrix>),
+}
+
+impl Matrix {
+    /// Packs an f32 tensor on the CPU, whatever its strides.
+    ///
+    /// # Shapes
+    /// `weight` `(out, in)`.
+    ///
+    /// # Errors
+    /// When the tensor is another.
+    pub fn pack(weight: &Tensor, format: WeightFormat) -> Result<Self> {
+        let shape = weight.dims2()?;
+        let (storage, layout) = weight.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
+            return Err(KernelError::NotCpuFloats { found: weight.dtype() }.into());
+        };
+        let strides = match layout.stride() {
+            [output, input] => (*output, *input),
+            _ => (0, 0),
+        };
+        let values = &values[layout.start_offset()..];
+        let packed = PackedMatrix::from_values(Strided { values, strides, shape }, format);
+        packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
+    }
+
+    /// Width of the output and of the input.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Dense(weight) => {
+                (weight.dim(0).unwrap_or_default(), weight.dim(D::Minus1).unwrap_or_default())
+            }
+            Self::Packed(weight) => (weight.out_features(), weight.in_features()),
+            Self::Adapted(weight) => weight.base().shape(),
+        }
+    }
+
+    /// The type in which what is computed with these weights may be kept between steps without losing more than they did: f32
+    /// beside f32 weights, f16 beside all others.
+    pub fn kept_dtype(&self) -> DType {
+        match self {
+            Self::Dense(weight) => weight.dtype(),
+            Self::Packed(weight) if weight.format() == WeightFormat::F32 => DType::F32,
+            Self::Packed(_) => DType::F16,
+            Self::Adapted(weight) => weight.base().kept_dtype(),
+        }
+    }
+
+    /// The weights as a tensor `(out, in)`: the dense weight itself, packed weights expanded to f32, or weights with what an
+    /// adapter adds.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match self {
+            Self::Dense(weight) => Ok(weight.clone()),
+            Self::Packed(weight) => cpu::expanded(weight),
+            Self::Adapted(weight) => weight.merged(),
+        }
+    }
+}
+
+/// A matrix that stays as it is, with a trained product of low rank beside it.
+#[derive(Debug, Clone)]
+pub struct AdaptedMatrix {
+    pub(super) base: Matrix,
+    pub(super) a: Tensor,
+    pub(super) b: Tensor,
+    pub(super) scale: f64,
+}
+
+impl AdaptedMatrix {
+    /// `base + scale · b a`. No gradient leads to the base.
+    ///
+    /// # Shapes
+    /// `base` `(out, in)`, `a` `(rank, in)`, `b` `(out, rank)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, or the types of a dense base and the adapter differ.
+    pub fn new(base: Matrix, a: Tensor, b: Tensor, scale: f64) -> Result<Self> {
+        let base = match base {
+            Matrix::Dense(weight) => Matrix::Dense(weight.detach()),
+            other => other,
+        };
+        let weight = base.shape();
+        let fits =
+            a.rank() == 2 && b.rank() == 2 && (b.dim(0)?, a.dim(1)?) == weight && b.dim(1)? == a.dim(0)?;
+        let is_one_type = a.dtype() == b.dtype()
+            && match &base {
+                Matrix::Dense(weight) => weight.dtype() == a.dtype(),
+                Matrix::Packed(_) | Matrix::Adapted(_) => true,
+            };
+        if !fits || !is_one_type {
+            let (a, b) = (a.dims().to_vec(), b.dims().to_vec());
+            return Err(KernelError::AdapterShapes { weight, a, b }.into());
+        }
+        Ok(Self { base, a, b, scale })
+    }
+
+    /// The matrix without what the adapter adds.
+    pub(super) fn base(&self) -> &Matrix {
+        &self.base
+    }
+
+    /// The matrix with what the adapter adds, through which gradients lead to the adapter.
+    pub(super) fn merged(&self) -> Result<Tensor> {
+        self.base.to_tensor()? + (self.b.matmul(&self.a)? * self.scale)?
+    }
+}

@@ -1,0 +1,10 @@
+//! Values for tests.
+
+use gpt2_arithmetic::RandomStream;
+
+/// Values for tests, uniform around `center`.
+pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
+    let mut generator = RandomStream::new(seed);
+    #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+    (0..count).map(|_| (center + width * (generator.uniform() - 0.5)) as f32).collect()
+}
