@@ -28,60 +28,37 @@ const FETCHED_ROWS: usize = 4;
 /// Bytes of a group of zeros.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
-/// 32 activations `x ≈ a p`.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C)]
-pub(crate) struct QuantizedGroup {
-    /// The integers `p`.
-    integers: ByteGroup,
-    /// The scale `a`; NaN where an activation is not finite.
-    scale: f32,
-}
-
-impl QuantizedGroup {
-    /// The nearest group; `x` has up to 32 values.
-    #[inline(always)]
-    pub(super) fn of<S: Simd>(simd: S, x: &[f32]) -> Self {
-        let mut padded = [0.0; GROUP];
-        let whole = if let Some(whole) = x.first_chunk::<GROUP>() {
-            whole
-        } else {
-            padded[..x.len()].copy_from_slice(x);
-            &padded
-        };
-        let (halves, _) = whole.as_chunks::<LANES>();
-        let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
-        let largest = simd.largest_magnitude(low, high);
-        let inverse = if largest < SMALLEST_ACTIVATION { 0.0 } else { LARGEST_BYTE / largest };
-        // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
-        let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
-        let inverse = simd.splat(inverse);
-        let mut bytes = [0; GROUP];
-        let (halves, _) = bytes.as_chunks_mut::<LANES>();
-        simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
-        simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
-        let mut integers = ByteGroup { quants: [0; BYTE_LINES], start: 0 };
-        let mut sum = 0;
-        for (to, four) in integers.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
-            let [a, b, c, d] = *four;
-            *to = i32::from_le_bytes([
-                a.cast_unsigned(),
-                b.cast_unsigned(),
-                c.cast_unsigned(),
-                d.cast_unsigned(),
-            ]);
-            sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
-        }
-        integers.start = -128 * sum;
-        Self { integers, scale }
+/// The group `a p` that is nearest to activations, of which there are up to 32.
+#[inline(always)]
+pub(super) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
+    let mut padded = [0.0; GROUP];
+    let whole = if let Some(whole) = x.first_chunk::<GROUP>() {
+        whole
+    } else {
+        padded[..x.len()].copy_from_slice(x);
+        &padded
+    };
+    let (halves, _) = whole.as_chunks::<LANES>();
+    let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
+    let largest = simd.largest_magnitude(low, high);
+    let inverse = if largest < SMALLEST_ACTIVATION { 0.0 } else { LARGEST_BYTE / largest };
+    // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
+    let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
+    let inverse = simd.splat(inverse);
+    let mut bytes = [0; GROUP];
+    let (halves, _) = bytes.as_chunks_mut::<LANES>();
+    simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
+    simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
+    let mut group = ByteGroup { quants: [0; BYTE_LINES], start: 0, scale };
+    let mut sum = 0;
+    for (to, four) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
+        let [a, b, c, d] = *four;
+        *to =
+            i32::from_le_bytes([a.cast_unsigned(), b.cast_unsigned(), c.cast_unsigned(), d.cast_unsigned()]);
+        sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
     }
-
-    /// The activations that it stands for.
-    #[cfg(test)]
-    pub(super) fn values(&self) -> impl Iterator<Item = f32> {
-        let bytes = self.integers.quants.iter().flat_map(|quants| quants.to_le_bytes());
-        bytes.map(|quant| f32::from(quant.cast_signed()) * self.scale)
-    }
+    group.start = -128 * sum;
+    group
 }
 
 /// The integers of 32 inputs of 16 outputs.
@@ -121,7 +98,7 @@ pub(crate) struct Quantized<Q> {
 }
 
 impl<Q: Quants> Block for Quantized<Q> {
-    type Activation = QuantizedGroup;
+    type Activation = ByteGroup;
     type ForManyRows = Quantized<Bytes>;
     const IS_EXPANDED_FOR_MANY_ROWS: bool = !Q::ARE_BYTES;
     const MULTIPLIES_BYTES: bool = true;
@@ -157,10 +134,10 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     #[inline(always)]
-    fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [QuantizedGroup], height: usize) {
+    fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
         for (row, inputs) in rows.enumerate() {
             for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(height)) {
-                *to = QuantizedGroup::of(simd, inputs);
+                *to = nearest_group(simd, inputs);
             }
         }
     }
@@ -179,7 +156,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     #[inline(always)]
     fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         simd: S,
-        activations: &[QuantizedGroup],
+        activations: &[ByteGroup],
         mut panels: [&[Self]; PANELS],
     ) -> Sums<S, ROWS, PANELS> {
         let blocks = panels[0].len();
@@ -204,11 +181,7 @@ impl<Q: Quants> Block for Quantized<Q> {
                 for panel in 0..PANELS {
                     bytes[panel] = panels[panel][block].quants[group].bytes(&scratch[panel]);
                 }
-                let mut integers = [&rows[0].integers; ROWS];
-                for row in 0..ROWS {
-                    integers[row] = &rows[row].integers;
-                }
-                let products = simd.byte_sums(bytes, integers);
+                let products = simd.byte_sums(bytes, rows);
                 let mut scales = [simd.splat(0.0); PANELS];
                 for panel in 0..PANELS {
                     scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);

@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use super::integers::QuantizedGroup;
+use super::integers::nearest_group;
 use super::*;
 use crate::epilogue::{Epilogue, Finish, PanelBias};
-use crate::simd::{GROUP, InstructionSet, Job, Simd};
+use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd};
 
 /// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, more than two slices, its vocabulary, a single
 /// value.
@@ -40,14 +40,14 @@ fn pack(weights: &[f32], shape: (usize, usize), format: WeightFormat) -> PackedM
 }
 
 /// The nearest group of activations with these instructions.
-fn nearest(x: &[f32], instructions: InstructionSet) -> QuantizedGroup {
+fn nearest(x: &[f32], instructions: InstructionSet) -> ByteGroup {
     struct Nearest<'a>(&'a [f32]);
     impl Job for Nearest<'_> {
-        type Output = QuantizedGroup;
+        type Output = ByteGroup;
 
         #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> QuantizedGroup {
-            QuantizedGroup::of(simd, self.0)
+        fn run<S: Simd>(self, simd: S) -> ByteGroup {
+            nearest_group(simd, self.0)
         }
     }
     instructions.run(Nearest(x))
@@ -58,6 +58,13 @@ fn held(matrix: &PackedMatrix) -> Vec<f32> {
     matrix.rows(&(0..matrix.out_features()).collect::<Vec<_>>())
 }
 
+/// The activations that a group stands for.
+fn values(group: &ByteGroup) -> impl Iterator<Item = f32> {
+    let bytes = group.quants.into_iter().flat_map(i32::to_le_bytes);
+    let scale = group.scale;
+    bytes.map(move |quant| f32::from(quant.cast_signed()) * scale)
+}
+
 /// The activations that products with this format take.
 fn taken(x: &[f32], in_features: usize, format: WeightFormat) -> Vec<f32> {
     if matches!(format, WeightFormat::F32 | WeightFormat::F16) {
@@ -66,7 +73,7 @@ fn taken(x: &[f32], in_features: usize, format: WeightFormat) -> Vec<f32> {
     let group = |x| nearest(x, InstructionSet::detected());
     x.chunks(in_features)
         .flat_map(|row| row.chunks(GROUP))
-        .flat_map(|x| group(x).values().take(x.len()).collect::<Vec<_>>())
+        .flat_map(|x| values(&group(x)).take(x.len()).collect::<Vec<_>>())
         .collect()
 }
 
@@ -209,7 +216,7 @@ fn the_error_of_activations_is_bounded() {
                     noise(length, 7).iter().map(|value| (value / 2.0).clamp(-1.0, 1.0) * magnitude).collect();
                 let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
                 let group = nearest(&x, instructions);
-                for (value, taken) in x.iter().zip(group.values()) {
+                for (value, taken) in x.iter().zip(values(&group)) {
                     let bound =
                         if largest < 1e-36 { largest } else { largest * (1.0 / 254.0 + 0.5f32.powi(22)) };
                     assert!(
@@ -217,7 +224,7 @@ fn the_error_of_activations_is_bounded() {
                         "{instructions:?}: {taken} for {value} of {largest}"
                     );
                 }
-                assert!(group.values().skip(length).all(|value| value == 0.0));
+                assert!(values(&group).skip(length).all(|value| value == 0.0));
             }
         }
     }

@@ -325,7 +325,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: [&ByteGroup; ROWS],
+        rows: &[ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: AVX2, and AVX-VNNI where it says so, as `self` exists.
         unsafe {

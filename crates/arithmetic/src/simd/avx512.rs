@@ -287,7 +287,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: [&ByteGroup; ROWS],
+        rows: &[ByteGroup; ROWS],
     ) -> [[__m512i; PANELS]; ROWS] {
         // SAFETY: AVX-512, and VNNI where it says so, as `self` exists; lines have 64 bytes, and loads need no alignment.
         unsafe {

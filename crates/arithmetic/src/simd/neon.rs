@@ -311,7 +311,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: [&ByteGroup; ROWS],
+        rows: &[ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: `self` exists, so the processor has NEON.
         let mut sums = unsafe { [[[vdupq_n_s32(0); 4]; PANELS]; ROWS] };

@@ -217,7 +217,7 @@ impl Simd for Portable {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: [&ByteGroup; ROWS],
+        rows: &[ByteGroup; ROWS],
     ) -> [[Integers; PANELS]; ROWS] {
         let mut sums = [[[0; LANES]; PANELS]; ROWS];
         for row in 0..ROWS {

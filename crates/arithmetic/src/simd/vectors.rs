@@ -27,7 +27,7 @@ pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// A group of 32 integers with what a sum of their products starts from.
+/// 32 numbers as integers of 8 bits with one scale.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct ByteGroup {
@@ -35,6 +35,8 @@ pub(crate) struct ByteGroup {
     pub(crate) quants: [i32; BYTE_LINES],
     /// What a sum of products with unsigned weights starts from: -128 times the sum of the integers.
     pub(crate) start: i32,
+    /// What an integer is multiplied by; NaN where a number is not finite.
+    pub(crate) scale: f32,
 }
 
 /// A number to compute with: f32, or f64 where gradients are checked.
@@ -222,7 +224,7 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
-        rows: [&ByteGroup; ROWS],
+        rows: &[ByteGroup; ROWS],
     ) -> [[Self::Integers; PANELS]; ROWS];
     /// Lane `i` is the sum of the lanes of vector `i`.
     fn sums(self, vectors: [Self::Vector; LANES]) -> Self::Vector;
