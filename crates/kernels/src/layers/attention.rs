@@ -28,7 +28,7 @@ pub fn prefix_attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible:
 
 /// The same on an NVIDIA GPU, for tensors of one type: f32, f16 or bf16. `None` where it does not apply: on another device,
 /// in a build without the feature `cuda`, or where a gradient is wanted. Hidden keys and values must be
-/// finite, but for one query in heads up to [`WIDEST_SINGLE_QUERY`] wide.
+/// finite, but for one query in heads up to [`WIDEST_SINGLE_QUERY`](crate::WIDEST_SINGLE_QUERY) wide.
 ///
 /// # Shapes
 /// As [`prefix_attention`].
