@@ -23,8 +23,9 @@ pub(super) const OFFSET: f32 = 128.0;
 const LARGEST_BYTE: f32 = 127.0;
 /// Activations that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
 const SMALLEST_ACTIVATION: f32 = 1e-36;
-/// Rows up to which a product is a walk through memory: the panels of more rows are in the caches already.
-const FETCHED_ROWS: usize = 4;
+/// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
+/// already, and asking for them costs as much as reading them.
+const FETCHED_ROWS: usize = 2;
 /// Bytes of a group of zeros.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
