@@ -4,7 +4,9 @@
 //! a tile is, and in what becomes of its sums. Each sum is one chain of additions in the order of the steps, whatever the
 //! height and the width of the tile: so a row has the same bits in every tile.
 
+use crate::epilogue::Epilogue;
 use crate::simd::{LANES, Line, Number, Simd, Vectors};
+use crate::threads::Part;
 
 /// The values of a tile's rows, step by step.
 pub(crate) trait Rows<R, const ROWS: usize> {
@@ -135,4 +137,49 @@ pub(crate) fn stored<V: Vectors, const ROWS: usize, const PANELS: usize>(
         }
     }
     computed
+}
+
+/// Where the sums of a tile of some slice go.
+pub(crate) struct TileOutput<'a, 'b, T> {
+    pub(crate) part: &'a mut Part<'b, T>,
+    /// First row of the tile in the part.
+    pub(crate) row: usize,
+    /// First panel of the tile in the part.
+    pub(crate) panel: usize,
+    /// Values of a row of the whole output.
+    pub(crate) row_len: usize,
+    /// Whether this is the first slice; else its sums are added to what the part holds.
+    pub(crate) is_first: bool,
+    /// What follows after the last slice.
+    pub(crate) epilogue: Option<Epilogue<'a, T>>,
+}
+
+impl<T: Number> TileOutput<'_, '_, T> {
+    /// Writes the sums of the panels from panel `first` of the tile on.
+    #[inline(always)]
+    pub(crate) fn write<V: Vectors<Real = T>, const ROWS: usize, const PANELS: usize>(
+        &mut self,
+        v: V,
+        sums: &Sums<V, ROWS, PANELS>,
+        first: usize,
+    ) {
+        let computed = stored(v, sums);
+        let first_panel = self.part.first_column / LANES + self.panel + first;
+        for row in 0..ROWS.min(self.part.rows() - self.row) {
+            let row_start = (self.part.first_row + self.row + row) * self.row_len;
+            let outputs = &mut self.part.row(self.row + row)[(self.panel + first) * LANES..];
+            for index in 0..PANELS {
+                let outputs = &mut outputs[index * LANES..];
+                let mut values = v.load(&computed[row][index].0);
+                if !self.is_first {
+                    values = v.add(v.load_first(outputs, T::ZERO), values);
+                }
+                if let Some(epilogue) = &self.epilogue {
+                    let panel = first_panel + index;
+                    values = epilogue.apply(v, values, panel, row_start + panel * LANES);
+                }
+                v.store_first(values, outputs);
+            }
+        }
+    }
 }

@@ -12,7 +12,7 @@ use super::matrix::{OnBlocks, PackedMatrix, panel_of};
 use crate::epilogue::Epilogue;
 use crate::simd::{InstructionSet, Job, LANES, MAX_TILE_PANELS, Simd, TileJob, tile_height};
 use crate::threads::{Part, Parts, computed_in_parts, thread_count};
-use crate::tile::{Sums, stored};
+use crate::tile::{Sums, TileOutput, stored};
 
 /// Panels of a part of a walk.
 const WALK_PART_PANELS: usize = 4;
@@ -331,12 +331,14 @@ impl<B: Block> ManyRows<'_, '_, B> {
                 height,
                 activations: &activations[first * block_len..end * block_len],
                 slices,
-                part: &mut self.part,
-                row,
-                panel,
-                out_features,
-                is_first: first == 0,
-                epilogue: (end == in_features.div_ceil(DEPTH)).then_some(epilogue),
+                output: TileOutput {
+                    part: &mut self.part,
+                    row,
+                    panel,
+                    row_len: out_features,
+                    is_first: first == 0,
+                    epilogue: (end == in_features.div_ceil(DEPTH)).then_some(epilogue),
+                },
             };
             simd.run(tile);
             row += height;
@@ -351,17 +353,7 @@ struct Tile<'a, 'b, P: Block> {
     activations: &'a [P::Activation],
     /// The slices of some panels.
     slices: &'a [&'a [P]],
-    /// Where the sums go.
-    part: &'a mut Part<'b, f32>,
-    /// First row of the tile in the part.
-    row: usize,
-    /// First panel in the part.
-    panel: usize,
-    out_features: usize,
-    /// Whether this is the first slice; else its sums are added to what the part holds.
-    is_first: bool,
-    /// What follows after the last slice.
-    epilogue: Option<Epilogue<'a>>,
+    output: TileOutput<'a, 'b, f32>,
 }
 
 /// A function of its own: formats that expand to the same blocks share it.
@@ -399,23 +391,6 @@ impl<P: Block> Tile<'_, '_, P> {
             slices[index] = self.slices[panel + index];
         }
         let sums: Sums<S, ROWS, PANELS> = P::sums(simd, self.activations, slices);
-        let computed = stored(simd, &sums);
-        let first_panel = self.part.first_column / LANES + self.panel + panel;
-        for row in 0..ROWS.min(self.part.rows() - self.row) {
-            let row_start = (self.part.first_row + self.row + row) * self.out_features;
-            let outputs = &mut self.part.row(self.row + row)[(self.panel + panel) * LANES..];
-            for index in 0..PANELS {
-                let outputs = &mut outputs[index * LANES..];
-                let mut values = simd.load(&computed[row][index].0);
-                if !self.is_first {
-                    values = simd.add(simd.load_first(outputs, 0.0), values);
-                }
-                if let Some(epilogue) = &self.epilogue {
-                    let panel = first_panel + index;
-                    values = epilogue.apply(simd, values, panel, row_start + panel * LANES);
-                }
-                simd.store_first(values, outputs);
-            }
-        }
+        self.output.write(simd, &sums, panel);
     }
 }

@@ -9,7 +9,7 @@ use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
 use crate::threads::{Part, Parts, for_each_part, for_each_part_in, thread_count};
-use crate::tile::{Apart, Interleaved, Sums, stored, sum_products};
+use crate::tile::{Apart, Interleaved, Sums, TileOutput, sum_products};
 
 /// Depth of a slice: 256 values of a panel take 16 KiB in f32.
 const SLICE: usize = 256;
@@ -327,11 +327,8 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
                     rows: &room[row * depth..(row + height) * depth],
                     has_rows: left.has_rows(),
                     panels: &of_panels[..count],
-                    part: &mut *part,
-                    row,
-                    panel,
-                    is_first,
-                    epilogue,
+                    // Without a residual, the place among all values does not count.
+                    output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
                 };
                 v.in_tile(height, tile);
             }
@@ -351,14 +348,7 @@ struct Tile<'a, 'b, T> {
     has_rows: bool,
     /// The lines of some panels.
     panels: &'a [&'a [Line<[T; LANES]>]],
-    /// Where the sums go.
-    part: &'a mut Part<'b, T>,
-    /// First row in the part.
-    row: usize,
-    /// First panel in the part.
-    panel: usize,
-    is_first: bool,
-    epilogue: Option<Epilogue<'a, T>>,
+    output: TileOutput<'a, 'b, T>,
 }
 
 impl<V: Vectors> TileJob<V> for Tile<'_, '_, V::Real> {
@@ -393,24 +383,7 @@ impl<T: Number> Tile<'_, '_, T> {
         } else {
             sum_products(v, &Interleaved::<T, ROWS>::new(self.rows, depth), panels)
         };
-        let computed = stored(v, &sums);
-        let first_panel = self.part.first_column / LANES + self.panel + first;
-        let rows = self.part.rows() - self.row;
-        for row in 0..ROWS.min(rows) {
-            let outputs = &mut self.part.row(self.row + row)[(self.panel + first) * LANES..];
-            for index in 0..PANELS {
-                let outputs = &mut outputs[index * LANES..];
-                let mut values = v.load(&computed[row][index].0);
-                if !self.is_first {
-                    values = v.add(v.load_first(outputs, T::ZERO), values);
-                }
-                if let Some(epilogue) = &self.epilogue {
-                    // Without a residual, the place among all values does not count.
-                    values = epilogue.apply(v, values, first_panel + index, 0);
-                }
-                v.store_first(values, outputs);
-            }
-        }
+        self.output.write(v, &sums, first);
     }
 }
 
