@@ -133,9 +133,9 @@ pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tokenizer, Weights
     if outline.normalizer.to_string().contains(r#""type":"Precompiled""#) {
         return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
     }
-    without_panic(|| Tokenizer::from_bytes(strip_mark(bytes)))
-        .map_err(failed)?
-        .map_err(|error| failed(error.to_string()))
+    let text = str::from_utf8(strip_mark(bytes)).map_err(|error| failed(error.to_string()))?;
+    // `Tokenizer::from_bytes` is generic: its reader would be compiled here once more.
+    without_panic(|| text.parse::<Tokenizer>()).map_err(failed)?.map_err(|error| failed(error.to_string()))
 }
 
 /// What is looked at in a `tokenizer.json` before the library reads it.
