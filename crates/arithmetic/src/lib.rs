@@ -13,6 +13,8 @@
 )]
 
 mod attention;
+mod byte_group;
+mod element;
 mod epilogue;
 mod fetch;
 pub mod limits;
@@ -23,7 +25,7 @@ mod threads;
 mod tile;
 mod training;
 
-pub use attention::{Heads, KvHeads, KvSlot, KvValues, attention, write_tokens};
+pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, attention, slot_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;

@@ -5,7 +5,7 @@
 //! height and the width of the tile: so a row has the same bits in every tile.
 
 use crate::epilogue::Epilogue;
-use crate::simd::{LANES, Line, Number, Simd, Vectors};
+use crate::simd::{LANES, Line, Number, Vectors};
 use crate::threads::Part;
 
 /// The values of a tile's rows, step by step.
@@ -61,14 +61,6 @@ impl<V: Vectors> PanelLine<V> for Line<[V::Real; LANES]> {
     #[inline(always)]
     fn load(&self, v: V) -> V::Vector {
         v.load(&self.0)
-    }
-}
-
-/// The bits of f16.
-impl<S: Simd> PanelLine<S> for [u16; LANES] {
-    #[inline(always)]
-    fn load(&self, simd: S) -> S::Vector {
-        simd.load_f16(self)
     }
 }
 

@@ -4,13 +4,13 @@
 //! the only source of positions: rows of different lengths need no padding token. Rows come and go without a copy of the
 //! others. The tensors are written in place, so a cache is for inference; training runs without one.
 
-use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::{KvSlot, side_by_side, write_tokens, zeroed_memory};
+use candle_core::{Device, Result, Tensor};
+use gpt2_kernels::{KvDType, KvMemory, KvSlot};
 
 use crate::AttentionError;
 
-/// Axis of the tokens in a memory `(N, H · D)`, and of the batch in a `(B, H, T, D)` tensor.
-const FIRST_DIM: usize = 0;
+/// Axis of the batch in a `(B, H, T, D)` tensor.
+const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
@@ -25,42 +25,6 @@ pub struct KvCacheShape {
     pub capacity: usize,
     /// Width of a head.
     pub head_dim: usize,
-}
-
-/// Room for the keys and values of some tokens of one attention layer. A clone is the same memory.
-#[derive(Debug, Clone)]
-pub struct KvMemory {
-    /// `(N, H · D)`; how a slot of it is laid out says [`KvSlot`].
-    keys: Tensor,
-    values: Tensor,
-    num_heads: usize,
-    head_dim: usize,
-}
-
-impl KvMemory {
-    /// Memory for `tokens` tokens in `num_heads` heads of width `head_dim`.
-    ///
-    /// # Errors
-    /// When it cannot be allocated on the device.
-    pub fn new(
-        num_heads: usize,
-        head_dim: usize,
-        tokens: usize,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Self> {
-        let memory = || zeroed_memory((tokens, num_heads * head_dim), dtype, device);
-        Ok(Self { keys: memory()?, values: memory()?, num_heads, head_dim })
-    }
-
-    /// An empty cache with rows in these slots.
-    pub fn cache(&self, slots: &[KvSlot]) -> KvCache {
-        KvCache { memory: self.clone(), slots: slots.to_vec(), lengths: vec![0; slots.len()] }
-    }
-
-    fn both(&self) -> [&Tensor; 2] {
-        [&self.keys, &self.values]
-    }
 }
 
 /// Keys and values of one attention layer, preallocated, with a slot and a length for each row.
@@ -78,10 +42,16 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be allocated on the device.
-    pub fn new(shape: KvCacheShape, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(shape: KvCacheShape, dtype: impl Into<KvDType>, device: &Device) -> Result<Self> {
         let KvCacheShape { batch, num_heads, capacity, head_dim } = shape;
-        let memory = KvMemory::new(num_heads, head_dim, batch * capacity, dtype, device)?;
-        Ok(memory.cache(&KvSlot::side_by_side(batch, capacity)))
+        let tokens = batch.saturating_mul(KvSlot::room_of(capacity));
+        let memory = KvMemory::new(num_heads, head_dim, tokens, dtype, device)?;
+        Ok(Self::in_memory(&memory, &KvSlot::side_by_side(batch, capacity)))
+    }
+
+    /// An empty cache with rows in these slots of a memory.
+    pub fn in_memory(memory: &KvMemory, slots: &[KvSlot]) -> Self {
+        Self { memory: memory.clone(), slots: slots.to_vec(), lengths: vec![0; slots.len()] }
     }
 
     /// Tokens held by each row.
@@ -100,13 +70,13 @@ impl KvCache {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         self.expect(batch, num_heads, head_dim)?;
         self.expect_room(added)?;
-        write_tokens(self.memory.both(), &self.slots, [keys, values], &self.lengths)?;
+        self.memory.write(&self.slots, [keys, values], &self.lengths)?;
         self.lengths.iter_mut().for_each(|length| *length += added);
         Ok(())
     }
 
     /// The keys and the values of all rows, `(B, H, S, D)` each with `S` the longest row. A shorter row has zeros after its own
-    /// tokens. Rows of one length that lie side by side are a view of the memory, others a copy.
+    /// tokens. On a CPU they are a copy in f32; elsewhere rows of one length that lie side by side are a view of the memory.
     ///
     /// # Errors
     /// When the copy cannot be allocated.
@@ -117,33 +87,27 @@ impl KvCache {
         {
             return Ok(views);
         }
-        let tensor = |memory: &Tensor| {
-            let padded = |row: usize| {
-                self.held(memory, row)?.pad_with_zeros(TOKEN_DIM, 0, longest - self.lengths[row])
-            };
-            Tensor::cat(&(0..self.slots.len()).map(padded).collect::<Result<Vec<_>>>()?, FIRST_DIM)
-        };
-        Ok([tensor(&self.memory.keys)?, tensor(&self.memory.values)?])
+        let mut both = [Vec::new(), Vec::new()];
+        for (slot, length) in self.slots.iter().zip(&self.lengths) {
+            for (rows, held) in both.iter_mut().zip(self.memory.read(*slot, 0..*length)?) {
+                rows.push(held.pad_with_zeros(TOKEN_DIM, 0, longest - length)?);
+            }
+        }
+        let [keys, values] = both.map(|rows| Tensor::cat(&rows, BATCH_DIM));
+        Ok([keys?, values?])
     }
 
-    /// The same as views of the memory, where the rows lie side by side. After its own tokens a shorter row has what a row
-    /// before it left there, which may be NaN: for who reads none of it.
+    /// The same as views of the memory, where it is made of tensors and the rows lie side by side. After its own tokens a shorter
+    /// row has what a row before it left there, which may be NaN: for who reads none of it.
     pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
-        let Some([keys, values]) = self.memories()? else { return Ok(None) };
+        let Some([keys, values]) = self.memory.side_by_side(&self.slots)? else { return Ok(None) };
         let view = |memory: Tensor| memory.narrow(TOKEN_DIM, 0, self.longest());
         Ok(Some([view(keys)?, view(values)?]))
     }
 
-    /// The memory of the keys and that of the values, `(N, H · D)` each, and the slots of the rows in it.
-    pub(crate) fn slots(&self) -> ([&Tensor; 2], &[KvSlot]) {
-        (self.memory.both(), &self.slots)
-    }
-
-    /// The memory of the keys and that of the values, `(B, H, S, D)` each; `None` where rows do not lie side by side.
-    pub(crate) fn memories(&self) -> Result<Option<[Tensor; 2]>> {
-        let [keys, values] =
-            self.memory.both().map(|memory| side_by_side(memory, &self.slots, self.memory.num_heads));
-        Ok(keys?.zip(values?).map(<[Tensor; 2]>::from))
+    /// The memory, and the slots of the rows in it.
+    pub(crate) fn slots(&self) -> (&KvMemory, &[KvSlot]) {
+        (&self.memory, &self.slots)
     }
 
     /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
@@ -181,13 +145,14 @@ impl KvCache {
         let mut tokens = 0;
         let slot = |row: &usize| {
             let slot = KvSlot { start: tokens, ..self.slots[*row] };
-            tokens += slot.capacity;
+            tokens += slot.room();
             slot
         };
         let slots: Vec<KvSlot> = rows.iter().map(slot).collect();
-        let KvMemory { keys, num_heads, head_dim, .. } = &self.memory;
-        let memory = KvMemory::new(*num_heads, *head_dim, tokens, keys.dtype(), keys.device())?;
-        let mut fork = memory.cache(&slots);
+        let memory = &self.memory;
+        let (num_heads, head_dim) = (memory.num_heads(), memory.head_dim());
+        let memory = KvMemory::new(num_heads, head_dim, tokens, memory.dtype(), memory.device())?;
+        let mut fork = Self::in_memory(&memory, &slots);
         for (to, row) in rows.iter().enumerate() {
             fork.copy_row(to, self, *row)?;
         }
@@ -201,14 +166,12 @@ impl KvCache {
     pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
         self.expect_rows(&[row])?;
         source.expect_rows(&[source_row])?;
-        self.expect(self.slots.len(), source.memory.num_heads, source.memory.head_dim)?;
+        self.expect(self.slots.len(), source.memory.num_heads(), source.memory.head_dim())?;
         let (added, capacity) = (source.lengths[source_row], self.slots[row].capacity);
         if added > capacity {
             return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
         }
-        for (memory, source_memory) in self.memory.both().into_iter().zip(source.memory.both()) {
-            copy(memory, self.slots[row], &source.held(source_memory, source_row)?, 0)?;
-        }
+        self.memory.copy(self.slots[row], &source.memory, source.slots[source_row], 0..added)?;
         self.lengths[row] = added;
         Ok(())
     }
@@ -262,24 +225,14 @@ impl KvCache {
             return Err(AttentionError::CacheFull { past: 0, added: length, capacity }.into());
         }
         let shared = shared.min(length).min(self.lengths[to]);
-        for memory in self.memory.both() {
-            let tokens = self.held(memory, from)?.narrow(TOKEN_DIM, shared, length - shared)?;
-            copy(memory, self.slots[to], &tokens, shared)?;
-        }
+        self.memory.copy(self.slots[to], &self.memory, self.slots[from], shared..length)?;
         self.lengths[to] = length;
         Ok(())
     }
 
-    /// What a row holds, `(1, H, T, D)`.
-    fn held(&self, memory: &Tensor, row: usize) -> Result<Tensor> {
-        let slot = side_by_side(memory, &self.slots[row..=row], self.memory.num_heads)?;
-        let missing = || AttentionError::NoSuchRow { rows: vec![row], held: self.lengths.len() };
-        slot.ok_or_else(missing)?.narrow(TOKEN_DIM, 0, self.lengths[row])
-    }
-
     /// Refuses keys and values of another shape than the cache's.
     pub(crate) fn expect(&self, batch: usize, num_heads: usize, head_dim: usize) -> Result<()> {
-        let expected = (self.slots.len(), self.memory.num_heads, self.memory.head_dim);
+        let expected = (self.slots.len(), self.memory.num_heads(), self.memory.head_dim());
         let found = (batch, num_heads, head_dim);
         if found != expected {
             return Err(AttentionError::CacheShape { expected, found }.into());
@@ -307,17 +260,5 @@ impl KvCache {
 
     fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
-    }
-}
-
-/// Writes tokens `(1, H, T, D)`, which may lie in the same memory, into a slot from place `position` on.
-fn copy(memory: &Tensor, slot: KvSlot, tokens: &Tensor, position: usize) -> Result<()> {
-    let (_, num_heads, added, _) = tokens.dims4()?;
-    match side_by_side(memory, &[slot], num_heads)? {
-        Some(to) if added > 0 => {
-            // By way of a copy of these tokens alone: candle writes nothing into the memory that it reads.
-            to.slice_set(&tokens.to_dtype(memory.dtype())?.force_contiguous()?, TOKEN_DIM, position)
-        }
-        _ => Ok(()),
     }
 }

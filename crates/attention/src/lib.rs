@@ -33,10 +33,10 @@ mod scaled_dot_product;
 pub mod steps;
 pub mod transformer;
 
-pub use cache::{KvCache, KvCacheShape, KvMemory};
+pub use cache::{KvCache, KvCacheShape};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
-pub use gpt2_kernels::KvSlot;
+pub use gpt2_kernels::{KvDType, KvMemory, KvSlot};
 pub use mask::AttentionMask;
 pub use multi_head::{
     HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,

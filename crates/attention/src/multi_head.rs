@@ -310,10 +310,8 @@ impl MultiHeadAttention {
                 return Err(AttentionError::NotAStep.into());
             };
             cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
-            let Some([keys, values]) = cache.memories()? else {
-                return Err(AttentionError::NotAStep.into());
-            };
-            return step_attention(layer, x, [&keys, &values], self.attention.scale, lengths);
+            let (memory, slots) = cache.slots();
+            return step_attention(layer, x, memory, slots, self.attention.scale, lengths);
         }
         if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
             (&self.projection, memory, cache.as_deref(), mask)

@@ -5,7 +5,7 @@
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{WIDEST_SINGLE_QUERY, prefix_attention_on_gpu, slot_attention, softmax, window_attention};
+use gpt2_kernels::{WIDEST_SINGLE_QUERY, prefix_attention_on_gpu, softmax, window_attention};
 
 use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
@@ -67,10 +67,10 @@ impl ScaledDotProduct {
         {
             return Ok(context);
         }
-        if self.is_fused(q, k, v, pass) {
+        if [k, v].into_iter().all(is_plain) && self.is_fused(q, pass) {
             let batch = q.dim(BATCH_DIM)?;
             if let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows) {
-                return window_attention(q, k, v, self.scale, visible);
+                return window_attention(q, k, v, self.scale, &visible);
             }
         }
         if let AttentionMask::Window { before, after } = mask
@@ -107,11 +107,12 @@ impl ScaledDotProduct {
         let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let rows: Vec<_> = past_lengths.iter().map(row).collect();
-        let ([keys, values], slots) = cache.slots();
-        if self.is_fused(q, keys, values, pass)
+        let (memory, slots) = cache.slots();
+        if memory.has_kernel()
+            && self.is_fused(q, pass)
             && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
         {
-            return slot_attention(q, [keys, values], slots, self.scale, visible);
+            return memory.attention(q, slots, self.scale, &visible);
         }
         // The kernel for one query reads nothing after a row's own tokens, so rows of other lengths are not copied for it.
         if query_len == 1
@@ -128,12 +129,9 @@ impl ScaledDotProduct {
     }
 
     /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
-    fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor, pass: &Pass) -> bool {
-        let plain = |(x, dtype): (&Tensor, DType)| x.dtype() == dtype && x.device().is_cpu() && !x.track_op();
-        // A cache may hold keys and values in f16.
-        let held = if k.dtype() == DType::F16 { DType::F16 } else { DType::F32 };
+    fn is_fused(&self, q: &Tensor, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
-        !is_dropped && !pass.is_observed() && [(q, DType::F32), (k, held), (v, held)].into_iter().all(plain)
+        !is_dropped && !pass.is_observed() && is_plain(q)
     }
 
     /// Whether a GPU's kernels may compute it: no dropout, nobody who looks.
@@ -195,4 +193,9 @@ impl ScaledDotProduct {
         }
         Tensor::cat(&outputs, TOKEN_DIM)
     }
+}
+
+/// Whether a tensor is in f32 on the CPU, and no gradient goes through it.
+fn is_plain(x: &Tensor) -> bool {
+    x.dtype() == DType::F32 && x.device().is_cpu() && !x.track_op()
 }

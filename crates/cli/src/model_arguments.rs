@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
+use gpt2::KvDType;
 use gpt2_engine::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, ModelOptions, Opened, WeightDType, process,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, ModelOptions, Opened, WeightDType, process,
 };
 use gpt2_weights::Checkpoint;
 
@@ -26,9 +27,9 @@ pub(crate) struct ModelArguments {
     /// Precision of the weights in memory: f32 or f16, on the CPU also q8, q6 or q4 (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<WeightDType>,
-    /// Precision of cached keys and values: f32 or f16 [default: f32, and f16 where --dtype rounds the weights to f16, q8, q6 or q4; on GPUs that of the weights]
+    /// Precision of cached keys and values: f32, f16, or q8 on the CPU (8-bit integers) [default: f32, and f16 where --dtype rounds the weights to f16, q8, q6 or q4; on GPUs that of the weights]
     #[arg(long, value_name = "TYPE")]
-    pub(crate) kv_dtype: Option<KvType>,
+    pub(crate) kv_dtype: Option<KvDType>,
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
     #[arg(long)]
     pub(crate) tf32: bool,

@@ -92,7 +92,7 @@ pub(crate) fn check_gpu_room(config: &Gpt2Config, dtype: DType, gpu: &Device) ->
 fn check_gpu_room_in(free: usize, config: &Gpt2Config, dtype: DType) -> Result<(), EngineError> {
     let bytes = dtype.size_in_bytes();
     let weights = ParameterCounts::new(config).unique * bytes;
-    let cache = config.n_positions * config.kv_bytes_per_token(bytes);
+    let cache = config.n_positions * config.kv_bytes_per_token(dtype.into());
     if weights + cache > free {
         return Err(EngineError::GpuRoom { free, weights, dtype: dtype.as_str(), cache });
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
+use gpt2::{Gpt2Config, KvSlot};
 use gpt2_generation::{
     Clock, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId,
     Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
@@ -254,11 +254,11 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
     let (texts, each) = if tokens.len() <= batch_size {
         (tokens.len().saturating_mul(copies), tokens.iter().copied().fold(1, usize::max))
     } else {
-        (batch_size, model.n_positions)
+        (batch_size, KvSlot::room_of(model.n_positions))
     };
     let max_texts = texts.clamp(1, batch_size);
     // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
-    let chunk_tokens = model.n_positions.max(2);
+    let chunk_tokens = model.n_positions;
     SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }
 

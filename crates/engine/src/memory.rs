@@ -1,7 +1,6 @@
 //! Whether the keys and values of a request fit into the memory that is free.
 
-use candle_core::DType;
-use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
 use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use gpt2_kernels::free_memory;
 
@@ -44,7 +43,7 @@ impl Room {
             SearchMode::Contrastive => (config.top_k.min(model.vocab_size), kept + 1),
             _ => (config.num_beams, kept),
         };
-        let longest = longest.min(model.n_positions);
+        let longest = KvSlot::room_of(longest.min(model.n_positions));
         Self { rows, longest, kv_tokens: rows.saturating_mul(longest) }
     }
 
@@ -56,8 +55,8 @@ impl Room {
         }
     }
 
-    fn check_in(&self, available: usize, model: &Gpt2Config, kv_dtype: DType) -> Result<(), EngineError> {
-        let needed = self.kv_tokens.saturating_mul(model.kv_bytes_per_token(kv_dtype.size_in_bytes()));
+    fn check_in(&self, available: usize, model: &Gpt2Config, kv_dtype: KvDType) -> Result<(), EngineError> {
+        let needed = self.kv_tokens.saturating_mul(model.kv_bytes_per_token(kv_dtype));
         if needed > available {
             return Err(EngineError::NoRoom { rows: self.rows, tokens: self.longest, needed, available });
         }
@@ -82,14 +81,16 @@ mod tests {
             let room = Room::of_texts(&[tokens], 4096, options(4096, tokens), true);
             room.check_in(available, &config, dtype)
         };
-        assert!(check(needed, 1024, DType::F32).is_ok());
-        let refusal = check(needed - 1, 1024, DType::F32).unwrap_err();
+        assert!(check(needed, 1024, KvDType::F32).is_ok());
+        let refusal = check(needed - 1, 1024, KvDType::F32).unwrap_err();
         assert!(refusal.is_usage());
         let told = "4096 texts at once of up to 1024 tokens take 294912.0 MiB for their keys and values";
         assert!(refusal.to_string().starts_with(told), "{refusal}");
-        assert!(check(needed / 2, 1024, DType::F16).is_ok() && check(needed / 2, 512, DType::F32).is_ok());
+        assert!(
+            check(needed / 2, 1024, KvDType::F16).is_ok() && check(needed / 2, 512, KvDType::F32).is_ok()
+        );
         let endless = Room::of_texts(&[usize::MAX], usize::MAX, options(usize::MAX, usize::MAX), true);
-        assert!(endless.check_in(0, &config, DType::F32).is_err(), "no overflow");
+        assert!(endless.check_in(0, &config, KvDType::F32).is_err(), "no overflow");
     }
 
     /// A long text takes its own memory, not that of all others too; a GPU's is taken as a whole.
@@ -112,17 +113,23 @@ mod tests {
         let room = |config: &GenerationConfig| Room::of_search(&[1, 2, 3], config, &model);
         let each = |rows, longest| Room { rows, longest, kv_tokens: rows * longest };
         let beams = GenerationConfig { num_beams: 5, max_new_tokens: 10, ..GenerationConfig::default() };
-        assert_eq!(room(&beams), each(5, 12), "the last token is not read again");
+        assert_eq!(room(&beams), each(5, 16), "whole panels");
         assert_eq!(room(&GenerationConfig { max_new_tokens: 5000, ..beams.clone() }), each(5, 1024));
-        assert_eq!(room(&GenerationConfig { max_length: Some(7), ..beams }), each(5, 6));
+        let at_most = |max_length| GenerationConfig {
+            max_length: Some(max_length),
+            max_new_tokens: 5000,
+            ..beams.clone()
+        };
+        assert_eq!(room(&at_most(17)), each(5, 16), "the last token is not read again");
+        assert_eq!(room(&at_most(18)), each(5, 32));
         let contrastive = GenerationConfig {
             penalty_alpha: 0.6,
             top_k: 4096,
             max_new_tokens: 10,
             ..GenerationConfig::default()
         };
-        assert_eq!(room(&contrastive), each(4096, 13));
+        assert_eq!(room(&contrastive), each(4096, 32));
         let small = Gpt2Config { vocab_size: 300, ..model.clone() };
-        assert_eq!(Room::of_search(&[1, 2, 3], &contrastive, &small), each(300, 13));
+        assert_eq!(Room::of_search(&[1, 2, 3], &contrastive, &small), each(300, 32));
     }
 }

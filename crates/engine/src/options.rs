@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
-use gpt2::Gpt2LMHead;
+use gpt2::{Gpt2LMHead, KvDType};
 use gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, KvType, Opened, Reporter, Unit, built_in, device,
-    device_name, hub,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, Opened, Reporter, Unit, built_in, device, device_name,
+    hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -24,7 +24,7 @@ pub struct ModelOptions {
     /// Type of the weights; by default the stored one, on the CPU in f16 or f32.
     pub dtype: Option<WeightDType>,
     /// Type of cached keys and values; by default that which goes with the weights, see [`LoadOptions::kv_dtype`].
-    pub kv_dtype: Option<KvType>,
+    pub kv_dtype: Option<KvDType>,
     /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
     /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
     pub tf32: bool,
@@ -112,8 +112,7 @@ impl ModelOptions {
     ) -> Result<Gpt2LMHead, EngineError> {
         let bar = reporter.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
         let progress = |bytes| bar.advance(bytes);
-        let kv_dtype = self.kv_dtype.map(Into::into);
-        let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype };
+        let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype: self.kv_dtype };
         if device.is_cpu() {
             return Ok(checkpoint.load(&options, &progress)?);
         }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2LMHead, KvSlot, LogitsFor, Pass};
 use tokenizers::Tokenizer;
 
 use crate::scheduler::rows_of;
@@ -65,7 +65,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         }
         let max_texts = batch_size.clamp(1, texts.max(1));
         // Nobody else waits, so prompts are computed as a whole.
-        let chunk_tokens = model.config().n_positions.max(2);
+        let chunk_tokens = model.config().n_positions;
         let options =
             SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(longest), chunk_tokens };
         let mut scheduler = Scheduler::new(model, tokenizer, options)?;
@@ -245,7 +245,7 @@ pub(crate) fn one_row_of(
     rows: usize,
     capacity: usize,
 ) -> Result<Gpt2Cache, GenerationError> {
-    let pool = model.new_pool(rows.saturating_mul(capacity))?;
+    let pool = model.new_pool(rows.saturating_mul(KvSlot::room_of(capacity)))?;
     let no_room = || GenerationError::KvTokens { needed: capacity, kv_tokens: pool.tokens() };
     pool.cache(1, capacity).ok_or_else(no_room)
 }

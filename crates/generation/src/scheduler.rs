@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, LogitsFor, Pass};
 use gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
@@ -59,10 +59,10 @@ impl StopReason {
 pub struct SchedulerOptions {
     /// Most texts that run at once; at least 1.
     pub max_texts: usize,
-    /// Tokens that there is memory for: the keys and values of all prompts and texts that run at once.
+    /// Tokens that there is memory for, rounded up to a multiple of 16: the keys and values of all prompts and texts that run at
+    /// once, of which each takes a multiple of 16.
     pub kv_tokens: usize,
-    /// Most tokens of prompts that are computed in a step, one more where a single one would be left over; at least 2. A
-    /// running text waits no longer for its next token.
+    /// Most tokens of prompts that are computed in a step, at least 1. A running text waits no longer for its next token.
     pub chunk_tokens: usize,
 }
 
@@ -89,14 +89,15 @@ impl Request {
         prompts.iter().map(|prompt| Self::new(prompt.clone(), Arc::clone(&config))).collect()
     }
 
-    /// Tokens of which each of its texts may have to keep keys and values: the least [`SchedulerOptions::kv_tokens`] that it
-    /// can be made with.
+    /// Tokens that there must be memory for so that each of its texts can keep its keys and values: the least
+    /// [`SchedulerOptions::kv_tokens`] that it can be made with, whole panels of 16.
     ///
     /// # Errors
     /// When the prompt is refused, see [`GenerationConfig::fit_prompt`].
     pub fn kv_tokens(&self, model: &Gpt2Config) -> Result<usize, GenerationError> {
         let prompt = self.config.fit_prompt(&self.prompt, model)?;
-        Ok(kept_tokens(&self.config, prompt.len(), model.n_positions))
+        let capacity = kept_tokens(&self.config, prompt.len(), model.n_positions);
+        Ok(KvSlot::room_of(capacity))
     }
 }
 
@@ -227,7 +228,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     ) -> Result<Self, GenerationError> {
         let SchedulerOptions { max_texts, kv_tokens, chunk_tokens } = options;
         for (option, least, found) in
-            [("max_texts", 1, max_texts), ("kv_tokens", 1, kv_tokens), ("chunk_tokens", 2, chunk_tokens)]
+            [("max_texts", 1, max_texts), ("kv_tokens", 1, kv_tokens), ("chunk_tokens", 1, chunk_tokens)]
         {
             if found < least {
                 let (expected, found) = (format!("at least {least}"), found.to_string());
@@ -273,8 +274,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let prompt = config.fit_prompt(&prompt, model)?;
         let max_new_tokens = config.new_tokens(prompt.len());
         let capacity = kept_tokens(&config, prompt.len(), model.n_positions);
-        if capacity > self.pool.tokens() {
-            let (needed, kv_tokens) = (capacity, self.pool.tokens());
+        let (needed, kv_tokens) = (KvSlot::room_of(capacity), self.pool.tokens());
+        if needed > kv_tokens {
             return Err(GenerationError::KvTokens { needed, kv_tokens });
         }
         let mut processors = LogitsProcessor::of_config(&config);
@@ -401,21 +402,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// As many tokens of prompts as a step computes; texts begin where there is room.
     fn prefill(&mut self) -> Result<(), GenerationError> {
-        let most = self.options.chunk_tokens;
-        let mut budget = most;
+        let mut budget = self.options.chunk_tokens;
         while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
             let Some(mut prefill) = self.prefilling.pop_front() else {
                 // A text began at once, from a prompt that it shares: that is work too.
                 budget -= 1;
                 continue;
             };
-            let count = chunk(prefill.tokens.len() - prefill.computed, most);
-            // The first chunk of a step may be longer than its budget, by one token.
-            if budget < most && count > budget {
-                self.prefilling.push_front(prefill);
-                break;
-            }
-            budget = budget.saturating_sub(count);
+            let count = budget.min(prefill.tokens.len() - prefill.computed);
+            budget -= count;
             let hidden = prefill.compute(&self.model, count)?; // (1, count, C)
             if prefill.computed < prefill.tokens.len() {
                 self.prefilling.push_front(prefill);
@@ -660,12 +655,6 @@ fn sample<T>(texts: &mut [Text<T>], logits: &mut [Vec<f32>]) -> Vec<Result<u32, 
 fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
     let read = config.new_tokens(prompt_len).saturating_sub(1);
     prompt_len.saturating_add(read).min(n_positions)
-}
-
-/// How many of `rest` tokens are computed next. No token is left to be computed alone, since a single query attends in another
-/// order than many: so a prompt has the same bits in chunks of any size.
-fn chunk(rest: usize, most: usize) -> usize {
-    if rest == most + 1 { rest } else { rest.min(most) }
 }
 
 /// Logits of one position, `(B, 1, V)`, row by row.

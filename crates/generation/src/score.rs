@@ -148,8 +148,6 @@ pub fn score_continuations(
     let mut prefix = model.new_cache(1, prompt.len())?;
     let first = last_logits(model, prompt, &mut prefix)?;
     let first_normalizer = normalizer(&first)?;
-    let last = prompt[prompt.len() - 1];
-    prefix.truncate(0, prompt.len() - 1)?;
     // The last token is scored and not read.
     let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
     let capacity = prompt.len() + longest - 1;
@@ -158,7 +156,7 @@ pub fn score_continuations(
     let mut scored = Vec::with_capacity(continuations.len());
     for batch in continuations.chunks(rows) {
         let longer: Vec<&Vec<u32>> = batch.iter().filter(|ids| ids.len() > 1).collect();
-        let rest = after_first(model, &prefix, last, &longer)?;
+        let rest = after_first(model, &prefix, &longer)?;
         let mut rest = rest.into_iter();
         for continuation in batch {
             let of_first = (
@@ -178,29 +176,29 @@ pub fn score_continuations(
 }
 
 /// Of every token but the first of each continuation, one after the other: its log-probability, and whether it is the most
-/// probable one. `prefix` holds the prompt but for its last token, which every row reads again: so each reads two tokens at least,
-/// and attends in the order of many queries, whatever stands beside it.
+/// probable one. `prefix` holds the prompt.
 fn after_first(
     model: &Gpt2LMHead,
     prefix: &Gpt2Cache,
-    last: u32,
     continuations: &[&Vec<u32>],
 ) -> Result<Vec<(f64, bool)>, GenerationError> {
-    let (rows, longest) = (continuations.len(), continuations.iter().map(|ids| ids.len()).max().unwrap_or(0));
+    // The last token is scored and not read.
+    let longest = continuations.iter().map(|ids| ids.len().saturating_sub(1)).max().unwrap_or(0);
     if longest == 0 {
         return Ok(Vec::new());
     }
+    let rows = continuations.len();
     let mut cache = model.new_cache(rows, prefix.lengths()[0] + longest)?;
     (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0))?;
     // What comes after the end of a continuation is not looked at, and changes nothing before it.
     let padded = continuations.iter().flat_map(|ids| {
         let read = ids.split_last().map_or(&[][..], |(_, read)| read);
-        once(last).chain(read.iter().copied()).chain(repeat_n(0, longest - ids.len()))
+        read.iter().copied().chain(repeat_n(0, longest - read.len()))
     });
     let ids = Tensor::from_vec(padded.collect(), (rows, longest), model.device())?;
     let hidden = model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?; // (B, T, C)
     let places = continuations.iter().enumerate().flat_map(|(row, ids)| {
-        ids.iter().enumerate().skip(1).map(move |(place, id)| (row * longest + place, *id))
+        ids.iter().skip(1).enumerate().map(move |(place, id)| (row * longest + place, *id))
     });
     let (places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
     let places = places.into_iter().map(u32::try_from).collect::<Result<Vec<_>, _>>();

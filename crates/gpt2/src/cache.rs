@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{DType, Device, Result};
-use gpt2_attention::{KvCache, KvMemory, KvSlot};
+use candle_core::{Device, Result};
+use gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot};
 
 use crate::recorder::Steps;
 use crate::{Gpt2Config, Gpt2LMHead, ModelError};
@@ -22,11 +22,19 @@ pub struct KvPool {
 type Taken = BTreeMap<usize, usize>;
 
 impl KvPool {
-    /// Memory for `tokens` tokens. On a CPU it is there from the start and takes room once it is used.
+    /// Memory for `tokens` tokens, and for what is missing to a multiple of 16. On a CPU it is there from the start and takes room
+    /// once it is used. Each row takes a multiple of 16 too: [`KvSlot::room`].
     ///
     /// # Errors
     /// When it cannot be allocated on the device.
-    pub fn new(config: &Gpt2Config, tokens: usize, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(
+        config: &Gpt2Config,
+        tokens: usize,
+        dtype: impl Into<KvDType>,
+        device: &Device,
+    ) -> Result<Self> {
+        let dtype = dtype.into();
+        let tokens = KvSlot::room_of(tokens);
         let memory = |_| KvMemory::new(config.n_head, config.head_dim(), tokens, dtype, device);
         let layers = (0..config.n_layer).map(memory).collect::<Result<_>>()?;
         Ok(Self { layers, tokens, taken: Arc::default() })
@@ -34,7 +42,7 @@ impl KvPool {
 
     /// A cache without rows, for [`Gpt2Cache::insert`].
     pub fn empty_cache(&self) -> Gpt2Cache {
-        let layers = self.layers.iter().map(|memory| memory.cache(&[])).collect();
+        let layers = self.layers.iter().map(|memory| KvCache::in_memory(memory, &[])).collect();
         Gpt2Cache { layers, slots: Vec::new(), pool: self.clone(), steps: Steps::default() }
     }
 
@@ -58,15 +66,16 @@ impl KvPool {
 
     /// The first room in one piece.
     fn take(&self, capacity: usize) -> Option<TakenSlot> {
+        let room = KvSlot::room_of(capacity);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut start = 0;
         for (next, end) in taken.iter() {
-            if next - start >= capacity {
+            if next - start >= room {
                 break;
             }
             start = *end;
         }
-        let end = start.checked_add(capacity).filter(|end| *end <= self.tokens)?;
+        let end = start.checked_add(room).filter(|end| *end <= self.tokens)?;
         // Room for no tokens takes no place.
         if capacity > 0 {
             taken.insert(start, end);
@@ -110,11 +119,11 @@ impl Gpt2Cache {
         config: &Gpt2Config,
         batch: usize,
         capacity: usize,
-        dtype: DType,
+        dtype: impl Into<KvDType>,
         device: &Device,
     ) -> Result<Self> {
         let no_room = || ModelError::NoCacheRoom { tokens: batch.saturating_mul(capacity) };
-        let tokens = batch.checked_mul(capacity).ok_or_else(no_room)?;
+        let tokens = batch.checked_mul(KvSlot::room_of(capacity)).ok_or_else(no_room)?;
         let pool = KvPool::new(config, tokens, dtype, device)?;
         Ok(pool.cache(batch, capacity).ok_or_else(no_room)?)
     }
@@ -139,9 +148,10 @@ impl Gpt2Cache {
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<Vec<_>>>()?;
         let memories = layers.iter().map(KvCache::memory).collect();
-        let capacities: Vec<usize> = rows.iter().map(|row| self.slots[*row].place.capacity).collect();
-        let pool = KvPool { layers: memories, tokens: capacities.iter().sum(), taken: Arc::default() };
-        let slots = capacities.into_iter().map(|capacity| pool.take(capacity)).collect::<Option<_>>();
+        let places = || rows.iter().map(|row| self.slots[*row].place);
+        let tokens = places().map(KvSlot::room).sum();
+        let pool = KvPool { layers: memories, tokens, taken: Arc::default() };
+        let slots = places().map(|place| pool.take(place.capacity)).collect::<Option<_>>();
         let slots = slots.ok_or(ModelError::NoCacheRoom { tokens: pool.tokens })?;
         Ok(Self { layers, slots, pool, steps: Steps::default() })
     }
@@ -195,7 +205,7 @@ impl Gpt2Cache {
         let mut taken = Vec::with_capacity(self.layers.len());
         for (layer, memory) in self.layers.iter_mut().zip(&self.pool.layers) {
             let (slot, length) = layer.remove_row(row)?;
-            let mut cache = memory.cache(&[]);
+            let mut cache = KvCache::in_memory(memory, &[]);
             cache.insert_row(0, slot, length)?;
             taken.push(cache);
         }
@@ -298,13 +308,13 @@ impl Gpt2LMHead {
     /// The type of the keys and values in the caches of this model. By default f32 beside weights in f32, and f16 beside all
     /// others: rounding keys and values to 11 bits loses no more than rounding weights to 11 bits or fewer, and a long
     /// context is read in half the time. f16 ends at 65,504: a model with larger keys or values needs f32.
-    pub fn kv_dtype(&self) -> DType {
+    pub fn kv_dtype(&self) -> KvDType {
         self.kv_dtype
     }
 
     /// The same model with keys and values of another type, f32 or f16.
-    pub fn with_kv_dtype(mut self, kv_dtype: DType) -> Self {
-        self.kv_dtype = kv_dtype;
+    pub fn with_kv_dtype(mut self, kv_dtype: impl Into<KvDType>) -> Self {
+        self.kv_dtype = kv_dtype.into();
         self
     }
 
@@ -332,7 +342,7 @@ mod tests {
     fn pool(tokens: usize) -> KvPool {
         let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
         let config = Gpt2Config::from_json(json).unwrap();
-        KvPool::new(&config, tokens, DType::F32, &Device::Cpu).unwrap()
+        KvPool::new(&config, tokens, KvDType::F32, &Device::Cpu).unwrap()
     }
 
     fn start(cache: &Gpt2Cache) -> usize {
@@ -341,30 +351,32 @@ mod tests {
 
     #[test]
     fn room_is_taken_where_it_is_first_and_given_back() {
-        let pool = pool(10);
-        let (first, second) = (pool.cache(1, 4).unwrap(), pool.cache(1, 3).unwrap());
-        assert_eq!((start(&first), start(&second), pool.tokens_in_use()), (0, 4, 7));
-        assert!(pool.cache(1, 4).is_none(), "three are left");
+        // In panels of 16 tokens there is room for ten, of which a row takes whole ones.
+        let pool = pool(160);
+        let (first, second) = (pool.cache(1, 64).unwrap(), pool.cache(1, 33).unwrap());
+        assert_eq!((start(&first), start(&second), pool.tokens_in_use()), (0, 64, 112));
+        assert!(pool.cache(1, 49).is_none(), "48 are left");
         drop(first);
-        assert!(pool.cache(1, 5).is_none(), "four and three, but not in one piece");
-        assert!(pool.cache(3, 3).is_none(), "room for two of three rows");
-        assert_eq!(pool.tokens_in_use(), 3, "what the two had is given back");
-        let third = pool.cache(2, 2).unwrap();
-        assert_eq!((start(&third), pool.tokens_in_use()), (0, 7));
+        assert!(pool.cache(1, 65).is_none(), "64 and 48, but not in one piece");
+        assert!(pool.cache(3, 40).is_none(), "room for two of three rows");
+        assert_eq!(pool.tokens_in_use(), 48, "what the two had is given back");
+        let third = pool.cache(2, 32).unwrap();
+        assert_eq!((start(&third), pool.tokens_in_use()), (0, 112));
         assert!(pool.cache(2, usize::MAX / 2).is_none());
+        assert!(pool.cache(1, usize::MAX).is_none());
         assert_eq!(pool.cache(3, 0).unwrap().lengths(), [0; 3]);
     }
 
     #[test]
     fn rows_move_between_caches_of_one_pool() {
-        let elsewhere = pool(3).cache(1, 3).unwrap();
-        let pool = pool(12);
+        let elsewhere = pool(16).cache(1, 3).unwrap();
+        let pool = pool(64);
         let mut rows = pool.cache(3, 3).unwrap();
         let middle = rows.take(1).unwrap();
-        assert_eq!((start(&middle), rows.lengths().len(), pool.tokens_in_use()), (3, 2, 9));
+        assert_eq!((start(&middle), rows.lengths().len(), pool.tokens_in_use()), (16, 2, 48));
         rows.insert(1, middle).unwrap();
         let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
-        assert_eq!(starts, [0, 3, 6]);
+        assert_eq!(starts, [0, 16, 32]);
         assert!(rows.take(3).is_err());
         assert!(rows.insert(3, elsewhere).is_err(), "another pool");
         let first = rows.take(0).unwrap();
@@ -372,13 +384,13 @@ mod tests {
         rows.insert(2, first).unwrap();
         let first = rows.take(2).unwrap();
         assert!(rows.insert(3, first).is_err(), "there are two rows");
-        assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (2, 6), "what was not taken is given back");
+        assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (2, 32), "what was not taken is given back");
         drop(rows.take(0).unwrap());
-        assert_eq!(pool.tokens_in_use(), 3);
+        assert_eq!(pool.tokens_in_use(), 16);
         let mut rows = pool.cache(3, 3).unwrap();
         rows.swap_remove(0).unwrap();
         let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
-        assert_eq!(starts, [0, 3], "the last one went into the place of the first");
+        assert_eq!(starts, [0, 16], "the last one went into the place of the first");
         rows.swap_remove(1).unwrap();
         assert!(rows.swap_remove(1).is_err());
     }

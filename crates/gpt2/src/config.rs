@@ -4,7 +4,7 @@
 //! (`attribute_map`) and its defaults. A key that changes the arithmetic is honoured or refused by name. The sizes
 //! have no default here: a file without them is damaged more often than it is a 124M model.
 
-use gpt2_kernels::Activation;
+use gpt2_kernels::{Activation, KvDType};
 use serde_json::{Map, Value};
 
 use crate::{ConfigError, ParameterCounts};
@@ -271,9 +271,9 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
-    /// Bytes that one token takes in the key-value cache, with elements of `element_bytes`.
-    pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
-        2 * self.n_layer * self.n_embd * element_bytes
+    /// Bytes that one token takes in a key-value cache of this type.
+    pub fn kv_bytes_per_token(&self, dtype: KvDType) -> usize {
+        self.n_layer * dtype.bytes_per_token(self.n_head, self.head_dim())
     }
 
     fn activation_name(&self) -> &'static str {

@@ -31,7 +31,7 @@ mod recorder;
 pub use cache::{Gpt2Cache, KvPool};
 pub use config::{Gpt2Config, PRESETS};
 pub use error::{ConfigError, ModelError};
-pub use gpt2_attention::{Observer, Pass, Site};
+pub use gpt2_attention::{KvDType, KvSlot, Observer, Pass, Site};
 pub use gpt2_kernels::Activation;
 pub use model::{Gpt2LMHead, Gpt2Model, LogitsFor};
 pub use parameters::{

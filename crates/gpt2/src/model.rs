@@ -18,7 +18,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
-    AttentionMask, FeedForward, KvCache, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
+    AttentionMask, FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
@@ -205,7 +205,7 @@ pub enum LogitsFor {
 pub struct Gpt2LMHead {
     transformer: Gpt2Model,
     lm_head: Linear,
-    pub(crate) kv_dtype: DType,
+    pub(crate) kv_dtype: KvDType,
     pub(crate) step_recorder: Option<StepRecorder>,
 }
 
@@ -220,7 +220,7 @@ impl Gpt2LMHead {
             true => transformer.wte.clone(),
             false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
         };
-        let kv_dtype = lm_head.weight().kept_dtype();
+        let kv_dtype = lm_head.weight().kept_dtype().into();
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 

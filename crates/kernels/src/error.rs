@@ -1,7 +1,12 @@
 //! What can be wrong with the input of an op. It travels inside candle's error type, from which `downcast_ref` takes it.
 
+use std::ops::Range;
+
 use candle_core::DType;
+use gpt2_arithmetic::KvSlot;
 use thiserror::Error;
+
+use crate::layers::KvDType;
 
 /// An input that an op cannot work with.
 #[derive(Debug, Error, Clone, PartialEq)]
@@ -51,7 +56,7 @@ pub enum KernelError {
     },
     /// There is no memory for keys and values.
     #[error(
-        "no memory for the keys or values of {tokens} tokens, {width} wide in {dtype:?}; ask for fewer tokens"
+        "no memory for the keys and values of {tokens} tokens, {width} wide in {dtype}; ask for fewer tokens"
     )]
     NoMemory {
         /// Tokens that there was to be room for.
@@ -59,7 +64,26 @@ pub enum KernelError {
         /// Values of a token, of all heads.
         width: usize,
         /// Type of the values.
-        dtype: DType,
+        dtype: KvDType,
+    },
+    /// A type of keys and values, or their memory, is the CPU's alone or not the CPU's.
+    #[error(
+        "keys and values in {dtype}: no such memory, or no kernel that reads it, on this device; q8 is the CPU's type, f32 and f16 \
+         are there everywhere"
+    )]
+    OnlyOnCpu {
+        /// The type.
+        dtype: KvDType,
+    },
+    /// A slot is not one of a memory, or has fewer tokens than are asked for.
+    #[error("attention: tokens {tokens:?} of {slot:?} in a memory for {held} tokens")]
+    NoSuchSlot {
+        /// The slot.
+        slot: KvSlot,
+        /// The tokens asked for.
+        tokens: Range<usize>,
+        /// Tokens that the memory has room for.
+        held: usize,
     },
     /// New keys or values have no room in the memory they are for.
     #[error(
@@ -68,19 +92,10 @@ pub enum KernelError {
     TokensDoNotFit {
         /// Shape of the memory.
         memory: Vec<usize>,
-        /// Shape of the tokens.
-        tokens: Vec<usize>,
+        /// Shapes of the keys and of the values.
+        tokens: [Vec<usize>; 2],
         /// Place of the first token of each row.
         positions: Vec<usize>,
-    },
-    /// A memory for keys or values is a view that has gaps or another order.
-    #[error(
-        "attention: a memory of {memory:?} for keys or values is not contiguous; give it as it was allocated, or whole tokens \
-         of it side by side"
-    )]
-    MemoryNotContiguous {
-        /// Shape of the memory.
-        memory: Vec<usize>,
     },
     /// There is no kernel for a step that reads its places from memory.
     #[error(
@@ -91,7 +106,7 @@ pub enum KernelError {
         /// Shape and type of the new token.
         token: (Vec<usize>, DType),
         /// Shape and type of the memory.
-        memory: (Vec<usize>, DType),
+        memory: (Vec<usize>, KvDType),
     },
     /// An embedding was asked for rows that its table does not have.
     #[error("embedding: row {row} of a table of {rows}")]

@@ -38,9 +38,8 @@ pub use gpt2_arithmetic::{
     StoredOrder, WeightFormat, limits, map_items, set_thread_count, thread_count,
 };
 pub use layers::{
-    Activation, AdaptedMatrix, LayerNorm, Linear, Matrix, ParameterSource, dropout, prefix_attention,
-    prefix_attention_on_gpu, side_by_side, slot_attention, step_attention, window_attention, write_tokens,
-    zeroed_memory,
+    Activation, AdaptedMatrix, KvDType, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, UnknownKvDType,
+    dropout, prefix_attention, prefix_attention_on_gpu, step_attention, window_attention,
 };
 pub use training::{
     Before, adamw_step, add, add_positions, causal_attention_reference, causal_self_attention, gradients,

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-use gpt2::Gpt2LMHead;
+use gpt2::{Gpt2LMHead, KvDType};
 
 use crate::readers::{PackParameters, ReadParameters};
 use crate::stored::StoredDType;
@@ -19,7 +19,7 @@ pub struct LoadOptions {
     pub dtype: Option<WeightDType>,
     /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 where the weights are rounded
     /// to f16 or fewer bits as they are loaded: that rounding is as coarse. On a GPU it is the type of the weights.
-    pub kv_dtype: Option<DType>,
+    pub kv_dtype: Option<KvDType>,
 }
 
 impl Default for LoadOptions {
@@ -50,7 +50,7 @@ impl Checkpoint {
             let vb = VarBuilder::from_backend(Box::new(reader), dtype, device.clone());
             Gpt2LMHead::load(self.config(), &vb)?
         };
-        let exact = (device.is_cpu() && !self.is_rounded_to(*dtype)).then_some(DType::F32);
+        let exact = (device.is_cpu() && !self.is_rounded_to(*dtype)).then_some(KvDType::F32);
         Ok(match kv_dtype.or(exact) {
             Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
             None => model,

@@ -1,12 +1,13 @@
 //! Where the heads of a batch have their values.
 
-/// Room of one row in a memory `(N, H · D)`, which holds `N` tokens: `capacity` of them from token `start` on, laid out as
-/// `(H, capacity, D)`.
+use crate::simd::LANES;
+
+/// Room of one row in a memory of keys and values: `capacity` tokens from token `start` on, head by head.
 ///
-/// So rows of one memory need not lie side by side or have the same room, and rows that do are a tensor `(B, H, S, D)`.
+/// So rows of one memory need not lie side by side or have the same room, and in a tensor rows that do are `(B, H, S, D)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSlot {
-    /// The first token.
+    /// The first token, a multiple of 16.
     pub start: usize,
     /// Tokens.
     pub capacity: usize,
@@ -15,19 +16,36 @@ pub struct KvSlot {
 impl KvSlot {
     /// The slots of `batch` rows side by side.
     pub fn side_by_side(batch: usize, capacity: usize) -> Vec<Self> {
-        (0..batch).map(|row| Self { start: row * capacity, capacity }).collect()
+        let room = Self::room_of(capacity);
+        (0..batch).map(|row| Self { start: row * room, capacity }).collect()
+    }
+
+    /// Tokens of memory that a slot takes: whole panels of 16.
+    #[inline(always)]
+    pub const fn room_of(capacity: usize) -> usize {
+        match capacity.checked_next_multiple_of(LANES) {
+            Some(room) => room,
+            None => usize::MAX,
+        }
+    }
+
+    /// Tokens of memory that it takes.
+    #[inline(always)]
+    pub const fn room(self) -> usize {
+        Self::room_of(self.capacity)
     }
 
     /// Whether it lies in a memory for so many tokens.
     pub fn is_in(self, tokens: usize) -> bool {
-        self.start.checked_add(self.capacity).is_some_and(|end| end <= tokens)
+        let end = self.start.checked_add(self.room());
+        self.start.is_multiple_of(LANES) && end.is_some_and(|end| end <= tokens)
     }
 }
 
 /// Values of some heads of some rows of a batch, those of a token and head, `D`, in one piece.
 #[derive(Debug, Clone)]
-pub struct Heads<'a, E = f32> {
-    pub(super) values: &'a [E],
+pub struct Heads<'a> {
+    values: &'a [f32],
     /// One for each row of the batch.
     pub(super) rows: Vec<HeadsOfRow>,
     pub(super) heads: usize,
@@ -47,37 +65,14 @@ pub(super) struct HeadsOfRow {
     tokens: usize,
 }
 
-impl<'a, E> Heads<'a, E> {
+impl<'a> Heads<'a> {
     /// Those of a tensor `(B, H, T, D)` that begins with the first value, by its sizes and the strides of the first three axes;
     /// the values of a token lie side by side.
-    pub fn strided(values: &'a [E], sizes: [usize; 4], strides: [usize; 3]) -> Self {
+    pub fn strided(values: &'a [f32], sizes: [usize; 4], strides: [usize; 3]) -> Self {
         let [batch, heads, tokens, head_dim] = sizes;
         let [batch_stride, head_stride, token_stride] = strides;
         let row = |row| HeadsOfRow { start: row * batch_stride, head_stride, tokens };
         Self { values, rows: (0..batch).map(row).collect(), heads, tokens, head_dim, token_stride }
-    }
-
-    /// Those of rows that have slots in a memory `(N, H · D)`, of each row as many tokens as `tokens` says.
-    pub fn in_slots(
-        values: &'a [E],
-        slots: &[KvSlot],
-        (heads, head_dim): (usize, usize),
-        tokens: impl Fn(usize) -> usize,
-    ) -> Self {
-        let row = |(row, slot): (usize, &KvSlot)| HeadsOfRow {
-            start: slot.start * heads * head_dim,
-            head_stride: slot.capacity * head_dim,
-            tokens: tokens(row),
-        };
-        let rows: Vec<_> = slots.iter().enumerate().map(row).collect();
-        let tokens = rows.iter().map(|row| row.tokens).max().unwrap_or(0);
-        Self { values, rows, heads, tokens, head_dim, token_stride: head_dim }
-    }
-
-    /// The same places in other values.
-    pub(super) fn with_values<'b, O>(&self, values: &'b [O]) -> Heads<'b, O> {
-        let Self { heads, tokens, head_dim, token_stride, .. } = *self;
-        Heads { values, rows: self.rows.clone(), heads, tokens, head_dim, token_stride }
     }
 
     /// Tokens of a row of the batch.
@@ -92,7 +87,7 @@ impl<'a, E> Heads<'a, E> {
 
     /// One head of a row of the batch.
     #[inline(always)]
-    pub(super) fn head(&self, batch: usize, head: usize) -> Head<'a, E> {
+    pub(super) fn head(&self, batch: usize, head: usize) -> Head<'a> {
         let HeadsOfRow { start, head_stride, tokens } = self.rows[batch];
         Head {
             values: &self.values[start + head * head_stride..],
@@ -105,16 +100,16 @@ impl<'a, E> Heads<'a, E> {
 
 /// The values of a head, token by token.
 #[derive(Clone, Copy)]
-pub(super) struct Head<'a, E = f32> {
-    values: &'a [E],
+pub(super) struct Head<'a> {
+    values: &'a [f32],
     pub(super) tokens: usize,
     pub(super) head_dim: usize,
     token_stride: usize,
 }
 
-impl<'a, E> Head<'a, E> {
+impl<'a> Head<'a> {
     #[inline(always)]
-    pub(super) fn row(&self, token: usize) -> &'a [E] {
+    pub(super) fn row(&self, token: usize) -> &'a [f32] {
         &self.values[token * self.token_stride..][..self.head_dim]
     }
 }
@@ -125,12 +120,12 @@ mod tests {
 
     #[test]
     fn slots_know_where_they_end() {
-        assert_eq!(
-            KvSlot::side_by_side(2, 3),
-            [KvSlot { start: 0, capacity: 3 }, KvSlot { start: 3, capacity: 3 }]
-        );
-        let slot = KvSlot { start: 3, capacity: 3 };
-        assert!(slot.is_in(6) && !slot.is_in(5));
-        assert!(!KvSlot { start: 1, capacity: usize::MAX }.is_in(6));
+        let slots = KvSlot::side_by_side(2, 19);
+        assert_eq!(slots, [KvSlot { start: 0, capacity: 19 }, KvSlot { start: 32, capacity: 19 }]);
+        assert!(slots[1].is_in(64) && !slots[1].is_in(63));
+        assert!(!KvSlot { start: 8, capacity: 3 }.is_in(64), "not where a panel begins");
+        for capacity in [usize::MAX, usize::MAX - 15] {
+            assert!(!KvSlot { start: 16, capacity }.is_in(64));
+        }
     }
 }

@@ -1,91 +1,344 @@
 //! `softmax(scale · Q Kᵀ) V` where every query sees keys that lie side by side: causal, full and windowed attention, with and
 //! without a cache.
 //!
-//! One query, a step of decoding, is bound by memory: [`one_query`]. Many queries are bound by arithmetic: [`many_queries`].
-//! Neither computes what no query sees, and what a query does not see never reaches its result, not even NaN.
+//! Keys and values lie in panels of a [`KvMemory`]; those that are no cache's are laid out so first. A query is computed
+//! [part](on_part) by part of its keys, alone or in a tile with others: a step of decoding, some tokens after a cache and a
+//! prompt are one computation with the same bits. Nothing is computed that no query sees, and what a query does not see never
+//! reaches its result, not even NaN.
 
-mod element;
+mod floats;
+mod format;
 mod heads;
-mod many_queries;
-mod one_query;
+mod memory;
+mod on_part;
+mod q8;
 mod softmax;
 #[cfg(test)]
 mod tests;
-mod write;
 
 use std::ops::Range;
 
-use element::Element;
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use format::Format;
 pub use heads::{Heads, KvSlot};
-pub use write::{KvValues, write_tokens};
+pub use memory::{KvFormat, KvMemory, KvSizes};
+use memory::{OnUnits, Units};
+use on_part::{OnPart, PART_KEYS, PartScores, Results, finish, merge, result_len, seen_of_part};
 
-use crate::simd::InstructionSet;
+use crate::simd::{InstructionSet, Job, MAX_TILE_ROWS, Simd};
+use crate::threads::{Part, Parts, computed_in_parts, for_each_part, thread_count};
 
-/// Keys and values as a cache may hold them.
-#[derive(Debug, Clone)]
-pub enum KvHeads<'a> {
-    /// In f32.
-    F32([Heads<'a>; 2]),
-    /// In f16.
-    F16([Heads<'a, f16>; 2]),
-}
+/// Queries of a piece of work: few enough that there is work for many threads, many enough to use the keys while they are near.
+const PIECE_QUERIES: usize = 48;
+/// At least so many pieces for each thread, else the parts of the keys are shared among threads too.
+const PIECES_PER_THREAD: usize = 4;
 
 /// Attention of some queries over keys and values.
 ///
 /// # Shapes
 /// `q` `(B, H, T, D)`; keys `(B, H, S, D)`, values `(B, H, S, Dv)`. `visible` has for each of the `B · T` queries the keys that
-/// it sees, at least one of those that its row has. Returns `(B, T, H, Dv)`.
+/// it sees, at least one of those that its row has. Returns `(B, T, H, Dv)`; `None` where there is no memory for keys and values.
 ///
 /// # Panics
 /// When the shapes are not these.
-pub fn attention(q: &Heads<'_>, kv: &KvHeads<'_>, scale: f32, visible: &[Range<usize>]) -> Vec<f32> {
-    attention_with(q, kv, scale, visible, InstructionSet::detected())
+pub fn attention(
+    q: &Heads<'_>,
+    [k, v]: [&Heads<'_>; 2],
+    scale: f32,
+    visible: &[Range<usize>],
+) -> Option<Vec<f32>> {
+    attention_with(q, [k, v], scale, visible, InstructionSet::detected())
 }
 
 /// The same with these instructions.
 fn attention_with(
     q: &Heads<'_>,
-    kv: &KvHeads<'_>,
+    [k, v]: [&Heads<'_>; 2],
     scale: f32,
     visible: &[Range<usize>],
     instructions: InstructionSet,
-) -> Vec<f32> {
-    match kv {
-        KvHeads::F32([k, v]) => attention_over(q, k, v, scale, visible, instructions),
-        KvHeads::F16([k, v]) => attention_over(q, &bits(k), &bits(v), scale, visible, instructions),
-    }
+) -> Option<Vec<f32>> {
+    let sizes = KvSizes { heads: k.heads, key_dim: k.head_dim, value_dim: v.head_dim };
+    let slots = KvSlot::side_by_side(k.rows.len(), k.tokens);
+    let tokens = slots.iter().map(|slot| slot.room()).sum();
+    let mut memory = KvMemory::new(KvFormat::F32, sizes, tokens)?;
+    memory.write_with(&slots, [k, v], &vec![0; slots.len()], instructions);
+    Some(slot_attention_with(q, &memory, &slots, scale, visible, instructions))
 }
 
-/// The same heads as bits.
-fn bits<'a>(heads: &Heads<'a, f16>) -> Heads<'a, u16> {
-    heads.with_values(heads.values.reinterpret_cast())
-}
-
-fn attention_over<E: Element>(
+/// The same over what a cache holds, where the rows of a batch have slots of their own.
+///
+/// # Shapes
+/// `q` `(B, H, T, D)`; a slot for each of the `B` rows. `visible` has for each of the `B · T` queries the keys that it sees, at
+/// least one of those that its slot has room for. Returns `(B, T, H, Dv)`.
+///
+/// # Panics
+/// When the shapes are not these.
+pub fn slot_attention(
     q: &Heads<'_>,
-    k: &Heads<'_, E>,
-    v: &Heads<'_, E>,
+    memory: &KvMemory,
+    slots: &[KvSlot],
+    scale: f32,
+    visible: &[Range<usize>],
+) -> Vec<f32> {
+    slot_attention_with(q, memory, slots, scale, visible, InstructionSet::detected())
+}
+
+/// The same with these instructions.
+fn slot_attention_with(
+    q: &Heads<'_>,
+    memory: &KvMemory,
+    slots: &[KvSlot],
     scale: f32,
     visible: &[Range<usize>],
     instructions: InstructionSet,
 ) -> Vec<f32> {
-    let sees =
-        |(query, keys): (usize, &Range<usize>)| !keys.is_empty() && keys.end <= k.tokens_of(query / q.tokens);
-    let fits = k.rows.len() == q.rows.len()
-        && v.rows.len() == q.rows.len()
-        && [k.heads, v.heads] == [q.heads; 2]
-        && k.head_dim == q.head_dim
-        && k.tokens == v.tokens
+    let sizes = memory.sizes();
+    let sees = |(query, keys): (usize, &Range<usize>)| {
+        !keys.is_empty() && keys.end <= slots[query / q.tokens].capacity
+    };
+    let fits = (q.heads, q.head_dim) == (sizes.heads, sizes.key_dim)
+        && slots.len() == q.rows.len()
+        && slots.iter().all(|slot| slot.is_in(memory.tokens()))
         && visible.len() == q.rows.len() * q.tokens
         && visible.iter().enumerate().all(sees);
     assert!(fits, "queries, keys, values and what is seen of them do not fit together");
-    if q.rows.len() * q.tokens * q.heads * v.head_dim == 0 {
+    if visible.len() * q.heads * sizes.value_dim == 0 {
         return Vec::new();
     }
-    match q.tokens {
-        1 => one_query::attention(q, k, v, scale, visible, instructions),
-        _ => many_queries::attention(q, k, v, scale, visible, instructions),
+    memory.with(Attend { q, sizes, slots, scale, visible, instructions, shares_keys: None })
+}
+
+/// Attention over a memory of any format.
+struct Attend<'a> {
+    q: &'a Heads<'a>,
+    sizes: KvSizes,
+    slots: &'a [KvSlot],
+    scale: f32,
+    visible: &'a [Range<usize>],
+    instructions: InstructionSet,
+    /// Whether threads share the keys of a query; `None` for what is faster.
+    shares_keys: Option<bool>,
+}
+
+impl OnUnits for Attend<'_> {
+    type Output = Vec<f32>;
+
+    fn run<F: Format>(self, units: &Units<F>) -> Vec<f32> {
+        let Self { q, sizes, visible, instructions, .. } = self;
+        let (tokens, heads, value_dim) = (q.tokens, q.heads, sizes.value_dim);
+        let work = OnMemory { attend: &self, units };
+        // A piece of work is no larger than a row of the batch.
+        let queries = tokens.min(PIECE_QUERIES);
+        let pieces = visible.len().div_ceil(queries) * heads;
+        let has_few = tokens < PIECE_QUERIES && pieces < PIECES_PER_THREAD * thread_count();
+        let row_len = heads * value_dim;
+        if !self.shares_keys.unwrap_or(has_few) {
+            let parts = Parts { row_len, rows: queries, columns: value_dim };
+            return computed_in_parts(visible.len() * row_len, parts, |part| {
+                instructions.run(Piece { work, part });
+            });
+        }
+        // For each row, head and part of the keys the results of the queries.
+        let parts = visible.iter().map(|keys| keys.end.div_ceil(PART_KEYS)).max().unwrap_or(0);
+        let result_len = tokens * result_len(value_dim);
+        let mut results = vec![0.0; q.rows.len() * heads * parts * result_len];
+        for_each_part(
+            &mut results,
+            Parts { row_len: result_len, rows: 1, columns: result_len },
+            |mut part| {
+                let (position, key_part) = (part.first_row / parts, part.first_row % parts);
+                instructions.run(PieceOfKeys { work, position, key_part, results: part.row(0) });
+            },
+        );
+        let mut output = vec![0.0; visible.len() * row_len];
+        instructions.run(MergeAll { work, parts, results: &results, output: &mut output });
+        output
+    }
+}
+
+/// What all pieces of work take.
+struct OnMemory<'a, F: Format> {
+    attend: &'a Attend<'a>,
+    units: &'a Units<F>,
+}
+
+impl<F: Format> Clone for OnMemory<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Format> Copy for OnMemory<'_, F> {}
+
+impl<F: Format> OnMemory<'_, F> {
+    /// Some queries of a row and head, as products take them.
+    #[inline(always)]
+    fn arranged<S: Simd>(
+        &self,
+        simd: S,
+        (batch, head): (usize, usize),
+        queries: Range<usize>,
+    ) -> Vec<F::Query> {
+        let query_len = self.attend.sizes.key_dim.div_ceil(F::KEY_INPUTS);
+        let mut arranged = vec![F::Query::default(); queries.len() * query_len];
+        let of_head = self.attend.q.head(batch, head);
+        for query in 0..queries.len() {
+            let to = &mut arranged[query * query_len..][..query_len];
+            F::arrange(simd, of_head.row(queries.start + query), to);
+        }
+        arranged
+    }
+
+    /// One tile of queries, arranged, over a part of the keys.
+    #[inline(always)]
+    fn on_part<'b>(
+        &'b self,
+        (batch, head): (usize, usize),
+        visible: &'b [Range<usize>],
+        arranged: &'b [F::Query],
+        part: usize,
+    ) -> OnPart<'b, F> {
+        let Attend { sizes, slots, scale, .. } = *self.attend;
+        let head = self.units.head(sizes, slots[batch], head);
+        OnPart { head, queries: arranged, visible, scale, part }
+    }
+}
+
+/// All keys of some queries in one head.
+struct Piece<'a, 'b, F: Format> {
+    work: OnMemory<'a, F>,
+    part: Part<'b, f32>,
+}
+
+impl<F: Format> Job for Piece<'_, '_, F> {
+    type Output = ();
+    const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let tokens = self.work.attend.q.tokens;
+        let mut row = 0;
+        while row < self.part.rows() {
+            let query = self.part.first_row + row;
+            // Queries of the next row of the batch see other keys.
+            let queries = (self.part.rows() - row).min(tokens - query % tokens);
+            self.of_row(simd, row, queries);
+            row += queries;
+        }
+    }
+}
+
+impl<F: Format> Piece<'_, '_, F> {
+    /// Some queries of one row of the batch.
+    #[inline(always)]
+    fn of_row<S: Simd>(&mut self, simd: S, row: usize, queries: usize) {
+        let Attend { q, sizes, visible, .. } = *self.work.attend;
+        let first = self.part.first_row + row;
+        let (batch, token) = (first / q.tokens, first % q.tokens);
+        let place = (batch, self.part.first_column / sizes.value_dim);
+        let visible = &visible[first..first + queries];
+        let arranged = self.work.arranged(simd, place, token..token + queries);
+        let query_len = arranged.len() / queries;
+        let result_len = result_len(sizes.value_dim);
+        let mut scores: PartScores = [[0.0; PART_KEYS]; MAX_TILE_ROWS];
+        let mut totals = vec![0.0; queries * result_len];
+        let mut results = vec![0.0; F::tile_rows::<S>().min(queries) * result_len];
+        let (mut first_key, mut end_key) = (usize::MAX, 0);
+        for keys in visible {
+            first_key = first_key.min(keys.start);
+            end_key = end_key.max(keys.end);
+        }
+        for part in first_key / PART_KEYS..end_key.div_ceil(PART_KEYS) {
+            let mut query = 0;
+            while query < queries {
+                let count = F::tile_rows::<S>().min(queries - query);
+                let of_tile = &arranged[query * query_len..(query + count) * query_len];
+                let visible = &visible[query..query + count];
+                let on = self.work.on_part(place, visible, of_tile, part);
+                simd.run(Results { on, scores: &mut scores, results: &mut results });
+                for index in 0..count {
+                    let total = &mut totals[(query + index) * result_len..][..result_len];
+                    let result = &results[index * result_len..][..result_len];
+                    put_together(simd, total, result, &visible[index], part);
+                }
+                query += count;
+            }
+        }
+        for query in 0..queries {
+            let total = &totals[query * result_len..][..result_len];
+            finish(simd, total, self.part.row(row + query));
+        }
+    }
+}
+
+/// Adds what a query has of a part, if it sees any key of it.
+#[inline(always)]
+fn put_together<S: Simd>(simd: S, total: &mut [f32], result: &[f32], visible: &Range<usize>, part: usize) {
+    if visible.start / PART_KEYS == part {
+        total.copy_from_slice(result);
+    } else if !seen_of_part(visible, part).is_empty() {
+        merge(simd, total, result);
+    }
+}
+
+/// One part of the keys of all queries of a row and head, which are few.
+struct PieceOfKeys<'a, 'b, F: Format> {
+    work: OnMemory<'a, F>,
+    /// Which row and head, counted row by row.
+    position: usize,
+    key_part: usize,
+    results: &'b mut [f32],
+}
+
+impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
+    type Output = ();
+    const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Attend { q, sizes, visible, .. } = *self.work.attend;
+        let place = (self.position / q.heads, self.position % q.heads);
+        let visible = &visible[place.0 * q.tokens..(place.0 + 1) * q.tokens];
+        let arranged = self.work.arranged(simd, place, 0..q.tokens);
+        let (query_len, result_len) = (arranged.len() / q.tokens, result_len(sizes.value_dim));
+        let mut scores: PartScores = [[0.0; PART_KEYS]; MAX_TILE_ROWS];
+        let mut query = 0;
+        while query < q.tokens {
+            let end = q.tokens.min(query + F::tile_rows::<S>());
+            let of_tile = &arranged[query * query_len..end * query_len];
+            let results = &mut self.results[query * result_len..end * result_len];
+            let on = self.work.on_part(place, &visible[query..end], of_tile, self.key_part);
+            simd.run(Results { on, scores: &mut scores, results });
+            query = end;
+        }
+    }
+}
+
+/// Puts the parts of all queries together.
+struct MergeAll<'a, 'b, F: Format> {
+    work: OnMemory<'a, F>,
+    parts: usize,
+    results: &'b [f32],
+    output: &'b mut [f32],
+}
+
+impl<F: Format> Job for MergeAll<'_, '_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Attend { q, sizes, visible, .. } = *self.work.attend;
+        let result_len = result_len(sizes.value_dim);
+        let mut total = vec![0.0; result_len];
+        for row in 0..self.output.len() / sizes.value_dim {
+            let (query, head) = (row / q.heads, row % q.heads);
+            let (batch, token) = (query / q.tokens, query % q.tokens);
+            for part in 0..self.parts {
+                let place = ((batch * q.heads + head) * self.parts + part) * q.tokens + token;
+                let result = &self.results[place * result_len..][..result_len];
+                put_together(simd, &mut total, result, &visible[query], part);
+            }
+            finish(simd, &total, &mut self.output[row * sizes.value_dim..][..sizes.value_dim]);
+        }
     }
 }

@@ -1,8 +1,5 @@
 //! Every instruction set against the definition in f64, over widths, lengths, types and rows of different lengths.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use super::*;
 
 /// Head widths of GPT-2 and others, and odd ones: of keys, of values.
@@ -37,16 +34,14 @@ impl Held {
     }
 
     fn heads(&self) -> Heads<'_> {
-        let [_, heads, tokens, head_dim] = self.sizes;
-        let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim];
-        Heads::strided(&self.values, self.sizes, strides)
+        self.tokens(0, self.sizes[2])
     }
 
-    /// The values that f16 holds.
-    fn in_f16(&self) -> (Vec<f16>, Self) {
-        let halves: Vec<f16> = self.values.iter().map(|value| f16::from_f32(*value)).collect();
-        let values = halves.iter().map(|value| value.to_f32()).collect();
-        (halves, Self { values, sizes: self.sizes })
+    /// Some tokens of every row and head.
+    fn tokens(&self, first: usize, count: usize) -> Heads<'_> {
+        let [batch, heads, tokens, head_dim] = self.sizes;
+        let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim];
+        Heads::strided(&self.values[first * head_dim..], [batch, heads, count, head_dim], strides)
     }
 }
 
@@ -76,15 +71,72 @@ fn reference(q: &Held, k: &Held, v: &Held, scale: f64, visible: &[Range<usize>])
     output
 }
 
-/// The kernels with every instruction set that this processor has.
-fn computed(
+/// Keys and values in the memory of a cache, in slots apart from each other, the later rows first.
+fn in_memory(format: KvFormat, k: &Held, v: &Held, instructions: InstructionSet) -> (KvMemory, Vec<KvSlot>) {
+    let [batch, heads, tokens, key_dim] = k.sizes;
+    let capacity = tokens + 5;
+    let mut slots = KvSlot::side_by_side(batch + 1, capacity);
+    slots.reverse();
+    slots.truncate(batch);
+    let sizes = KvSizes { heads, key_dim, value_dim: v.sizes[3] };
+    let room = KvSlot { start: 0, capacity }.room();
+    let mut memory = KvMemory::new(format, sizes, (batch + 1) * room).unwrap();
+    // In pieces, as a cache grows: the first tokens of all rows, then the others.
+    let first = tokens / 3;
+    for (start, count) in [(0, first), (first, tokens - first)] {
+        let [keys, values] = [k, v].map(|held| held.tokens(start, count));
+        memory.write_with(&slots, [&keys, &values], &vec![start; batch], instructions);
+    }
+    (memory, slots)
+}
+
+/// What a memory holds of each row, as keys and values.
+fn held_in(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [Held; 2] {
+    let KvSizes { heads, key_dim, value_dim } = memory.sizes();
+    let mut both = [Vec::new(), Vec::new()];
+    for slot in slots {
+        for (all, read) in both.iter_mut().zip(memory.read(*slot, 0..tokens)) {
+            all.extend(read);
+        }
+    }
+    let [keys, values] = both;
+    [(keys, key_dim), (values, value_dim)]
+        .map(|(values, dim)| Held { values, sizes: [slots.len(), heads, tokens, dim] })
+}
+
+/// Attention over a memory, with threads that share the keys of a query and without.
+fn over_memory(
     q: &Heads<'_>,
-    kv: &KvHeads<'_>,
+    (memory, slots): (&KvMemory, &[KvSlot]),
     scale: f32,
     visible: &[Range<usize>],
-) -> Vec<(InstructionSet, Vec<f32>)> {
-    let run = |instructions| (instructions, attention_with(q, kv, scale, visible, instructions));
-    InstructionSet::available().into_iter().map(run).collect()
+    instructions: InstructionSet,
+) -> Vec<f32> {
+    let [apart, shared] = [false, true].map(|shares_keys| {
+        let shares_keys = Some(shares_keys);
+        let sizes = memory.sizes();
+        memory.with(Attend { q, sizes, slots, scale, visible, instructions, shares_keys })
+    });
+    assert_eq!(bits(&apart), bits(&shared), "{instructions:?} {memory:?}");
+    apart
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// What scores in integers take queries for.
+fn in_bytes(q: &Held) -> Held {
+    let mut rounded = q.clone();
+    for query in rounded.values.chunks_mut(q.sizes[3]) {
+        for group in query.chunks_mut(32) {
+            let largest = group.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            for value in group {
+                *value = (*value * (127.0 / largest)).round_ties_even() * (largest / 127.0);
+            }
+        }
+    }
+    rounded
 }
 
 #[test]
@@ -114,29 +166,150 @@ fn attention_equals_the_reference() {
             let wide = ends().map(|end| end.saturating_sub(40)..end).collect();
             let narrow =
                 ends().enumerate().map(|(index, end)| end.saturating_sub(1 + index % 3)..end).collect();
-            for (is_f16, visible) in [(false, &all), (true, &all), (false, &wide), (true, &narrow)] {
+            for visible in [&all, &wide, &narrow] {
                 let (k, v) = (
                     Held::noise([batch, heads, key_len, head_dim], 2),
                     Held::noise([batch, heads, key_len, value_dim], 3),
                 );
-                let ((k_halves, k_rounded), (v_halves, v_rounded)) = (k.in_f16(), v.in_f16());
-                let (expected, kv) = if is_f16 {
-                    let k_heads = k.heads().with_values(&k_halves);
-                    let v_heads = v.heads().with_values(&v_halves);
-                    let expected = reference(&q, &k_rounded, &v_rounded, scale, visible);
-                    (expected, KvHeads::F16([k_heads, v_heads]))
-                } else {
-                    (reference(&q, &k, &v, scale, visible), KvHeads::F32([k.heads(), v.heads()]))
-                };
                 #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
-                for (instructions, y) in computed(&queries, &kv, scale as f32, visible) {
-                    assert_eq!(y.len(), expected.len());
-                    for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
-                        // Values of about unit size, sums and exponentials in another order.
-                        assert!(
-                            (f64::from(*y) - expected).abs() < 3e-6,
-                            "{instructions:?} f16 {is_f16} D {head_dim} Dv {value_dim} T {query_len} S {key_len}, value \
-                             {index}: {y} for {expected}"
+                let scale_f32 = scale as f32;
+                let of_tensors = reference(&q, &k, &v, scale, visible);
+                for instructions in InstructionSet::available() {
+                    let check = |y: &[f32], expected: &[f64], what: &str| {
+                        assert_eq!(y.len(), expected.len());
+                        for (index, (y, expected)) in y.iter().zip(expected).enumerate() {
+                            // Values of about unit size, sums and exponentials in another order.
+                            assert!(
+                                (f64::from(*y) - expected).abs() < 3e-6,
+                                "{instructions:?} {what} D {head_dim} Dv {value_dim} T {query_len} S {key_len}, value \
+                                 {index}: {y} for {expected}"
+                            );
+                        }
+                    };
+                    let y =
+                        attention_with(&queries, [&k.heads(), &v.heads()], scale_f32, visible, instructions);
+                    let y = y.unwrap();
+                    check(&y, &of_tensors, "tensors");
+                    for (name, format) in KvFormat::NAMES {
+                        let (memory, slots) = in_memory(*format, &k, &v, instructions);
+                        let of_slots =
+                            over_memory(&queries, (&memory, &slots), scale_f32, visible, instructions);
+                        let [held_k, held_v] = held_in(&memory, &slots, key_len);
+                        match format {
+                            KvFormat::F32 => assert_eq!(bits(&of_slots), bits(&y), "the same as a tensor"),
+                            KvFormat::F16 => {
+                                let expected = reference(&q, &held_k, &held_v, scale, visible);
+                                check(&of_slots, &expected, name);
+                            }
+                            KvFormat::Q8 => {
+                                let expected = reference(&in_bytes(&q), &held_k, &held_v, scale, visible);
+                                check(&of_slots, &expected, name);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a memory gives back is what was written, as its format rounds it, with every instruction set.
+#[test]
+fn formats_round_as_they_say() {
+    for (key_dim, value_dim) in WIDTHS {
+        let sizes = |dim| [2, 3, 21, dim];
+        let (k, v) = (Held::noise(sizes(key_dim), 2), Held::noise(sizes(value_dim), 3));
+        for instructions in InstructionSet::available() {
+            for (_, format) in KvFormat::NAMES {
+                let (memory, slots) = in_memory(*format, &k, &v, instructions);
+                let held = held_in(&memory, &slots, 21);
+                for ((held, written), group) in held.iter().zip([&k, &v]).zip([32, 16]) {
+                    let dim = held.sizes[3];
+                    let rows = held.values.chunks(dim).zip(written.values.chunks(dim));
+                    for (held, written) in rows.flat_map(|(a, b)| a.chunks(group).zip(b.chunks(group))) {
+                        let largest = written.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+                        for (held, written) in held.iter().zip(written) {
+                            let off = (held - written).abs();
+                            let bound = match format {
+                                KvFormat::F32 => 0.0,
+                                KvFormat::F16 => written.abs() / 2048.0,
+                                KvFormat::Q8 => largest * (1.0 / 254.0 + 1.0 / 2048.0),
+                            };
+                            assert!(off <= bound, "{instructions:?} {format:?}: {held} for {written}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A text that is copied goes on as the one that it is a copy of: within a memory, to another one, to another format.
+#[test]
+fn copies_hold_the_same_tokens() {
+    let (heads, tokens, dim) = (2, 40, 20);
+    let (k, v) = (Held::noise([2, heads, tokens, dim], 2), Held::noise([2, heads, tokens, dim], 3));
+    let instructions = InstructionSet::detected();
+    for (_, format) in KvFormat::NAMES {
+        let (mut memory, slots) = in_memory(*format, &k, &v, instructions);
+        let expected = memory.read(slots[0], 0..tokens);
+        let (mut other, other_slots) = in_memory(*format, &v, &k, instructions);
+        other.copy(other_slots[1], Some(&memory), slots[0], 0..tokens);
+        assert_eq!(other.read(other_slots[1], 0..tokens), expected, "{format:?}");
+        let mut exact = KvMemory::new(KvFormat::F32, memory.sizes(), 48).unwrap();
+        let place = KvSlot { start: 0, capacity: tokens };
+        exact.copy(place, Some(&memory), slots[0], 0..tokens);
+        assert_eq!(exact.read(place, 0..tokens), expected, "{format:?}");
+        // Of the second row the first 19 tokens are made the same; then the others are copied.
+        memory.copy(slots[1], None, slots[0], 0..19);
+        assert_eq!(memory.read(slots[1], 0..19), memory.read(slots[0], 0..19));
+        memory.copy(slots[1], None, slots[0], 19..tokens);
+        assert_eq!(memory.read(slots[1], 0..tokens), expected, "{format:?}");
+    }
+}
+
+#[test]
+fn memory_without_room_is_refused() {
+    let sizes = KvSizes { heads: 12, key_dim: 64, value_dim: 64 };
+    for (_, format) in KvFormat::NAMES {
+        for tokens in [usize::MAX, usize::MAX / 64, 1 << 50] {
+            assert!(KvMemory::new(*format, sizes, tokens).is_none(), "{format:?} {tokens}");
+        }
+    }
+    let bytes = KvFormat::NAMES.iter().map(|(_, format)| format.bytes_per_token(sizes));
+    assert_eq!(bytes.collect::<Vec<_>>(), [12 * 128 * 4, 12 * 128 * 2, 12 * (2 * 34 + 4 * 18)]);
+}
+
+/// A query has the same bits alone and among others of its row, whatever the height of its tile, in every format.
+#[test]
+fn a_query_has_the_same_bits_alone_and_in_company() {
+    let (heads, key_len, head_dim) = (2, 300, 20);
+    let all = Held::noise([1, heads, key_len, head_dim], 1);
+    let (k, v) =
+        (Held::noise([1, heads, key_len, head_dim], 2), Held::noise([1, heads, key_len, head_dim], 3));
+    for instructions in InstructionSet::available() {
+        for (_, format) in KvFormat::NAMES {
+            let (memory, slots) = in_memory(*format, &k, &v, instructions);
+            for window in [usize::MAX, 37] {
+                let run = |first: usize, count: usize| {
+                    let seen = |query: usize| (query + 1).saturating_sub(window)..query + 1;
+                    let visible: Vec<Range<usize>> = (first..first + count).map(seen).collect();
+                    bits(&over_memory(
+                        &all.tokens(first, count),
+                        (&memory, &slots),
+                        0.3,
+                        &visible,
+                        instructions,
+                    ))
+                };
+                let whole = run(0, key_len);
+                for count in (1..=14).chain([40]) {
+                    for first in [0, 3, 250, key_len - count] {
+                        let expected = &whole[first * heads * head_dim..(first + count) * heads * head_dim];
+                        assert_eq!(
+                            run(first, count),
+                            expected,
+                            "{instructions:?} {format:?}: {count} from {first}"
                         );
                     }
                 }
@@ -145,34 +318,19 @@ fn attention_equals_the_reference() {
     }
 }
 
-/// A query among others of its row has the bits that it has among fewer, whatever the height of its tile.
-#[test]
-fn many_queries_have_the_same_bits_in_any_company() {
-    let (heads, key_len, head_dim) = (2, 70, 20);
-    let all = Held::noise([1, heads, key_len, head_dim], 1);
-    let (k, v) =
-        (Held::noise([1, heads, key_len, head_dim], 2), Held::noise([1, heads, key_len, head_dim], 3));
-    let kv = KvHeads::F32([k.heads(), v.heads()]);
-    let run = |first: usize, count: usize, instructions| {
-        let strides = [all.values.len(), key_len * head_dim, head_dim];
-        let q = Heads::strided(&all.values[first * head_dim..], [1, heads, count, head_dim], strides);
-        let visible: Vec<Range<usize>> = (first..first + count).map(|query| 0..query + 1).collect();
-        let y = attention_with(&q, &kv, 0.3, &visible, instructions);
-        y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
+/// Attention over tensors with every instruction set that this processor has.
+fn computed(
+    q: &Held,
+    k: &Held,
+    v: &Held,
+    scale: f32,
+    visible: &[Range<usize>],
+) -> Vec<(InstructionSet, Vec<f32>)> {
+    let run = |instructions| {
+        let y = attention_with(&q.heads(), [&k.heads(), &v.heads()], scale, visible, instructions);
+        (instructions, y.unwrap())
     };
-    for instructions in InstructionSet::available() {
-        let whole = run(0, key_len, instructions);
-        for count in 2..=40 {
-            for first in [0, 3, key_len - count] {
-                let expected = &whole[first * heads * head_dim..(first + count) * heads * head_dim];
-                assert_eq!(
-                    run(first, count, instructions),
-                    expected,
-                    "{instructions:?}: {count} from {first}"
-                );
-            }
-        }
-    }
+    InstructionSet::available().into_iter().map(run).collect()
 }
 
 /// What is not finite in a key or a value makes of a query what the definition says, and nothing of a query that does not see
@@ -198,8 +356,7 @@ fn what_is_not_finite_reaches_the_queries_that_see_it() {
                     let seen = |query: usize| (key_len - query_len + query + 1).saturating_sub(hidden).max(1);
                     let visible: Vec<Range<usize>> = (0..query_len).map(|query| 0..seen(query)).collect();
                     let expected = reference(&q, &k, &v, 1.0, &visible);
-                    let kv = KvHeads::F32([k.heads(), v.heads()]);
-                    for (instructions, y) in computed(&q.heads(), &kv, 1.0, &visible) {
+                    for (instructions, y) in computed(&q, &k, &v, 1.0, &visible) {
                         for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                             let case = format!(
                                 "{instructions:?} {special} at {place} of {key_len}, in keys: {in_keys}, value {index}: \
@@ -227,35 +384,12 @@ fn a_part_without_weight_counts_for_nothing() {
     for (finite, expects_nan) in [(599, false), (0, false), (600, true)] {
         let keys = (0..600).map(|key| if key == finite { 1.0 } else { f32::NEG_INFINITY });
         let k = Held { values: keys.collect(), sizes: [1, 1, 600, 1] };
-        let kv = KvHeads::F32([k.heads(), v.heads()]);
-        for (instructions, y) in computed(&q.heads(), &kv, 1.0, &[Range { start: 0, end: 600 }]) {
+        for (instructions, y) in computed(&q, &k, &v, 1.0, &[Range { start: 0, end: 600 }]) {
             if expects_nan {
                 assert!(y.iter().all(|y| y.is_nan()), "{instructions:?}: {y:?}");
             } else {
                 assert_eq!(y, v.values[finite * 4..][..4], "{instructions:?}");
             }
         }
-    }
-}
-
-/// Tokens are rounded to the type of the memory and written to their places, with every instruction set, and nowhere else.
-#[test]
-fn tokens_are_written_in_place() {
-    let (heads, capacity, head_dim, added, position) = (2, 5, 37, 3, 1);
-    let tokens = Held::noise([1, heads, added, head_dim], 1);
-    let slot = KvSlot { start: 2, capacity };
-    for instructions in InstructionSet::available() {
-        let mut memory = vec![f16::ONE; (capacity + 4) * heads * head_dim];
-        let bits = memory.reinterpret_cast_mut();
-        write::write(bits, &tokens.heads(), &[slot], &[position], instructions);
-        let mut expected = vec![f16::ONE; memory.len()];
-        for head in 0..heads {
-            let start = slot.start * heads * head_dim + (head * capacity + position) * head_dim;
-            let rows = &tokens.values[head * added * head_dim..][..added * head_dim];
-            for (to, value) in expected[start..].iter_mut().zip(rows) {
-                *to = f16::from_f32(*value);
-            }
-        }
-        assert_eq!(memory, expected, "{instructions:?}");
     }
 }

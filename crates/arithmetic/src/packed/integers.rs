@@ -11,56 +11,20 @@ use std::slice::Chunks;
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
+use crate::byte_group::{LARGEST_BYTE, nearest_group};
 use crate::fetch::{AHEAD, fetch};
-use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
+use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
 
 /// Groups of a block.
 const GROUPS: usize = DEPTH / GROUP;
 /// What is added to the integers of weights.
 pub(super) const OFFSET: f32 = 128.0;
-/// The largest magnitude of an 8-bit weight or activation.
-const LARGEST_BYTE: f32 = 127.0;
-/// Activations that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
-const SMALLEST_ACTIVATION: f32 = 1e-36;
 /// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
 /// already, and asking for them costs as much as reading them.
 const FETCHED_ROWS: usize = 2;
 /// Bytes of a group of zeros.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
-
-/// The group `a p` that is nearest to activations, of which there are up to 32.
-#[inline(always)]
-pub(super) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
-    let mut padded = [0.0; GROUP];
-    let whole = if let Some(whole) = x.first_chunk::<GROUP>() {
-        whole
-    } else {
-        padded[..x.len()].copy_from_slice(x);
-        &padded
-    };
-    let (halves, _) = whole.as_chunks::<LANES>();
-    let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
-    let largest = simd.largest_magnitude(low, high);
-    let inverse = if largest < SMALLEST_ACTIVATION { 0.0 } else { LARGEST_BYTE / largest };
-    // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
-    let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
-    let inverse = simd.splat(inverse);
-    let mut bytes = [0; GROUP];
-    let (halves, _) = bytes.as_chunks_mut::<LANES>();
-    simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
-    simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
-    let mut group = ByteGroup { quants: [0; BYTE_LINES], start: 0, scale };
-    let mut sum = 0;
-    for (to, four) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
-        let [a, b, c, d] = *four;
-        *to =
-            i32::from_le_bytes([a.cast_unsigned(), b.cast_unsigned(), c.cast_unsigned(), d.cast_unsigned()]);
-        sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
-    }
-    group.start = -128 * sum;
-    group
-}
 
 /// The integers of 32 inputs of 16 outputs.
 pub(crate) trait Quants: Copy + Send + Sync + 'static {

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use super::integers::nearest_group;
 use super::*;
+use crate::byte_group::nearest_group;
 use crate::epilogue::{Epilogue, Finish, PanelBias};
 use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd};
 

@@ -211,9 +211,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        let start = bits.as_ptr().cast::<__m128i>();
-        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the load needs no alignment.
-        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(start)), _mm256_cvtph_ps(_mm_loadu_si128(start.add(1)))] }
+        // SAFETY: F16C as `self` exists; both are 32 bytes, any of which are integers.
+        unsafe {
+            let [low, high] = std::mem::transmute::<[u16; LANES], [__m128i; 2]>(*bits);
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
     }
 
     #[inline(always)]
@@ -299,6 +301,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
+        // SAFETY: AVX2 as `self` exists; both are 16 bytes, any of which are integers.
+        unsafe {
+            let [low, high] = std::mem::transmute::<[u8; LANES], [i64; 2]>(*bytes);
+            let (low, high) = (_mm_cvtsi64_si128(low), _mm_cvtsi64_si128(high));
+            self.to_floats([_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high)])
+        }
+    }
+
+    #[inline(always)]
     fn to_floats(self, values: Integers) -> Floats {
         lanewise!(_mm256_cvtepi32_ps, values)
     }
@@ -359,25 +371,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 }
             }
             sums
-        }
-    }
-
-    #[inline(always)]
-    fn sums(self, vectors: [Floats; LANES]) -> Floats {
-        // SAFETY: `self` exists, so the processor has AVX.
-        unsafe {
-            let mut whole = [_mm256_setzero_ps(); 2];
-            for (whole, vectors) in whole.iter_mut().zip(vectors.as_chunks::<8>().0) {
-                // In each half of a register: the sums of parts of two vectors, then of four.
-                let mut twos = [_mm256_setzero_ps(); 4];
-                for (two, [a, b]) in twos.iter_mut().zip(vectors.as_chunks().0) {
-                    *two = _mm256_hadd_ps(_mm256_add_ps(a[0], a[1]), _mm256_add_ps(b[0], b[1]));
-                }
-                let (a, b) = (_mm256_hadd_ps(twos[0], twos[1]), _mm256_hadd_ps(twos[2], twos[3]));
-                *whole =
-                    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
-            }
-            whole
         }
     }
 

@@ -264,6 +264,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> __m512 {
+        // SAFETY: AVX-512 as `self` exists; the array has sixteen bytes, and the load needs no alignment.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
     fn to_floats(self, values: __m512i) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_cvtepi32_ps(values) }
@@ -332,34 +338,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                 }
             }
             sums
-        }
-    }
-
-    #[inline(always)]
-    fn sums(self, vectors: [__m512; LANES]) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
-        unsafe {
-            // In each quarter of a register: the sums of halves of two vectors, then of four vectors.
-            let mut twos = [_mm512_setzero_pd(); LANES / 2];
-            for (two, [a, b]) in twos.iter_mut().zip(vectors.as_chunks().0) {
-                *two =
-                    _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b)));
-            }
-            let mut fours = [_mm512_setzero_ps(); LANES / 4];
-            for (four, [a, b]) in fours.iter_mut().zip(twos.as_chunks().0) {
-                let (low, high) = (_mm512_unpacklo_pd(*a, *b), _mm512_unpackhi_pd(*a, *b));
-                *four = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-            }
-            // Quarters 0 and 2 of both, and quarters 1 and 3 of both; twice, so that each quarter meets the three others.
-            let mut halves = [_mm512_setzero_ps(); 2];
-            for (half, [a, b]) in halves.iter_mut().zip(fours.as_chunks().0) {
-                *half =
-                    _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(*a, *b), _mm512_shuffle_f32x4::<0xdd>(*a, *b));
-            }
-            _mm512_add_ps(
-                _mm512_shuffle_f32x4::<0x88>(halves[0], halves[1]),
-                _mm512_shuffle_f32x4::<0xdd>(halves[0], halves[1]),
-            )
         }
     }
 

@@ -289,6 +289,18 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
+        // SAFETY: NEON as `self` exists; the array has sixteen bytes, and the load needs no alignment.
+        unsafe {
+            let bytes = vld1q_s8(bytes.as_ptr().cast());
+            let halves = [vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))];
+            let [low, high] =
+                halves.map(|half| [vmovl_s16(vget_low_s16(half)), vmovl_s16(vget_high_s16(half))]);
+            [low[0], low[1], high[0], high[1]].map(|quarter| vcvtq_f32_s32(quarter))
+        }
+    }
+
+    #[inline(always)]
     fn to_floats(self, values: Integers) -> Floats {
         lanewise!(vcvtq_f32_s32, values)
     }
@@ -335,22 +347,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             }
         }
         sums
-    }
-
-    #[inline(always)]
-    fn sums(self, vectors: [Floats; LANES]) -> Floats {
-        // SAFETY: `self` exists, so the processor has NEON.
-        unsafe {
-            let mut fours = [vdupq_n_f32(0.0); LANES];
-            for (four, a) in fours.iter_mut().zip(vectors) {
-                *four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
-            }
-            let mut sums = [vdupq_n_f32(0.0); 4];
-            for (sums, [a, b, c, d]) in sums.iter_mut().zip(fours.as_chunks::<4>().0) {
-                *sums = vpaddq_f32(vpaddq_f32(*a, *b), vpaddq_f32(*c, *d));
-            }
-            sums
-        }
     }
 
     #[inline(always)]

@@ -202,6 +202,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
+        bytes.map(|byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "sums of products of bytes are below 2^24")]
     fn to_floats(self, values: Integers) -> Floats {
         values.map(|value| value as f32)
@@ -229,11 +234,6 @@ impl Simd for Portable {
             }
         }
         sums
-    }
-
-    #[inline(always)]
-    fn sums(self, vectors: [Floats; LANES]) -> Floats {
-        vectors.map(|vector| self.sum(vector))
     }
 
     #[inline(always)]

@@ -169,6 +169,28 @@ impl Job for FromHalves {
 }
 
 #[derive(Clone, Copy)]
+struct FromBytes([u8; LANES]);
+
+impl Job for FromBytes {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        stored(simd, simd.load_signed_bytes(&self.0)).to_vec()
+    }
+}
+
+#[test]
+fn signed_bytes_are_exact() {
+    for first in (0..=240).step_by(16) {
+        let bytes = std::array::from_fn(|lane| first + u8::try_from(lane).unwrap());
+        compare(FromBytes(bytes));
+        let expected: Vec<f32> = bytes.iter().map(|byte| f32::from(byte.cast_signed())).collect();
+        assert_eq!(PORTABLE.run(FromBytes(bytes)), expected);
+    }
+}
+
+#[derive(Clone, Copy)]
 struct ToHalves([f32; LANES]);
 
 impl Job for ToHalves {
@@ -281,36 +303,6 @@ fn sums_and_the_largest_see_every_lane() {
             values[shift] = f32::NAN;
             let found = instructions.run(AcrossLanes(values));
             assert!(found[0].is_nan() && found[2].is_nan(), "{instructions:?}: {found:?}");
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct SumsOfVectors([[f32; LANES]; LANES]);
-
-impl Job for SumsOfVectors {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
-        stored(simd, simd.sums(self.0.map(|vector| simd.load(&vector)))).to_vec()
-    }
-}
-
-#[test]
-fn each_vector_is_summed_into_its_own_lane() {
-    for vector in 0..LANES {
-        for lane in 0..LANES {
-            // Powers of two, so that the sum of a vector says which lanes it holds; one value stands out.
-            let mut vectors = std::array::from_fn(|vector| {
-                std::array::from_fn(|lane| (vector + 1) as f32 / (1 << lane) as f32)
-            });
-            vectors[vector][lane] = 300.0;
-            let expected: Vec<f32> =
-                vectors.iter().map(|vector: &[f32; LANES]| vector.iter().sum()).collect();
-            for instructions in InstructionSet::available() {
-                assert_eq!(instructions.run(SumsOfVectors(vectors)), expected, "{instructions:?}");
-            }
         }
     }
 }

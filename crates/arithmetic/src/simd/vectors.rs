@@ -28,7 +28,7 @@ pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 pub(crate) struct Line<T>(pub(crate) T);
 
 /// 32 numbers as integers of 8 bits with one scale.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ByteGroup {
     /// The integers, from -127 to 127: four in each element, the first in the lowest byte.
@@ -37,6 +37,13 @@ pub(crate) struct ByteGroup {
     pub(crate) start: i32,
     /// What an integer is multiplied by; NaN where a number is not finite.
     pub(crate) scale: f32,
+}
+
+impl Default for ByteGroup {
+    #[inline(always)]
+    fn default() -> Self {
+        Self { quants: [0; BYTE_LINES], start: 0, scale: 0.0 }
+    }
 }
 
 /// A number to compute with: f32, or f64 where gradients are checked.
@@ -215,6 +222,8 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     fn store_nibbles(self, values: [Self::Vector; 8], to: &mut [u8; 4 * LANES]);
     /// Integers from -128 to 127 as bytes, anything for other values.
     fn store_signed_bytes(self, values: Self::Vector, to: &mut [i8; LANES]);
+    /// Integers from -128 to 127.
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Self::Vector;
     fn to_floats(self, values: Self::Integers) -> Self::Vector;
     /// The entries of a table for halves of bytes: those of the low halves go to the first line, those of the high halves to
     /// the second.
@@ -226,8 +235,6 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
     ) -> [[Self::Integers; PANELS]; ROWS];
-    /// Lane `i` is the sum of the lanes of vector `i`.
-    fn sums(self, vectors: [Self::Vector; LANES]) -> Self::Vector;
     /// Largest magnitude in either vector, NaN where one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
 }

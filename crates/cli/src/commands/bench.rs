@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let report = Report {
         device: device_name(&device),
         dtype: arguments.model.dtype.map_or("stored", WeightDType::name),
-        kv_dtype: model.kv_dtype().as_str(),
+        kv_dtype: model.kv_dtype().name(),
         records_steps: bench.records_steps,
         threads: process::thread_count(),
         load_s,

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_core::Device;
 use clap::Args;
-use gpt2_engine::{Job, KvType, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
+use gpt2::KvDType;
+use gpt2_engine::{Job, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
 use gpt2_generation::{Clock, GenerationConfig, GenerationError};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -216,7 +217,7 @@ fn settings(model: &ModelArguments, config: &GenerationConfig, device: &Device) 
         "model": model.model,
         "tokenizer": model.tokenizer,
         "dtype": model.dtype.map(WeightDType::name),
-        "kv_dtype": model.kv_dtype.map(KvType::name),
+        "kv_dtype": model.kv_dtype.map(KvDType::name),
         "device": device_name(device),
         "tf32": model.tf32,
         "n_head": model.common.n_head,

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_core::DType;
 use clap::Args;
-use gpt2::{Gpt2Config, LedgerRow, ParameterCounts, expected_parameters, paper_size, parameter_ledger};
+use gpt2::{
+    Gpt2Config, KvDType, LedgerRow, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
+};
 use gpt2_engine::{HubOptions, Reporter, Silent, Unit};
 use gpt2_weights::{
     Checkpoint, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError, checkpoint_shape,
@@ -79,7 +82,7 @@ struct Report {
     /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
     stored_parameters: Option<usize>,
     memory_bytes: PerType,
-    kv_bytes_per_token: PerType,
+    kv_bytes_per_token: KvPerType,
     dtypes: BTreeMap<String, usize>,
     tensors: Vec<TensorRow>,
     mismatches: Vec<String>,
@@ -109,6 +112,22 @@ struct PerType {
 impl PerType {
     fn new(bytes: impl Fn(usize) -> usize) -> Self {
         Self { f32: bytes(4), f16: bytes(2), bf16: bytes(2) }
+    }
+}
+
+#[derive(Serialize)]
+struct KvPerType {
+    f32: usize,
+    f16: usize,
+    bf16: usize,
+    q8: usize,
+}
+
+impl KvPerType {
+    fn new(config: &Gpt2Config) -> Self {
+        let [f32, f16, bf16, q8] = [KvDType::F32, KvDType::F16, KvDType::Other(DType::BF16), KvDType::Q8]
+            .map(|dtype| config.kv_bytes_per_token(dtype));
+        Self { f32, f16, bf16, q8 }
     }
 }
 
@@ -267,7 +286,7 @@ fn report_of_config(config: &Gpt2Config) -> Report {
         ledger: parameter_ledger(config),
         stored_parameters: None,
         memory_bytes: PerType::new(|element_bytes| parameters.unique * element_bytes),
-        kv_bytes_per_token: PerType::new(|element_bytes| config.kv_bytes_per_token(element_bytes)),
+        kv_bytes_per_token: KvPerType::new(config),
         dtypes: BTreeMap::new(),
         tensors: Vec::new(),
         mismatches: Vec::new(),
@@ -330,11 +349,14 @@ fn print(report: &Report) -> Result<()> {
     heading("memory            weights       cache, one token   cache, whole context", 1)?;
     let positions = report.config["n_positions"].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
     let (weights, cache) = (&report.memory_bytes, &report.kv_bytes_per_token);
-    for (name, weights, cache) in
-        [("f32", weights.f32, cache.f32), ("f16", weights.f16, cache.f16), ("bf16", weights.bf16, cache.bf16)]
-    {
+    for (name, weights, cache) in [
+        ("f32", mebibytes(weights.f32), cache.f32),
+        ("f16", mebibytes(weights.f16), cache.f16),
+        ("bf16", mebibytes(weights.bf16), cache.bf16),
+        ("q8", String::new(), cache.q8),
+    ] {
         let whole = mebibytes(cache.saturating_mul(positions));
-        write_line(&format!("  {name:<8}{:>16}{:>17} B{whole:>22}", mebibytes(weights), grouped(cache)))?;
+        write_line(&format!("  {name:<8}{weights:>16}{:>17} B{whole:>22}", grouped(cache)))?;
     }
     let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
     heading(&format!("{} tensors  {}", report.tensors.len(), dtypes.join(", ")), 1)?;

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use clap::Args;
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
 use gpt2_engine::{Defaults, HubOptions, ModelOptions, Reporter, Unit, Vocabulary};
 use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
@@ -223,7 +223,7 @@ fn logits(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>> {
 
 /// The same, one token at a time.
 fn logits_with_cache(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>> {
-    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len(), DType::F32, &Device::Cpu)?;
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len(), KvDType::F32, &Device::Cpu)?;
     let mut logits = Vec::new();
     for id in prompt {
         let ids = Tensor::from_slice(&[*id], (1, 1), &Device::Cpu)?;

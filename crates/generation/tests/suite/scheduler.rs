@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2::{Gpt2LMHead, KvDType, KvSlot, LogitsFor, Pass};
 use gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator, WhenFull,
@@ -132,7 +132,8 @@ fn a_text_is_the_same_alone_and_in_any_company() {
             kept.insert(id, index % requests.len());
             for _ in 0..random(6) {
                 collect(&mut texts, scheduler.step().unwrap());
-                assert!(scheduler.running() <= max_texts && scheduler.kv_tokens_in_use() <= kv_tokens);
+                assert!(scheduler.running() <= max_texts);
+                assert!(scheduler.kv_tokens_in_use() <= KvSlot::room_of(kv_tokens));
             }
             if let Some(doomed) = doomed {
                 scheduler.cancel(doomed);
@@ -155,8 +156,10 @@ fn a_text_is_the_same_alone_and_in_any_company() {
 /// The logits after a prompt are the same bits however it is cut, in every type of weights and with the cache of each.
 #[test]
 fn chunks_of_any_size_give_the_bits_of_the_whole() {
-    for dtype in [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4] {
-        let model = tiny_in(dtype);
+    let weights = [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
+    let cached = [KvDType::F32, KvDType::F16, KvDType::Q8];
+    for (dtype, kv_dtype) in weights.into_iter().flat_map(|dtype| cached.map(|cached| (dtype, cached))) {
+        let model = tiny_in(dtype).with_kv_dtype(kv_dtype);
         let prompt = prompt(45, 4);
         let logits = |chunks: &[usize]| -> Vec<u32> {
             let mut cache = model.new_cache(1, 48).unwrap();
@@ -174,9 +177,9 @@ fn chunks_of_any_size_give_the_bits_of_the_whole() {
         };
         let whole = logits(&[45]);
         for chunks in
-            [vec![16, 16, 13], vec![2; 21].into_iter().chain([3]).collect(), vec![43, 2], vec![7, 38]]
+            [vec![1; 45], vec![16, 16, 13], [vec![2; 21], vec![3]].concat(), vec![44, 1], vec![7, 38]]
         {
-            assert_eq!(logits(&chunks), whole, "{dtype:?} in {chunks:?}");
+            assert_eq!(logits(&chunks), whole, "{dtype:?}, {kv_dtype} in {chunks:?}");
         }
     }
 }
@@ -395,17 +398,17 @@ fn a_sliding_text_does_not_wait_for_a_long_prompt() {
 fn what_can_never_be_made_is_refused_at_once() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
-    for (bad, option) in [((0, 10, 10), "max_texts"), ((1, 0, 10), "kv_tokens"), ((1, 10, 1), "chunk_tokens")]
+    for (bad, option) in [((0, 10, 10), "max_texts"), ((1, 0, 10), "kv_tokens"), ((1, 10, 0), "chunk_tokens")]
     {
         let error = Scheduler::<&Tokenizer>::new(&model, None, options(bad.0, bad.1, bad.2)).err().unwrap();
         assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
     }
     let error = Scheduler::<&Tokenizer>::new(&model, None, options(1, 1 << 60, 10)).err().unwrap();
-    assert!(error.to_string().contains("no memory for the keys or values"), "{error}");
+    assert!(error.to_string().contains("no memory for the keys and values"), "{error}");
     let mut scheduler = scheduler(&model, options(4, 28, 8));
-    let error = scheduler.submit(Request::new(prompt(10, 1), config.clone())).unwrap_err();
-    assert!(matches!(error, GenerationError::KvTokens { needed: 29, kv_tokens: 28 }), "{error}");
-    assert!(scheduler.submit(Request::new(prompt(9, 1), config.clone())).is_ok());
+    let error = scheduler.submit(Request::new(prompt(14, 1), config.clone())).unwrap_err();
+    assert!(matches!(error, GenerationError::KvTokens { needed: 48, kv_tokens: 32 }), "{error}");
+    assert!(scheduler.submit(Request::new(prompt(13, 1), config.clone())).is_ok());
     let beams = GenerationConfig { num_beams: 3, ..config.clone() };
     for (request, what) in [
         (Request::new(vec![], config.clone()), "the prompt has no tokens"),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
+    Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
     expected_parameters,
 };
 use gpt2_kernels::RandomStream;
@@ -158,7 +158,7 @@ fn a_copied_row_goes_on_like_the_original() -> Result<()> {
 #[test]
 fn rows_come_and_go_without_a_trace() -> Result<()> {
     let model = model()?;
-    let pool = KvPool::new(model.config(), 60, dtype(), &device())?;
+    let pool = KvPool::new(model.config(), 80, dtype(), &device())?;
     let new_cache = |batch, capacity| pool.cache(batch, capacity).unwrap();
     let mut texts: Vec<Vec<u32>> = vec![vec![5, 9, 70], vec![1, 2, 3], vec![40, 41, 42]];
     let mut batch = new_cache(3, 12);
@@ -202,8 +202,8 @@ fn rows_come_and_go_without_a_trace() -> Result<()> {
         assert_eq!(batch.lengths(), texts.iter().map(Vec::len).collect::<Vec<_>>());
         expect(&mut batch, &mut texts, &tokens, &format!("{sources:?}"))?;
     }
-    // Four rows with room for 12 are there of 60: one more, and no second.
-    assert_eq!(pool.tokens_in_use(), 48);
+    // Four rows with room for 12, of 16 tokens each, are there of 80: one more, and no second.
+    assert_eq!(pool.tokens_in_use(), 64);
     batch.reorder(&[0, 0, 1, 2, 3], |_, _| 0)?;
     assert!(batch.reorder(&[0, 0, 1, 2, 3, 4], |_, _| 0).is_err(), "no room for a sixth row");
     assert!(batch.reorder(&[5], |_, _| 0).is_err(), "a row that does not exist");
@@ -230,7 +230,7 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
         let forked = step(&model, &ids(&[&[8], &[9]]), &mut forked)?;
         Ok(vec![prompt, ragged, forked])
     };
-    assert_eq!(model()?.kv_dtype(), dtype(), "beside weights of this type");
+    assert_eq!(model()?.kv_dtype(), dtype().into(), "beside weights of this type");
     for (half, single) in logits(DType::F16)?.iter().zip(&logits(dtype())?) {
         assert!(dtype() != DType::F32 || values(half) != values(single));
         assert_parity(half, single, ROUNDED, "a cache in f16");
@@ -521,7 +521,7 @@ fn the_parts_of_the_124m_model_add_up() {
     assert_eq!(counts.blocks, 12 * 7_087_872);
     let untied = ParameterCounts::new(&Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::gpt2() });
     assert_eq!((untied.unique, untied.with_untied_head), (163_037_184, 163_037_184));
-    assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(4), 73_728);
+    assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(KvDType::F32), 73_728);
 }
 
 /// Each published count of each size; the numbers are the literature's, computed nowhere in this project.

@@ -1,82 +1,57 @@
-//! Attention over tensors, and over the memories of a cache.
+//! Attention over tensors.
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape};
-use gpt2_arithmetic::{Heads, KvHeads, KvSlot, attention};
+use candle_core::{DType, Device, Result, Storage, Tensor};
+use gpt2_arithmetic::{Heads, attention};
 
-/// Where keys and values lie.
-pub(crate) enum HeldIn {
-    /// In tensors `(B, H, S, D)`.
-    Tensors,
-    /// In memories `(N, H · D)`, the rows of the batch in these slots.
-    Slots(Vec<KvSlot>),
-}
+use crate::error::KernelError;
+use crate::layers::KvDType;
 
-/// Attention of queries `(B, H, T, D)` over keys and values; shapes and types are checked.
-pub(crate) struct WindowAttention {
-    pub(crate) scale: f32,
-    /// The keys that each query sees.
-    pub(crate) visible: Vec<Range<usize>>,
-    pub(crate) held: HeldIn,
-}
+/// A tensor `(B, H, T, D)` in f32 on the CPU, with the values of a token side by side.
+pub(crate) struct HeadsTensor(Tensor);
 
-impl WindowAttention {
-    /// Keys or values.
-    fn heads<'a, E>(&self, values: &'a [E], layout: &Layout, q: &[usize; 4]) -> Result<Heads<'a, E>> {
-        let slots = match &self.held {
-            HeldIn::Tensors => return heads_of(values, layout),
-            HeldIn::Slots(slots) => slots,
+impl HeadsTensor {
+    /// The tensor, or a copy of it where the values of a token are apart.
+    ///
+    /// # Errors
+    /// When it is of another type or on another device.
+    pub(crate) fn of(x: &Tensor) -> Result<Self> {
+        if x.dtype() != DType::F32 || !x.device().is_cpu() {
+            return Err(KernelError::NotCpuFloats { found: x.dtype() }.into());
+        }
+        Ok(Self(if x.stride().last() == Some(&1) { x.clone() } else { x.contiguous()? }))
+    }
+
+    /// What `work` makes of its heads.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&Heads<'_>) -> R) -> Result<R> {
+        let (batch, heads, tokens, head_dim) = self.0.dims4()?;
+        let (storage, layout) = self.0.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else {
+            return Err(KernelError::NotCpuFloats { found: self.0.dtype() }.into());
         };
-        let [_, heads, tokens, head_dim] = *q;
-        // What no query of a row sees may belong to another row, and is not read.
-        let seen = |row: usize| {
-            let visible = &self.visible[row * tokens..(row + 1) * tokens];
-            visible.iter().map(|keys| keys.end).max().unwrap_or(0)
-        };
-        Ok(Heads::in_slots(&values[layout.start_offset()..], slots, (heads, head_dim), seen))
+        let stride = |axis: usize| layout.stride().get(axis).copied().unwrap_or(0);
+        let values = &storage.as_slice::<f32>()?[layout.start_offset()..];
+        let strides = [stride(0), stride(1), stride(2)];
+        Ok(work(&Heads::strided(values, [batch, heads, tokens, head_dim], strides)))
     }
 }
 
-/// Those of a tensor `(B, H, T, D)`, which has the values of a token side by side.
-pub(super) fn heads_of<'a, E>(values: &'a [E], layout: &Layout) -> Result<Heads<'a, E>> {
-    let (batch, heads, tokens, head_dim) = layout.shape().dims4()?;
-    let stride = |axis: usize| layout.stride().get(axis).copied().unwrap_or(0);
-    let values = &values[layout.start_offset()..];
-    Ok(Heads::strided(values, [batch, heads, tokens, head_dim], [stride(0), stride(1), stride(2)]))
-}
-
-impl CustomOp3 for WindowAttention {
-    fn name(&self) -> &'static str {
-        "window-attention"
-    }
-
-    /// Returns `(B, T, H, Dv)`.
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (batch, heads, tokens, head_dim) = q_layout.shape().dims4()?;
-        let sizes = [batch, heads, tokens, head_dim];
-        let (kv, value_dim) = match (k, v) {
-            (CpuStorage::F16(k), CpuStorage::F16(v)) => {
-                let v = self.heads(v, v_layout, &sizes)?;
-                let value_dim = v.head_dim();
-                (KvHeads::F16([self.heads(k, k_layout, &sizes)?, v]), value_dim)
-            }
-            _ => {
-                let v = self.heads(v.as_slice::<f32>()?, v_layout, &sizes)?;
-                let value_dim = v.head_dim();
-                (KvHeads::F32([self.heads(k.as_slice::<f32>()?, k_layout, &sizes)?, v]), value_dim)
-            }
-        };
-        let q = heads_of(q.as_slice::<f32>()?, q_layout)?;
-        let output = attention(&q, &kv, self.scale, &self.visible);
-        Ok((CpuStorage::F32(output), (batch, tokens, heads, value_dim).into()))
-    }
+/// Attention of queries `(B, H, T, D)` over keys and values of tensors; shapes are checked. Returns `(B, T, H, Dv)`.
+pub(crate) fn window_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f32,
+    visible: &[Range<usize>],
+) -> Result<Tensor> {
+    let (batch, heads, tokens, _) = q.dims4()?;
+    let (_, _, key_len, value_dim) = v.dims4()?;
+    let [q, k, v] = [q, k, v].map(HeadsTensor::of);
+    let (k, v) = (k?, v?);
+    let context =
+        q?.with(|q| k.with(|k| v.with(|v| attention(q, [k, v], scale, visible))))???.ok_or_else(|| {
+            KernelError::NoMemory { tokens: batch * key_len, width: heads * value_dim, dtype: KvDType::F32 }
+        })?;
+    Tensor::from_vec(context, (batch, tokens, heads, value_dim), &Device::Cpu)
 }

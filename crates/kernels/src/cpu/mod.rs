@@ -3,13 +3,11 @@
 
 mod attention;
 mod product;
-mod write;
 
 use candle_core::{CpuStorage, Layout, Result};
 
-pub(crate) use attention::{HeldIn, WindowAttention};
+pub(crate) use attention::{HeadsTensor, window_attention};
 pub(crate) use product::{PackedProduct, expanded};
-pub(crate) use write::WriteTokens;
 
 /// The values of a contiguous f32 tensor.
 fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {

@@ -4,10 +4,9 @@
 use candle_core::{DType, Result, Tensor};
 use gpt2_arithmetic::KvSlot;
 
-use super::attention::prefix_attention;
+use super::kv_memory::KvMemory;
 use super::linear::Linear;
 use super::matrix::Matrix;
-use super::write_tokens::write_tokens;
 use crate::cuda;
 use crate::error::KernelError;
 
@@ -17,8 +16,7 @@ use crate::error::KernelError;
 /// On an NVIDIA GPU a row without room overwrites its last token.
 ///
 /// # Shapes
-/// `x` `(B, 1, C)`; `projection` `C` to `3 · H · D`; `memories`, of the keys and of the values, `(B, H, S, D)`, contiguous;
-/// `lengths` `(B)` of u32. Returns the heads' contexts side by side, `(B, 1, H · D)`.
+/// `x` `(B, 1, C)`; `projection` `C` to `3 · H · D`; a slot for each row, on a GPU side by side; `lengths` `(B)` of u32. Returns the heads' contexts side by side, `(B, 1, H · D)`.
 ///
 /// # Errors
 /// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
@@ -27,33 +25,37 @@ use crate::error::KernelError;
 pub fn step_attention(
     projection: &Linear,
     x: &Tensor,
-    memories: [&Tensor; 2],
+    memory: &KvMemory,
+    slots: &[KvSlot],
     scale: f64,
     lengths: &Tensor,
 ) -> Result<Tensor> {
-    let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
+    let (batch, heads, head_dim) = (slots.len(), memory.num_heads(), memory.head_dim());
     let refused = || {
-        let described = |x: &Tensor| (x.dims().to_vec(), x.dtype());
-        KernelError::NotAStep { token: described(x), memory: described(memories[0]) }
+        let capacity = slots.first().map_or(0, |slot| slot.capacity);
+        let memory = (vec![batch, heads, capacity, head_dim], memory.dtype());
+        KernelError::NotAStep { token: (x.dims().to_vec(), x.dtype()), memory }
     };
     if x.device().is_cuda() {
         let (Matrix::Dense(weight), Some(bias)) = (projection.weight(), projection.bias()) else {
             return Err(refused().into());
         };
-        let context = cuda::step_attention([x, weight, bias], memories, scale, lengths)?;
+        let Some([keys, values]) = memory.side_by_side(slots)? else { return Err(refused().into()) };
+        let context = cuda::step_attention([x, weight, bias], [&keys, &values], scale, lengths)?;
         return context.ok_or_else(|| refused().into());
     }
-    if x.dims().get(1) != Some(&1) || projection.out_features() != 3 * heads * head_dim {
+    if x.dims().get(1) != Some(&1)
+        || !memory.has_kernel()
+        || projection.out_features() != 3 * heads * head_dim
+    {
         return Err(refused().into());
     }
     let projected = projection.forward(x)?.reshape((batch, 3 * heads, 1, head_dim))?;
     let third = |index: usize| projected.narrow(1, index * heads, heads); // (B, H, 1, D)
     let lengths = lengths.to_dtype(DType::U32)?.to_vec1::<u32>()?;
     let places: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-    let slots = KvSlot::side_by_side(batch, capacity);
-    let [keys, values] = memories.map(|memory| memory.reshape((batch * capacity, heads * head_dim)));
-    write_tokens([&keys?, &values?], &slots, [&third(1)?, &third(2)?], &places)?;
-    let seen: Vec<usize> = places.iter().map(|place| place + 1).collect();
-    let context = prefix_attention(&third(0)?, memories[0], memories[1], scale, &seen)?; // (B, H, 1, D)
+    memory.write(slots, [&third(1)?, &third(2)?], &places)?;
+    let seen: Vec<_> = places.iter().map(|place| 0..place + 1).collect();
+    let context = memory.attention(&third(0)?, slots, scale, &seen)?; // (B, H, 1, D)
     context.reshape((batch, 1, heads * head_dim))
 }

@@ -3,8 +3,8 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_kernels::{
-    Activation, KvSlot, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax,
-    step_attention, write_tokens,
+    Activation, KvMemory, KvSlot, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax,
+    step_attention,
 };
 use gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 
@@ -94,34 +94,44 @@ fn steps_after_lengths_in_memory() -> Result<()> {
         let projected = x.squeeze(1)?.matmul(&weight.t()?)?.broadcast_add(&bias)?;
         // As they are kept, and as the query is that meets them.
         let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?.reshape((3, 6, 1, head_dim))?;
-        let memory = |offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset);
-        let expected = [memory(4)?.copy()?, memory(5)?.copy()?];
-        let [flat_keys, flat_values] =
-            expected.each_ref().map(|memory| memory.reshape((3 * CAPACITY, 2 * head_dim)));
-        write_tokens(
-            [&flat_keys?, &flat_values?],
-            &KvSlot::side_by_side(3, CAPACITY),
-            [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?],
-            &places,
-        )?;
+        let slots = KvSlot::side_by_side(3, CAPACITY);
+        let before = [4, 5].map(|offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset));
+        let before = [before[0].as_ref().unwrap(), before[1].as_ref().unwrap()];
+        let held = |dtype: DType, device: &Device| -> Result<KvMemory> {
+            let memory = KvMemory::new(2, head_dim, 3 * slots[0].room(), dtype, device)?;
+            let [keys, values] = before.map(|x| x.to_device(device)?.to_dtype(dtype));
+            memory.write(&slots, [&keys?, &values?], &[0; 3])?;
+            Ok(memory)
+        };
+        let expected = held(DType::F32, &Device::Cpu)?;
+        let new = [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?];
+        expected.write(&slots, new, &places)?;
         let scale = 1.0 / (head_dim as f64).sqrt();
-        let seen = places.map(|length| length + 1);
-        let context =
-            prefix_attention(&projected.narrow(1, 0, 2)?, &expected[0], &expected[1], scale, &seen)?;
+        let seen = places.map(|length| 0..length + 1);
+        let context = expected.attention(&projected.narrow(1, 0, 2)?, &slots, scale, &seen)?;
 
         let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
-        let [keys, new_values] = [on_device(&memory(4)?)?.copy()?, on_device(&memory(5)?)?.copy()?];
+        let memory = held(dtype(), &device())?;
         let lengths = Tensor::new(&LENGTHS, &device())?;
-        let found = step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &lengths)?;
+        let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &lengths)?;
         assert_parity(&found, &context.reshape((3, 1, 2 * head_dim))?, 3e-6, &what);
-        for (found, expected) in [&keys, &new_values].into_iter().zip(&expected) {
-            assert_parity(found, expected, TIGHT, &what);
-            // What was there before is untouched.
-            let others = |x: &Tensor| x.narrow(0, 0, 1)?.narrow(2, 1, CAPACITY - 1);
-            assert!(values(&others(found)?) == values(&others(expected)?), "{what}");
+        for row in 0..3 {
+            let tokens = 0..CAPACITY;
+            let (found, expected) =
+                (memory.read(slots[row], tokens.clone())?, expected.read(slots[row], tokens)?);
+            for ((found, expected), before) in found.iter().zip(&expected).zip(before) {
+                assert_parity(found, expected, TIGHT, &what);
+                // What was there before is untouched.
+                let others = |x: &Tensor| -> Result<Tensor> {
+                    let (first, last) = (x.narrow(2, 0, places[row])?, CAPACITY - places[row] - 1);
+                    Tensor::cat(&[first, x.narrow(2, places[row] + 1, last)?], 2)
+                };
+                let before = before.narrow(0, row, 1)?;
+                assert!(values(&others(found)?) == values(&others(&before)?), "{what}");
+            }
         }
         let too_few = lengths.narrow(0, 0, 2)?;
-        assert!(step_attention(&layer, &on_device(&x)?, [&keys, &new_values], scale, &too_few).is_err());
+        assert!(step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &too_few).is_err());
     }
     Ok(())
 }

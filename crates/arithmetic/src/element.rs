@@ -1,15 +1,15 @@
-//! What keys and values may be held in.
+//! What memory holds numbers in.
 
 use half::f16;
 
 use crate::simd::{LANES, Simd};
+use crate::tile::PanelLine;
 
-/// What keys and values are held in: f32, or the bits of f16.
-pub(crate) trait Element: Copy + Default + Send + Sync {
+/// f32, or the bits of f16.
+pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Vector;
     fn store<S: Simd>(simd: S, values: S::Vector, to: &mut [Self; LANES]);
     fn to_f32(self) -> f32;
-    fn from_f32(value: f32) -> Self;
 }
 
 impl Element for f32 {
@@ -26,11 +26,6 @@ impl Element for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
-    }
-
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
     }
 }
 
@@ -49,9 +44,11 @@ impl Element for u16 {
     fn to_f32(self) -> f32 {
         f16::from_bits(self).to_f32_const()
     }
+}
 
+impl<S: Simd, E: Element> PanelLine<S> for [E; LANES] {
     #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32_const(value).to_bits()
+    fn load(&self, simd: S) -> S::Vector {
+        E::load(simd, self)
     }
 }

@@ -1,0 +1,41 @@
+//! Numbers rounded to 8-bit integers with a scale: activations before packed weights in integers, queries before keys in 8 bits.
+
+use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd};
+
+/// The largest magnitude of an 8-bit integer.
+pub(crate) const LARGEST_BYTE: f32 = 127.0;
+/// Numbers that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
+const SMALLEST: f32 = 1e-36;
+
+/// The group `a p` that is nearest to activations, of which there are up to 32.
+#[inline(always)]
+pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
+    let mut padded = [0.0; GROUP];
+    let whole = if let Some(whole) = x.first_chunk::<GROUP>() {
+        whole
+    } else {
+        padded[..x.len()].copy_from_slice(x);
+        &padded
+    };
+    let (halves, _) = whole.as_chunks::<LANES>();
+    let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
+    let largest = simd.largest_magnitude(low, high);
+    let inverse = if largest < SMALLEST { 0.0 } else { LARGEST_BYTE / largest };
+    // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
+    let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
+    let inverse = simd.splat(inverse);
+    let mut bytes = [0; GROUP];
+    let (halves, _) = bytes.as_chunks_mut::<LANES>();
+    simd.store_signed_bytes(simd.round(simd.mul(low, inverse)), &mut halves[0]);
+    simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
+    let mut group = ByteGroup { quants: [0; BYTE_LINES], start: 0, scale };
+    let mut sum = 0;
+    for (to, four) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
+        let [a, b, c, d] = *four;
+        *to =
+            i32::from_le_bytes([a.cast_unsigned(), b.cast_unsigned(), c.cast_unsigned(), d.cast_unsigned()]);
+        sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
+    }
+    group.start = -128 * sum;
+    group
+}

@@ -1,0 +1,169 @@
+//! The operations over tensors; the arithmetic itself is tested where it is.
+
+use super::*;
+use crate::window_attention;
+
+const TYPES: [KvDType; 5] =
+    [KvDType::F32, KvDType::F16, KvDType::Q8, KvDType::Other(DType::BF16), KvDType::Other(DType::F64)];
+
+fn noise(shape: (usize, usize, usize, usize), seed: u64) -> Tensor {
+    let values = crate::noise::noise(shape.0 * shape.1 * shape.2 * shape.3, seed, 0.0, 4.0);
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+}
+
+fn values(x: &Tensor) -> Vec<f32> {
+    x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn memory(tokens: usize, dtype: KvDType) -> KvMemory {
+    KvMemory::new(3, 20, tokens, dtype, &Device::Cpu).unwrap()
+}
+
+/// Slots apart from each other and in another order than the rows.
+const SLOTS: [KvSlot; 2] = [KvSlot { start: 320, capacity: 300 }, KvSlot { start: 0, capacity: 302 }];
+
+/// Tokens of strided tensors are read back rounded to the type of the memory, and nothing else is written.
+#[test]
+fn tokens_are_written_in_place_and_nowhere_else() {
+    for dtype in TYPES {
+        // Within an integer's reach: 127 steps of a power of two.
+        let exact =
+            |seed| (noise((2, 9, 3, 20), seed) * 8.0).unwrap().round().unwrap().transpose(1, 2).unwrap();
+        let (keys, new_values) = (exact(1), exact(2));
+        let memory = memory(624, dtype);
+        memory.write(&SLOTS, [&keys, &new_values], &[3, 40]).unwrap();
+        for (row, (slot, position)) in SLOTS.iter().zip([3, 40]).enumerate() {
+            let read = memory.read(*slot, position..position + 9).unwrap();
+            for (read, written) in read.iter().zip([&keys, &new_values]) {
+                let written = values(&written.narrow(0, row, 1).unwrap());
+                for (read, written) in values(read).into_iter().zip(written) {
+                    assert!((read - written).abs() <= 0.07, "{dtype}: {read} for {written}");
+                }
+            }
+            for tokens in [0..position, position + 9..slot.capacity] {
+                let read = memory.read(*slot, tokens).unwrap();
+                assert!(read.iter().all(|x| values(x).iter().all(|value| *value == 0.0)), "{dtype}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let tokens = |shape| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    for dtype in TYPES {
+        let memory = memory(96, dtype);
+        let slots = KvSlot::side_by_side(2, 40);
+        for (tokens, slots, positions) in [
+            (tokens((2, 3, 2, 20)), slots.clone(), vec![0, 39]),
+            (tokens((2, 3, 2, 20)), slots.clone(), vec![0, usize::MAX]),
+            (tokens((2, 3, 2, 20)), slots.clone(), vec![0]),
+            (tokens((2, 2, 2, 20)), slots.clone(), vec![0, 0]),
+            (tokens((2, 3, 2, 4)), slots.clone(), vec![0, 0]),
+            (tokens((2, 3, 2, 20)), KvSlot::side_by_side(2, 60), vec![0, 0]),
+            (tokens((2, 3, 2, 20)), KvSlot::side_by_side(1, 40), vec![0]),
+        ] {
+            let error = memory.write(&slots, [&tokens; 2], &positions).unwrap_err().to_string();
+            assert!(error.contains("memory [96, 60]"), "{error}");
+        }
+        assert!(memory.read(slots[0], 30..41).is_err());
+        assert!(memory.read(KvSlot { start: 8, capacity: 4 }, 0..1).is_err());
+        assert!(memory.copy(slots[0], &memory, slots[1], 0..41).is_err());
+        let others = KvMemory::new(3, 21, 96, dtype, &Device::Cpu).unwrap();
+        assert!(memory.copy(slots[0], &others, slots[1], 0..1).is_err());
+        for tokens in [usize::MAX, usize::MAX / 64, 1 << 50] {
+            let error = KvMemory::new(12, 64, tokens, dtype, &Device::Cpu).unwrap_err().to_string();
+            assert!(error.contains(&tokens.to_string()) && error.contains(dtype.name()), "{error}");
+        }
+    }
+}
+
+/// Copies hold the same in memories of one type; in another type what it rounds that to.
+#[test]
+fn copies_hold_the_same_tokens() {
+    for dtype in TYPES {
+        let (source, target) = (memory(624, dtype), memory(624, dtype));
+        source.write(&SLOTS, [&noise((2, 3, 70, 20), 1), &noise((2, 3, 70, 20), 2)], &[0, 0]).unwrap();
+        let expected = source.read(SLOTS[1], 0..70).unwrap();
+        let same = |memory: &KvMemory, slot, expected: &[Tensor; 2]| {
+            let read = memory.read(slot, 0..70).unwrap();
+            read.iter().zip(expected).all(|(read, expected)| values(read) == values(expected))
+        };
+        target.copy(SLOTS[0], &source, SLOTS[1], 0..70).unwrap();
+        assert!(same(&target, SLOTS[0], &expected), "{dtype}");
+        for tokens in [0..21, 21..70] {
+            source.copy(SLOTS[0], &source, SLOTS[1], tokens).unwrap();
+        }
+        assert!(same(&source, SLOTS[0], &expected), "{dtype}");
+        let exact = memory(624, KvDType::F32);
+        exact.copy(SLOTS[1], &source, SLOTS[0], 0..70).unwrap();
+        assert!(same(&exact, SLOTS[1], &expected), "{dtype} to f32");
+        // And back: what the type can hold stays as it is, or nearly so where scales are computed anew.
+        target.copy(SLOTS[1], &exact, SLOTS[1], 0..70).unwrap();
+        let back = target.read(SLOTS[1], 0..70).unwrap();
+        for (back, expected) in back.iter().zip(&expected) {
+            for (back, expected) in values(back).into_iter().zip(values(expected)) {
+                assert!((back - expected).abs() <= 4e-3, "{dtype}: {back} for {expected}");
+            }
+        }
+    }
+}
+
+/// Rows in slots apart from each other give the bits that the same rows give as tensors of what the memory holds, and what lies
+/// outside their own tokens never reaches them.
+#[test]
+fn rows_in_slots_equal_rows_in_a_tensor() {
+    let key_len = 300;
+    for dtype in [KvDType::F32, KvDType::F16] {
+        for query_len in [1, 2, 7, 60] {
+            for shorter in [0, 5, 230] {
+                let q = noise((2, query_len, 3, 20), 1).transpose(1, 2).unwrap();
+                let lengths = [key_len, key_len - shorter];
+                let visible: Vec<Range<usize>> = lengths
+                    .iter()
+                    .flat_map(|keys| (0..query_len).map(move |query| 0..keys - query_len + query + 1))
+                    .collect();
+                let memory = memory(624, dtype);
+                let spoiled = Tensor::full(f32::NAN, (2, 3, key_len, 20), &Device::Cpu).unwrap();
+                memory.write(&SLOTS, [&spoiled; 2], &[0, 0]).unwrap();
+                let tokens = [noise((2, 3, key_len, 20), 2), noise((2, 3, key_len, 20), 3)];
+                for row in 0..2 {
+                    let of_row =
+                        |x: &Tensor| x.narrow(0, row, 1).unwrap().narrow(2, 0, lengths[row]).unwrap();
+                    let [k, v] = tokens.each_ref().map(of_row);
+                    memory.write(&SLOTS[row..=row], [&k, &v], &[0]).unwrap();
+                }
+                let found = memory.attention(&q, &SLOTS, 0.3, &visible).unwrap();
+                for row in 0..2 {
+                    let [k, v] = memory.read(SLOTS[row], 0..lengths[row]).unwrap();
+                    let visible = &visible[row * query_len..(row + 1) * query_len];
+                    let q = q.narrow(0, row, 1).unwrap();
+                    let expected = window_attention(&q, &k, &v, 0.3, visible).unwrap();
+                    let bits = |x: &Tensor| values(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                    let found = found.narrow(0, row, 1).unwrap();
+                    assert_eq!(bits(&found), bits(&expected), "{dtype} {query_len} {shorter}");
+                }
+            }
+        }
+    }
+    let (q, memory) = (noise((2, 3, 1, 20), 1), memory(624, KvDType::F32));
+    for (slots, visible) in [
+        (vec![SLOTS[0]], vec![0..1, 0..1]),
+        (vec![SLOTS[0], KvSlot { start: 320, capacity: 320 }], vec![0..1, 0..1]),
+        (SLOTS.to_vec(), vec![0..301, 0..1]),
+        (SLOTS.to_vec(), vec![0..0, 0..1]),
+    ] {
+        assert!(memory.attention(&q, &slots, 1.0, &visible).is_err(), "{slots:?}");
+    }
+}
+
+#[test]
+fn names_are_read_back() {
+    for (name, dtype) in KvDType::NAMES {
+        assert_eq!((name.parse(), dtype.name()), (Ok(dtype), name));
+    }
+    let error = "q4".parse::<KvDType>().unwrap_err().to_string();
+    assert!(error.contains("`q4`") && error.contains("f32, f16 and q8"), "{error}");
+    assert_eq!(KvDType::Q8.bytes_per_token(12, 64), 12 * 140);
+    assert_eq!(KvDType::from(DType::BF16).bytes_per_token(12, 64), 12 * 64 * 4);
+}
