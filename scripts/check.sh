@@ -59,6 +59,7 @@ if has_miri; then
   # live as long as the program, which Miri would call a leak.
   step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package gpt2-arithmetic --lib --locked \
     --target-dir target/miri -- pool:: parts:: packed::tests::packing_reads \
+    attention::tests::copies attention::heads:: \
     --skip regions_of_several_callers --skip sleeping_threads
 else
   leave_out "the check of the pool's memory" "Miri" "rustup +nightly component add miri rust-src"
