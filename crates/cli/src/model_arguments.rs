@@ -40,7 +40,17 @@ pub(crate) struct ModelArguments {
 impl ModelArguments {
     /// Opens the model, and sets the process as it is to be run.
     pub(crate) fn open(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
-        let opened = self.options(hub).open(&Terminal)?;
+        self.open_assisted(hub, None)
+    }
+
+    /// The same with a model that drafts tokens.
+    pub(crate) fn open_assisted(
+        &self,
+        hub: &HubOptions,
+        assistant_model: Option<&Path>,
+    ) -> Result<Opened, EngineError> {
+        let assistant_model = assistant_model.map(Path::to_owned);
+        let opened = ModelOptions { assistant_model, ..self.options(hub) }.open(&Terminal)?;
         process::use_tf32(self.tf32);
         Ok(opened)
     }
@@ -49,6 +59,7 @@ impl ModelArguments {
     pub(crate) fn options(&self, hub: &HubOptions) -> ModelOptions {
         ModelOptions {
             model: self.model.clone(),
+            assistant_model: None,
             tokenizer: self.tokenizer.clone(),
             device: self.device,
             dtype: self.dtype,

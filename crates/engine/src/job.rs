@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use gpt2::{Gpt2Config, KvSlot};
 use gpt2_generation::{
-    Clock, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId,
-    Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
+    Clock, Drafts, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
+    RequestId, Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
 };
 use serde::{Serialize, Serializer};
 
@@ -28,6 +28,9 @@ pub struct Text {
     /// Of a beam: its log-probability over its length.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
+    /// Where tokens were drafted: how many, and how many of them the text has.
+    #[serde(flatten)]
+    pub drafts: Option<Drafts>,
 }
 
 fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S::Error> {
@@ -92,6 +95,10 @@ impl LoadedModel {
         if config.search_mode() == SearchMode::TokenByToken {
             return self.token_by_token(job, batch_size.max(1), config);
         }
+        if self.assistant().is_some() {
+            let what = "an assistant drafts texts that are made token by token, and beams and contrastive search are not";
+            return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
+        }
         for index in 0.. {
             let Some(prompt) = job.next_prompt()?.filter(|_| !job.is_interrupted()) else { break };
             Room::of_search(&prompt, config, self.config()).check(self.model())?;
@@ -151,7 +158,9 @@ impl LoadedModel {
     /// # Errors
     /// When an option is out of its range, or the memory for keys and values cannot be allocated.
     pub fn scheduler(&self, options: SchedulerOptions) -> Result<Scheduler, GenerationError> {
-        Scheduler::new(self.model(), self.vocabulary().tokenizer().cloned(), options)
+        let mut scheduler = Scheduler::new(self.model(), self.vocabulary().tokenizer().cloned(), options)?;
+        self.assistant().map_or(Ok(()), |assistant| scheduler.set_assistant(assistant))?;
+        Ok(scheduler)
     }
 
     fn search<J: Job>(
@@ -184,7 +193,7 @@ impl LoadedModel {
             let text =
                 self.vocabulary().tokenizer().map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
             let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?;
-            Ok(Text { ids, text, stop_reason, score })
+            Ok(Text { ids, text, stop_reason, score, drafts: None })
         };
         found.into_iter().map(text).collect()
     }
@@ -193,7 +202,9 @@ impl LoadedModel {
     fn empty_texts(&self, config: &GenerationConfig) -> Vec<Text> {
         let text = self.vocabulary().tokenizer().map(|_| String::new());
         let stop_reason = StopReason::MaxNewTokens;
-        vec![Text { ids: Vec::new(), text, stop_reason, score: None }; config.num_return_sequences]
+        let is_drafted = self.assistant().is_some() || config.prompt_lookup_num_tokens.is_some();
+        let drafts = (is_drafted && config.search_mode() == SearchMode::TokenByToken).then(Drafts::default);
+        vec![Text { ids: Vec::new(), text, stop_reason, score: None, drafts }; config.num_return_sequences]
     }
 }
 
@@ -287,9 +298,10 @@ fn take_event<J: Job>(
     let Entry::Occupied(mut entry) = open.entry(event.request()) else { return Ok(()) };
     let unfinished = entry.get_mut();
     match event {
-        Event::Token { sequence, id, text: piece, stop_reason, .. } => {
+        Event::Token { sequence, id, text: piece, stop_reason, drafts, .. } => {
             let text = &mut unfinished.texts[sequence];
             text.ids.push(id);
+            text.drafts = text.drafts.map(|_| drafts);
             if let Some(text) = &mut text.text {
                 text.push_str(&piece);
             }
@@ -298,7 +310,7 @@ fn take_event<J: Job>(
                 unfinished.ended.insert(sequence);
             }
             let prompt = unfinished.prompt;
-            job.on_token(&GeneratedToken { prompt, sequence, id, text: piece, stop_reason })?;
+            job.on_token(&GeneratedToken { prompt, sequence, id, text: piece, stop_reason, drafts })?;
         }
         Event::Failed { error, .. } => return hand_on(job, entry.remove().prompt, Err(error)),
         // A text of no tokens is what it was from the start.

@@ -12,6 +12,7 @@ use crate::{Defaults, EngineError, Vocabulary};
 #[derive(Debug, Clone)]
 pub struct LoadedModel {
     model: Gpt2LMHead,
+    assistant: Option<Gpt2LMHead>,
     vocabulary: Arc<Vocabulary>,
     defaults: Arc<Result<Defaults, String>>,
 }
@@ -19,15 +20,21 @@ pub struct LoadedModel {
 impl LoadedModel {
     pub(crate) fn new(
         model: Gpt2LMHead,
+        assistant: Option<Gpt2LMHead>,
         vocabulary: Arc<Vocabulary>,
         defaults: Result<Defaults, String>,
     ) -> Self {
-        Self { model, vocabulary, defaults: Arc::new(defaults) }
+        Self { model, assistant, vocabulary, defaults: Arc::new(defaults) }
     }
 
     /// The model itself.
     pub fn model(&self) -> &Gpt2LMHead {
         &self.model
+    }
+
+    /// The model that drafts tokens for it, if there is one.
+    pub fn assistant(&self) -> Option<&Gpt2LMHead> {
+        self.assistant.as_ref()
     }
 
     /// Its configuration.
@@ -63,6 +70,10 @@ impl LoadedModel {
         config: &GenerationConfig,
     ) -> Result<TextGenerator, EngineError> {
         let tokenizer = self.vocabulary.required_tokenizer()?;
-        Ok(TextGenerator::new(&self.model, prompt, config, Arc::clone(tokenizer))?)
+        let text = TextGenerator::new(&self.model, prompt, config, Arc::clone(tokenizer))?;
+        Ok(match &self.assistant {
+            Some(assistant) => text.with_assistant(assistant)?,
+            None => text,
+        })
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use gpt2::Gpt2Config;
+use gpt2_generation::GenerationError;
 use gpt2_weights::Checkpoint;
 
 use crate::{Defaults, EngineError, LoadedModel, ModelOptions, Reporter, Vocabulary};
@@ -14,6 +15,8 @@ pub struct Opened {
     options: ModelOptions,
     device: Device,
     checkpoint: Checkpoint,
+    /// That of the model that drafts tokens.
+    assistant: Option<Checkpoint>,
     vocabulary: Arc<Vocabulary>,
     /// What is wrong with the files' defaults matters to those who generate only.
     defaults: Result<Defaults, String>,
@@ -24,11 +27,19 @@ impl Opened {
         options: ModelOptions,
         device: Device,
         checkpoint: Checkpoint,
+        assistant: Option<Checkpoint>,
     ) -> Result<Self, EngineError> {
         checkpoint.check()?;
+        if let Some(assistant) = &assistant {
+            assistant.check()?;
+            let [vocab_size, found] = [&checkpoint, assistant].map(|opened| opened.config().vocab_size);
+            if found != vocab_size {
+                return Err(GenerationError::AssistantVocabulary { vocab_size, found }.into());
+            }
+        }
         let vocabulary = Arc::new(Vocabulary::read(&checkpoint, options.tokenizer.as_deref())?);
         let defaults = Defaults::of(&checkpoint, Arc::clone(&vocabulary)).map_err(|error| error.to_string());
-        Ok(Self { options, device, checkpoint, vocabulary, defaults })
+        Ok(Self { options, device, checkpoint, assistant, vocabulary, defaults })
     }
 
     /// The configuration of the model.
@@ -60,6 +71,8 @@ impl Opened {
     /// When they cannot be read, or the device has no room for them.
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
-        Ok(LoadedModel::new(model, self.vocabulary, self.defaults))
+        let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);
+        let assistant = self.assistant.as_ref().map(load).transpose()?;
+        Ok(LoadedModel::new(model, assistant, self.vocabulary, self.defaults))
     }
 }

@@ -17,6 +17,9 @@ use crate::{
 pub struct ModelOptions {
     /// Checkpoint folder or weights file, a model of the hub (`gpt2`, `owner/name`, `owner/name@revision`), or [`BUILT_IN`].
     pub model: PathBuf,
+    /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
+    /// [`Scheduler::set_assistant`](gpt2_generation::Scheduler::set_assistant).
+    pub assistant_model: Option<PathBuf>,
     /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's.
     pub tokenizer: Option<PathBuf>,
     /// The device to run on.
@@ -38,6 +41,7 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             model: BUILT_IN.into(),
+            assistant_model: None,
             tokenizer: None,
             device: DeviceChoice::default(),
             dtype: None,
@@ -58,16 +62,28 @@ impl ModelOptions {
     pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         let device = self.open_device(reporter)?;
         let checkpoint = self.open_checkpoint(reporter)?;
-        Opened::new(self.clone(), device, checkpoint)
+        self.opened(device, checkpoint, reporter)
     }
 
     /// As [`ModelOptions::open`], with a checkpoint that is open already, such as one that was given as bytes, see
-    /// [`Checkpoint::from_embedded`]. `model`, `n_head` and `hub` are not looked at.
+    /// [`Checkpoint::from_embedded`]. `model` and `n_head` are not looked at.
     ///
     /// # Errors
     /// As [`ModelOptions::open`].
     pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        Opened::new(self.clone(), self.open_device(reporter)?, checkpoint)
+        self.opened(self.open_device(reporter)?, checkpoint, reporter)
+    }
+
+    fn opened(
+        &self,
+        device: Device,
+        checkpoint: Checkpoint,
+        reporter: &dyn Reporter,
+    ) -> Result<Opened, EngineError> {
+        let named = |model: &PathBuf| Self { model: model.clone(), n_head: None, ..self.clone() };
+        let assistant = self.assistant_model.as_ref().map(named);
+        let assistant = assistant.map(|options| options.open_checkpoint(reporter)).transpose()?;
+        Opened::new(self.clone(), device, checkpoint, assistant)
     }
 
     /// The device alone.

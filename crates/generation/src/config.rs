@@ -99,6 +99,12 @@ pub struct GenerationConfig {
     /// contrastive search.
     pub penalty_alpha: f64,
 
+    /// Most tokens that an assistant drafts at once ([`Scheduler::set_assistant`](crate::Scheduler::set_assistant)); it drafts
+    /// fewer where they are seldom right.
+    pub num_assistant_tokens: usize,
+    /// Most tokens that are drafted at once from what followed the last ones where they stood before; then no assistant is asked.
+    pub prompt_lookup_num_tokens: Option<usize>,
+
     /// What becomes of a prompt longer than the context.
     #[serde(skip)]
     pub long_prompt: LongPrompt,
@@ -143,6 +149,8 @@ impl Default for GenerationConfig {
             early_stopping: EarlyStopping::Heuristic,
             num_return_sequences: 1,
             penalty_alpha: 0.0,
+            num_assistant_tokens: 20,
+            prompt_lookup_num_tokens: None,
             long_prompt: LongPrompt::Refuse,
             when_full: WhenFull::Stop,
         }

@@ -99,6 +99,16 @@ pub enum GenerationError {
         /// Tokens that there is memory for.
         kv_tokens: usize,
     },
+    /// An assistant has other tokens than the model that it assists.
+    #[error(
+        "the assistant has a vocabulary of {found} tokens, the model one of {vocab_size}; an assistant needs the same"
+    )]
+    AssistantVocabulary {
+        /// Tokens of the model.
+        vocab_size: usize,
+        /// Tokens of the assistant.
+        found: usize,
+    },
     /// A context of one token leaves nothing to predict from.
     #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
     ContextTooShortToScore {
@@ -136,6 +146,7 @@ impl GenerationError {
                 | Self::StopStringsWithoutTokenizer
                 | Self::NoClock
                 | Self::KvTokens { .. }
+                | Self::AssistantVocabulary { .. }
                 | Self::EmptyPrompt
                 | Self::EmptyContinuation { .. }
                 | Self::ContinuationTooLong { .. }

@@ -9,8 +9,8 @@ use tokenizers::Tokenizer;
 
 use crate::scheduler::rows_of;
 use crate::{
-    Clock, Event, Events, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
-    SearchMode, StopReason,
+    Clock, Drafts, Event, Events, GenerationConfig, GenerationError, Request, RequestId, Scheduler,
+    SchedulerOptions, SearchMode, StopReason,
 };
 
 /// A token of one of the texts.
@@ -26,6 +26,8 @@ pub struct GeneratedToken {
     pub text: String,
     /// Why the text ends with it; `None` while it goes on.
     pub stop_reason: Option<StopReason>,
+    /// What was drafted for the text so far.
+    pub drafts: Drafts,
 }
 
 /// Why no more tokens come for a prompt, or for any.
@@ -75,6 +77,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         Ok(Self { events: scheduler.into_events() })
     }
 
+    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    ///
+    /// # Errors
+    /// As [`Scheduler::set_assistant`].
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+        self.events.scheduler().set_assistant(assistant)?;
+        Ok(self)
+    }
+
     /// The same generator with a clock, for texts with a [`GenerationConfig::max_time`]; without one they fail.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.events.scheduler().set_clock(clock);
@@ -90,8 +101,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
             // Requests are counted from 0 in their order, as prompts are.
             let prompt = |request: RequestId| usize::try_from(request.0).unwrap_or(usize::MAX);
             return Some(match self.events.next()? {
-                Ok(Event::Token { request, sequence, id, text, stop_reason }) => {
-                    Ok(GeneratedToken { prompt: prompt(request), sequence, id, text, stop_reason })
+                Ok(Event::Token { request, sequence, id, text, stop_reason, drafts }) => {
+                    Ok(GeneratedToken { prompt: prompt(request), sequence, id, text, stop_reason, drafts })
                 }
                 Ok(Event::Empty { .. }) => continue,
                 Ok(Event::Failed { request, error }) => {
@@ -145,6 +156,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
         Ok(Self { batch, stop_reason: is_over.then_some(StopReason::MaxNewTokens) })
     }
 
+    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    ///
+    /// # Errors
+    /// As [`Scheduler::set_assistant`].
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+        self.batch = self.batch.with_assistant(assistant)?;
+        Ok(self)
+    }
+
     /// The same generator with a clock, for a text with a [`GenerationConfig::max_time`]; without one it fails.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.batch = self.batch.with_clock(clock);
@@ -191,6 +211,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
         let request = Request::new(prompt.to_vec(), config.clone());
         let tokens = TokenGenerator::of_request(model, request, Some(tokenizer))?;
         Ok(Self { tokens, ids: Vec::new() })
+    }
+
+    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    ///
+    /// # Errors
+    /// As [`Scheduler::set_assistant`].
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+        self.tokens = self.tokens.with_assistant(assistant)?;
+        Ok(self)
     }
 
     /// The same generator with a clock, for a text with a [`GenerationConfig::max_time`]; without one it fails.

@@ -9,6 +9,7 @@ mod beam_search;
 mod clock;
 mod config;
 mod contrastive_search;
+mod draft;
 mod error;
 mod generate;
 mod processors;
@@ -25,6 +26,7 @@ pub use config::{
     EarlyStopping, GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull,
 };
 pub use contrastive_search::contrastive_search;
+pub use draft::Drafts;
 pub use error::GenerationError;
 pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, TokenGenerator};
 pub use processors::{AllowedTokens, History, LogitsProcessor};

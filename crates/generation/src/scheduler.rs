@@ -6,6 +6,7 @@
 //! give way to another. Texts begin in the order of their requests.
 
 use std::collections::VecDeque;
+use std::iter::{once, repeat_n};
 use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tokenizers::Tokenizer;
 
 use crate::clock::Deadline;
 use crate::config::slid_tokens;
+use crate::draft::{Assistant, Drafted, Drafts, Success, look_up};
 use crate::{
     Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
     WhenFull,
@@ -121,6 +123,8 @@ pub enum Event {
         text: String,
         /// Why the text ends with it; `None` while it goes on.
         stop_reason: Option<StopReason>,
+        /// What was drafted for the text so far.
+        drafts: Drafts,
     },
     /// A text has ended without a token, since none was asked for.
     Empty {
@@ -147,6 +151,7 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     tokenizer: Option<T>,
     options: SchedulerOptions,
     clock: Option<Clock>,
+    assistant: Option<Assistant>,
     pool: KvPool,
     /// On GPUs, whose kernels want the rows of a step side by side: the tokens of every text's room, however short it is.
     slot_tokens: Option<usize>,
@@ -194,6 +199,15 @@ struct Text<T> {
     stream: Option<TextStream<T>>,
     /// Whether its row of the cache no longer begins with the prompt.
     has_slid: bool,
+    success: Success,
+    /// What the assistant keeps of it.
+    assisted: Option<Gpt2Cache>,
+}
+
+/// The next tokens of a text, and why there are no more.
+struct Chosen {
+    ids: Vec<u32>,
+    error: Option<GenerationError>,
 }
 
 /// Tokens on their way into a cache.
@@ -241,6 +255,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             tokenizer,
             options,
             clock: None,
+            assistant: None,
             cache: pool.empty_cache(),
             pool,
             slot_tokens: (!model.device().is_cpu()).then_some(kv_tokens / max_texts),
@@ -256,6 +271,20 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Gives it a clock, for texts with a [`GenerationConfig::max_time`]; without one they fail.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
+    }
+
+    /// Gives it an assistant: a smaller model that drafts tokens, so that one pass of the model looks at several places of a text at
+    /// once. On a CPU the texts stay the same, byte for byte.
+    ///
+    /// # Errors
+    /// When the models have vocabularies of different sizes, or there is no memory for what the assistant keeps.
+    pub fn set_assistant(&mut self, assistant: &Gpt2LMHead) -> Result<(), GenerationError> {
+        let [vocab_size, found] = [&self.model, assistant].map(|model| model.config().vocab_size);
+        if found != vocab_size {
+            return Err(GenerationError::AssistantVocabulary { vocab_size, found });
+        }
+        self.assistant = Some(Assistant::new(assistant, &self.model, self.pool.tokens())?);
+        Ok(())
     }
 
     /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
@@ -356,19 +385,65 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.waiting.len() + self.running()
     }
 
-    /// One token of all running texts.
+    /// One token of all running texts, and those that were drafted rightly.
     fn decode(&mut self) -> Result<(), GenerationError> {
         self.slide_full_rows()?;
-        let last: Vec<u32> = self.running.iter().filter_map(|text| text.ids.last().copied()).collect();
-        if last.is_empty() {
+        if self.running.is_empty() {
             return Ok(());
         }
-        let ids = Tensor::from_vec(last, (self.running.len(), 1), self.model.device())?;
-        let pass = &mut Pass::inference();
-        let logits = self.model.forward(&ids, LogitsFor::LastToken, Some(&mut self.cache), pass)?;
+        let drafts = self.drafts()?;
+        // Of a shorter draft what follows is not looked at, and changes nothing before it.
+        let tokens = 1 + drafts.iter().map(Vec::len).max().unwrap_or(0);
+        let ids = self.running.iter().zip(&drafts).flat_map(|(text, draft)| {
+            let last = text.ids.last().copied().unwrap_or(0);
+            once(last).chain(draft.iter().copied()).chain(repeat_n(0, tokens - 1 - draft.len()))
+        });
+        let ids = Tensor::from_vec(ids.collect(), (self.running.len(), tokens), self.model.device())?;
+        let wanted = if tokens == 1 { LogitsFor::LastToken } else { LogitsFor::EveryToken };
+        let logits = self.model.forward(&ids, wanted, Some(&mut self.cache), &mut Pass::inference())?;
         let mut logits = rows_of(&logits)?;
-        let chosen = sample(&mut self.running, &mut logits);
+        let chosen = sample(&mut self.running, &drafts, logits.chunks_mut(tokens));
+        for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
+            // The cache keeps what the text goes on from.
+            let held = self.cache.lengths()[row] - tokens + chosen.ids.len();
+            self.cache.truncate(row, held)?;
+            self.running[row].count_draft(draft, &chosen.ids)?;
+        }
         self.extend(0, chosen)
+    }
+
+    /// What each running text probably goes on with.
+    fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
+        let mut drafts = vec![Vec::new(); self.running.len()];
+        // A pass computes as many tokens of every row, so the row with the least room decides.
+        let n_positions = self.model.config().n_positions;
+        let rooms = self.cache.rooms().into_iter().zip(self.cache.lengths());
+        let room = rooms.map(|(room, length)| room.min(n_positions - length)).min().unwrap_or(0);
+        let (mut asked, mut rows) = (Vec::new(), Vec::new());
+        for (row, text) in self.running.iter_mut().enumerate() {
+            let Accepted { config, prompt, max_new_tokens, .. } = &*text.request;
+            let left = max_new_tokens - (text.ids.len() - prompt.len());
+            let most = room.min(left).saturating_sub(1);
+            if let Some(longest) = config.prompt_lookup_num_tokens {
+                let length = text.success.length(most.min(longest), 0.0);
+                drafts[row] = look_up(&text.ids, length).to_vec();
+            } else if let (Some(assistant), true) = (&self.assistant, text.assisted.is_some()) {
+                let most = text.success.length(most.min(config.num_assistant_tokens), assistant.cost);
+                if let Some(cache) = text.assisted.take_if(|_| most > 0) {
+                    let (ids, prompt_len) = (text.ids.clone(), prompt.len());
+                    asked.push(Drafted { ids, prompt_len, sampler: text.sampler.clone(), cache, most });
+                    rows.push(row);
+                }
+            }
+        }
+        if let Some(assistant) = self.assistant.as_ref().filter(|_| !asked.is_empty()) {
+            assistant.draft(&mut asked)?;
+        }
+        for (row, Drafted { ids, cache, .. }) in rows.into_iter().zip(asked) {
+            drafts[row] = ids;
+            self.running[row].assisted = Some(cache);
+        }
+        Ok(drafts)
     }
 
     /// Takes texts whose context is full out of the running ones, to compute the tokens that a sliding window keeps.
@@ -387,6 +462,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let tail = before.len() - (slid_tokens(n_positions) - 1);
             let tokens = [&before[..head], &before[tail..]].concat();
             text.has_slid = true;
+            // An assistant would have to read everything anew.
+            text.assisted = None;
             self.cache.truncate(row, 0)?;
             if tokens.is_empty() {
                 row += 1;
@@ -464,6 +541,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             deadline,
             ids: request.prompt.clone(),
             has_slid: false,
+            success: Success::new(),
+            assisted: self.assistant.as_ref().and_then(|assistant| assistant.cache(capacity)),
             sequence,
             request,
         };
@@ -499,7 +578,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Gives a text its first token, and a place among the running ones.
     fn begin(&mut self, text: Text<T>, cache: Gpt2Cache, logits: Vec<f32>) -> Result<(), GenerationError> {
         let row = self.run(text, cache)?;
-        let chosen = sample(&mut self.running[row..=row], &mut [logits]);
+        let chosen = sample(&mut self.running[row..=row], &[Vec::new()], [&mut [logits][..]]);
         self.extend(row, chosen)
     }
 
@@ -512,23 +591,31 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// Gives the texts from row `first` on their next tokens, and ends those that have their last.
-    fn extend(
-        &mut self,
-        first: usize,
-        chosen: Vec<Result<u32, GenerationError>>,
-    ) -> Result<(), GenerationError> {
+    fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
-        for (row, id) in (first..).zip(chosen) {
-            let (text, is_full) = (&mut self.running[row], self.cache.lengths()[row] >= n_positions);
-            let (request, sequence) = (text.request.id, text.sequence);
-            match id.and_then(|id| Ok((id, text.push(id, is_full)?))) {
-                Ok((id, (text, stop_reason))) => {
-                    self.ready.push(Event::Token { request, sequence, id, text, stop_reason });
-                    ended.extend(stop_reason.map(|_| row));
+        for (row, Chosen { ids, error }) in (first..).zip(chosen) {
+            let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
+            let (request, sequence, drafts) = (text.request.id, text.sequence, text.success.drafts);
+            let (mut left, mut error) = (ids.len(), error);
+            for id in ids {
+                left -= 1;
+                match text.push(id, held - left >= n_positions) {
+                    Ok((text, stop_reason)) => {
+                        self.ready.push(Event::Token { request, sequence, id, text, stop_reason, drafts });
+                        if stop_reason.is_some() {
+                            ended.push(row);
+                            error = None;
+                            break;
+                        }
+                    }
+                    Err(found) => {
+                        error = Some(found);
+                        break;
+                    }
                 }
-                Err(error) => failed.push((request, error)),
             }
+            failed.extend(error.map(|error| (request, error)));
         }
         // Rows change their numbers from here on.
         ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
@@ -612,6 +699,19 @@ impl Event {
 }
 
 impl<T: Deref<Target = Tokenizer>> Text<T> {
+    /// Counts what was drafted and, of that, what the text goes on with, before it does.
+    fn count_draft(&mut self, draft: &[u32], chosen: &[u32]) -> Result<(), GenerationError> {
+        let accepted = draft.iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
+        if !draft.is_empty() {
+            self.success.count(draft.len(), accepted);
+        }
+        if let Some(cache) = &mut self.assisted {
+            let held = cache.lengths().first().copied().unwrap_or(0);
+            cache.truncate(0, held.min(self.ids.len() + accepted))?;
+        }
+        Ok(())
+    }
+
     /// Adds a token; returns the text it completes and why the text ends with it, if it does.
     fn push(&mut self, id: u32, is_full: bool) -> Result<(String, Option<StopReason>), GenerationError> {
         self.ids.push(id);
@@ -642,13 +742,31 @@ impl<T> Prefill<T> {
     }
 }
 
-/// The next token of each text; they are chosen on all threads.
-fn sample<T>(texts: &mut [Text<T>], logits: &mut [Vec<f32>]) -> Vec<Result<u32, GenerationError>> {
-    let rows = texts.iter_mut().zip(logits).map(|(text, logits)| {
-        let history = History { ids: &text.ids, prompt_len: text.request.prompt.len() };
-        (&mut text.sampler, history, logits)
+/// The next tokens of each text, of which one is chosen after its last token and after each that was drafted rightly; on all
+/// threads. `logits` has a row for each of them.
+fn sample<'a, T>(
+    texts: &mut [Text<T>],
+    drafts: &[Vec<u32>],
+    logits: impl IntoIterator<Item = &'a mut [Vec<f32>]>,
+) -> Vec<Chosen> {
+    let rows = texts.iter_mut().zip(drafts).zip(logits).map(|((text, draft), logits)| {
+        let Text { request, ids, sampler, .. } = text;
+        (request, ids, sampler, draft, logits)
     });
-    map_items(rows, |(sampler, history, logits)| sampler.sample(history, logits))
+    map_items(rows, |(request, ids, sampler, draft, logits)| {
+        let (start, mut error) = (ids.len(), None);
+        for (place, logits) in logits.iter_mut().enumerate() {
+            match sampler.sample(History { ids, prompt_len: request.prompt.len() }, logits) {
+                Ok(id) => ids.push(id),
+                Err(found) => error = Some(found),
+            }
+            let id = ids.last().filter(|_| error.is_none());
+            if id != draft.get(place) || id.is_some_and(|id| request.config.eos_token_id.contains(id)) {
+                break;
+            }
+        }
+        Chosen { ids: ids.split_off(start), error }
+    })
 }
 
 /// Tokens whose keys and values a text needs room for. The last token is produced and not read again.
@@ -657,7 +775,7 @@ fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize)
     prompt_len.saturating_add(read).min(n_positions)
 }
 
-/// Logits of one position, `(B, 1, V)`, row by row.
+/// Logits `(B, T, V)`, those of each row and token one after the other.
 pub(crate) fn rows_of(logits: &Tensor) -> Result<Vec<Vec<f32>>, GenerationError> {
-    Ok(logits.squeeze(1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?)
+    Ok(logits.flatten(0, 1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?)
 }

@@ -280,6 +280,12 @@ impl Gpt2Cache {
         Ok(row)
     }
 
+    /// Tokens that each row still has room for.
+    pub fn rooms(&self) -> Vec<usize> {
+        let rows = self.slots.iter().zip(self.lengths());
+        rows.map(|(slot, length)| slot.place.capacity - length).collect()
+    }
+
     /// Tokens that each row can hold; of rows with different room the least.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.iter().map(|slot| slot.place.capacity).min().unwrap_or(0)

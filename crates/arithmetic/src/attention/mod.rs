@@ -24,7 +24,7 @@ pub use memory::{KvFormat, KvMemory, KvSizes};
 use memory::{OnUnits, Units};
 use on_part::{OnPart, PART_KEYS, PartScores, Results, finish, merge, result_len, seen_of_part};
 
-use crate::simd::{InstructionSet, Job, MAX_TILE_ROWS, Simd};
+use crate::simd::{InstructionSet, Job, Simd};
 use crate::threads::{Part, Parts, computed_in_parts, for_each_part, thread_count};
 
 /// Queries of a piece of work: few enough that there is work for many threads, many enough to use the keys while they are near.
@@ -240,7 +240,7 @@ impl<F: Format> Piece<'_, '_, F> {
         let arranged = self.work.arranged(simd, place, token..token + queries);
         let query_len = arranged.len() / queries;
         let result_len = result_len(sizes.value_dim);
-        let mut scores: PartScores = [[0.0; PART_KEYS]; MAX_TILE_ROWS];
+        let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(queries)];
         let mut totals = vec![0.0; queries * result_len];
         let mut results = vec![0.0; F::tile_rows::<S>().min(queries) * result_len];
         let (mut first_key, mut end_key) = (usize::MAX, 0);
@@ -301,7 +301,7 @@ impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
         let visible = &visible[place.0 * q.tokens..(place.0 + 1) * q.tokens];
         let arranged = self.work.arranged(simd, place, 0..q.tokens);
         let (query_len, result_len) = (arranged.len() / q.tokens, result_len(sizes.value_dim));
-        let mut scores: PartScores = [[0.0; PART_KEYS]; MAX_TILE_ROWS];
+        let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(q.tokens)];
         let mut query = 0;
         while query < q.tokens {
             let end = q.tokens.min(query + F::tile_rows::<S>());

@@ -10,7 +10,7 @@ use super::format::{Format, value_panels};
 use super::memory::HeldHead;
 use super::softmax::{exponentials, largest};
 use crate::fetch::{AHEAD, fetch};
-use crate::simd::{Job, LANES, MAX_TILE_ROWS, Simd, TileJob, tile_height};
+use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 use crate::tile::Sums;
 
 /// Keys of a part: few enough that scores, and keys and values of 48 queries after each other, stay in the nearer caches, and
@@ -19,8 +19,8 @@ pub(super) const PART_KEYS: usize = 256;
 /// Queries of a tile that is a walk through memory: it fetches what comes next.
 const FETCHED_ROWS: usize = 2;
 
-/// The scores of the highest tile, a row for each query.
-pub(super) type PartScores = [[f32; PART_KEYS]; MAX_TILE_ROWS];
+/// The scores of a query.
+pub(super) type PartScores = [f32; PART_KEYS];
 
 /// Keys of a part that a query sees.
 #[inline(always)]
@@ -51,7 +51,8 @@ pub(super) struct OnPart<'a, F: Format> {
 /// A function of its own, which both ways to cut the work share.
 pub(super) struct Results<'a, 'b, F: Format> {
     pub(super) on: OnPart<'a, F>,
-    pub(super) scores: &'b mut PartScores,
+    /// Room for the scores of each query.
+    pub(super) scores: &'b mut [PartScores],
     pub(super) results: &'b mut [f32],
 }
 
@@ -67,7 +68,7 @@ impl<F: Format> Job for Results<'_, '_, F> {
 
 impl<F: Format> OnPart<'_, F> {
     #[inline(always)]
-    fn run<S: Simd>(&self, simd: S, scores: &mut PartScores, results: &mut [f32]) {
+    fn run<S: Simd>(&self, simd: S, scores: &mut [PartScores], results: &mut [f32]) {
         let first_key = self.part * PART_KEYS;
         let (mut first, mut end) = (usize::MAX, 0);
         for visible in self.visible {
@@ -127,7 +128,7 @@ impl<F: Format> OnPart<'_, F> {
 struct Scores<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     panels: Range<usize>,
-    scores: &'b mut PartScores,
+    scores: &'b mut [PartScores],
 }
 
 impl<S: Simd, F: Format> TileJob<S> for Scores<'_, '_, F> {
@@ -175,7 +176,7 @@ impl<F: Format> Scores<'_, '_, F> {
         }
         let sums: Sums<S, ROWS, PANELS> = F::scores(simd, rows, keys);
         let scale = simd.splat(self.on.scale);
-        for row in 0..ROWS {
+        for row in 0..ROWS.min(visible.len()) {
             for index in 0..PANELS {
                 if let Some(scores) = self.scores[row][(panel + index) * LANES..].first_chunk_mut() {
                     simd.store(simd.mul(sums[row][index], scale), scores);
@@ -190,7 +191,7 @@ struct Contexts<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     rows: Range<usize>,
     keys: Range<usize>,
-    scores: &'b PartScores,
+    scores: &'b [PartScores],
     results: &'b mut [f32],
 }
 

@@ -10,8 +10,6 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 pub(crate) const LANES: usize = 16;
 /// Panels of the widest tile of any instruction set.
 pub(crate) const MAX_TILE_PANELS: usize = 4;
-/// Rows of the highest tile of any instruction set.
-pub(crate) const MAX_TILE_ROWS: usize = 12;
 
 /// Inputs that share a scale, where weights and activations are integers.
 pub(crate) const GROUP: usize = 32;

@@ -27,6 +27,7 @@ Examples:
   gpt2 generate \"Q: Why?\\nA:\" --model DIR --stop \"Q:\" --repetition-penalty 1.2
   gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
   gpt2 generate --model DIR --interactive
+  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2     (the same text, sooner)
 
 What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
 either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
@@ -37,7 +38,7 @@ pub(crate) struct GenerateArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; with several texts `sequences` of ids, text, stop_reason and score
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; where tokens were drafted, drafted and accepted; with several texts `sequences` of ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
     /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends
@@ -62,7 +63,8 @@ struct Report {
 pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<ExitCode> {
     arguments.generation.check()?;
     arguments.file.check()?;
-    let opened = arguments.model.open(hub)?;
+    let assistant = arguments.generation.assistant_model.as_deref();
+    let opened = arguments.model.open_assisted(hub, assistant)?;
     if let Some(path) = &arguments.file.prompts_file {
         return generate_file::run(path, &arguments.file, &arguments.generation, &arguments.model, opened);
     }

@@ -1,5 +1,6 @@
 //! The arguments that say how to generate, and the configuration that they make of a checkpoint's.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
@@ -102,6 +103,16 @@ pub(crate) struct GenerationArguments {
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Searching")]
     pub(crate) penalty_alpha: Option<f64>,
 
+    /// Let a smaller model with the same vocabulary draft tokens, of which the model checks several in one pass; named like the model. The text stays the same
+    #[arg(long, value_name = "DIR", help_heading = "Drafting")]
+    pub(crate) assistant_model: Option<PathBuf>,
+    /// Most tokens that the assistant drafts at once; fewer where they are seldom right [default: 20]
+    #[arg(long, value_name = "N", requires = "assistant_model", help_heading = "Drafting")]
+    pub(crate) num_assistant_tokens: Option<usize>,
+    /// Draft up to N tokens from what followed the last ones where they stood before: for texts that repeat their prompt or themselves. The text stays the same
+    #[arg(long, value_name = "N", conflicts_with = "assistant_model", help_heading = "Drafting")]
+    pub(crate) prompt_lookup: Option<usize>,
+
     /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]
     pub(crate) keep_last: Option<usize>,
@@ -168,6 +179,11 @@ impl GenerationArguments {
                 "{option} is for drawing at random and cannot be used with --greedy, --num-beams or --penalty-alpha"
             );
             return refuse(&message);
+        }
+        if self.assistant_model.is_some() && searches {
+            return refuse(
+                "--assistant-model drafts texts that are made token by token, and cannot be used with --num-beams or --penalty-alpha",
+            );
         }
         if self.bad_word.iter().any(String::is_empty) {
             return refuse("--bad-word: expected a text, found an empty one");
@@ -256,6 +272,11 @@ impl GenerationArguments {
         set(&mut config.early_stopping, self.early_stopping.map(EarlyStopping::from));
         set(&mut config.num_return_sequences, self.num_return_sequences);
         set(&mut config.penalty_alpha, self.penalty_alpha);
+        set(&mut config.num_assistant_tokens, self.num_assistant_tokens);
+        if self.assistant_model.is_some() {
+            config.prompt_lookup_num_tokens = None;
+        }
+        config.prompt_lookup_num_tokens = self.prompt_lookup.or(config.prompt_lookup_num_tokens);
         let head = self.keep_head.unwrap_or(0);
         if let Some(last) = self.keep_last {
             config.long_prompt = LongPrompt::Keep { head, last };

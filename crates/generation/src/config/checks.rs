@@ -210,6 +210,11 @@ impl GenerationConfig {
             SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
                 "without do_sample and num_beams all texts would be the same; set num_return_sequences to 1",
             ),
+            SearchMode::Beams | SearchMode::Contrastive if self.prompt_lookup_num_tokens.is_some() => {
+                conflict(
+                    "prompt_lookup_num_tokens drafts texts that are made token by token; beam and contrastive search are not",
+                )
+            }
             SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(
                 "stop_strings end a text token by token; beam and contrastive search do not know them",
             ),

@@ -20,33 +20,33 @@ fn tiny_in(dtype: WeightDType) -> Gpt2LMHead {
     Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-fn tiny() -> Gpt2LMHead {
+pub(super) fn tiny() -> Gpt2LMHead {
     tiny_in(WeightDType::F32)
 }
 
-fn options(max_texts: usize, kv_tokens: usize, chunk_tokens: usize) -> SchedulerOptions {
+pub(super) fn options(max_texts: usize, kv_tokens: usize, chunk_tokens: usize) -> SchedulerOptions {
     SchedulerOptions { max_texts, kv_tokens, chunk_tokens }
 }
 
-fn scheduler(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
+pub(super) fn scheduler(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
     Scheduler::new(model, None, options).unwrap()
 }
 
-fn prompt(length: u32, seed: u32) -> Vec<u32> {
+pub(super) fn prompt(length: u32, seed: u32) -> Vec<u32> {
     (0..length).map(|index| (index * 37 + seed * 11) % 300).collect()
 }
 
 /// The ids of each text so far, and how it ended.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Found {
-    ids: Vec<u32>,
-    reason: Option<StopReason>,
-    error: Option<String>,
+pub(super) struct Found {
+    pub(super) ids: Vec<u32>,
+    pub(super) reason: Option<StopReason>,
+    pub(super) error: Option<String>,
 }
 
-type Texts = BTreeMap<(RequestId, usize), Found>;
+pub(super) type Texts = BTreeMap<(RequestId, usize), Found>;
 
-fn collect(texts: &mut Texts, events: Vec<Event>) {
+pub(super) fn collect(texts: &mut Texts, events: Vec<Event>) {
     for event in events {
         match event {
             Event::Token { request, sequence, id, stop_reason, .. } => {
@@ -70,21 +70,21 @@ fn collect(texts: &mut Texts, events: Vec<Event>) {
     }
 }
 
-fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
+pub(super) fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
     while !scheduler.is_idle() {
         collect(texts, scheduler.step().unwrap());
     }
 }
 
 /// The text that a request gives alone.
-fn alone(model: &Gpt2LMHead, request: &Request) -> Found {
+pub(super) fn alone(model: &Gpt2LMHead, request: &Request) -> Found {
     let mut tokens = TokenGenerator::<&Tokenizer>::of_request(model, request.clone(), None).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     Found { ids, reason: tokens.stop_reason(), error: None }
 }
 
 /// Requests of all lengths and kinds: greedy, drawn, penalised, sliding, ended by a token.
-fn requests(ends: &[u32]) -> Vec<Request> {
+pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     let greedy = GenerationConfig { max_new_tokens: 14, ..GenerationConfig::default() };
     let configs = [
         GenerationConfig { eos_token_id: ends.to_vec(), ..greedy.clone() },

@@ -1,0 +1,238 @@
+//! Drafts: tokens that a text probably has next, so that one pass of the model looks at several places at once.
+//!
+//! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192), or from what followed the
+//! text's last tokens where they stood before (prompt lookup). It is checked by the very sampler that would choose the tokens
+//! without it: the text goes on with what that chooses, and a drafted token saves a pass where it is the same. So on a CPU, where
+//! a pass over several tokens gives the bits of several passes, a text is the same bytes with drafts and without, greedy or
+//! drawn with a seed. The smaller model draws with the same random numbers, so it often draws the same tokens.
+
+use std::ops::RangeInclusive;
+
+use candle_core::Tensor;
+use gpt2::{Gpt2Cache, Gpt2LMHead, KvPool, LogitsFor, Pass};
+use gpt2_kernels::map_items;
+use serde::Serialize;
+
+use crate::scheduler::rows_of;
+use crate::{GenerationError, History, Sampler};
+
+/// What one more token costs a pass, as a share of a pass over one token.
+const TOKEN_COST: f64 = 0.1;
+/// How much of what is known of a text's drafts still counts after the next one.
+const MEMORY: f64 = 0.8;
+/// Steps without a draft after which one token is tried again.
+const PATIENCE: usize = 16;
+/// Longest and shortest sequences that are looked up.
+const LOOKED_UP: RangeInclusive<usize> = 2..=4;
+
+/// Tokens that were drafted for a text, and how many of them it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Drafts {
+    /// Tokens that were looked at.
+    pub drafted: usize,
+    /// Tokens among them that the text has.
+    pub accepted: usize,
+}
+
+/// How well drafts do for one text, and so how long the next one is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Success {
+    pub(crate) drafts: Drafts,
+    /// Tokens that were accepted and tokens that were looked at, the last ones counting most.
+    accepted: f64,
+    tried: f64,
+    /// Steps since the last draft.
+    rested: usize,
+}
+
+impl Success {
+    /// Of a text without a draft so far.
+    pub(crate) fn new() -> Self {
+        Self { drafts: Drafts::default(), accepted: 1.0, tried: 2.0, rested: 0 }
+    }
+
+    /// The length of a draft, at most `most`, that promises the most tokens for what it costs, where a token of it costs
+    /// `draft_cost` of a pass.
+    pub(crate) fn length(&mut self, most: usize, draft_cost: f64) -> usize {
+        let rate = self.accepted / self.tried;
+        // A draft of n tokens gives 1 + rate + … + rateⁿ of them.
+        let (mut best, mut best_gain, mut tokens, mut power) = (0, 1.0, 1.0, 1.0);
+        for length in 1..=most {
+            power *= rate;
+            tokens += power;
+            let gain = tokens / (1.0 + length as f64 * (TOKEN_COST + draft_cost));
+            if gain > best_gain {
+                (best, best_gain) = (length, gain);
+            }
+        }
+        self.rested += 1;
+        if best == 0 && self.rested >= PATIENCE { most.min(1) } else { best }
+    }
+
+    /// Counts a draft.
+    pub(crate) fn count(&mut self, drafted: usize, accepted: usize) {
+        self.drafts.drafted += drafted;
+        self.drafts.accepted += accepted;
+        let tried = if accepted < drafted { accepted + 1 } else { drafted };
+        self.accepted = self.accepted * MEMORY + accepted as f64;
+        self.tried = self.tried * MEMORY + tried as f64;
+        self.rested = 0;
+    }
+}
+
+/// What followed the last tokens where they last stood before, up to `most` tokens; of the longest sequence that did.
+pub(crate) fn look_up(ids: &[u32], most: usize) -> &[u32] {
+    for size in LOOKED_UP.rev() {
+        let Some(start) = ids.len().checked_sub(size) else { continue };
+        let (before, last) = (&ids[..ids.len() - 1], &ids[start..]);
+        if let Some(place) = before.windows(size).rposition(|window| window == last) {
+            let next = &ids[place + size..];
+            return &next[..next.len().min(most)];
+        }
+    }
+    &[]
+}
+
+/// A smaller model that drafts.
+pub(crate) struct Assistant {
+    model: Gpt2LMHead,
+    pool: KvPool,
+    /// What a token of it costs, as a share of a pass of the model that it assists.
+    pub(crate) cost: f64,
+}
+
+/// A text for which an assistant drafts.
+pub(crate) struct Drafted {
+    /// Prompt and text, then the draft too.
+    pub(crate) ids: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// As the text's own, whose random numbers it draws before the text does.
+    pub(crate) sampler: Sampler,
+    /// What the assistant keeps of the text, and then of the draft.
+    pub(crate) cache: Gpt2Cache,
+    /// Most tokens to draft.
+    pub(crate) most: usize,
+}
+
+impl Drafted {
+    /// Tokens that the assistant has read.
+    fn read(&self) -> usize {
+        self.cache.lengths().first().copied().unwrap_or(0)
+    }
+
+    /// Tokens that it can read besides these and those that it has not read yet.
+    fn room(&self, assistant: &Assistant) -> usize {
+        assistant.n_positions().saturating_sub(self.ids.len())
+    }
+}
+
+impl Assistant {
+    /// An assistant of `model` with memory for as many tokens.
+    pub(crate) fn new(
+        assistant: &Gpt2LMHead,
+        model: &Gpt2LMHead,
+        kv_tokens: usize,
+    ) -> Result<Self, GenerationError> {
+        let cost = assistant.parameter_count() as f64 / model.parameter_count() as f64;
+        Ok(Self { model: assistant.clone(), pool: assistant.new_pool(kv_tokens)?, cost })
+    }
+
+    /// Tokens that it can read.
+    pub(crate) fn n_positions(&self) -> usize {
+        self.model.config().n_positions
+    }
+
+    /// Room for what it keeps of a text; `None` where there is none.
+    pub(crate) fn cache(&self, capacity: usize) -> Option<Gpt2Cache> {
+        self.pool.cache(1, capacity.min(self.n_positions()))
+    }
+
+    /// Drafts for some texts, together: each of at most as many tokens as it says, or fewer where the assistant's context ends.
+    /// What it cannot choose a token for has no draft.
+    pub(crate) fn draft(&self, texts: &mut [Drafted]) -> Result<(), GenerationError> {
+        let room = texts.iter().map(|text| text.room(self)).min().unwrap_or(0);
+        let longest = texts.iter().map(|text| text.most).max().unwrap_or(0).min(room);
+        let unread = texts.iter().map(|text| text.ids.len() - text.read()).min().unwrap_or(0);
+        if longest == 0 || unread == 0 {
+            return Ok(());
+        }
+        let mut cache = self.pool.empty_cache();
+        for (row, text) in texts.iter_mut().enumerate() {
+            // All are to have as many tokens left to read.
+            let (read, end) = (text.read(), text.ids.len() - unread);
+            if read < end {
+                self.read(&text.ids[read..end], 1, &mut text.cache)?;
+            }
+            cache.insert(row, std::mem::replace(&mut text.cache, self.pool.empty_cache()))?;
+        }
+        let mut tokens = unread;
+        let lengths: Vec<usize> = texts.iter().map(|text| text.ids.len()).collect();
+        for _ in 0..longest {
+            let next = texts.iter().flat_map(|text| &text.ids[text.ids.len() - tokens..]).copied();
+            let hidden = self.read(&next.collect::<Vec<_>>(), texts.len(), &mut cache)?;
+            let mut logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?;
+            let rows = texts.iter_mut().zip(&mut logits);
+            map_items(rows, |(text, logits)| {
+                let history = History { ids: &text.ids, prompt_len: text.prompt_len };
+                // What it cannot choose the model will not either: it is then no draft that counts.
+                let id = text.sampler.sample(history, logits).unwrap_or(0);
+                text.ids.push(id);
+            });
+            tokens = 1;
+        }
+        for (text, length) in texts.iter_mut().zip(lengths) {
+            text.cache = cache.take(0)?;
+            text.ids.drain(..length);
+            text.ids.truncate(text.most);
+        }
+        Ok(())
+    }
+
+    /// Reads as many tokens of each row; returns their hidden states, `(rows, T, C)`.
+    fn read(&self, ids: &[u32], rows: usize, cache: &mut Gpt2Cache) -> Result<Tensor, GenerationError> {
+        let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), self.model.device())?;
+        Ok(self.model.transformer().forward(&ids, Some(cache), &mut Pass::inference())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_and_last_repetition_is_looked_up() {
+        let ids = [1, 2, 3, 4, 9, 2, 3, 4, 7, 8, 3, 4, 5, 6, 2, 3, 4];
+        assert_eq!(look_up(&ids, 3), [7, 8, 3], "after 2 3 4, and not after 3 4 alone, which is nearer");
+        assert_eq!(look_up(&ids, 1), [7]);
+        assert_eq!(look_up(&ids, 100), &ids[8..]);
+        assert_eq!(look_up(&[5, 6, 7], 4), [] as [u32; 0]);
+        assert_eq!(look_up(&[5, 5, 5], 4), [5], "a repetition that overlaps itself");
+        assert_eq!(look_up(&[5], 4), [] as [u32; 0]);
+        assert_eq!(look_up(&[], 4), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn drafts_become_longer_where_they_do_well_and_end_where_not() {
+        let mut good = Success::new();
+        for _ in 0..20 {
+            let length = good.length(8, 0.1);
+            good.count(length, length);
+        }
+        assert_eq!(good.length(8, 0.1), 8);
+        let mut bad = Success::new();
+        let lengths: Vec<usize> = (0..200)
+            .map(|_| {
+                let length = bad.length(8, 0.1);
+                if length > 0 {
+                    bad.count(length, 0);
+                }
+                length
+            })
+            .collect();
+        assert!(lengths[0] > 1 && lengths[10..].iter().all(|length| *length <= 1), "{lengths:?}");
+        let tried = lengths[100..].iter().sum::<usize>();
+        assert!((1..=7).contains(&tried), "now and then one is tried again: {tried} times");
+        assert_eq!(bad.drafts.accepted, 0);
+        assert_eq!(Success::new().length(0, 0.0), 0);
+    }
+}

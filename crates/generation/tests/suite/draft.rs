@@ -1,0 +1,260 @@
+//! Drafts change how many passes a text takes and nothing else.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use gpt2_generation::{
+    Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, StopReason, TokenGenerator,
+};
+use gpt2_kernels::RandomStream;
+use gpt2_testing::CheckpointFolder;
+use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
+use serde_json::json;
+
+use super::scheduler::{Found, Texts, alone, collect, options, prompt, requests, run, scheduler, tiny};
+
+/// A request whose drafts come from the text itself.
+fn looked_up(request: &Request) -> Request {
+    let config =
+        GenerationConfig { prompt_lookup_num_tokens: Some(5), ..GenerationConfig::clone(&request.config) };
+    Request::new(request.prompt.clone(), config)
+}
+
+/// Prompts that repeat themselves, besides those of the scheduler's own tests.
+fn all_requests(ends: &[u32]) -> Vec<Request> {
+    let mut requests = requests(ends);
+    let repeated = |length: u32| prompt(length, 7).into_iter().cycle().take(30).collect::<Vec<_>>();
+    for length in [2, 5, 11] {
+        let config = GenerationConfig { max_new_tokens: 17, ..GenerationConfig::default() };
+        let drawn = GenerationConfig { do_sample: true, top_k: 3, temperature: 0.5, ..config.clone() };
+        requests.extend([config, drawn].map(|config| Request::new(repeated(length), config)));
+    }
+    requests
+}
+
+/// Every text, alone and beside others, with an assistant that is often right, one that seldom is and one that never is, and with
+/// lookup, is the one that is made without drafts; in f32 and in integers.
+#[test]
+fn drafts_change_no_byte_of_a_text() {
+    for dtype in [WeightDType::F32, WeightDType::Q8] {
+        let model = deep(4, dtype);
+        let ends = alone(&model, &requests(&[])[0]).ids[5..6].to_vec();
+        let requests = all_requests(&ends);
+        let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+        for reason in [StopReason::Eos, StopReason::MaxNewTokens, StopReason::Context] {
+            assert!(expected.iter().any(|text| text.reason == Some(reason)), "{reason:?} is among them");
+        }
+        let assistants = [None, Some(deep(1, dtype)), Some(deep(0, WeightDType::Q4)), Some(foreign())];
+        for (max_texts, kv_tokens) in [(1, 48), (3, 200), (20, 2_000)] {
+            for (number, assistant) in assistants.iter().enumerate() {
+                let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, 11));
+                if let Some(assistant) = assistant {
+                    scheduler.set_assistant(assistant).unwrap();
+                }
+                let asked: Vec<Request> = match assistant {
+                    Some(_) => requests.clone(),
+                    None => requests.iter().map(looked_up).collect(),
+                };
+                let ids: Vec<_> =
+                    asked.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
+                let mut texts = Texts::new();
+                run(&mut scheduler, &mut texts);
+                for (request, (id, expected)) in ids.iter().zip(&expected).enumerate() {
+                    let found = &texts[&(*id, 0)];
+                    assert_eq!(
+                        found, expected,
+                        "{dtype}, {max_texts} texts, assistant {number}, request {request}"
+                    );
+                }
+                assert_eq!(scheduler.kv_tokens_in_use(), 0);
+            }
+        }
+    }
+}
+
+/// A model of so many layers, whose later ones change little: so one of fewer layers is a good assistant.
+fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHead {
+    const C: usize = 64;
+    let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1)});
+    let folder = CheckpointFolder::tiny().with_config(sizes).with_tensors(|tensors| {
+        let mut shapes = vec![("wte.weight".to_owned(), vec![300, C]), ("wpe.weight".into(), vec![48, C])];
+        for layer in 0..n_layer.max(1) {
+            let mut of_layer =
+                |name: &str, shape: &[usize]| shapes.push((format!("h.{layer}.{name}"), shape.to_vec()));
+            for (name, inputs, outputs) in [
+                ("attn.c_attn", C, 3 * C),
+                ("attn.c_proj", C, C),
+                ("mlp.c_fc", C, 4 * C),
+                ("mlp.c_proj", 4 * C, C),
+            ] {
+                of_layer(&format!("{name}.weight"), &[inputs, outputs]);
+                of_layer(&format!("{name}.bias"), &[outputs]);
+            }
+            ["ln_1", "ln_2"].iter().for_each(|norm| {
+                of_layer(&format!("{norm}.weight"), &[C]);
+                of_layer(&format!("{norm}.bias"), &[C]);
+            });
+        }
+        shapes.extend([("ln_f.weight".to_owned(), vec![C]), ("ln_f.bias".into(), vec![C])]);
+        tensors.clear();
+        for (index, (name, shape)) in shapes.into_iter().enumerate() {
+            let is_norm = name.contains("ln_") && name.ends_with("weight");
+            let is_first = name.starts_with("w") || name.starts_with("h.0.");
+            let scale = if is_first { 0.5 } else { 0.02 };
+            let mut random = RandomStream::with_stream(1, index as u64);
+            let count = shape.iter().product();
+            let values = (0..count).map(|_| (random.uniform() - 0.5) * 2.0 * scale).collect::<Vec<f64>>();
+            let values = Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
+            // Without layers of its own it is the same but for its block, which does nothing.
+            let values =
+                if n_layer == 0 && name.starts_with("h.") { (values * 0.0).unwrap() } else { values };
+            let values = if is_norm { values.ones_like().unwrap() } else { values };
+            tensors.insert(format!("transformer.{name}"), values);
+        }
+    });
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(folder.path()).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+/// A small model of the same vocabulary to which all tokens are the same.
+fn foreign() -> Gpt2LMHead {
+    let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    Gpt2LMHead::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap()
+}
+
+/// How many steps a text takes, and what was drafted for it.
+fn steps(model: &Gpt2LMHead, assistant: Option<&Gpt2LMHead>, request: Request) -> (usize, usize, Drafts) {
+    let mut scheduler = scheduler(model, options(1, 64, 64));
+    assistant.map_or(Ok(()), |assistant| scheduler.set_assistant(assistant)).unwrap();
+    scheduler.submit(request).unwrap();
+    let (mut steps, mut tokens, mut last) = (0, 0, Drafts::default());
+    while !scheduler.is_idle() {
+        steps += 1;
+        for event in scheduler.step().unwrap() {
+            if let Event::Token { drafts, .. } = event {
+                (tokens, last) = (tokens + 1, drafts);
+            }
+        }
+    }
+    (steps, tokens, last)
+}
+
+#[test]
+fn right_drafts_save_passes() {
+    let model = deep(4, WeightDType::F32);
+    let config = GenerationConfig { max_new_tokens: 33, ..GenerationConfig::default() };
+    let request = || Request::new(prompt(3, 1), config.clone());
+    assert_eq!(steps(&model, None, request()), (33, 33, Drafts::default()));
+    let (passes, tokens, drafts) = steps(&model, Some(&deep(1, WeightDType::F32)), request());
+    assert_eq!((tokens, passes), (33, 33 - drafts.accepted));
+    assert!(drafts.accepted > 10 && drafts.accepted <= drafts.drafted, "{passes} passes, {drafts:?}");
+    // What was written over and over is looked up.
+    let repeated =
+        Request::new([5, 9, 70].repeat(10), GenerationConfig { max_new_tokens: 18, ..config.clone() });
+    let processors = LogitsProcessor::of_config(&GenerationConfig {
+        sequence_bias: vec![(vec![5, 9], 1e4), (vec![9, 70], 1e4), (vec![70, 5], 1e4)],
+        ..GenerationConfig::default()
+    });
+    let (passes, tokens, drafts) = steps(&model, None, Request { processors, ..looked_up(&repeated) });
+    assert_eq!((tokens, passes, drafts.accepted), (18, 18 - drafts.accepted, drafts.drafted), "as before");
+    assert!(drafts.drafted >= 10, "{passes} passes, {drafts:?}");
+    // An assistant that is no help drafts less and less.
+    let (passes, tokens, drafts) = steps(&model, Some(&foreign()), request());
+    assert_eq!(tokens, 33);
+    assert!(drafts.accepted <= 2 && drafts.drafted < 20, "{passes} passes, {drafts:?}");
+}
+
+/// Drawn texts have the distribution of the model: Pearson's test over the 27 texts of three tokens from three each, where the
+/// second and third are drafted by an assistant.
+#[test]
+fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
+    const DRAWS: usize = 100_352;
+    const TEXTS: usize = 3_584;
+    let (model, assistant) = (deep(4, WeightDType::F32), deep(1, WeightDType::F32));
+    let config = |seed| GenerationConfig {
+        do_sample: true,
+        top_k: 3,
+        temperature: 1.5,
+        max_new_tokens: 4,
+        num_return_sequences: TEXTS,
+        seed,
+        ..GenerationConfig::default()
+    };
+    let prompt = prompt(5, 2);
+    // What the model says of each text of three tokens.
+    let mut expected: HashMap<Vec<u32>, f64> = HashMap::from([(Vec::new(), 1.0)]);
+    for _ in 0..3 {
+        let mut longer = HashMap::new();
+        for (text, probability) in expected {
+            for (id, of_id) in probabilities(&model, &[&prompt[..], &text].concat()) {
+                longer.insert([&text[..], &[id]].concat(), probability * of_id);
+            }
+        }
+        expected = longer;
+    }
+    assert_eq!(expected.len(), 27);
+    let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
+    let mut accepted = 0;
+    for seed in 0..DRAWS / TEXTS {
+        let mut scheduler = scheduler(&model, options(128, 128 * 16, 64));
+        scheduler.set_assistant(&assistant).unwrap();
+        let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
+        let mut texts = Texts::new();
+        while !scheduler.is_idle() {
+            let events = scheduler.step().unwrap();
+            for event in &events {
+                if let Event::Token { drafts, .. } = event {
+                    accepted = accepted.max(drafts.accepted);
+                }
+            }
+            collect(&mut texts, events);
+        }
+        for sequence in 0..TEXTS {
+            *counts.entry(texts[&(id, sequence)].ids[..3].to_vec()).or_default() += 1;
+        }
+    }
+    assert!(accepted >= 1, "tokens were drafted, rightly sometimes");
+    let of_text = |(text, probability): (&Vec<u32>, &f64)| {
+        let expected = probability * DRAWS as f64;
+        let found = counts.get(text).copied().unwrap_or(0) as f64;
+        (found - expected).powi(2) / expected
+    };
+    let chi_square: f64 = expected.iter().map(of_text).sum();
+    assert_eq!(counts.values().sum::<usize>(), DRAWS);
+    assert!(counts.keys().all(|text| expected.contains_key(text)));
+    // 26 degrees of freedom: one in ten thousand is above 61.
+    assert!(chi_square < 61.0, "{chi_square}");
+}
+
+/// The three tokens that may come next, and how probable they are.
+fn probabilities(model: &Gpt2LMHead, ids: &[u32]) -> Vec<(u32, f64)> {
+    let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
+    let logits = model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
+    let logits: Vec<f32> = logits.flatten_all().unwrap().to_vec1().unwrap();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    let weights: Vec<f64> = order[..3].iter().map(|id| (f64::from(logits[*id]) / 1.5).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    order.into_iter().zip(weights).map(|(id, weight)| (u32::try_from(id).unwrap(), weight / sum)).collect()
+}
+
+#[test]
+fn an_assistant_needs_the_same_vocabulary() {
+    let model = tiny();
+    let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let other = Gpt2LMHead::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap();
+    let config = GenerationConfig::default();
+    let text =
+        TokenGenerator::<&Tokenizer>::of_request(&model, Request::new(prompt(3, 1), config.clone()), None);
+    let error = text.unwrap().with_assistant(&other).err().unwrap();
+    assert!(
+        matches!(error, GenerationError::AssistantVocabulary { found: 11, .. }) && error.is_usage(),
+        "{error}"
+    );
+    let searched = GenerationConfig { num_beams: 2, prompt_lookup_num_tokens: Some(3), ..config };
+    assert!(searched.check().unwrap_err().to_string().contains("prompt_lookup_num_tokens"));
+}
