@@ -25,11 +25,12 @@ Examples:
   gpt2 bench --model DIR --device cuda --dtype f16 --json
 
 Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after
-896, always the most probable one; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
+896, always the most probable one; pass_at_512 says how many times as long as a pass over one token one over 2, 4 and 8 tokens
+takes after 512, with the logits of each; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: device, dtype, kv_dtype, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, pass_at_512, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -41,6 +42,10 @@ const PREFILL_RUNS: usize = 3;
 /// Prompt and new tokens of the two decoding runs: at the beginning of a text, and late in the context.
 const DECODE: (usize, usize) = (8, 128);
 const DECODE_AT_896: (usize, usize) = (896, 64);
+/// Tokens that are read before passes over one and over several tokens, which are measured in turns; the median counts.
+const PASSES_AT: usize = 512;
+const PASSES: [usize; 3] = [2, 4, 8];
+const PASS_RUNS: usize = 25;
 /// The same for texts that are decoded at once, and how many they are.
 const DECODE_BATCH: (usize, usize) = (8, 32);
 const BATCHES: [usize; 2] = [8, 32];
@@ -63,6 +68,8 @@ struct Report {
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
     decode_at_896: Option<f64>,
+    /// The time of a pass over some tokens after 512 as a multiple of that over one, by their number.
+    pass_at_512: BTreeMap<usize, f64>,
     /// Of all texts together, by their number.
     decode_batch: BTreeMap<usize, f64>,
 }
@@ -94,6 +101,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let decode_at_896 = bench.decode(DECODE_AT_896, 1)?;
     // Before the batches: what they hold is not what one text needs.
     let peak_rss_mib = peak_rss_mib();
+    let pass_at_512 = bench.passes()?;
     let mut decode_batch = BTreeMap::new();
     for texts in BATCHES {
         decode_batch.extend(bench.decode(DECODE_BATCH, texts)?.map(|speed| (texts, speed)));
@@ -109,6 +117,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
         prefill,
         decode,
         decode_at_896,
+        pass_at_512,
         decode_batch,
     };
     if arguments.json {
@@ -135,6 +144,9 @@ fn print(report: &Report) -> Result<()> {
         if let Some(speed) = speed {
             line(name, speed, "tokens/s")?;
         }
+    }
+    for (tokens, times) in &report.pass_at_512 {
+        output::write_line(&format!("pass of {tokens:<8}{times:>10.2} times a pass of one"))?;
     }
     for (texts, speed) in &report.decode_batch {
         line(&format!("decode {texts} texts"), *speed, "tokens/s")?;
@@ -196,6 +208,34 @@ impl Bench<'_> {
         }
         self.device.synchronize()?;
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
+    }
+
+    /// The time of passes over several tokens after a long past, as multiples of that over one token.
+    fn passes(&self) -> Result<BTreeMap<usize, f64>> {
+        let longest = PASSES_AT + PASSES[PASSES.len() - 1];
+        if longest > self.model.config().n_positions {
+            return Ok(BTreeMap::new());
+        }
+        let mut cache = self.model.new_cache(1, longest)?;
+        self.next_tokens(&self.prompt(1, PASSES_AT)?, &mut cache)?;
+        let mut seconds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for _ in 0..PASS_RUNS {
+            for tokens in [1].into_iter().chain(PASSES) {
+                let ids = self.prompt(1, tokens)?;
+                self.device.synchronize()?;
+                let start = Instant::now();
+                self.model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+                self.device.synchronize()?;
+                seconds.entry(tokens).or_default().push(start.elapsed().as_secs_f64());
+                cache.truncate(0, PASSES_AT)?;
+            }
+        }
+        let mut medians = seconds.into_iter().map(|(tokens, mut seconds)| {
+            seconds.sort_by(f64::total_cmp);
+            (tokens, seconds[PASS_RUNS / 2])
+        });
+        let Some((_, one)) = medians.next() else { return Ok(BTreeMap::new()) };
+        Ok(medians.map(|(tokens, seconds)| (tokens, seconds / one)).collect())
     }
 
     /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.

@@ -74,6 +74,56 @@ fn contrastive_search_of_the_program_is_that_of_transformers() {
     assert_eq!(generate(&folder, &flags).json()["ids"], case["ids"][0]);
 }
 
+/// An assistant and lookup change no byte, alone and in a file of prompts, and `--json` counts what they did.
+#[test]
+fn drafts_are_counted_and_change_nothing() {
+    let (folder, assistant) = (CheckpointFolder::tiny(), CheckpointFolder::tiny());
+    let ids = ["--ids", "5,9,70,5,9,70,5,9", "--max-new-tokens", "30", "--json"];
+    for draw in [&["--greedy"][..], &["--seed", "3", "--top-k", "5"]] {
+        let plain = without_speed(generate(&folder, &[&ids[..], draw].concat()).json());
+        assert_eq!((&plain["drafted"], &plain["accepted"]), (&Value::Null, &Value::Null));
+        let model = ["--assistant-model", path(assistant.path()), "--num-assistant-tokens", "4"];
+        for drafts in [&model[..], &["--prompt-lookup", "6"]] {
+            let mut report = without_speed(generate(&folder, &[&ids[..], draw, drafts].concat()).json());
+            let mut count =
+                |key: &str| report.as_object_mut().unwrap().remove(key).unwrap().as_u64().unwrap();
+            let (drafted, accepted) = (count("drafted"), count("accepted"));
+            assert!(drafted > 0 && accepted <= drafted, "{accepted} of {drafted}");
+            assert_eq!(report, plain);
+        }
+    }
+    let prompts = CheckpointFolder::tiny().with("prompts.txt", "The dog\nA cat and a cat and\n");
+    let prompts_file = prompts.file("prompts.txt");
+    let file = ["--prompts-file", path(&prompts_file), "--max-new-tokens", "9", "--greedy"];
+    let plain = objects(&generate(&folder, &file).stdout);
+    let drafted = objects(&generate(&folder, &[&file[..], &["--prompt-lookup", "3"]].concat()).stdout);
+    for (plain, drafted) in plain.iter().zip(&drafted) {
+        assert_eq!((&plain["ids"], &plain["text"]), (&drafted["ids"], &drafted["text"]));
+        assert!(drafted["drafted"].is_u64() && plain["drafted"].is_null());
+    }
+    assert_eq!(drafted.len(), 2);
+}
+
+#[test]
+fn wrong_assistants_end_with_code_2() {
+    let (folder, own) = (CheckpointFolder::tiny(), CheckpointFolder::tiny());
+    let other = CheckpointFolder::tiny().with_config(json!({"vocab_size": 299})).with_tensors(|tensors| {
+        let key = tensors.keys().find(|key| key.ends_with("wte.weight")).unwrap().clone();
+        let rows = tensors[&key].narrow(0, 0, 299).unwrap();
+        tensors.insert(key, rows);
+    });
+    let refused = |arguments: &[&str], code, what: &str| {
+        assert_refused(&generate(&folder, &[&["--ids", "5,9"], arguments].concat()), code, what);
+    };
+    let (own, other) = (path(own.path()), path(other.path()));
+    refused(&["--assistant-model", other], USAGE, "a vocabulary of 299 tokens, the model one of 300");
+    refused(&["--assistant-model", own, "--num-beams", "2"], USAGE, "--assistant-model");
+    refused(&["--assistant-model", own, "--prompt-lookup", "3"], USAGE, "--prompt-lookup");
+    refused(&["--num-assistant-tokens", "3"], USAGE, "--assistant-model");
+    refused(&["--prompt-lookup", "3", "--num-beams", "2"], USAGE, "prompt_lookup_num_tokens");
+    refused(&["--assistant-model", "nowhere/at/all"], FAILURE, "nowhere/at/all");
+}
+
 /// What the file says holds until an argument says otherwise.
 #[test]
 fn generation_config_json_sets_the_defaults() {
