@@ -101,7 +101,7 @@ impl LoadedModel {
         }
         for index in 0.. {
             let Some(prompt) = job.next_prompt()?.filter(|_| !job.is_interrupted()) else { break };
-            Room::of_search(&prompt, config, self.config()).check(self.model())?;
+            Room::of_search(&prompt, config, self.config()).check(self.model(), None)?;
             let texts = self.search(job, &prompt, config, reporter);
             hand_on(job, index, texts)?;
         }
@@ -121,7 +121,8 @@ impl LoadedModel {
         let tokens = prompts.look_ahead(job, batch_size, &config, self.config())?;
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
         let is_cpu = self.device().is_cpu();
-        Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu).check(self.model())?;
+        Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu)
+            .check(self.model(), self.assistant())?;
         let mut scheduler = self.scheduler(options).map_err(EngineError::from)?;
         job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
         let mut open = BTreeMap::new();

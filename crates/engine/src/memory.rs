@@ -1,6 +1,6 @@
 //! Whether the keys and values of a request fit into the memory that is free.
 
-use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
+use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use gpt2_kernels::free_memory;
 
@@ -36,27 +36,41 @@ impl Room {
 
     /// Of the rows of a search.
     pub(crate) fn of_search(prompt: &[u32], config: &GenerationConfig, model: &Gpt2Config) -> Self {
-        // A prompt that is refused takes none.
-        let kept = Request::new(prompt.to_vec(), config.clone()).kv_tokens(model).unwrap_or(0);
-        let (rows, longest) = match config.search_mode() {
+        let (rows, more) = match config.search_mode() {
             // It looks at what the model makes of the last token too.
-            SearchMode::Contrastive => (config.top_k.min(model.vocab_size), kept + 1),
-            _ => (config.num_beams, kept),
+            SearchMode::Contrastive => (config.top_k.min(model.vocab_size), 1),
+            _ => (config.num_beams, 0),
         };
-        let longest = KvSlot::room_of(longest.min(model.n_positions));
+        let config = GenerationConfig {
+            max_new_tokens: config.max_new_tokens.saturating_add(more),
+            max_length: config.max_length.map(|length| length.saturating_add(more)),
+            ..config.clone()
+        };
+        // A prompt that is refused takes none.
+        let longest = Request::new(prompt.to_vec(), config).kv_tokens(model).unwrap_or(0);
         Self { rows, longest, kv_tokens: rows.saturating_mul(longest) }
     }
 
     /// Checks that they fit into the memory that is free, where the system says how much that is.
-    pub(crate) fn check(&self, model: &Gpt2LMHead) -> Result<(), EngineError> {
+    pub(crate) fn check(
+        &self,
+        model: &Gpt2LMHead,
+        assistant: Option<&Gpt2LMHead>,
+    ) -> Result<(), EngineError> {
+        let of_assistant = |model: &Gpt2LMHead| model.config().kv_bytes_per_token(model.kv_dtype());
+        let of_assistant = assistant.map_or(0, of_assistant);
         match free_memory(model.device()) {
-            Some(available) => self.check_in(available, model.config(), model.kv_dtype()),
+            Some(available) => {
+                let of_both = model.config().kv_bytes_per_token(model.kv_dtype()) + of_assistant;
+                self.check_in(available, of_both)
+            }
             None => Ok(()),
         }
     }
 
-    fn check_in(&self, available: usize, model: &Gpt2Config, kv_dtype: KvDType) -> Result<(), EngineError> {
-        let needed = self.kv_tokens.saturating_mul(model.kv_bytes_per_token(kv_dtype));
+    /// `token` are the bytes of one.
+    fn check_in(&self, available: usize, token: usize) -> Result<(), EngineError> {
+        let needed = self.kv_tokens.saturating_mul(token);
         if needed > available {
             return Err(EngineError::NoRoom { rows: self.rows, tokens: self.longest, needed, available });
         }
@@ -66,6 +80,8 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
+    use gpt2::KvDType;
+
     use super::*;
 
     fn options(max_texts: usize, each: usize) -> SchedulerOptions {
@@ -79,7 +95,7 @@ mod tests {
         let needed = 4096 * 1024 * 2 * 12 * 768 * 4;
         let check = |available, tokens, dtype| {
             let room = Room::of_texts(&[tokens], 4096, options(4096, tokens), true);
-            room.check_in(available, &config, dtype)
+            room.check_in(available, config.kv_bytes_per_token(dtype))
         };
         assert!(check(needed, 1024, KvDType::F32).is_ok());
         let refusal = check(needed - 1, 1024, KvDType::F32).unwrap_err();
@@ -90,7 +106,7 @@ mod tests {
             check(needed / 2, 1024, KvDType::F16).is_ok() && check(needed / 2, 512, KvDType::F32).is_ok()
         );
         let endless = Room::of_texts(&[usize::MAX], usize::MAX, options(usize::MAX, usize::MAX), true);
-        assert!(endless.check_in(0, &config, KvDType::F32).is_err(), "no overflow");
+        assert!(endless.check_in(0, config.kv_bytes_per_token(KvDType::F32)).is_err(), "no overflow");
     }
 
     /// A long text takes its own memory, not that of all others too; a GPU's is taken as a whole.
@@ -128,8 +144,8 @@ mod tests {
             max_new_tokens: 10,
             ..GenerationConfig::default()
         };
-        assert_eq!(room(&contrastive), each(4096, 32));
+        assert_eq!(room(&contrastive), each(4096, 16));
         let small = Gpt2Config { vocab_size: 300, ..model.clone() };
-        assert_eq!(Room::of_search(&[1, 2, 3], &contrastive, &small), each(300, 32));
+        assert_eq!(Room::of_search(&[1, 2, 3], &contrastive, &small), each(300, 16));
     }
 }

@@ -16,14 +16,21 @@ use serde::Serialize;
 use crate::scheduler::rows_of;
 use crate::{GenerationError, History, Sampler};
 
-/// What one more token costs a pass, as a share of a pass over one token.
+/// What one more token costs a pass over one token of one text, as a share of it.
 const TOKEN_COST: f64 = 0.1;
 /// How much of what is known of a text's drafts still counts after the next one.
 const MEMORY: f64 = 0.8;
 /// Steps without a draft after which one token is tried again.
 const PATIENCE: usize = 16;
+/// Places of all texts together that a pass looks at, at most: of each there are logits.
+const MOST_PLACES: usize = 256;
 /// Longest and shortest sequences that are looked up.
 const LOOKED_UP: RangeInclusive<usize> = 2..=4;
+
+/// Most tokens of a draft where so many texts are computed together.
+pub(crate) fn longest_beside(texts: usize) -> usize {
+    (MOST_PLACES / texts.max(1)).saturating_sub(1)
+}
 
 /// Tokens that were drafted for a text, and how many of them it has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -48,19 +55,21 @@ pub(crate) struct Success {
 impl Success {
     /// Of a text without a draft so far.
     pub(crate) fn new() -> Self {
-        Self { drafts: Drafts::default(), accepted: 1.0, tried: 2.0, rested: 0 }
+        Self { drafts: Drafts::default(), accepted: 1.4, tried: 2.0, rested: 0 }
     }
 
     /// The length of a draft, at most `most`, that promises the most tokens for what it costs, where a token of it costs
-    /// `draft_cost` of a pass.
-    pub(crate) fn length(&mut self, most: usize, draft_cost: f64) -> usize {
+    /// `draft_cost` of a pass, and `texts` are computed together.
+    pub(crate) fn length(&mut self, most: usize, draft_cost: f64, texts: usize) -> usize {
+        // Of many texts a pass is arithmetic, and each token costs what the first did.
+        let token_cost = TOKEN_COST * texts as f64 / (1.0 + TOKEN_COST * (texts as f64 - 1.0));
         let rate = self.accepted / self.tried;
         // A draft of n tokens gives 1 + rate + … + rateⁿ of them.
         let (mut best, mut best_gain, mut tokens, mut power) = (0, 1.0, 1.0, 1.0);
         for length in 1..=most {
             power *= rate;
             tokens += power;
-            let gain = tokens / (1.0 + length as f64 * (TOKEN_COST + draft_cost));
+            let gain = tokens / (1.0 + length as f64 * (token_cost + draft_cost));
             if gain > best_gain {
                 (best, best_gain) = (length, gain);
             }
@@ -69,10 +78,9 @@ impl Success {
         if best == 0 && self.rested >= PATIENCE { most.min(1) } else { best }
     }
 
-    /// Counts a draft.
+    /// Counts a draft, of which so many tokens were right. How many of them the text has is counted when it has them.
     pub(crate) fn count(&mut self, drafted: usize, accepted: usize) {
         self.drafts.drafted += drafted;
-        self.drafts.accepted += accepted;
         let tried = if accepted < drafted { accepted + 1 } else { drafted };
         self.accepted = self.accepted * MEMORY + accepted as f64;
         self.tried = self.tried * MEMORY + tried as f64;
@@ -92,6 +100,9 @@ pub(crate) fn look_up(ids: &[u32], most: usize) -> &[u32] {
     }
     &[]
 }
+
+/// Unread tokens that are read with the first one of a draft: those of the last one, where it was right to the end.
+const READ_TOGETHER: usize = 2;
 
 /// A smaller model that drafts.
 pub(crate) struct Assistant {
@@ -120,9 +131,9 @@ impl Drafted {
         self.cache.lengths().first().copied().unwrap_or(0)
     }
 
-    /// Tokens that it can read besides these and those that it has not read yet.
-    fn room(&self, assistant: &Assistant) -> usize {
-        assistant.n_positions().saturating_sub(self.ids.len())
+    /// Tokens that it has not read.
+    fn unread(&self) -> usize {
+        self.ids.len() - self.read()
     }
 }
 
@@ -137,25 +148,38 @@ impl Assistant {
         Ok(Self { model: assistant.clone(), pool: assistant.new_pool(kv_tokens)?, cost })
     }
 
-    /// Tokens that it can read.
-    pub(crate) fn n_positions(&self) -> usize {
-        self.model.config().n_positions
-    }
-
     /// Room for what it keeps of a text; `None` where there is none.
     pub(crate) fn cache(&self, capacity: usize) -> Option<Gpt2Cache> {
-        self.pool.cache(1, capacity.min(self.n_positions()))
+        self.pool.cache(1, capacity.min(self.model.config().n_positions))
     }
 
-    /// Drafts for some texts, together: each of at most as many tokens as it says, or fewer where the assistant's context ends.
-    /// What it cannot choose a token for has no draft.
-    pub(crate) fn draft(&self, texts: &mut [Drafted]) -> Result<(), GenerationError> {
-        let room = texts.iter().map(|text| text.room(self)).min().unwrap_or(0);
-        let longest = texts.iter().map(|text| text.most).max().unwrap_or(0).min(room);
-        let unread = texts.iter().map(|text| text.ids.len() - text.read()).min().unwrap_or(0);
-        if longest == 0 || unread == 0 {
-            return Ok(());
+    /// Most tokens that it can draft after so many.
+    pub(crate) fn most_after(&self, tokens: usize) -> usize {
+        self.model.config().n_positions.saturating_sub(tokens)
+    }
+
+    /// Puts drafts in the place of texts, for which there is room ([`Assistant::most_after`]). At most `budget` tokens are read
+    /// besides; a text that is not read to its end by then has no draft yet.
+    pub(crate) fn draft(&self, texts: &mut [Drafted], mut budget: usize) -> Result<(), GenerationError> {
+        for text in texts.iter_mut() {
+            let count = budget.min(text.unread().saturating_sub(1));
+            // A few tokens are read with the first one of the draft.
+            if count > 0 && text.unread() > READ_TOGETHER {
+                let read = text.read();
+                self.read(&text.ids[read..read + count], 1, &mut text.cache)?;
+                budget -= count;
+            }
         }
+        let (mut ready, waiting): (Vec<_>, Vec<_>) =
+            texts.iter_mut().partition(|text| (1..=READ_TOGETHER).contains(&text.unread()));
+        waiting.into_iter().for_each(|text| text.ids.clear());
+        self.draft_together(&mut ready)
+    }
+
+    fn draft_together(&self, texts: &mut [&mut Drafted]) -> Result<(), GenerationError> {
+        let room = texts.iter().map(|text| self.most_after(text.ids.len())).min().unwrap_or(0);
+        let longest = texts.iter().map(|text| text.most).max().unwrap_or(0).min(room);
+        let unread = texts.iter().map(|text| text.unread()).min().unwrap_or(0);
         let mut cache = self.pool.empty_cache();
         for (row, text) in texts.iter_mut().enumerate() {
             // All are to have as many tokens left to read.
@@ -174,7 +198,7 @@ impl Assistant {
             let rows = texts.iter_mut().zip(&mut logits);
             map_items(rows, |(text, logits)| {
                 let history = History { ids: &text.ids, prompt_len: text.prompt_len };
-                // What it cannot choose the model will not either: it is then no draft that counts.
+                // Where it cannot choose, anything will do: it is looked at, and most likely refused.
                 let id = text.sampler.sample(history, logits).unwrap_or(0);
                 text.ids.push(id);
             });
@@ -215,14 +239,16 @@ mod tests {
     fn drafts_become_longer_where_they_do_well_and_end_where_not() {
         let mut good = Success::new();
         for _ in 0..20 {
-            let length = good.length(8, 0.1);
+            let length = good.length(8, 0.1, 1);
             good.count(length, length);
         }
-        assert_eq!(good.length(8, 0.1), 8);
+        assert_eq!(good.length(8, 0.1, 1), 8);
+        assert!(Success::new().length(8, 0.1, 1) > 1);
+        assert_eq!(Success::new().length(8, 0.1, 32), 0, "each token costs nearly what a pass does");
         let mut bad = Success::new();
         let lengths: Vec<usize> = (0..200)
             .map(|_| {
-                let length = bad.length(8, 0.1);
+                let length = bad.length(8, 0.1, 1);
                 if length > 0 {
                     bad.count(length, 0);
                 }
@@ -232,7 +258,6 @@ mod tests {
         assert!(lengths[0] > 1 && lengths[10..].iter().all(|length| *length <= 1), "{lengths:?}");
         let tried = lengths[100..].iter().sum::<usize>();
         assert!((1..=7).contains(&tried), "now and then one is tried again: {tried} times");
-        assert_eq!(bad.drafts.accepted, 0);
-        assert_eq!(Success::new().length(0, 0.0), 0);
+        assert_eq!(Success::new().length(0, 0.0, 1), 0);
     }
 }

@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 
 use crate::clock::Deadline;
 use crate::config::slid_tokens;
-use crate::draft::{Assistant, Drafted, Drafts, Success, look_up};
+use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up};
 use crate::{
     Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
     WhenFull,
@@ -200,6 +200,8 @@ struct Text<T> {
     /// Whether its row of the cache no longer begins with the prompt.
     has_slid: bool,
     success: Success,
+    /// Tokens of the last draft that were right, and that the text does not have yet.
+    right: usize,
     /// What the assistant keeps of it.
     assisted: Option<Gpt2Cache>,
 }
@@ -258,7 +260,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             assistant: None,
             cache: pool.empty_cache(),
             pool,
-            slot_tokens: (!model.device().is_cpu()).then_some(kv_tokens / max_texts),
+            slot_tokens: (!model.device().is_cpu()).then_some(KvSlot::whole_panels(kv_tokens / max_texts)),
             requests: 0,
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
@@ -284,6 +286,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             return Err(GenerationError::AssistantVocabulary { vocab_size, found });
         }
         self.assistant = Some(Assistant::new(assistant, &self.model, self.pool.tokens())?);
+        // What is kept of texts that have begun is another's.
+        self.running.iter_mut().for_each(|text| text.assisted = None);
+        self.prefilling.iter_mut().for_each(|prefill| prefill.text.assisted = None);
         Ok(())
     }
 
@@ -419,16 +424,18 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let n_positions = self.model.config().n_positions;
         let rooms = self.cache.rooms().into_iter().zip(self.cache.lengths());
         let room = rooms.map(|(room, length)| room.min(n_positions - length)).min().unwrap_or(0);
+        let texts = self.running.len();
         let (mut asked, mut rows) = (Vec::new(), Vec::new());
         for (row, text) in self.running.iter_mut().enumerate() {
             let Accepted { config, prompt, max_new_tokens, .. } = &*text.request;
             let left = max_new_tokens - (text.ids.len() - prompt.len());
-            let most = room.min(left).saturating_sub(1);
+            let most = room.min(left).saturating_sub(1).min(longest_beside(texts));
             if let Some(longest) = config.prompt_lookup_num_tokens {
-                let length = text.success.length(most.min(longest), 0.0);
+                let length = text.success.length(most.min(longest), 0.0, texts);
                 drafts[row] = look_up(&text.ids, length).to_vec();
             } else if let (Some(assistant), true) = (&self.assistant, text.assisted.is_some()) {
-                let most = text.success.length(most.min(config.num_assistant_tokens), assistant.cost);
+                let most = most.min(config.num_assistant_tokens).min(assistant.most_after(text.ids.len()));
+                let most = text.success.length(most, assistant.cost, texts);
                 if let Some(cache) = text.assisted.take_if(|_| most > 0) {
                     let (ids, prompt_len) = (text.ids.clone(), prompt.len());
                     asked.push(Drafted { ids, prompt_len, sampler: text.sampler.clone(), cache, most });
@@ -437,7 +444,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             }
         }
         if let Some(assistant) = self.assistant.as_ref().filter(|_| !asked.is_empty()) {
-            assistant.draft(&mut asked)?;
+            assistant.draft(&mut asked, self.options.chunk_tokens)?;
         }
         for (row, Drafted { ids, cache, .. }) in rows.into_iter().zip(asked) {
             drafts[row] = ids;
@@ -534,7 +541,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let stream = |tokenizer: &T| {
             TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
         };
-        let text = Text {
+        let mut text = Text {
             // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
             sampler: Sampler::new(&request.config, request.processors.clone(), sequence as u64),
             stream: self.tokenizer.as_ref().map(stream),
@@ -542,12 +549,21 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             ids: request.prompt.clone(),
             has_slid: false,
             success: Success::new(),
+            right: 0,
             assisted: self.assistant.as_ref().and_then(|assistant| assistant.cache(capacity)),
             sequence,
             request,
         };
         let prompt_len = text.ids.len();
         let sibling = |other: &Text<T>| other.request.id == id && !other.has_slid;
+        if let (Some(own), Some(other)) =
+            (&mut text.assisted, self.running.iter().find(|other| sibling(other)))
+            && let Some(other) = &other.assisted
+            && other.lengths() >= &[prompt_len][..]
+        {
+            own.copy_row(0, other, 0)?;
+            own.truncate(0, prompt_len)?;
+        }
         if shared.is_some()
             && cache.lengths() == [0]
             && let Some(row) = self.running.iter().position(sibling)
@@ -596,10 +612,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
         for (row, Chosen { ids, error }) in (first..).zip(chosen) {
             let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
-            let (request, sequence, drafts) = (text.request.id, text.sequence, text.success.drafts);
+            let (request, sequence) = (text.request.id, text.sequence);
             let (mut left, mut error) = (ids.len(), error);
             for id in ids {
                 left -= 1;
+                if text.right > 0 {
+                    text.right -= 1;
+                    text.success.drafts.accepted += 1;
+                }
+                let drafts = text.success.drafts;
                 match text.push(id, held - left >= n_positions) {
                     Ok((text, stop_reason)) => {
                         self.ready.push(Event::Token { request, sequence, id, text, stop_reason, drafts });
@@ -705,6 +726,7 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         if !draft.is_empty() {
             self.success.count(draft.len(), accepted);
         }
+        self.right = accepted;
         if let Some(cache) = &mut self.assisted {
             let held = cache.lengths().first().copied().unwrap_or(0);
             cache.truncate(0, held.min(self.ids.len() + accepted))?;
@@ -758,9 +780,12 @@ fn sample<'a, T>(
         for (place, logits) in logits.iter_mut().enumerate() {
             match sampler.sample(History { ids, prompt_len: request.prompt.len() }, logits) {
                 Ok(id) => ids.push(id),
-                Err(found) => error = Some(found),
+                Err(found) => {
+                    error = Some(found);
+                    break;
+                }
             }
-            let id = ids.last().filter(|_| error.is_none());
+            let id = ids.last();
             if id != draft.get(place) || id.is_some_and(|id| request.config.eos_token_id.contains(id)) {
                 break;
             }

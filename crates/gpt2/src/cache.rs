@@ -318,7 +318,7 @@ impl Gpt2LMHead {
         self.kv_dtype
     }
 
-    /// The same model with keys and values of another type, f32 or f16.
+    /// The same model with keys and values of another type.
     pub fn with_kv_dtype(mut self, kv_dtype: impl Into<KvDType>) -> Self {
         self.kv_dtype = kv_dtype.into();
         self

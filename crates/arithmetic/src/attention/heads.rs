@@ -29,6 +29,11 @@ impl KvSlot {
         }
     }
 
+    /// The largest room of so many tokens or fewer.
+    pub const fn whole_panels(tokens: usize) -> usize {
+        tokens / LANES * LANES
+    }
+
     /// Tokens of memory that it takes.
     #[inline(always)]
     pub const fn room(self) -> usize {

@@ -192,7 +192,8 @@ impl KvMemory {
         self.held.with(Read { sizes: self.sizes, slot, tokens })
     }
 
-    /// Copies tokens of a slot of another memory, or of this one, to the same places of a slot of this one.
+    /// Copies tokens of a slot of another memory, or of this one, to the same places of a slot of this one. The tokens before
+    /// them must be the same in both slots; what is after them in the slot of this one means nothing any more.
     ///
     /// # Panics
     /// When the memories have other sizes, a slot is not one of its memory, or has fewer tokens.

@@ -236,6 +236,9 @@ impl GenerationArguments {
         if draws || self.greedy || self.asks_for_a_search() {
             (config.num_beams, config.num_beam_groups, config.diversity_penalty) = (1, 1, 0.0);
             (config.penalty_alpha, config.do_sample) = (0.0, draws);
+            if self.asks_for_a_search() {
+                config.prompt_lookup_num_tokens = None;
+            }
         }
         if self.greedy {
             config.num_return_sequences = 1;
@@ -276,7 +279,8 @@ impl GenerationArguments {
         if self.assistant_model.is_some() {
             config.prompt_lookup_num_tokens = None;
         }
-        config.prompt_lookup_num_tokens = self.prompt_lookup.or(config.prompt_lookup_num_tokens);
+        let lookup = self.prompt_lookup.or(config.prompt_lookup_num_tokens);
+        config.prompt_lookup_num_tokens = lookup.filter(|tokens| *tokens > 0);
         let head = self.keep_head.unwrap_or(0);
         if let Some(last) = self.keep_last {
             config.long_prompt = LongPrompt::Keep { head, last };

@@ -76,10 +76,16 @@ fn drafts_change_no_byte_of_a_text() {
 
 /// A model of so many layers, whose later ones change little: so one of fewer layers is a good assistant.
 fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHead {
+    deep_in(n_layer, dtype, 48)
+}
+
+/// The same with a context of `n_positions`.
+fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHead {
     const C: usize = 64;
-    let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1)});
+    let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1), "n_positions": n_positions, "n_ctx": n_positions});
     let folder = CheckpointFolder::tiny().with_config(sizes).with_tensors(|tensors| {
-        let mut shapes = vec![("wte.weight".to_owned(), vec![300, C]), ("wpe.weight".into(), vec![48, C])];
+        let mut shapes =
+            vec![("wte.weight".to_owned(), vec![300, C]), ("wpe.weight".into(), vec![n_positions, C])];
         for layer in 0..n_layer.max(1) {
             let mut of_layer =
                 |name: &str, shape: &[usize]| shapes.push((format!("h.{layer}.{name}"), shape.to_vec()));
@@ -116,6 +122,44 @@ fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHead {
     });
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(folder.path()).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+/// An assistant whose context ends in the middle of texts drafts as far as it reaches, and not at all after longer prompts; a long
+/// prompt is read by it in pieces no larger than a chunk.
+#[test]
+fn a_short_context_of_the_assistant_ends_its_drafts() {
+    let (model, assistant) = (deep(4, WeightDType::F32), deep_in(1, WeightDType::F32, 20));
+    let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
+    let drawn = GenerationConfig { do_sample: true, seed: 2, ..config.clone() };
+    let mut requests = Vec::new();
+    for length in [1, 3, 15, 18, 19, 20, 21, 30, 40] {
+        requests.extend([&config, &drawn].map(|config| Request::new(prompt(length, length), config.clone())));
+    }
+    let stopped = GenerationConfig { max_new_tokens: 40, ..config };
+    requests.push(Request::new(prompt(2, 1), stopped));
+    let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+    for (max_texts, chunk_tokens) in [(1, 4), (3, 4), (30, 100)] {
+        let mut scheduler = scheduler(&model, options(max_texts, 2_000, chunk_tokens));
+        scheduler.set_assistant(&assistant).unwrap();
+        let ids: Vec<_> = requests.iter().map(|request| scheduler.submit(request.clone()).unwrap()).collect();
+        let (mut texts, mut drafted) = (Texts::new(), HashMap::new());
+        while !scheduler.is_idle() {
+            let events = scheduler.step().unwrap();
+            for event in &events {
+                if let Event::Token { request, drafts, .. } = event {
+                    assert!(drafts.accepted <= drafts.drafted);
+                    drafted.insert(*request, *drafts);
+                }
+            }
+            collect(&mut texts, events);
+        }
+        for (index, (id, expected)) in ids.iter().zip(&expected).enumerate() {
+            assert_eq!(&texts[&(*id, 0)], expected, "{max_texts} texts, request {index}");
+            let reaches = requests[index].prompt.len() < 15;
+            assert!(drafted[id].accepted > 0 || !reaches || max_texts > 1, "request {index}");
+            assert!(drafted[id].drafted == 0 || requests[index].prompt.len() < 20, "request {index}");
+        }
+    }
 }
 
 /// A small model of the same vocabulary to which all tokens are the same.
@@ -178,7 +222,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
         do_sample: true,
         top_k: 3,
         temperature: 1.5,
-        max_new_tokens: 4,
+        max_new_tokens: 3,
         num_return_sequences: TEXTS,
         seed,
         ..GenerationConfig::default()
@@ -199,7 +243,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
     let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
     let mut accepted = 0;
     for seed in 0..DRAWS / TEXTS {
-        let mut scheduler = scheduler(&model, options(128, 128 * 16, 64));
+        let mut scheduler = scheduler(&model, options(4, 4 * 16, 64));
         scheduler.set_assistant(&assistant).unwrap();
         let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
         let mut texts = Texts::new();
@@ -213,7 +257,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
             collect(&mut texts, events);
         }
         for sequence in 0..TEXTS {
-            *counts.entry(texts[&(id, sequence)].ids[..3].to_vec()).or_default() += 1;
+            *counts.entry(texts[&(id, sequence)].ids.clone()).or_default() += 1;
         }
     }
     assert!(accepted >= 1, "tokens were drafted, rightly sometimes");

@@ -49,7 +49,7 @@ impl KvDType {
         }
     }
 
-    /// Bytes that the keys and values of a token take in one layer.
+    /// Bytes that the keys and values of a token take in one layer, without what fills up heads to a multiple of 16.
     pub fn bytes_per_token(self, num_heads: usize, head_dim: usize) -> usize {
         let sizes = KvSizes { heads: num_heads, key_dim: head_dim, value_dim: head_dim };
         match self {
@@ -314,7 +314,7 @@ impl KvMemory {
     }
 
     /// Copies tokens of a slot of `from`, which may be this memory, to the same places of a slot of this one. The tokens before
-    /// them must be the same in both slots.
+    /// them must be the same in both slots; what is after them in the slot of this one means nothing any more.
     ///
     /// # Errors
     /// When the heads are others, a slot is not one of its memory, or has fewer tokens.
@@ -336,8 +336,14 @@ impl KvMemory {
                 memory.copy(to, None, from_slot, tokens);
             }
             (Held::Panels(memory), Held::Panels(source)) => {
-                let source = source.read().unwrap_or_else(PoisonError::into_inner);
-                let mut memory = memory.write().unwrap_or_else(PoisonError::into_inner);
+                // In one order for all threads, so that no two wait for each other.
+                let (source, mut memory) = if Arc::as_ptr(memory) < Arc::as_ptr(source) {
+                    let memory = memory.write().unwrap_or_else(PoisonError::into_inner);
+                    (source.read().unwrap_or_else(PoisonError::into_inner), memory)
+                } else {
+                    let source = source.read().unwrap_or_else(PoisonError::into_inner);
+                    (source, memory.write().unwrap_or_else(PoisonError::into_inner))
+                };
                 memory.copy(to, Some(&source), from_slot, tokens);
             }
             _ => {
@@ -361,11 +367,12 @@ impl KvMemory {
         let (Held::Tensors(memories), Some(first)) = (&self.held, slots.first().copied()) else {
             return Ok(None);
         };
-        let places = KvSlot::side_by_side(slots.len(), first.capacity).into_iter();
-        if !places.map(|slot| KvSlot { start: first.start + slot.start, ..slot }).eq(slots.iter().copied()) {
+        let (batch, room) = (slots.len(), first.room());
+        let is_beside =
+            |(row, slot): (usize, &KvSlot)| slot.room() == room && slot.start == first.start + row * room;
+        if !slots.iter().enumerate().all(is_beside) {
             return Ok(None);
         }
-        let (batch, room) = (slots.len(), first.room());
         let [keys, values] = memories.each_ref().map(|memory| {
             let rows = memory.narrow(0, first.start, batch * room)?;
             rows.reshape((batch, self.num_heads, room, self.head_dim))
