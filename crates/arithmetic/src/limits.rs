@@ -12,6 +12,11 @@ pub fn instruction_sets() -> Vec<&'static str> {
     InstructionSet::available().into_iter().map(InstructionSet::name).collect()
 }
 
+/// Name of the instruction set that the kernels take.
+pub fn instruction_set() -> &'static str {
+    InstructionSet::detected().name()
+}
+
 /// Makes the kernels take another instruction set, to measure what other processors would get.
 ///
 /// Returns whether it could be: the processor must have it, and the choice is final when the first computation starts.

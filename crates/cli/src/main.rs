@@ -37,7 +37,12 @@ fn main() -> ExitCode {
             *kept = information.to_string();
         }
     }));
-    let result = panic::catch_unwind(|| run(&command, &hub)).unwrap_or_else(|_| {
+    let chosen = std::env::var(process::INSTRUCTION_SET).ok().filter(|name| !name.is_empty());
+    let run = || {
+        chosen.map_or(Ok(()), |name| process::use_instruction_set(&name))?;
+        run(&command, &hub)
+    };
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|_| {
         let message = message.lock().map(|message| message.clone()).unwrap_or_default();
         Err(anyhow::anyhow!("internal error, please report it: {message}"))
     });

@@ -30,6 +30,14 @@ pub enum EngineError {
         /// The model's name.
         name: &'static str,
     },
+    /// The processor has not the instructions that were asked for, or the kernels take others already.
+    #[error("GPT2_INSTRUCTION_SET: expected one of this processor's, {}, found `{found}`", available.join(", "))]
+    InstructionSet {
+        /// The name.
+        found: String,
+        /// Names of those that it has.
+        available: Vec<&'static str>,
+    },
     /// TF32 was asked for elsewhere than on an NVIDIA GPU.
     #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
     NoTf32 {
@@ -98,7 +106,7 @@ impl EngineError {
             Self::Weights(error) => {
                 matches!(error, WeightsError::NotOnCpu { .. } | WeightsError::NotOnGpu { .. })
             }
-            Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
+            Self::InstructionSet { .. } | Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
             _ => false,
         }
     }

@@ -4,6 +4,10 @@
 
 use std::thread::available_parallelism;
 
+use gpt2_kernels::limits;
+
+use crate::EngineError;
+
 /// [`set_thread_count`] is safe at any time, for an interpreter or a server that has threads already: it sets how many compute
 /// the products, and answers false, changing nothing, once that is fixed, by an earlier call or by the first computation.
 /// candle's own pools stay as they are; [`set_threads`] sets those too.
@@ -15,6 +19,27 @@ const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 /// How long candle's threads spin after an operation, in loops: by default about half a millisecond, in which they would
 /// keep the kernels' threads from their processors.
 const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
+
+/// Names the instruction set that the kernels are to take, such as `avx2` where the processor has more: to measure what others
+/// would get. The program reads it from here; without it they take the fastest.
+pub const INSTRUCTION_SET: &str = "GPT2_INSTRUCTION_SET";
+
+/// Makes the kernels take the instruction set of this name, see [`limits::instruction_sets`]. To be called before the first
+/// computation.
+///
+/// # Errors
+/// When the processor has none of this name, or the kernels take another one already.
+pub fn use_instruction_set(name: &str) -> Result<(), EngineError> {
+    if limits::choose_instruction_set(name) {
+        return Ok(());
+    }
+    Err(EngineError::InstructionSet { found: name.to_owned(), available: limits::instruction_sets() })
+}
+
+/// Name of the instruction set that the kernels take.
+pub fn instruction_set() -> &'static str {
+    limits::instruction_set()
+}
 
 /// Fixes the number of threads that compute: this many, or as many as the process may use. False where they run already,
 /// and their number stays.

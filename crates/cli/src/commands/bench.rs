@@ -23,6 +23,7 @@ Examples:
   gpt2 bench --model DIR
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
   gpt2 bench --model DIR --device cuda --dtype f16 --json
+  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json     (or portable, avx512, neon …: what another processor would get)
 
 Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after
 896, always the most probable one; pass_at_512 says how many times as long as a pass over one token one over 2, 4 and 8 tokens
@@ -30,7 +31,7 @@ takes after 512, with the logits of each; decode_batch generates 32 after 8 in 8
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: device, dtype, kv_dtype, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, pass_at_512, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, pass_at_512, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -58,6 +59,9 @@ struct Report {
     device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
+    /// The instructions of a CPU; absent on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instruction_set: Option<&'static str>,
     /// Whether decoding replayed recorded steps; absent elsewhere than on NVIDIA GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     records_steps: Option<bool>,
@@ -110,6 +114,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
         device: device_name(&device),
         dtype: arguments.model.dtype.map_or("stored", WeightDType::name),
         kv_dtype: model.kv_dtype().name(),
+        instruction_set: device.is_cpu().then(process::instruction_set),
         records_steps: bench.records_steps,
         threads: process::thread_count(),
         load_s,
@@ -132,7 +137,10 @@ fn print(report: &Report) -> Result<()> {
     let line =
         |name: &str, value: f64, unit: &str| output::write_line(&format!("{name:<16}{value:>10.1} {unit}"));
     let Report { device, dtype, kv_dtype, threads, .. } = report;
-    output::write_line(&format!("{device}, weights {dtype}, cache {kv_dtype}, {threads} threads"))?;
+    let instructions = report.instruction_set.map_or(String::new(), |name| format!(" ({name})"));
+    output::write_line(&format!(
+        "{device}{instructions}, weights {dtype}, cache {kv_dtype}, {threads} threads"
+    ))?;
     line("load", report.load_s * 1e3, "ms")?;
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;

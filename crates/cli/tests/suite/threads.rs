@@ -30,3 +30,34 @@ fn scores_and_texts_are_the_same_on_any_number_of_threads() {
         }
     }
 }
+
+/// Another instruction set can be had by its name, and one that the processor has not is refused with those that it has.
+#[test]
+fn instruction_sets_are_chosen_by_name() {
+    let folder = CheckpointFolder::tiny();
+    let run = |name: &str| {
+        Command::new(env!("CARGO_BIN_EXE_gpt2"))
+            .args([
+                "generate",
+                "--ids",
+                "5,9,70",
+                "--greedy",
+                "--json",
+                "--model",
+                folder.path().to_str().unwrap(),
+            ])
+            .env("GPT2_INSTRUCTION_SET", name)
+            .output()
+            .unwrap()
+    };
+    let ids = |name: &str| {
+        let output = run(name);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["ids"].clone()
+    };
+    assert_eq!(ids("portable"), ids(""));
+    let refused = run("avx9");
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("`avx9`") && told.contains("portable"), "{told}");
+}
