@@ -11,7 +11,7 @@ use std::slice::Chunks;
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
-use crate::byte_group::{LARGEST_BYTE, nearest_group};
+use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
 use crate::fetch::{AHEAD, fetch};
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
@@ -151,14 +151,7 @@ impl<Q: Quants> Block for Quantized<Q> {
                 for panel in 0..PANELS {
                     scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);
                 }
-                for row in 0..ROWS {
-                    let scale = simd.splat(rows[row].scale);
-                    for panel in 0..PANELS {
-                        // The product of both scales alone could be infinite where the sum of the products is zero.
-                        let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
-                        sums[row][panel] = simd.mul_add(product, scale, sums[row][panel]);
-                    }
-                }
+                sums = add_scaled(simd, sums, products, scales, rows);
             }
         }
         sums

@@ -1,7 +1,7 @@
-//! What rounding the weights does to a trained model, against the same model in f32 on text of its own domain.
+//! What rounding the weights, and the keys and values, does to a trained model, against the same model in f32 on text of its own domain.
 //!
 //! Run: `cargo bench -p gpt2-generation --bench quality [-- TEXT]`. For the built-in model, and with `GPT2_CHECKPOINTS` for
-//! tarotble: the mean Kullback-Leibler divergence in nats a token, the share of places with the same most probable token,
+//! tarotble: the mean Kullback-Leibler divergence in nats a token, what one token in a hundred exceeds, the share of places with the same most probable token,
 //! and the ratio of the perplexities; on texts that the f32 model draws itself, and for the built-in model on TEXT besides.
 
 #![expect(
@@ -14,6 +14,7 @@ mod measure;
 
 use std::path::Path;
 
+use gpt2::KvDType;
 use gpt2_testing::checkpoints;
 use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, encode};
 use measure::{quality, texts_of};
@@ -47,17 +48,28 @@ fn measure(folder: &Path, text: Option<&str>) {
     }
     let name = folder.file_name().unwrap().to_string_lossy();
     println!(
-        "{:<14}{:<8}{:<8}{:>12}{:>10}{:>14}",
-        name, "text", "weights", "nats/token", "top-1", "perplexity"
+        "{:<14}{:<8}{:<8}{:<10}{:>12}{:>12}{:>10}{:>14}",
+        name, "text", "weights", "keys, v.", "nats/token", "99% below", "top-1", "perplexity"
     );
     for (source, texts) in sources {
-        for format in [WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4] {
-            let found = quality(&load(format), &reference, &texts);
+        for (format, kv_dtype) in [
+            (WeightDType::F32, KvDType::F16),
+            (WeightDType::F32, KvDType::Q8),
+            (WeightDType::F16, KvDType::F16),
+            (WeightDType::Q8, KvDType::F16),
+            (WeightDType::Q8, KvDType::Q8),
+            (WeightDType::Q6, KvDType::F16),
+            (WeightDType::Q4, KvDType::F16),
+            (WeightDType::Q4, KvDType::Q8),
+        ] {
+            let found = quality(&load(format).with_kv_dtype(kv_dtype), &reference, &texts);
             println!(
-                "{:<14}{source:<8}{:<8}{:>12.2e}{:>9.2}%{:>+13.3}%",
+                "{:<14}{source:<8}{:<8}{:<10}{:>12.2e}{:>12.2e}{:>9.2}%{:>+13.3}%",
                 "",
                 format.name(),
+                kv_dtype.name(),
                 found.divergence,
+                found.percentile_99,
                 100.0 * found.top_1_agreement,
                 100.0 * (found.perplexity_ratio - 1.0)
             );

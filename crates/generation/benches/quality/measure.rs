@@ -12,6 +12,8 @@ const SEED: u64 = 17;
 pub(crate) struct Quality {
     /// Mean Kullback-Leibler divergence of the model's next-token distribution from the reference's, in nats a token.
     pub(crate) divergence: f64,
+    /// The divergence that one place in a hundred exceeds.
+    pub(crate) percentile_99: f64,
     /// Share of places where both find the same token the most probable.
     pub(crate) top_1_agreement: f64,
     /// The model's perplexity over the reference's.
@@ -38,31 +40,35 @@ pub(crate) fn texts_of(model: &Gpt2LMHead, start: u32, texts: usize) -> Vec<Vec<
 
 /// The distance of a model from the reference over some texts, none longer than the context.
 pub(crate) fn quality(model: &Gpt2LMHead, reference: &Gpt2LMHead, texts: &[Vec<u32>]) -> Quality {
-    let (mut divergence, mut agreements, mut excess, mut places) = (0.0, 0, 0.0, 0);
+    let (mut divergences, mut agreements, mut excess) = (Vec::new(), 0, 0.0);
     for ids in texts {
         let (found, expected) = (log_probabilities(model, ids), log_probabilities(reference, ids));
         // The last place predicts what is not known.
         for (place, next) in ids.iter().enumerate().skip(1) {
             let (q, p) = (&found[place - 1], &expected[place - 1]);
-            divergence += p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            divergences.push(p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
             agreements += usize::from(most_probable(p) == most_probable(q));
             let next = usize::try_from(*next).expect("an index");
             excess += p[next] - q[next];
-            places += 1;
         }
     }
-    let places_f64 = places as f64;
+    let places = divergences.len() as f64;
+    let divergence = divergences.iter().sum::<f64>() / places;
+    divergences.sort_by(f64::total_cmp);
     Quality {
-        divergence: divergence / places_f64,
-        top_1_agreement: agreements as f64 / places_f64,
-        perplexity_ratio: (excess / places_f64).exp(),
+        divergence,
+        percentile_99: divergences[divergences.len() * 99 / 100],
+        top_1_agreement: agreements as f64 / places,
+        perplexity_ratio: (excess / places).exp(),
     }
 }
 
-/// The logarithms of the probabilities after each token.
+/// The logarithms of the probabilities after each token, with keys and values as the model keeps them.
 fn log_probabilities(model: &Gpt2LMHead, ids: &[u32]) -> Vec<Vec<f64>> {
+    let mut cache = model.new_cache(1, ids.len()).expect("a cache");
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).expect("a tensor");
-    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).expect("logits");
+    let pass = &mut Pass::inference();
+    let logits = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), pass).expect("logits");
     let rows = logits.squeeze(0).and_then(|rows| rows.to_dtype(DType::F64)).expect("one text");
     let rows: Vec<Vec<f64>> = rows.to_vec2().expect("rows");
     rows.into_iter().map(normalized).collect()
