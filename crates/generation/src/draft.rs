@@ -88,17 +88,19 @@ impl Success {
     }
 }
 
-/// What followed the last tokens where they last stood before, up to `most` tokens; of the longest sequence that did.
-pub(crate) fn look_up(ids: &[u32], most: usize) -> &[u32] {
+/// What followed the last tokens where they last stood before, and what would follow that if it went on so: `most` tokens, or none
+/// where no sequence is found; of the longest sequence that is.
+pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
     for size in LOOKED_UP.rev() {
         let Some(start) = ids.len().checked_sub(size) else { continue };
         let (before, last) = (&ids[..ids.len() - 1], &ids[start..]);
         if let Some(place) = before.windows(size).rposition(|window| window == last) {
-            let next = &ids[place + size..];
-            return &next[..next.len().min(most)];
+            let mut longer = ids.to_vec();
+            (0..most).for_each(|index| longer.push(longer[place + size + index]));
+            return longer.split_off(ids.len());
         }
     }
-    &[]
+    Vec::new()
 }
 
 /// Unread tokens that are read with the first one of a draft: those of the last one, where it was right to the end.
@@ -228,9 +230,10 @@ mod tests {
         let ids = [1, 2, 3, 4, 9, 2, 3, 4, 7, 8, 3, 4, 5, 6, 2, 3, 4];
         assert_eq!(look_up(&ids, 3), [7, 8, 3], "after 2 3 4, and not after 3 4 alone, which is nearer");
         assert_eq!(look_up(&ids, 1), [7]);
-        assert_eq!(look_up(&ids, 100), &ids[8..]);
+        let after = [7, 8, 3, 4, 5, 6, 2, 3, 4];
+        assert_eq!(look_up(&ids, 20), [&after[..], &after, &[7, 8]].concat(), "and so on");
         assert_eq!(look_up(&[5, 6, 7], 4), [] as [u32; 0]);
-        assert_eq!(look_up(&[5, 5, 5], 4), [5], "a repetition that overlaps itself");
+        assert_eq!(look_up(&[5, 5, 5], 4), [5; 4], "a repetition that overlaps itself");
         assert_eq!(look_up(&[5], 4), [] as [u32; 0]);
         assert_eq!(look_up(&[], 4), [] as [u32; 0]);
     }
