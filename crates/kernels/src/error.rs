@@ -6,7 +6,7 @@ use candle_core::DType;
 use gpt2_arithmetic::KvSlot;
 use thiserror::Error;
 
-use crate::layers::KvDType;
+use crate::kv_dtype::KvDType;
 
 /// An input that an op cannot work with.
 #[derive(Debug, Error, Clone, PartialEq)]

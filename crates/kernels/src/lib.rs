@@ -22,6 +22,7 @@ mod cuda;
 mod device;
 mod error;
 mod free_memory;
+mod kv_dtype;
 mod layers;
 #[cfg(test)]
 mod noise;
@@ -37,9 +38,10 @@ pub use gpt2_arithmetic::{
     AdamWStep, AttentionDropout, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
     StoredOrder, WeightFormat, limits, map_items, set_thread_count, thread_count,
 };
+pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, KvDType, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, UnknownKvDType,
-    dropout, prefix_attention, prefix_attention_on_gpu, step_attention, window_attention,
+    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, dropout,
+    prefix_attention, prefix_attention_on_gpu, step_attention, window_attention,
 };
 pub use training::{
     Before, adamw_step, add, add_positions, causal_attention_reference, causal_self_attention, gradients,

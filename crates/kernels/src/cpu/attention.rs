@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Storage, Tensor};
 use gpt2_arithmetic::{Heads, attention};
 
 use crate::error::KernelError;
-use crate::layers::KvDType;
+use crate::kv_dtype::KvDType;
 
 /// A tensor `(B, H, T, D)` in f32 on the CPU, with the values of a token side by side.
 pub(crate) struct HeadsTensor(Tensor);

@@ -14,7 +14,7 @@ mod step;
 pub use activation::Activation;
 pub use attention::{prefix_attention, prefix_attention_on_gpu, window_attention};
 pub use dropout::dropout;
-pub use kv_memory::{KvDType, KvMemory, UnknownKvDType};
+pub use kv_memory::KvMemory;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};
