@@ -13,9 +13,9 @@ use gpt2_kernels::map_items;
 
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};
+use crate::logits::rows_of;
 use crate::processors::most_probable;
 use crate::sampler::process;
-use crate::scheduler::rows_of;
 use crate::{
     Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
 };

@@ -11,9 +11,9 @@ use gpt2::{Gpt2LMHead, LogitsFor, Pass};
 
 use crate::clock::Deadline;
 use crate::generate::one_row_of;
+use crate::logits::rows_of;
 use crate::processors::{log_sum_exp, most_probable};
 use crate::sampler::process;
-use crate::scheduler::rows_of;
 use crate::{Clock, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
 
 /// Axis of the tokens in a `(1, T, C)` tensor.

@@ -13,7 +13,7 @@ use gpt2::{Gpt2Cache, Gpt2LMHead, KvPool, LogitsFor, Pass};
 use gpt2_kernels::map_items;
 use serde::Serialize;
 
-use crate::scheduler::rows_of;
+use crate::logits::rows_of;
 use crate::{GenerationError, History, Sampler};
 
 /// What one more token costs a pass over one token of one text, as a share of it.

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use gpt2::{Gpt2Cache, Gpt2LMHead, KvSlot, LogitsFor, Pass};
 use tokenizers::Tokenizer;
 
-use crate::scheduler::rows_of;
+use crate::logits::rows_of;
 use crate::{
     Clock, Drafts, Event, Events, GenerationConfig, GenerationError, Request, RequestId, Scheduler,
     SchedulerOptions, SearchMode, StopReason,

@@ -12,6 +12,7 @@ mod contrastive_search;
 mod draft;
 mod error;
 mod generate;
+mod logits;
 mod processors;
 mod sampler;
 mod scheduler;

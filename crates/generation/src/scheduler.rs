@@ -11,7 +11,7 @@ use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, LogitsFor, Pass};
 use gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
@@ -19,6 +19,7 @@ use tokenizers::Tokenizer;
 use crate::clock::Deadline;
 use crate::config::slid_tokens;
 use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up};
+use crate::logits::rows_of;
 use crate::{
     Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
     WhenFull,
@@ -798,9 +799,4 @@ fn sample<'a, T>(
 fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
     let read = config.new_tokens(prompt_len).saturating_sub(1);
     prompt_len.saturating_add(read).min(n_positions)
-}
-
-/// Logits `(B, T, V)`, those of each row and token one after the other.
-pub(crate) fn rows_of(logits: &Tensor) -> Result<Vec<Vec<f32>>, GenerationError> {
-    Ok(logits.flatten(0, 1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?)
 }
