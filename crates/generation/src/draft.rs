@@ -95,9 +95,11 @@ pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
         let Some(start) = ids.len().checked_sub(size) else { continue };
         let (before, last) = (&ids[..ids.len() - 1], &ids[start..]);
         if let Some(place) = before.windows(size).rposition(|window| window == last) {
-            let mut longer = ids.to_vec();
-            (0..most).for_each(|index| longer.push(longer[place + size + index]));
-            return longer.split_off(ids.len());
+            let mut draft = Vec::with_capacity(most);
+            for next in (place + size..).take(most) {
+                draft.push(ids.get(next).copied().unwrap_or_else(|| draft[next - ids.len()]));
+            }
+            return draft;
         }
     }
     Vec::new()

@@ -189,18 +189,28 @@ impl<F: Format> OnMemory<'_, F> {
         arranged
     }
 
-    /// One tile of queries, arranged, over a part of the keys.
+    /// What some queries, arranged, have of a part of the keys, tile by tile. `scores` has room for those of a tile.
     #[inline(always)]
-    fn on_part<'b>(
-        &'b self,
+    fn results_of_part<S: Simd>(
+        &self,
+        simd: S,
         (batch, head): (usize, usize),
-        visible: &'b [Range<usize>],
-        arranged: &'b [F::Query],
+        (visible, arranged): (&[Range<usize>], &[F::Query]),
         part: usize,
-    ) -> OnPart<'b, F> {
+        (scores, results): (&mut [PartScores], &mut [f32]),
+    ) {
         let Attend { sizes, slots, scale, .. } = *self.attend;
         let head = self.units.head(sizes, slots[batch], head);
-        OnPart { head, queries: arranged, visible, scale, part }
+        let (query_len, result_len) = (arranged.len() / visible.len(), result_len(sizes.value_dim));
+        let mut query = 0;
+        while query < visible.len() {
+            let end = visible.len().min(query + F::tile_rows::<S>());
+            let queries = &arranged[query * query_len..end * query_len];
+            let on = OnPart { head, queries, visible: &visible[query..end], scale, part };
+            let results = &mut results[query * result_len..end * result_len];
+            simd.run(Results { on, scores: &mut *scores, results });
+            query = end;
+        }
     }
 }
 
@@ -238,30 +248,22 @@ impl<F: Format> Piece<'_, '_, F> {
         let place = (batch, self.part.first_column / sizes.value_dim);
         let visible = &visible[first..first + queries];
         let arranged = self.work.arranged(simd, place, token..token + queries);
-        let query_len = arranged.len() / queries;
         let result_len = result_len(sizes.value_dim);
         let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(queries)];
         let mut totals = vec![0.0; queries * result_len];
-        let mut results = vec![0.0; F::tile_rows::<S>().min(queries) * result_len];
+        let mut results = vec![0.0; queries * result_len];
         let (mut first_key, mut end_key) = (usize::MAX, 0);
         for keys in visible {
             first_key = first_key.min(keys.start);
             end_key = end_key.max(keys.end);
         }
         for part in first_key / PART_KEYS..end_key.div_ceil(PART_KEYS) {
-            let mut query = 0;
-            while query < queries {
-                let count = F::tile_rows::<S>().min(queries - query);
-                let of_tile = &arranged[query * query_len..(query + count) * query_len];
-                let visible = &visible[query..query + count];
-                let on = self.work.on_part(place, visible, of_tile, part);
-                simd.run(Results { on, scores: &mut scores, results: &mut results });
-                for index in 0..count {
-                    let total = &mut totals[(query + index) * result_len..][..result_len];
-                    let result = &results[index * result_len..][..result_len];
-                    put_together(simd, total, result, &visible[index], part);
-                }
-                query += count;
+            let room = (&mut scores[..], &mut results[..]);
+            self.work.results_of_part(simd, place, (visible, &arranged), part, room);
+            for query in 0..queries {
+                let total = &mut totals[query * result_len..][..result_len];
+                let result = &results[query * result_len..][..result_len];
+                put_together(simd, total, result, &visible[query], part);
             }
         }
         for query in 0..queries {
@@ -296,21 +298,13 @@ impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Attend { q, sizes, visible, .. } = *self.work.attend;
+        let Attend { q, visible, .. } = *self.work.attend;
         let place = (self.position / q.heads, self.position % q.heads);
         let visible = &visible[place.0 * q.tokens..(place.0 + 1) * q.tokens];
         let arranged = self.work.arranged(simd, place, 0..q.tokens);
-        let (query_len, result_len) = (arranged.len() / q.tokens, result_len(sizes.value_dim));
         let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(q.tokens)];
-        let mut query = 0;
-        while query < q.tokens {
-            let end = q.tokens.min(query + F::tile_rows::<S>());
-            let of_tile = &arranged[query * query_len..end * query_len];
-            let results = &mut self.results[query * result_len..end * result_len];
-            let on = self.work.on_part(place, &visible[query..end], of_tile, self.key_part);
-            simd.run(Results { on, scores: &mut scores, results });
-            query = end;
-        }
+        let room = (&mut scores[..], self.results);
+        self.work.results_of_part(simd, place, (visible, &arranged), self.key_part, room);
     }
 }
 
