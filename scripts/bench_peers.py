@@ -28,6 +28,14 @@ ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE)
 # The peers' precisions that are nearest to each of ours.
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
+# Holds ours, oneDNN, MKL, PyTorch and CTranslate2 to AVX2; llama.cpp is compiled for it.
+ONLY_AVX2 = {
+    "GPT2_INSTRUCTION_SET": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+}
 VOCAB_SIZE, END_OF_TEXT = 50257, "<|endoftext|>"
 
 

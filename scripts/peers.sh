@@ -2,7 +2,8 @@
 # Installs the engines that scripts/bench.sh compares with, and makes the checkpoint that all of them run: GPT-2 124M with
 # random weights.
 # usage: scripts/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
-# Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores.
+# Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
+# where the processor has AVX-512).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts=$PWD/scripts
@@ -29,21 +30,28 @@ for type in float32 int8; do
 done
 
 [ -z "${WITHOUT_LLAMA_CPP:-}" ] || exit 0
-# llama.cpp, as the source distribution of its Python package holds it.
+# llama.cpp, as the source distribution of its Python package holds it: for this processor, and where that has AVX-512 for AVX2
+# alone as well.
 package=llama_cpp_python-0.3.36
-if [ ! -e llama-bench ]; then
-  install cmake ninja
+programs="llama-bench llama-batched-bench"
+install cmake ninja
+if [ ! -d "$package" ]; then
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
   tar xzf "$package.tar.gz"
-  PATH=$PWD/venv/bin:$PATH
-  cmake -S "$package/vendor/llama.cpp" -B llama.cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF \
-    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF >/dev/null
-  ninja -C llama.cpp llama-bench llama-quantize >/dev/null
-  ln -sf llama.cpp/bin/llama-quantize llama.cpp/bin/llama-bench .
+fi
+build() { # FOLDER PROGRAMS CMAKE_OPTIONS…
+  PATH=$PWD/venv/bin:$PATH cmake -S "$package/vendor/llama.cpp" -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF \
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF "${@:3}" >/dev/null
+  # shellcheck disable=SC2086  # the programs' names are words
+  PATH=$PWD/venv/bin:$PATH ninja -C "$1" $2 >/dev/null
+}
+[ -e llama.cpp/bin/llama-quantize ] || build llama.cpp "$programs llama-quantize" -DGGML_NATIVE=ON
+if grep -q avx512f /proc/cpuinfo && [ ! -e llama.cpp-avx2/bin/llama-batched-bench ]; then
+  build llama.cpp-avx2 "$programs" -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 fi
 # Our own converter writes what llama.cpp reads; its tool makes the other types from that. Names end in .gguf for both.
 [ -e gpt2-F32.gguf ] || "$gpt2" convert gpt2-124m gpt2-F32.gguf --dtype f32
 [ -e gpt2-F16.gguf ] || "$gpt2" convert gpt2-124m gpt2-F16.gguf --dtype f16
 for type in Q8_0 Q4_0 Q4_K_M; do
-  [ -e "gpt2-$type.gguf" ] || ./llama-quantize gpt2-F32.gguf "gpt2-$type.gguf" "$type" >/dev/null
+  [ -e "gpt2-$type.gguf" ] || llama.cpp/bin/llama-quantize gpt2-F32.gguf "gpt2-$type.gguf" "$type" >/dev/null
 done

@@ -32,6 +32,6 @@ pub use random::RandomStream;
 pub use simd::Number;
 pub use threads::{map_items, set_thread_count, thread_count};
 pub use training::{
-    AdamWStep, AttentionDropout, AttentionMask, CausalAttention, Float, LayerNormGradients, LowRank,
+    AdamWStep, AddedScores, Attention, AttentionDropout, AttentionMask, Float, LayerNormGradients, LowRank,
     LowRankGradients, MatrixView,
 };

@@ -11,6 +11,7 @@ pub struct FeedForward {
     expand: Linear,
     contract: Linear,
     activation: Activation,
+    inner_dropout: f64,
 }
 
 impl FeedForward {
@@ -27,10 +28,16 @@ impl FeedForward {
             }
             .into());
         }
-        Ok(Self { expand, contract, activation })
+        Ok(Self { expand, contract, activation, inner_dropout: 0.0 })
     }
 
-    /// Runs both layers; `inner_dropout` is the dropout rate after the activation, in training.
+    /// The same part with dropout after the activation, in training.
+    pub fn with_inner_dropout(mut self, rate: f64) -> Self {
+        self.inner_dropout = rate;
+        self
+    }
+
+    /// Runs both layers.
     ///
     /// Shows `mlp_activation`, `(B, T, inner)`, to the observer of the pass.
     ///
@@ -39,11 +46,11 @@ impl FeedForward {
     ///
     /// # Errors
     /// When the width of `x` differs.
-    pub fn forward(&self, x: &Tensor, inner_dropout: f64, pass: &mut Pass) -> Result<Tensor> {
-        self.contract.forward(&self.hidden(x, inner_dropout, pass)?)
+    pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+        self.contract.forward(&self.hidden(x, pass)?)
     }
 
-    /// `residual + dropout(forward(x))`, without dropout after the activation; `rate` is that of the output.
+    /// `residual + dropout(forward(x))`; `rate` is that of the output.
     ///
     /// Shows `mlp_activation`, `(B, T, inner)`, and `mlp_output`, `(B, T, width)`, to the observer of the pass.
     ///
@@ -53,15 +60,15 @@ impl FeedForward {
     /// # Errors
     /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, rate: f64, pass: &mut Pass) -> Result<Tensor> {
-        let hidden = self.hidden(x, 0.0, pass)?;
+        let hidden = self.hidden(x, pass)?;
         pass.add_to(residual, &self.contract, &hidden, "mlp_output", rate)
     }
 
     /// The input of the second layer, `(B, T, inner)`.
-    fn hidden(&self, x: &Tensor, inner_dropout: f64, pass: &mut Pass) -> Result<Tensor> {
+    fn hidden(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let hidden = self.expand.forward_activated(x, self.activation)?;
         let hidden = pass.show("mlp_activation", hidden)?;
-        pass.dropout(hidden, inner_dropout)
+        pass.dropout(hidden, self.inner_dropout)
     }
 
     /// Number of trainable values.

@@ -36,7 +36,7 @@ pub mod transformer;
 pub use cache::{KvCache, KvCacheShape};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
-pub use gpt2_kernels::{KvDType, KvMemory, KvSlot};
+pub use gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, gradients, without_gradients};
 pub use mask::AttentionMask;
 pub use multi_head::{
     HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,

@@ -3,11 +3,9 @@
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model (From Scratch)"
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
-use std::ops::Range;
-
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, causal_self_attention, runs_as_in_training, step_attention};
+use gpt2_kernels::{Linear, step_attention};
 
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site};
 
@@ -94,32 +92,19 @@ pub enum QkvProjection {
 }
 
 impl QkvProjection {
-    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), each a view `(B, H, T, D)`.
-    fn forward(
-        &self,
-        x: &Tensor,
-        memory: Option<&Tensor>,
-        head_dim: usize,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        let heads_of = |layer: &Linear, x: &Tensor| split_heads(&layer.forward(x)?, head_dim);
+    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), as the layers give them: all three side
+    /// by side in one tensor, queries and then keys and values in two, or each in its own, `(B, T, …)`.
+    fn forward(&self, x: &Tensor, memory: Option<&Tensor>) -> Result<Vec<Tensor>> {
         match (self, memory) {
             (Self::Separate { query, key, value }, memory) => {
                 let memory = memory.unwrap_or(x);
-                Ok((heads_of(query, x)?, heads_of(key, memory)?, heads_of(value, memory)?))
+                Ok(vec![query.forward(x)?, key.forward(memory)?, value.forward(memory)?])
             }
-            (Self::Fused(layer), None) => {
-                let qkv = heads_of(layer, x)?; // (B, 3 · H, T, D)
-                let num_heads = qkv.dim(HEAD_DIM)? / 3;
-                let third = |index: usize| qkv.narrow(HEAD_DIM, index * num_heads, num_heads);
-                Ok((third(0)?, third(1)?, third(2)?))
-            }
+            (Self::Fused(layer), None) => Ok(vec![layer.forward(x)?]),
             (Self::Fused(layer), Some(memory)) => {
                 let width = layer.out_features() / 3;
-                let queries = heads_of(&output_rows(layer, 0..width)?, x)?;
-                let keys_values = heads_of(&output_rows(layer, width..3 * width)?, memory)?; // (B, 2 · H, S, D)
-                let num_heads = keys_values.dim(HEAD_DIM)? / 2;
-                let half = |index: usize| keys_values.narrow(HEAD_DIM, index * num_heads, num_heads);
-                Ok((queries, half(0)?, half(1)?))
+                let queries = layer.forward_outputs(x, 0..width)?;
+                Ok(vec![queries, layer.forward_outputs(memory, width..3 * width)?])
             }
         }
     }
@@ -313,19 +298,26 @@ impl MultiHeadAttention {
             let (memory, slots) = cache.slots();
             return step_attention(layer, x, memory, slots, self.attention.scale, lengths);
         }
-        if let (QkvProjection::Fused(layer), None, None, AttentionMask::Causal) =
-            (&self.projection, memory, cache.as_deref(), mask)
-            && runs_as_in_training(x)
-            && !pass.is_observed()
+        let projections = self.projection.forward(x, memory)?;
+        let (heads, attention) = (self.num_heads, &self.attention);
+        if cache.is_none()
+            && let Some(context) = attention.forward_projected(&projections, heads, mask, pass)?
         {
-            let ScaledDotProduct { scale, dropout, .. } = self.attention;
-            let dropout = pass.attention_dropout(dropout)?;
-            return causal_self_attention(&layer.forward(x)?, self.num_heads, scale, dropout);
+            return Ok(context);
         }
-        let (q, k, v) = self.projection.forward(x, memory, self.head_dim)?; // (B, H, T, D)
+        let mut parts = Vec::new();
+        for projection in &projections {
+            let split = split_heads(projection, self.head_dim)?; // (B, n · H, T, D)
+            for part in split.chunk(split.dim(HEAD_DIM)? / heads, HEAD_DIM)? {
+                parts.push(part);
+            }
+        }
+        let [q, k, v] = &parts[..] else {
+            candle_core::bail!("queries, keys and values in {} parts", parts.len());
+        }; // (B, H, T, D)
         let context = match cache {
-            Some(cache) => self.attention.forward_cached(&q, [&k, &v], mask, cache, pass)?,
-            None => self.attention.forward(&q, &k, &v, mask, &[], pass)?,
+            Some(cache) => attention.forward_cached(q, [k, v], mask, cache, pass)?,
+            None => attention.forward(q, k, v, mask, &[], pass)?,
         }; // (B, H, T, D)
         merge_heads(&context)
     }
@@ -355,13 +347,6 @@ fn split_heads(x: &Tensor, head_dim: usize) -> Result<Tensor> {
 fn merge_heads(x: &Tensor) -> Result<Tensor> {
     let (batch, num_heads, tokens, head_dim) = x.dims4()?;
     x.transpose(1, 2)?.reshape((batch, tokens, num_heads * head_dim)) // (B, T, H · D)
-}
-
-/// The part of a layer that computes the given outputs.
-fn output_rows(layer: &Linear, rows: Range<usize>) -> Result<Linear> {
-    let weight = layer.weight().to_tensor()?.narrow(0, rows.start, rows.len())?;
-    let bias = layer.bias().map(|bias| bias.narrow(0, rows.start, rows.len())).transpose()?;
-    Linear::new(weight, bias)
 }
 
 fn divided_width(width: usize, num_heads: usize) -> Result<usize> {

@@ -1,18 +1,23 @@
 //! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
 //!
-//! Causal, full and windowed attention take the CPU's kernel where nobody looks at the weights and no gradient is asked for.
-//! Else a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
+//! Where nobody looks at the weights, a CPU has two kernels: one without gradients, with caches in any type, and one with a way
+//! back, dropout and masks that are added. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
+use std::ops::Range;
+
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{WIDEST_SINGLE_QUERY, prefix_attention_on_gpu, softmax, window_attention};
+use gpt2_kernels::{
+    HeadsAttention, WIDEST_SINGLE_QUERY, heads_attention, prefix_attention_on_gpu, runs_as_in_training,
+    softmax, window_attention,
+};
 
 use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
 
-/// Axis of the batch in a `(B, H, T, D)` tensor.
-const BATCH_DIM: usize = 0;
+/// Axis of the heads in a `(B, H, T, D)` tensor.
+const HEAD_DIM: usize = 1;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 /// Fewest queries in a block of the band: smaller products cost more in calls than they save in arithmetic.
@@ -54,24 +59,33 @@ impl ScaledDotProduct {
         past_lengths: &[usize],
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        let (_, _, query_len, _) = q.dims4()?;
+        let (batch, num_heads, query_len, _) = q.dims4()?;
         let key_len = k.dim(TOKEN_DIM)?;
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
         if rows.is_empty() {
             rows.push(RowKeys { first_query: 0, key_count: key_len });
         }
+        if past_lengths.is_empty()
+            && let Some(visible) = self.seen_by_kernel(&[q, k, v], mask, (query_len, key_len), pass)
+        {
+            // Each `(B, T, H · D)`, the heads side by side.
+            let side_by_side = |x: &Tensor| x.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM);
+            let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
+            let context = self.of_projections(&[q, k, v], num_heads, visible, mask, pass)?;
+            return context.reshape((batch, query_len, num_heads, ()))?.transpose(HEAD_DIM, TOKEN_DIM);
+        }
         if self.is_fused_on_gpu(q, pass)
-            && let Some(visible) = mask.visible_prefixes(q.dim(BATCH_DIM)?, query_len, key_len, &rows)
+            && let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows)
             && let Some(context) = prefix_attention_on_gpu(q, k, v, self.scale, &visible)?
         {
             return Ok(context);
         }
-        if [k, v].into_iter().all(is_plain) && self.is_fused(q, pass) {
-            let batch = q.dim(BATCH_DIM)?;
-            if let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows) {
-                return window_attention(q, k, v, self.scale, &visible);
-            }
+        if [k, v].into_iter().all(is_plain)
+            && self.is_fused(q, pass)
+            && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
+        {
+            return window_attention(q, k, v, self.scale, &visible);
         }
         if let AttentionMask::Window { before, after } = mask
             && past_lengths.is_empty()
@@ -126,6 +140,71 @@ impl ScaledDotProduct {
         }
         let [keys, values] = cache.tensors()?;
         self.forward(q, &keys, &values, mask, &past_lengths, pass)
+    }
+
+    /// What the heads say, side by side, where it is computed from the projections as they are: by the kernel that has a way
+    /// back.
+    ///
+    /// # Shapes
+    /// `projections` as [`heads_attention`] takes them; returns `(B, T, H · D)`.
+    pub(crate) fn forward_projected(
+        &self,
+        projections: &[Tensor],
+        num_heads: usize,
+        mask: &AttentionMask,
+        pass: &mut Pass,
+    ) -> Result<Option<Tensor>> {
+        let tensors: Vec<&Tensor> = projections.iter().collect();
+        let [Some(first), Some(last)] = [tensors.first(), tensors.last()] else { return Ok(None) };
+        let lengths = (first.dim(1)?, last.dim(1)?);
+        let Some(visible) = self.seen_by_kernel(&tensors, mask, lengths, pass) else { return Ok(None) };
+        self.of_projections(projections, num_heads, visible, mask, pass).map(Some)
+    }
+
+    fn of_projections(
+        &self,
+        projections: &[Tensor],
+        num_heads: usize,
+        visible: Vec<Range<usize>>,
+        mask: &AttentionMask,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let added = match mask {
+            AttentionMask::Additive(added) => Some(added.clone()),
+            _ => None,
+        };
+        let dropout = pass.attention_dropout(self.dropout)?;
+        let attention = HeadsAttention { heads: num_heads, scale: self.scale, visible, added, dropout };
+        heads_attention(&projections.iter().collect::<Vec<_>>(), attention)
+    }
+
+    /// For each query the keys that it sees, where the kernel with a way back is to be taken: on the CPU in f32 or f64, for
+    /// what the kernel without one cannot do, and nobody looks.
+    fn seen_by_kernel(
+        &self,
+        tensors: &[&Tensor],
+        mask: &AttentionMask,
+        (query_len, key_len): (usize, usize),
+        pass: &Pass,
+    ) -> Option<Vec<Range<usize>>> {
+        let is_on_cpu = |x: &&Tensor| {
+            x.device().is_cpu()
+                && matches!(x.dtype(), DType::F32 | DType::F64)
+                && x.dtype() == tensors[0].dtype()
+        };
+        let is_dropped = pass.is_training() && self.dropout > 0.0;
+        let is_additive = matches!(mask, AttentionMask::Additive(_));
+        let has_gradients = tensors.iter().any(|x| runs_as_in_training(x));
+        let is_wanted = is_dropped || is_additive || has_gradients || !tensors.iter().all(|x| is_plain(x));
+        let has_scale = self.scale > 0.0 && self.scale.is_finite();
+        if !tensors.iter().all(is_on_cpu) || !is_wanted || !has_scale || pass.is_observed() {
+            return None;
+        }
+        match mask {
+            AttentionMask::Additive(added) if added.track_op() || key_len == 0 => None,
+            AttentionMask::Additive(_) => Some(vec![0..key_len; query_len]),
+            _ => mask.visible_keys(1, query_len, key_len, &[RowKeys { first_query: 0, key_count: key_len }]),
+        }
     }
 
     /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.

@@ -6,7 +6,7 @@
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Activation, LayerNorm, Linear, softmax};
+use gpt2_kernels::{Activation, LayerNorm, Linear, add, softmax};
 
 use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
@@ -42,11 +42,9 @@ impl BlockConfig {
     }
 
     fn feed_forward(&self, vb: &VarBuilder) -> Result<FeedForward> {
-        FeedForward::new(
-            Linear::load(self.d_model, self.d_feed_forward, true, &vb.pp("linear1"))?,
-            Linear::load(self.d_feed_forward, self.d_model, true, &vb.pp("linear2"))?,
-            self.activation,
-        )
+        let expand = Linear::load(self.d_model, self.d_feed_forward, true, &vb.pp("linear1"))?;
+        let contract = Linear::load(self.d_feed_forward, self.d_model, true, &vb.pp("linear2"))?;
+        Ok(FeedForward::new(expand, contract, self.activation)?.with_inner_dropout(self.dropout))
     }
 
     fn norm(&self, vb: &VarBuilder) -> Result<LayerNorm> {
@@ -87,10 +85,8 @@ impl EncoderLayer {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask, pass: &mut Pass) -> Result<Tensor> {
-        let attended = self.self_attn.forward_with(x, None, mask, None, pass)?;
-        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
-        let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
-        self.norm2.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
+        let x = self.norm1.forward(&self.self_attn.add_to(x, x, mask, None, self.dropout, pass)?)?;
+        self.norm2.forward(&self.feed_forward.add_to(&x, &x, self.dropout, pass)?)
     }
 }
 
@@ -132,13 +128,12 @@ impl DecoderLayer {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let attended = self.self_attn.forward_with(x, None, &AttentionMask::Causal, None, pass)?;
-        let x = self.norm1.forward(&(x + pass.dropout(attended, self.dropout)?)?)?;
+        let attended = self.self_attn.add_to(x, x, &AttentionMask::Causal, None, self.dropout, pass)?;
+        let x = self.norm1.forward(&attended)?;
         let all = &AttentionMask::Bidirectional;
         let attended = self.multihead_attn.forward_with(&x, Some(memory), all, None, pass)?;
-        let x = self.norm2.forward(&(&x + pass.dropout(attended, self.dropout)?)?)?;
-        let fed = self.feed_forward.forward(&x, self.dropout, pass)?;
-        self.norm3.forward(&(&x + pass.dropout(fed, self.dropout)?)?)
+        let x = self.norm2.forward(&add(&x, &pass.dropout(attended, self.dropout)?)?)?;
+        self.norm3.forward(&self.feed_forward.add_to(&x, &x, self.dropout, pass)?)
     }
 }
 

@@ -116,13 +116,15 @@ pub enum KernelError {
         /// Number of rows.
         rows: usize,
     },
-    /// A fused projection cannot be divided into queries, keys and values of all heads.
-    #[error("fused attention: a width of {found} is no multiple of 3 times {heads} heads")]
-    FusedWidth {
+    /// Projections are not queries, keys and values of all heads.
+    #[error(
+        "attention: expected queries (B, T, {heads} heads) and keys and values (B, S, {heads} heads) in one to three tensors, with a visible key for each query; found {found:?}"
+    )]
+    Projections {
         /// Number of heads.
         heads: usize,
-        /// Width of the projection.
-        found: usize,
+        /// Shapes of the projections.
+        found: Vec<Vec<usize>>,
     },
     /// The scale of attention is not a number greater than 0.
     #[error("attention: expected a scale greater than 0, found {found}")]

@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         None => Trainer::new(&config, parameters, numbers)?,
     };
-    let mut trainer = trainer.recomputing(recomputes)?;
+    let mut trainer = trainer.recomputing(recomputes);
     for _ in 0..WARM_UP_STEPS {
         trainer.step(&windows)?;
     }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
-use gpt2_kernels::{Activation, AdamWStep, Before, head_loss, without_gradients};
+use gpt2_kernels::{AdamWStep, Before, head_loss, without_gradients};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -221,20 +221,8 @@ impl Trainer {
 
     /// The same training; blocks then keep their inputs only, and are computed again for their gradients, which stay the same:
     /// less memory for a third more time.
-    ///
-    /// # Errors
-    /// When the model has an activation function that cannot be computed again, or adapters are trained.
-    pub fn recomputing(self, recomputes: bool) -> Result<Self, TrainingError> {
-        let activation = self.config.activation_function;
-        let (expected, found) = match &self.weights {
-            _ if !recomputes => return Ok(self),
-            Weights::Adapted(_) => ("a training of all weights", "adapters".into()),
-            Weights::Trained(_) if activation != Activation::GeluTanh => {
-                ("a model with the activation function gelu_new", format!("{activation:?}"))
-            }
-            Weights::Trained(_) => return Ok(Self { recomputes, ..self }),
-        };
-        Err(TrainingError::OptionOutOfRange { option: "recompute", expected: expected.into(), found })
+    pub fn recomputing(self, recomputes: bool) -> Self {
+        Self { recomputes, ..self }
     }
 
     /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.

@@ -68,7 +68,7 @@ impl<'a, T> Part<'a, T> {
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: `for_each_part_in` or `of_rows` made this part of columns within rows that all lie inside the output, and
+        // SAFETY: a `Cut` or `of_rows` made this part of columns within rows that all lie inside the output, and
         // no other part has any element of it; the output stays borrowed for 'a, and `&mut self` hands out one row at a time.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_len), self.columns) }
     }
@@ -112,21 +112,37 @@ pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
     parts: Parts,
     work: impl Fn(Part<'_, T>) + Sync,
 ) -> Vec<T> {
-    let mut output = Box::new_uninit_slice(len);
-    for_each_part(&mut output, parts, |mut part: Part<'_, MaybeUninit<T>>| {
-        if part.columns == part.row_len {
-            part.all().fill(MaybeUninit::new(T::default()));
-        } else {
+    let mut computed = computed_together(&[(len, parts)], |parts| parts.into_iter().for_each(&work));
+    computed.pop().unwrap_or_default()
+}
+
+/// Several outputs, each as in [`computed_in_parts`], of as many parts each: `work` gets the parts of one number together.
+pub(crate) fn computed_together<T: Copy + Default + Send>(
+    outputs: &[(usize, Parts)],
+    work: impl Fn(Vec<Part<'_, T>>) + Sync,
+) -> Vec<Vec<T>> {
+    let mut values: Vec<_> = outputs.iter().map(|(len, _)| Box::new_uninit_slice(*len)).collect();
+    let cut = |(values, (_, parts)): (&mut Box<[MaybeUninit<T>]>, &(usize, Parts))| {
+        Cut::new(values, *parts, 0..parts.row_len)
+    };
+    let cuts: Vec<Cut<MaybeUninit<T>>> = values.iter_mut().zip(outputs).map(cut).collect();
+    let count = cuts.first().map_or(0, Cut::len);
+    assert!(cuts.iter().all(|cut| cut.len() == count), "outputs of other numbers of parts");
+    for_each_index(count, |index| {
+        let cleared = |cut: &Cut<MaybeUninit<T>>| {
+            // SAFETY: each index comes once, and each output has its own cut.
+            let mut part = unsafe { cut.part(index) };
             for row in 0..part.rows() {
                 part.row(row).fill(MaybeUninit::new(T::default()));
             }
-        }
-        let Part { first_row, first_column, rows, columns, row_len, start, .. } = part;
-        let start = start.cast();
-        work(Part { first_row, first_column, rows, columns, row_len, start, output: PhantomData });
+            let Part { first_row, first_column, rows, columns, row_len, start, .. } = part;
+            Part { first_row, first_column, rows, columns, row_len, start: start.cast(), output: PhantomData }
+        };
+        work(cuts.iter().map(cleared).collect());
     });
+    drop(cuts);
     // SAFETY: every element belongs to a part, and all elements of each part were written.
-    unsafe { output.assume_init() }.into_vec()
+    values.into_iter().map(|values| unsafe { values.assume_init() }.into_vec()).collect()
 }
 
 /// Gives every part of `output` to `work`, on all threads of the pool.
@@ -143,32 +159,9 @@ pub(crate) fn for_each_part_in<T: Send>(
     columns: Range<usize>,
     work: impl Fn(Part<'_, T>) + Sync,
 ) {
-    assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
-    assert!(
-        output.len().is_multiple_of(parts.row_len),
-        "{} values in rows of {}",
-        output.len(),
-        parts.row_len
-    );
-    let rows = output.len() / parts.row_len;
-    let (down, across) = (rows.div_ceil(parts.rows), columns.len().div_ceil(parts.columns));
-    let base = Base(output.as_mut_ptr());
-    let part = |index: usize| {
-        let first_row = index / across * parts.rows;
-        let first_column = columns.start + index % across * parts.columns;
-        let offset = first_row * parts.row_len + first_column;
-        Part {
-            first_row,
-            first_column,
-            rows: parts.rows.min(rows - first_row),
-            columns: parts.columns.min(columns.end - first_column),
-            row_len: parts.row_len,
-            // SAFETY: the index is below `down · across`, so the first element lies inside the output.
-            start: unsafe { base.pointer().add(offset) },
-            output: PhantomData,
-        }
-    };
-    for_each_index(down * across, |index| work(part(index)));
+    let cut = Cut::new(output, parts, columns);
+    // SAFETY: each index comes once.
+    for_each_index(cut.len(), |index| work(unsafe { cut.part(index) }));
 }
 
 /// Gives every item to `work`, on all threads of the pool.
@@ -190,16 +183,56 @@ pub fn map_items<I: Send, R: Send>(
     made.into_iter().filter_map(|(_, result)| result).collect()
 }
 
-/// The start of an output, for all threads.
-struct Base<T>(*mut T);
+/// An output that is cut into parts, for all threads.
+struct Cut<T> {
+    start: *mut T,
+    parts: Parts,
+    rows: usize,
+    columns: Range<usize>,
+}
 
 // SAFETY: the pointer is only used to make parts, which have no element in common, so each element is used by one thread;
 // elements may go to another thread as `T: Send`.
-unsafe impl<T: Send> Sync for Base<T> {}
+unsafe impl<T: Send> Sync for Cut<T> {}
 
-impl<T> Base<T> {
-    fn pointer(&self) -> *mut T {
-        self.0
+impl<T> Cut<T> {
+    /// Cuts some columns of `output`, which holds whole rows. The output is not to be used otherwise as long as parts are.
+    fn new(output: &mut [T], parts: Parts, columns: Range<usize>) -> Self {
+        assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
+        let (len, row_len) = (output.len(), parts.row_len);
+        assert!(len.is_multiple_of(row_len), "{len} values in rows of {row_len}");
+        Self { start: output.as_mut_ptr(), parts, rows: len / row_len, columns }
+    }
+
+    /// Parts in a row of parts.
+    fn across(&self) -> usize {
+        self.columns.len().div_ceil(self.parts.columns)
+    }
+
+    /// Number of parts.
+    fn len(&self) -> usize {
+        self.rows.div_ceil(self.parts.rows) * self.across()
+    }
+
+    /// One of the parts.
+    ///
+    /// # Safety
+    /// There must not be two parts of one index at a time, nor any after the output's end.
+    unsafe fn part<'a>(&self, index: usize) -> Part<'a, T> {
+        let Parts { row_len, rows, columns } = self.parts;
+        let first_row = index / self.across() * rows;
+        let first_column = self.columns.start + index % self.across() * columns;
+        assert!(first_row < self.rows, "part {index} of {}", self.len());
+        Part {
+            first_row,
+            first_column,
+            rows: rows.min(self.rows - first_row),
+            columns: columns.min(self.columns.end - first_column),
+            row_len,
+            // SAFETY: the first row is one of the output and the first column one of the row, so the element lies inside.
+            start: unsafe { self.start.add(first_row * row_len + first_column) },
+            output: PhantomData,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Operations on each element: sums, dropout, GELU; and the sums of columns.
+//! Operations on each element: sums, dropout, GELU, ReLU; and the sums of columns.
 
 use crate::simd::{LANES, Number, Real, Vectors, Work, gelu_tanh as gelu, gelu_tanh_slope};
 use crate::threads::{Parts, computed_in_parts, for_each_part};
@@ -102,6 +102,39 @@ impl<T: Number> Lanewise<T, 2> for GeluGradient {
 
 pub(super) fn gelu_tanh_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     map(GeluGradient, [x, gradient])
+}
+
+#[derive(Clone, Copy)]
+struct Relu;
+
+impl<T: Number> Lanewise<T, 1> for Relu {
+    #[inline(always)]
+    fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
+        v.max(v.splat(T::ZERO), x)
+    }
+}
+
+pub(super) fn relu<T: Real>(x: &[T]) -> Vec<T> {
+    map(Relu, [x])
+}
+
+pub(super) fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
+    struct WherePositive<'a, T>(&'a [T], &'a [T], &'a mut [T]);
+    impl<T: Number> Work<T> for WherePositive<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<V: Vectors<Real = T>>(self, _: V) {
+            for ((x, gradient), y) in self.0.iter().zip(self.1).zip(self.2) {
+                *y = if *x > T::ZERO { *gradient } else { T::ZERO };
+            }
+        }
+    }
+    assert!(x.len() == gradient.len(), "{} values and {} of their gradient", x.len(), gradient.len());
+    computed_in_parts(x.len(), BLOCKS, |mut part| {
+        let range = part.first_row..part.first_row + part.rows();
+        T::vectorized(WherePositive(&x[range.clone()], &gradient[range], part.all()));
+    })
 }
 
 /// Adds `addend` to each piece of its length.

@@ -1,9 +1,9 @@
 //! The passes of training, forward and back, over slices of f32 or of f64, in which gradients are checked.
 //!
-//! Layer norm and GELU serve inference too. Every sum is added in one order, whatever the number of threads.
+//! Layer norm, GELU and ReLU serve inference too. Every sum is added in one order, whatever the number of threads.
 
 mod adamw;
-mod causal_attention;
+mod attention;
 mod elementwise;
 mod embedding;
 mod head_loss;
@@ -12,7 +12,7 @@ mod low_rank;
 mod product;
 
 pub use adamw::AdamWStep;
-pub use causal_attention::{AttentionDropout, AttentionMask, CausalAttention};
+pub use attention::{AddedScores, Attention, AttentionDropout, AttentionMask};
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
 pub use product::MatrixView;
@@ -114,6 +114,15 @@ floats! {
     /// When their lengths differ.
     fn gelu_tanh_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::gelu_tanh_backward;
 
+    /// `max(x, 0)`; NaN stays.
+    fn relu(x: &[Self]) -> Vec<Self> = elementwise::relu;
+
+    /// The gradient of `x` from `x` and the gradient of its ReLU; 0 at 0.
+    ///
+    /// # Panics
+    /// When their lengths differ.
+    fn relu_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::relu_backward;
+
     /// The layer norm of each row: mean 0, variance 1 after `epsilon` was added to it, then scaled and shifted.
     ///
     /// # Shapes
@@ -134,25 +143,26 @@ floats! {
         epsilon: f64,
     ) -> LayerNormGradients<Self> = layer_norm::backward;
 
-    /// `softmax(scale · Q Kᵀ) V` over the keys up to each query's own position, for every head.
+    /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
     ///
     /// # Shapes
-    /// `qkv` `(B, T, 3 · H · D)`: queries, keys and values side by side, in each the heads side by side; returns
-    /// `(B, T, H · D)`.
+    /// Queries `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, the heads side by side, in one array, in two or
+    /// in three: the first holds queries, the last values, and what shares an array lies side by side for each token. Returns
+    /// `(B, T, H · Dv)`.
     ///
     /// # Panics
     /// When the sizes do not fit, or the scale is not greater than 0.
-    fn causal_attention(qkv: &[Self], attention: CausalAttention) -> Vec<Self> = causal_attention::forward;
+    fn attention(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Vec<Self> = attention::forward;
 
-    /// The gradient of `qkv` from it and the gradient of the output, `(B, T, H · D)`.
+    /// The gradients of these arrays from them and the gradient of the output.
     ///
     /// # Panics
-    /// As [`Float::causal_attention`].
-    fn causal_attention_backward(
-        qkv: &[Self],
+    /// As [`Float::attention`].
+    fn attention_backward(
+        qkv: &[&[Self]],
         gradient: &[Self],
-        attention: CausalAttention,
-    ) -> Vec<Self> = causal_attention::backward;
+        attention: Attention<'_, Self>,
+    ) -> Vec<Vec<Self>> = attention::backward;
 
     /// The rows `places` of a table of rows of `width`, one after the other.
     ///

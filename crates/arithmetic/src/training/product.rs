@@ -250,9 +250,9 @@ impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
     }
 }
 
-/// Some lines of each panel of a right operand.
-#[derive(Clone, Copy)]
-struct Panels<'a, T> {
+/// Some lines of some panels of a right operand.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panels<'a, T> {
     /// The lines of all panels, `depth` each.
     lines: &'a [Line<[T; LANES]>],
     depth: usize,
@@ -265,6 +265,18 @@ impl<'a, T> Panels<'a, T> {
     #[inline(always)]
     fn panel(&self, index: usize, count: usize) -> &'a [Line<[T; LANES]>] {
         &self.lines[index * self.depth + self.first..][..count]
+    }
+
+    /// The rows of the operand from one on.
+    #[inline(always)]
+    pub(super) fn rows_from(self, first: usize) -> Self {
+        Self { first: self.first + first, ..self }
+    }
+
+    /// The columns of the operand from one on that begins a panel.
+    #[inline(always)]
+    pub(super) fn columns_from(self, first: usize) -> Self {
+        Self { lines: &self.lines[first / LANES * self.depth..], ..self }
     }
 }
 
@@ -409,23 +421,34 @@ impl<T: Number> LaidOut<T> {
             right.lay_out_panel(0, panel * LANES, lines);
         }
     }
+
+    /// The whole operand.
+    #[inline(always)]
+    pub(super) fn all(&self) -> Panels<'_, T> {
+        Panels { lines: &self.lines, depth: self.rows, first: 0 }
+    }
 }
 
-/// The product with as many rows of a laid out matrix as `left` has columns, whose first columns are those of the output, on
+/// The product with as many rows of a laid out operand as `left` has columns, and as many of its columns as the output has, on
 /// this thread: over the output or, for a sum, added to it. `room` is memory to work in.
 #[inline(always)]
 pub(super) fn multiply<V: Vectors>(
     v: V,
     left: MatrixView<'_, V::Real>,
-    right: &LaidOut<V::Real>,
+    right: Panels<'_, V::Real>,
     mut output: Part<'_, V::Real>,
     is_sum: bool,
     room: &mut Vec<V::Real>,
 ) {
     for first in (0..left.columns).step_by(SLICE) {
         let slice = (first, SLICE.min(left.columns - first));
-        let panels = Panels { lines: &right.lines, depth: right.rows, first };
-        let given = Given { left, slice, panels, is_first: first == 0 && !is_sum, epilogue: None };
+        let given = Given {
+            left,
+            slice,
+            panels: right.rows_from(first),
+            is_first: first == 0 && !is_sum,
+            epilogue: None,
+        };
         let (part, room) = (&mut output, &mut *room);
         v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part, room });
     }
@@ -515,7 +538,7 @@ mod tests {
             let mut panels = LaidOut::new();
             panels.fill(right);
             let output = Part::of_rows(output, right.columns, (left.rows, right.columns));
-            multiply(v, left, &panels, output, false, &mut Vec::new());
+            multiply(v, left, panels.all(), output, false, &mut Vec::new());
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use candle_core::Device;
 use clap::Args;
-use gpt2::{Activation, Gpt2Config, ParameterCounts};
+use gpt2::{Gpt2Config, ParameterCounts};
 use gpt2_engine::{HubOptions, Reporter, Unit};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_kernels::free_memory;
@@ -63,7 +63,7 @@ pub(crate) struct TrainArguments {
     /// Tokens in a window [default: the model's context]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
-    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients: the same result with less memory, in a third more time; not with adapters
+    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients: the same result with less memory, in a third more time
     #[arg(long)]
     pub(crate) recompute: bool,
     /// Train low-rank adapters of this rank and leave the weights as they are; they are written merged, and by themselves to the folder adapter in PEFT's format
@@ -184,14 +184,11 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
     if let Some(lora) = lora(arguments) {
         lora.check(&start.config)?;
     }
-    let can_recompute = arguments.lora_rank.is_none()
-        && start.config.activation_function == Activation::GeluTanh
-        && !arguments.recompute;
     if let Some(note) = start.config.end_token_note() {
         output::print_note(&note);
     }
     if !arguments.ignore_memory {
-        check_memory(&start.config, &numbers, arguments.recompute, can_recompute)?;
+        check_memory(&start.config, &numbers, arguments.recompute)?;
     }
     fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
     let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
@@ -224,7 +221,7 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
         }
         None => Trainer::new(&start.config, parameters, numbers)?,
     };
-    let trainer = trainer.recomputing(arguments.recompute)?;
+    let trainer = trainer.recomputing(arguments.recompute);
     let mut run = Run::open(trainer, data, &start.tokenizer, options)?;
 
     let clock = Instant::now();
@@ -355,12 +352,7 @@ fn hyperparameters(arguments: &TrainArguments, config: &Gpt2Config) -> Hyperpara
 }
 
 /// Refuses a training that the machine's memory cannot hold.
-fn check_memory(
-    config: &Gpt2Config,
-    numbers: &Hyperparameters,
-    recomputes: bool,
-    can_recompute: bool,
-) -> Result<()> {
+fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> Result<()> {
     let needed = estimated_bytes(config, numbers, recomputes);
     let free = free_memory(&Device::Cpu).map(|free| free as u64);
     let Some(available) = free.filter(|free| needed > *free) else { return Ok(()) };
@@ -372,7 +364,7 @@ fn check_memory(
         numbers.context,
         mebibytes(needed),
         mebibytes(available),
-        if can_recompute { ", or add --recompute" } else { "" },
+        if recomputes { "" } else { ", or add --recompute" },
     );
     Err(UsageError(message).into())
 }

@@ -5,7 +5,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::training::{gelu_tanh, is_cpu_float};
+use crate::training::{Lanewise, is_cpu_float, lanewise};
 
 /// An elementwise activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,8 @@ impl Activation {
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::GeluTanh if is_cpu_float(x) => gelu_tanh(x),
+            Self::GeluTanh if is_cpu_float(x) => lanewise(x, Lanewise::GeluTanh),
+            Self::Relu if is_cpu_float(x) => lanewise(x, Lanewise::Relu),
             Self::GeluTanh => x.gelu(),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),

@@ -5,6 +5,7 @@
 //!
 //! A dense weight is a tensor: any device, trainable, the reference. A packed weight is for inference on the CPU.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -89,9 +90,8 @@ impl Linear {
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
             Matrix::Adapted(weight) => return self.forward_adapted(weight, x),
         };
-        let trains = |tensor: &Tensor| runs_as_in_training(tensor);
-        if (trains(x) || trains(weight)) && x.dtype() == weight.dtype() && is_cpu_float(x) {
-            return training::linear(x, weight, self.bias.as_ref());
+        if self.has_kernel(x, weight) {
+            return training::linear(x, weight, self.bias.as_ref(), 0..self.out_features());
         }
         if let Some(y) = self.on_gpu(x, Finish::Nothing)? {
             return Ok(y);
@@ -102,6 +102,32 @@ impl Linear {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }
+    }
+
+    /// Some of the outputs: those of the rows `outputs` of the weight.
+    ///
+    /// # Shapes
+    /// `x` `(…, in)`; returns `(…, outputs.len())`.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`], and when there are no such outputs.
+    pub fn forward_outputs(&self, x: &Tensor, outputs: Range<usize>) -> Result<Tensor> {
+        if let Matrix::Dense(weight) = &self.weight
+            && self.has_kernel(x, weight)
+            && outputs.end <= self.out_features()
+        {
+            self.output_shape(x)?;
+            return training::linear(x, weight, self.bias.as_ref(), outputs);
+        }
+        let rows = |tensor: &Tensor| tensor.narrow(0, outputs.start, outputs.len());
+        Self::new(rows(&self.weight.to_tensor()?)?, self.bias().map(rows).transpose()?)?.forward(x)
+    }
+
+    /// Whether the kernels with a way back compute the product with a dense weight.
+    fn has_kernel(&self, x: &Tensor, weight: &Tensor) -> bool {
+        is_cpu_float(x)
+            && x.dtype() == weight.dtype()
+            && (runs_as_in_training(x) || runs_as_in_training(weight))
     }
 
     /// `x (W + scale · b a)ᵀ + bias`, where `x` is as wide as it must be.

@@ -1,10 +1,10 @@
-//! Operations on each element: sums, dropout, GELU.
+//! Operations on each element: sums, dropout, GELU, ReLU.
 
 use candle_core::{Result, Tensor};
 
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
+use super::is_cpu_float;
 use super::operation::{Operation, Sums, record};
-use super::{is_cpu_float, runs_as_in_training};
 
 /// `x + y`, as a residual stream adds what a layer gives.
 ///
@@ -15,8 +15,7 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let sums = with_elements::<T, 2, _>([x, y], |[x, y]| Ok(T::sum(x, y)))?;
         record(&[x, y], on_cpu(sums), x.shape(), Add)
     }
-    let is_training = runs_as_in_training(x) || runs_as_in_training(y);
-    if is_training && is_cpu_float(x) && x.shape() == y.shape() && x.dtype() == y.dtype() {
+    if is_cpu_float(x) && is_cpu_float(y) && x.shape() == y.shape() && x.dtype() == y.dtype() {
         return for_float!(x.dtype(), forward(x, y));
     }
     x + y
@@ -34,31 +33,45 @@ impl Operation for Add {
     }
 }
 
-/// The tanh form of GELU of every element, on the CPU.
-pub(crate) fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor) -> Result<Tensor> {
-        let y = with_elements::<T, 1, _>([x], |[x]| Ok(T::gelu_tanh(x)))?;
-        record(&[x], on_cpu(y), x.shape(), Gelu)
-    }
-    for_float!(x.dtype(), forward(x))
+/// A function of every element that has a kernel, and its slope.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Lanewise {
+    GeluTanh,
+    Relu,
 }
 
-struct Gelu;
+/// The function of every element, on the CPU.
+pub(crate) fn lanewise(x: &Tensor, function: Lanewise) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, function: Lanewise) -> Result<Tensor> {
+        let of = match function {
+            Lanewise::GeluTanh => T::gelu_tanh,
+            Lanewise::Relu => T::relu,
+        };
+        let y = with_elements::<T, 1, _>([x], |[x]| Ok(of(x)))?;
+        record(&[x], on_cpu(y), x.shape(), function)
+    }
+    for_float!(x.dtype(), forward(x, function))
+}
 
-impl Operation for Gelu {
+impl Operation for Lanewise {
     fn name(&self) -> &'static str {
-        "gelu-tanh"
+        match self {
+            Self::GeluTanh => "gelu-tanh",
+            Self::Relu => "relu",
+        }
     }
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| {
-                Ok(T::gelu_tanh_backward(x, gradient))
-            })?;
+        fn backward<T: CpuFloat>(function: Lanewise, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+            let of = match function {
+                Lanewise::GeluTanh => T::gelu_tanh_backward,
+                Lanewise::Relu => T::relu_backward,
+            };
+            let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
             Tensor::from_vec(values, x.shape(), x.device())
         }
         let x = &inputs[0];
-        let gradient = for_float!(x.dtype(), backward(x, gradient))?;
+        let gradient = for_float!(x.dtype(), backward(*self, x, gradient))?;
         sums.add(x, gradient)
     }
 }

@@ -78,20 +78,33 @@ pub(super) fn with_elements<T: CpuFloat, const N: usize, R>(
     tensors: [&Tensor; N],
     work: impl FnOnce([&[T]; N]) -> Result<R>,
 ) -> Result<R> {
-    let contiguous = tensors.map(Tensor::contiguous);
-    let mut kept = Vec::with_capacity(N);
-    for tensor in contiguous {
-        kept.push(tensor?);
-    }
+    with_slices(&tensors, |slices| {
+        let mut elements: [&[T]; N] = [&[]; N];
+        elements.copy_from_slice(slices);
+        work(elements)
+    })
+}
+
+/// The same for a number of tensors that is known at run time only.
+pub(super) fn with_slices<T: CpuFloat, R>(
+    tensors: &[&Tensor],
+    work: impl FnOnce(&[&[T]]) -> Result<R>,
+) -> Result<R> {
+    let kept: Vec<Tensor> = tensors.iter().map(|tensor| tensor.contiguous()).collect::<Result<_>>()?;
     let guards: Vec<_> = kept.iter().map(Tensor::storage_and_layout).collect();
-    let mut slices: [&[T]; N] = [&[]; N];
-    for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
-        let Storage::Cpu(storage) = &**storage else {
-            candle_core::bail!("an operation of training runs on the CPU only");
-        };
-        *slice = elements(storage, layout)?;
+    let mut slices = Vec::with_capacity(kept.len());
+    for (storage, layout) in &guards {
+        slices.push(elements(on_the_cpu(storage)?, layout)?);
     }
-    work(slices)
+    work(&slices)
+}
+
+/// What a storage on the CPU holds.
+pub(super) fn on_the_cpu(storage: &Storage) -> Result<&CpuStorage> {
+    match storage {
+        Storage::Cpu(storage) => Ok(storage),
+        _ => candle_core::bail!("an operation of training runs on the CPU only"),
+    }
 }
 
 /// Runs a generic function for the element type of a tensor: f32 or f64.

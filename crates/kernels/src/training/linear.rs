@@ -1,6 +1,7 @@
 //! The products of a linear layer: `y = x Wᵀ + b`, and its gradients `dx = dy W`, `dW = dyᵀ x` and the column sums of `dy`;
 //! and those of a layer with an adapter, whose own weight is fixed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
@@ -9,24 +10,41 @@ use gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};
 
-/// `x Wᵀ + b`.
+/// The outputs `outputs` of `x Wᵀ + b`.
 ///
 /// # Shapes
-/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. They fit.
-pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let (out_features, in_features) = weight.dims2()?;
+/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, outputs.len())`. They fit.
+pub(crate) fn linear(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    outputs: Range<usize>,
+) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        outputs: Range<usize>,
+    ) -> Result<Tensor> {
+        let in_features = weight.dim(1)?;
         let y = with_elements::<T, 3, _>([x, weight, bias.unwrap_or(weight)], |[x, weight, values]| {
-            let weight = MatrixView::new(weight, out_features, in_features);
-            Ok(T::product(rows_of(x, in_features), weight.transposed(), bias.map(|_| values)))
+            let weight = weight_rows(weight, &outputs, in_features);
+            let bias = bias.map(|_| &values[outputs.clone()]);
+            Ok(T::product(rows_of(x, in_features), weight.transposed(), bias))
         })?;
-        let shape = with_width(x, out_features);
+        let shape = with_width(x, outputs.len());
         match bias {
-            Some(bias) => record(&[x, weight, bias], on_cpu(y), shape, Linear),
-            None => record(&[x, weight], on_cpu(y), shape, Linear),
+            Some(bias) => record(&[x, weight, bias], on_cpu(y), shape, Linear { outputs }),
+            None => record(&[x, weight], on_cpu(y), shape, Linear { outputs }),
         }
     }
-    for_float!(x.dtype(), forward(x, weight, bias))
+    for_float!(x.dtype(), forward(x, weight, bias, outputs))
+}
+
+/// Some rows of a weight.
+fn weight_rows<'a, T>(weight: &'a [T], rows: &Range<usize>, in_features: usize) -> MatrixView<'a, T> {
+    let values = &weight[rows.start * in_features..rows.end * in_features];
+    MatrixView::new(values, rows.len(), in_features)
 }
 
 /// Values as rows of a width.
@@ -43,7 +61,9 @@ fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
     shape
 }
 
-struct Linear;
+struct Linear {
+    outputs: Range<usize>,
+}
 
 impl Operation for Linear {
     fn name(&self) -> &'static str {
@@ -51,25 +71,47 @@ impl Operation for Linear {
     }
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(
+            outputs: &Range<usize>,
+            inputs: &[Tensor],
+            gradient: &Tensor,
+            sums: &mut Sums,
+        ) -> Result<()> {
             let (x, weight) = (&inputs[0], &inputs[1]);
-            let (out_features, in_features) = weight.dims2()?;
+            let in_features = weight.dim(1)?;
             with_elements::<T, 3, _>([x, weight, gradient], |[x_values, weight_values, gradient_values]| {
-                let gradient = rows_of(gradient_values, out_features);
+                let gradient = rows_of(gradient_values, outputs.len());
                 sums.update::<T>(weight, |sum, is_fresh| {
+                    let sum = part_of(sum, outputs, in_features, is_fresh);
                     T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
                 })?;
                 if let Some(bias) = inputs.get(2) {
-                    sums.update::<T>(bias, |sum, is_fresh| T::sum_columns(gradient_values, sum, is_fresh))?;
+                    sums.update::<T>(bias, |sum, is_fresh| {
+                        T::sum_columns(gradient_values, part_of(sum, outputs, 1, is_fresh), is_fresh);
+                    })?;
                 }
                 sums.update::<T>(x, |sum, is_fresh| {
-                    let weight = MatrixView::new(weight_values, out_features, in_features);
-                    T::product_to(gradient, weight, sum, is_fresh);
+                    T::product_to(gradient, weight_rows(weight_values, outputs, in_features), sum, is_fresh);
                 })
             })
         }
-        for_float!(gradient.dtype(), backward(inputs, gradient, sums))
+        for_float!(gradient.dtype(), backward(&self.outputs, inputs, gradient, sums))
     }
+}
+
+/// The sums of some rows, `width` wide; the others become zero where the sum is fresh.
+fn part_of<'a, T: CpuFloat>(
+    sum: &'a mut [T],
+    rows: &Range<usize>,
+    width: usize,
+    is_fresh: bool,
+) -> &'a mut [T] {
+    let part = rows.start * width..rows.end * width;
+    if is_fresh {
+        sum[..part.start].fill(T::ZERO);
+        sum[part.end..].fill(T::ZERO);
+    }
+    &mut sum[part]
 }
 
 /// A weight `(out, in)` that is not trained.

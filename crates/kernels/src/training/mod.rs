@@ -2,11 +2,11 @@
 //!
 //! Each has a plain composition of candle operations beside it, which every other device and type takes and which the
 //! tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
-//! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm and
-//! GELU serve inference too. What is computed on slices is in `gpt2-arithmetic`; the tape takes tensors of any device.
+//! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm,
+//! GELU and ReLU serve inference too. What is computed on slices is in `gpt2-arithmetic`; the tape takes tensors of any device.
 
 mod adamw;
-mod causal_attention;
+mod attention;
 mod elementwise;
 mod embedding;
 mod float;
@@ -18,9 +18,9 @@ mod operation;
 use candle_core::{DType, Tensor};
 
 pub use adamw::{adamw_step, squared_norm};
-pub use causal_attention::{causal_attention_reference, causal_self_attention};
+pub use attention::{HeadsAttention, heads_attention, heads_attention_reference};
 pub use elementwise::add;
-pub(crate) use elementwise::{apply_dropout, gelu_tanh};
+pub(crate) use elementwise::{Lanewise, apply_dropout, lanewise};
 pub use embedding::add_positions;
 pub(crate) use embedding::embedding;
 pub use head_loss::{head_loss, head_loss_reference};

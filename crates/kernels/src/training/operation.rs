@@ -2,9 +2,10 @@
 //!
 //! Every operation is one of candle's custom operations, so candle's `backward` finds its gradients among all others. But for
 //! each gradient that leaves an operation candle makes a tensor of zeros, adds, and keeps what the forward pass made until
-//! the end. [`gradients`] therefore goes its own way where a loss consists of these operations alone: gradients are added in
-//! place, products add theirs to what is there, those of variables go into memory that is used again in the next step, and
-//! what an operation kept is freed once it has been passed.
+//! the end. [`gradients`] therefore goes its own way through these operations: gradients are added in place, products add theirs
+//! to what is there, those of variables go into memory that is used again in the next step, and what an operation kept is freed
+//! once it has been passed. There each result is a variable to candle, whose own way back leads through its operations
+//! between two of these, or between the last of these and the loss, and no further.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -44,20 +45,25 @@ pub(crate) fn record(
         return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
     }
     let operation: Arc<dyn Operation> = Arc::new(operation);
+    let is_recorded = TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_)));
+    if is_recorded {
+        let output = Tensor::from_storage(output, shape, BackpropOp::none(), true);
+        let inputs = inputs.iter().map(|input| (*input).clone()).collect();
+        let step = Step { output: output.id(), inputs, operation };
+        TAPE.with_borrow_mut(|tape| {
+            if let Tape::Recording(recording) = tape {
+                recording.steps.push(step);
+            }
+        });
+        return Ok(output);
+    }
     let node = Node { operation: Arc::clone(&operation), output: Mutex::new(Some((output, shape))) };
-    let output = match inputs {
+    match inputs {
         [x] => x.apply_op1(node),
         [x, y] => x.apply_op2(y, node),
         [x, y, z] => x.apply_op3(y, z, node),
         _ => candle_core::bail!("{}: one to three inputs, not {}", operation.name(), inputs.len()),
-    }?;
-    TAPE.with_borrow_mut(|tape| {
-        if let Tape::Recording(recording) = tape {
-            let inputs = inputs.iter().map(|input| (*input).clone()).collect();
-            recording.steps.push(Step { output: output.id(), inputs, operation });
-        }
-    });
-    Ok(output)
+    }
 }
 
 /// What operations on this thread leave behind.
@@ -224,11 +230,32 @@ impl Sums {
         }
     }
 
-    /// Takes the steps backwards, and frees each when it has been taken.
-    fn pass_back(&mut self, mut steps: Vec<Step>) -> Result<()> {
-        while let Some(step) = steps.pop() {
-            if let Some(gradient) = self.take(step.output) {
-                step.operation.backward(&step.inputs, &gradient, self)?;
+    /// Takes the steps that led to `output` backwards, and frees each when it has been taken.
+    fn pass_back(&mut self, mut steps: Vec<Step>, output: Tensor, gradient: Tensor) -> Result<()> {
+        self.share(&output, &gradient)?;
+        self.pass_candle(&output)?;
+        // The steps alone hold what the forward pass kept, from here on.
+        drop((output, gradient));
+        while let Some(Step { output, inputs, operation }) = steps.pop() {
+            if let Some(gradient) = self.take(output) {
+                operation.backward(&inputs, &gradient, self)?;
+                inputs.iter().try_for_each(|input| self.pass_candle(input))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes the gradient of what candle's operations gave back through them.
+    fn pass_candle(&mut self, output: &Tensor) -> Result<()> {
+        if output.is_variable() || !output.track_op() {
+            return Ok(());
+        }
+        let Some(gradient) = self.take(output.id()) else { return Ok(()) };
+        let mut store = (output * gradient.to_dtype(output.dtype())?)?.sum_all()?.backward()?;
+        for node in output.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
+            if let Some(gradient) = store.remove(node) {
+                // candle may give several variables one tensor, and leaves a way back through it.
+                self.share(node, &gradient.detach())?;
             }
         }
         Ok(())
@@ -442,31 +469,17 @@ pub fn gradients(
     let recording = Tape::Recording(Recording { steps: Vec::new(), sums });
     let (loss, Recording { steps, mut sums }) = with_tape(recording, compute)?;
     let value = loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-    if is_complete(&loss, &steps, None) {
-        let factor = Tensor::new(factor, &Device::Cpu)?.to_dtype(loss.dtype())?.to_device(loss.device())?;
-        sums.0.insert(loss.id(), Sum::Owned(factor));
-        // The steps alone hold what the forward pass kept, from here on.
-        drop(loss);
-        sums.pass_back(steps)?;
-    } else {
-        drop(steps);
-        let mut store = (loss * factor)?.backward()?;
-        for variable in variables {
-            if let Some(gradient) = store.remove(variable) {
-                // candle may give several variables one tensor.
-                sums.share(variable, &gradient)?;
-            }
-        }
-    }
+    let factor = Tensor::new(factor, &Device::Cpu)?.to_dtype(loss.dtype())?.to_device(loss.device())?;
+    sums.pass_back(steps, loss, factor)?;
     let gradients = variables.iter().map(|variable| sums.take_owned(variable.id())).collect::<Result<_>>()?;
     Ok((value, gradients))
 }
 
 /// What `compute` makes of `x`, where gradients are asked for: without keeping anything but `x`, and by computing it again
-/// on the way back. It must compute the same each time, of the operations of this crate.
+/// on the way back. It must compute the same each time.
 ///
 /// # Errors
-/// Those of the computation; on the way back also when it uses other operations.
+/// Those of the computation.
 pub fn recomputed(
     x: &Tensor,
     compute: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
@@ -495,19 +508,6 @@ impl Operation for Recomputed {
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let x = &inputs[0];
         let (y, recording) = with_tape(Tape::Recording(Recording::default()), || (self.0)(x))?;
-        if !is_complete(&y, &recording.steps, Some(x)) {
-            candle_core::bail!("only operations with a backward pass of their own can be computed again");
-        }
-        sums.0.insert(y.id(), Sum::Shared(gradient.clone()));
-        drop(y);
-        sums.pass_back(recording.steps)
+        sums.pass_back(recording.steps, y, gradient.clone())
     }
-}
-
-/// Whether `output` follows from variables, and from `input`, by these steps alone.
-fn is_complete(output: &Tensor, steps: &[Step], input: Option<&Tensor>) -> bool {
-    let before = input.map(Tensor::sorted_nodes).unwrap_or_default();
-    let known: HashSet<TensorId> =
-        steps.iter().map(|step| step.output).chain(before.into_iter().map(Tensor::id)).collect();
-    output.sorted_nodes().into_iter().all(|node| node.is_variable() || known.contains(&node.id()))
 }

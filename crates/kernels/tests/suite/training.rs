@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
-    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, KernelError, LayerNorm, Linear, Matrix,
-    RandomStream, WeightFormat, adamw_step, add, add_positions, causal_attention_reference,
-    causal_self_attention, dropout, gradients, head_loss, head_loss_reference, recomputed,
+    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, KernelError, LayerNorm,
+    Linear, Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients,
+    head_loss, head_loss_reference, heads_attention, heads_attention_reference, recomputed,
     runs_as_in_training, squared_norm, without_gradients,
 };
 use gpt2_testing::{assert_close, pattern, values};
@@ -120,37 +122,109 @@ fn dropout_drops_the_gradient_where_it_dropped_the_value() -> Result<()> {
 
 const ATTENTION_DROPOUT: AttentionDropout = AttentionDropout { rate: 0.3, seed: 11 };
 
+/// The keys that queries see under each kind of mask.
+fn masks(queries: usize, keys: usize) -> [(&'static str, Vec<Range<usize>>); 3] {
+    let causal = (0..queries).map(|query| 0..(query + 1).min(keys)).collect();
+    let window =
+        (0..queries).map(|query| query.saturating_sub(3).min(keys - 1)..(query + 2).min(keys)).collect();
+    [("causal", causal), ("all", vec![0..keys; queries]), ("window", window)]
+}
+
+fn causal(heads: usize, tokens: usize, scale: f64, dropout: Option<AttentionDropout>) -> HeadsAttention {
+    HeadsAttention { heads, scale, visible: masks(tokens, tokens)[0].1.clone(), added: None, dropout }
+}
+
+/// Projections of two heads in one, two and three tensors.
+fn projections(batch: usize, queries: usize, keys: usize, head_dim: usize) -> Vec<Vec<Tensor>> {
+    let tensor =
+        |tokens: usize, parts: usize, index: u64| pattern(&[batch, tokens, parts * 2 * head_dim], 4.0, index);
+    let mut layouts = vec![
+        vec![tensor(queries, 1, 0), tensor(keys, 2, 1)],
+        vec![tensor(queries, 1, 2), tensor(keys, 1, 3), tensor(keys, 1, 4)],
+        // Values of another width.
+        vec![tensor(queries, 1, 5), tensor(keys, 1, 6), tensor(keys, 2, 7)],
+    ];
+    if queries == keys {
+        layouts.push(vec![tensor(queries, 3, 8)]);
+    }
+    layouts
+}
+
 #[test]
-fn causal_attention_has_the_gradients_of_finite_differences() -> Result<()> {
-    for dropout in [None, Some(ATTENTION_DROPOUT)] {
-        assert_gradients(&[pattern(&[2, 5, 18], 4.0, 0)], |inputs| {
-            causal_self_attention(&inputs[0], 2, 0.7, dropout)
-        })?;
+fn attention_has_the_gradients_of_finite_differences() -> Result<()> {
+    for (queries, keys) in [(5, 5), (4, 7)] {
+        for inputs in projections(2, queries, keys, 3) {
+            for (_, visible) in masks(queries, keys) {
+                let added = Some(pattern(&[2, 1, 1, keys], 2.0, 9));
+                for (added, dropout) in [(None, None), (added, Some(ATTENTION_DROPOUT))] {
+                    let attention =
+                        HeadsAttention { heads: 2, scale: 0.7, visible: visible.clone(), added, dropout };
+                    assert_gradients(&inputs, |inputs| {
+                        heads_attention(&inputs.iter().collect::<Vec<_>>(), attention.clone())
+                    })?;
+                }
+            }
+        }
     }
     Ok(())
 }
 
 #[test]
-fn causal_attention_equals_its_composition_at_every_size() -> Result<()> {
-    // One token, a rest after a block of queries, whole tiles, odd widths of heads.
-    for (batch, tokens, heads, head_dim) in
-        [(2, 1, 3, 8), (1, 33, 2, 5), (2, 64, 1, 16), (1, 70, 3, 20), (1, 100, 2, 64)]
+fn attention_equals_its_composition_at_every_size() -> Result<()> {
+    // One token, a rest after a block of queries, whole tiles, odd widths of heads, windows that leave keys out.
+    for (batch, queries, keys, head_dim) in
+        [(2, 1, 1, 8), (1, 1, 40, 8), (1, 33, 33, 5), (2, 64, 20, 16), (1, 70, 70, 20), (1, 150, 210, 64)]
     {
-        for dropout in [None, Some(ATTENTION_DROPOUT)] {
-            let qkv = pattern(&[batch, tokens, 3 * heads * head_dim], 3.0, 7);
-            let fused = with_gradients(std::slice::from_ref(&qkv), |inputs| {
-                causal_self_attention(&inputs[0], heads, 0.3, dropout)
-            })?;
-            let composed =
-                with_gradients(&[qkv], |inputs| causal_attention_reference(&inputs[0], heads, 0.3, dropout))?;
-            for (what, (fused, composed)) in ["value", "gradient"].iter().zip(fused.iter().zip(&composed)) {
-                let what = format!("{what} at {tokens} tokens, {heads} heads of {head_dim}, {dropout:?}");
-                assert_close(fused, composed, F32_TOLERANCE, &what);
+        for inputs in projections(batch, queries, keys, head_dim) {
+            for (name, visible) in masks(queries, keys) {
+                // Everything, a row of each query, a value for each, for each key.
+                let shapes: [Option<&[usize]>; 5] = [
+                    None,
+                    Some(&[batch, 2, queries, keys]),
+                    Some(&[queries, keys]),
+                    Some(&[2, queries, 1]),
+                    Some(&[batch, 1, 1, keys]),
+                ];
+                for (index, shape) in shapes.into_iter().enumerate() {
+                    let dropout = (index % 2 == 1).then_some(ATTENTION_DROPOUT);
+                    let added = shape.map(|shape| pattern(shape, 3.0, 9));
+                    let attention =
+                        HeadsAttention { heads: 2, scale: 0.3, visible: visible.clone(), added, dropout };
+                    let fused = with_gradients(&inputs, |inputs| {
+                        heads_attention(&inputs.iter().collect::<Vec<_>>(), attention.clone())
+                    })?;
+                    let composed = with_gradients(&inputs, |inputs| {
+                        heads_attention_reference(&inputs.iter().collect::<Vec<_>>(), &attention)
+                    })?;
+                    for (which, (fused, composed)) in fused.iter().zip(&composed).enumerate() {
+                        let what = format!(
+                            "{name}: value or gradient {which} of {} tensors, {queries} queries of {head_dim}, {keys} keys, {shape:?}",
+                            inputs.len()
+                        );
+                        assert_close(fused, composed, F32_TOLERANCE, &what);
+                    }
+                }
             }
         }
     }
-    assert!(causal_self_attention(&pattern(&[1, 2, 20], 1.0, 0), 3, 1.0, None).is_err());
     Ok(())
+}
+
+#[test]
+fn projections_that_do_not_fit_are_refused() {
+    let tensor = |tokens: usize, width: usize| pattern(&[1, tokens, width], 1.0, 0);
+    let unseen = HeadsAttention { visible: vec![0..1, 1..1], ..causal(2, 2, 1.0, None) };
+    for (inputs, attention, expected) in [
+        (vec![tensor(2, 20)], causal(3, 2, 1.0, None), "[[1, 2, 20]]"),
+        (vec![tensor(2, 12), tensor(2, 12), tensor(3, 12)], causal(2, 2, 1.0, None), "[1, 3, 12]]"),
+        (vec![tensor(2, 12), tensor(2, 6), tensor(2, 12)], causal(2, 2, 1.0, None), "[1, 2, 6]"),
+        (vec![tensor(2, 12)], causal(2, 3, 1.0, None), "[[1, 2, 12]]"),
+        (vec![tensor(2, 12)], unseen, "a visible key for each query"),
+        (vec![], causal(2, 2, 1.0, None), "found []"),
+    ] {
+        let error = heads_attention(&inputs.iter().collect::<Vec<_>>(), attention).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 /// Attention weights under dropout, as in "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of
@@ -163,7 +237,8 @@ fn dropout_on_attention_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     let identity = Tensor::eye(TOKENS, DType::F32, &Device::Cpu)?.unsqueeze(0)?;
     let qkv = Tensor::cat(&[zeros, identity], 2)?;
     let half = AttentionDropout { rate: 0.5, seed: 3 };
-    let weights = causal_self_attention(&qkv, 1, 1.0, Some(half))?.squeeze(0)?.to_vec2::<f32>()?;
+    let weights =
+        heads_attention(&[&qkv], causal(1, TOKENS, 1.0, Some(half)))?.squeeze(0)?.to_vec2::<f32>()?;
     let mut dropped = 0;
     for (query, row) in weights.iter().enumerate() {
         let doubled = 2.0 / (query + 1) as f32;
@@ -337,7 +412,7 @@ fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
 #[test]
 fn a_scale_that_is_not_positive_is_refused() -> Result<()> {
     for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {
-        let error = causal_self_attention(&pattern(&[1, 3, 12], 1.0, 0), 2, scale, None).unwrap_err();
+        let error = heads_attention(&[&pattern(&[1, 3, 12], 1.0, 0)], causal(2, 3, scale, None)).unwrap_err();
         assert!(error.to_string().contains("expected a scale greater than 0"), "{scale}: {error}");
     }
     Ok(())
@@ -375,7 +450,7 @@ fn loss(variables: &[Var], activation: Activation, is_again: bool) -> Result<Ten
     let projection = Linear::new(tensor(c_proj), Some(tensor(c_proj_bias)))?;
     let block = move |x: &Tensor| {
         let dropped = dropout(&norm.forward(x)?, 0.2, &mut RandomStream::new(7))?;
-        let context = causal_self_attention(&qkv.forward(&dropped)?, 2, 0.5, None)?;
+        let context = heads_attention(&[&qkv.forward(&dropped)?], causal(2, 3, 0.5, None))?;
         add(x, &activation.forward(&projection.forward(&context)?)?)
     };
     let mut x = add_positions(&head.embedding(&ids)?, wpe, 0)?;
@@ -393,8 +468,8 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 fn gradients_are_those_of_candle_for_operations_of_both() -> Result<()> {
     let variables = variables()?;
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
-    // candle's own ReLU ends the way through the operations here, which is then candle's.
-    for activation in [Activation::GeluTanh, Activation::Relu] {
+    // candle's own SiLU stands between the operations here.
+    for activation in [Activation::GeluTanh, Activation::Relu, Activation::Silu] {
         let expected = loss(&variables, activation, false)?.backward()?;
         let (value, found) =
             gradients(&tensors, Before::Nothing, 0.5, || loss(&variables, activation, false))?;
@@ -430,16 +505,38 @@ fn gradients_use_memory_again_and_add_up() -> Result<()> {
 fn what_is_computed_again_has_the_same_gradients() -> Result<()> {
     let variables = variables()?;
     let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
-    let run = |is_again| {
-        gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::GeluTanh, is_again))
-    };
-    let ((kept_loss, kept), (again_loss, again)) = (run(false)?, run(true)?);
-    assert_eq!(kept_loss, again_loss);
-    for (kept, again) in kept.iter().zip(&again) {
-        assert_eq!(bits(kept.as_ref().unwrap()), bits(again.as_ref().unwrap()));
+    for activation in [Activation::GeluTanh, Activation::Silu] {
+        let run =
+            |is_again| gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, activation, is_again));
+        let ((kept_loss, kept), (again_loss, again)) = (run(false)?, run(true)?);
+        assert_eq!(kept_loss, again_loss);
+        for (kept, again) in kept.iter().zip(&again) {
+            assert_eq!(bits(kept.as_ref().unwrap()), bits(again.as_ref().unwrap()));
+        }
     }
-    let relu = gradients(&tensors, Before::Nothing, 1.0, || loss(&variables, Activation::Relu, true));
-    assert!(relu.unwrap_err().to_string().contains("computed again"));
+    Ok(())
+}
+
+/// A loss, and steps on the way to it, that candle alone computes; and a variable that both use.
+#[test]
+fn gradients_lead_through_operations_of_candle() -> Result<()> {
+    let variables =
+        [Var::from_tensor(&pattern(&[4, 6], 1.0, 0))?, Var::from_tensor(&pattern(&[4, 4], 1.0, 9))?];
+    let tensors: Vec<&Tensor> = variables.iter().map(|variable| variable.as_tensor()).collect();
+    let loss = || -> Result<Tensor> {
+        let weight = Linear::new(variables[0].as_tensor().clone(), None)?;
+        let x = variables[0].matmul(&variables[0].t()?)?.mul(variables[1].as_tensor())?; // (4, 4), candle's
+        let back = Linear::new(x.clone(), None)?.forward(&variables[0].t()?)?; // (6, 4), ours
+        let y = weight.forward(&back.t()?)?.tanh()?; // (4, 4): ours, then candle's
+        (add(&y, &x)? * &y)?.sqr()?.mean_all()
+    };
+    let expected = loss()?.backward()?;
+    let (value, found) = gradients(&tensors, Before::Nothing, 1.0, loss)?;
+    assert!((value - f64::from(loss()?.to_scalar::<f32>()?)).abs() < 1e-12);
+    for (index, (variable, found)) in variables.iter().zip(found).enumerate() {
+        let expected = expected.get(variable).expect("a gradient");
+        assert_close(&found.expect("a gradient"), expected, F32_TOLERANCE, &format!("variable {index}"));
+    }
     Ok(())
 }
 

@@ -1,0 +1,583 @@
+//! Attention of all heads of some texts, with dropout on the weights and its gradients.
+//!
+//! Works head by head in blocks of queries, so that no `(B, H, T, S)` values ever exist; keys that no query of a block sees are
+//! never looked at. The backward pass computes the weights again from queries and keys (as FlashAttention does,
+//! arXiv:2205.14135, section 3.1): with `P` the weights, `M` the dropout mask over its keep rate and `dO` the gradient,
+//! `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`, `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K`, `dK = dSᵀ Q`.
+
+use std::ops::Range;
+
+use super::product::{LaidOut, MatrixView, multiply};
+use crate::random::RandomStream;
+use crate::simd::{LANES, Number, Real, Vectors, Work};
+use crate::threads::{Part, Parts, computed_in_parts, computed_together};
+
+/// Queries in a block: a multiple of every tile's rows.
+const QUERY_BLOCK: usize = 48;
+
+/// Dropout on attention weights: the mask is drawn anew from the seed wherever it is needed, and stored nowhere.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDropout {
+    /// Share of the weights that become zero, below 1.
+    pub rate: f64,
+    /// Seed of the masks; head `h` of row `b` takes stream `b · H + h`.
+    pub seed: u64,
+}
+
+impl AttentionDropout {
+    /// The mask of head `stream`.
+    pub fn mask(self, stream: usize) -> AttentionMask {
+        let random = RandomStream::with_stream(self.seed, stream as u64);
+        AttentionMask { random, rate: self.rate, factor: 1.0 / (1.0 - self.rate) }
+    }
+}
+
+/// The mask of one head, drawn query by query.
+#[derive(Debug, Clone)]
+pub struct AttentionMask {
+    random: RandomStream,
+    rate: f64,
+    factor: f64,
+}
+
+impl AttentionMask {
+    /// What a weight that stays is multiplied by.
+    #[inline(always)]
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// Draws which of the next query's weights stay.
+    pub fn draw(&mut self, kept: &mut [bool]) {
+        self.random.fill_kept(self.rate, kept);
+    }
+}
+
+/// Values that are added to the scores, `(B, H, T, S)`: those of a query lie side by side, as many as there are keys.
+#[derive(Debug, Clone, Copy)]
+pub struct AddedScores<'a, T> {
+    /// From the first value on.
+    pub values: &'a [T],
+    /// From a text, a head and a query to the next; 0 where all have the same.
+    pub strides: [usize; 3],
+}
+
+/// How the heads of some texts attend. All texts have as many queries, and as many keys.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<'a, T> {
+    /// Number of texts, `B`.
+    pub texts: usize,
+    /// Queries of a text, `T`.
+    pub queries: usize,
+    /// Keys of a text, `S`.
+    pub keys: usize,
+    /// Number of heads, `H`.
+    pub heads: usize,
+    /// Width of the queries and keys of a head, `D`.
+    pub head_dim: usize,
+    /// Width of the values of a head.
+    pub value_dim: usize,
+    /// What a product of a query and a key is multiplied by; greater than 0.
+    pub scale: f64,
+    /// For each query of a text the keys that it sees, at least one.
+    pub visible: &'a [Range<usize>],
+    /// What is added to the scaled products.
+    pub added: Option<AddedScores<'a, T>>,
+    /// Dropout on the weights.
+    pub dropout: Option<AttentionDropout>,
+}
+
+/// Where queries, keys or values are: in which array, and which of how many that lie side by side for each token.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    array: usize,
+    index: usize,
+    count: usize,
+}
+
+/// Where queries, keys and values are in so many arrays.
+#[inline(always)]
+fn places(arrays: usize) -> [Place; 3] {
+    let place = |array, index, count| Place { array, index, count };
+    match arrays {
+        1 => [place(0, 0, 3), place(0, 1, 3), place(0, 2, 3)],
+        2 => [place(0, 0, 1), place(1, 0, 2), place(1, 1, 2)],
+        3 => [place(0, 0, 1), place(1, 0, 1), place(2, 0, 1)],
+        other => panic!("queries, keys and values in {other} arrays"),
+    }
+}
+
+impl<'a, T: Number> Attention<'a, T> {
+    /// Width of the queries, keys and values of a head, and how many a text has of them.
+    fn sizes(&self) -> [(usize, usize); 3] {
+        let Self { queries, keys, head_dim, value_dim, .. } = *self;
+        [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
+    }
+
+    /// The number of values of the output, where all sizes fit.
+    fn output_len(&self, qkv: &[&[T]]) -> usize {
+        let Self { texts, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
+        for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(self.sizes()) {
+            let expected = texts * tokens * place.count * heads * width;
+            let found = qkv[place.array].len();
+            assert!(found == expected, "{found} values for {expected} of queries, keys or values");
+        }
+        assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
+        assert!(visible.len() == queries, "{} queries that see keys, of {queries}", visible.len());
+        assert!(visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys), "keys beyond {keys}");
+        if let Some(AddedScores { values, strides }) = added {
+            let last = |count: usize, stride: usize| count.saturating_sub(1) * stride;
+            let last = last(texts, strides[0]) + last(heads, strides[1]) + last(queries, strides[2]);
+            assert!(last + keys <= values.len(), "{} values added to scores", values.len());
+        }
+        texts * queries * heads * value_dim
+    }
+
+    /// One head of one text.
+    fn head(&self, qkv: &[&'a [T]], text: usize, head: usize) -> Head<'a, T> {
+        let mut rows = [Rows { values: &[], stride: 0, width: 0 }; 3];
+        for (rows, (place, (width, tokens))) in
+            rows.iter_mut().zip(places(qkv.len()).into_iter().zip(self.sizes()))
+        {
+            let stride = place.count * self.heads * width;
+            let start = text * tokens * stride + (place.index * self.heads + head) * width;
+            *rows = Rows { values: &qkv[place.array][start..], stride, width };
+        }
+        let [queries, keys, values] = rows;
+        let added = self.added.map(|AddedScores { values, strides }| {
+            (&values[text * strides[0] + head * strides[1]..], strides[2])
+        });
+        Head {
+            queries,
+            keys,
+            values,
+            key_count: self.keys,
+            visible: self.visible,
+            added,
+            scale: T::of(self.scale),
+            mask: self.dropout.map(|dropout| dropout.mask(text * self.heads + head)),
+        }
+    }
+}
+
+pub(super) fn forward<T: Real>(qkv: &[&[T]], attention: Attention<'_, T>) -> Vec<T> {
+    let len = attention.output_len(qkv);
+    if len == 0 {
+        return Vec::new();
+    }
+    // The columns of a head in the rows of a text are a part.
+    let Attention { queries, heads, value_dim, .. } = attention;
+    let parts = Parts { row_len: heads * value_dim, rows: queries, columns: value_dim };
+    computed_in_parts(len, parts, |mut part| {
+        let head = attention.head(qkv, part.first_row / queries, part.first_column / value_dim);
+        T::vectorized(Forward { head, output: &mut part });
+    })
+}
+
+pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attention<'_, T>) -> Vec<Vec<T>> {
+    let len = attention.output_len(qkv);
+    assert!(gradient.len() == len, "a gradient of {} values for {len}", gradient.len());
+    if len == 0 {
+        return qkv.iter().map(|values| vec![T::ZERO; values.len()]).collect();
+    }
+    let Attention { queries, heads, value_dim, .. } = attention;
+    let mut outputs = Vec::with_capacity(qkv.len());
+    for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(attention.sizes()) {
+        if place.index == 0 {
+            // For each token a row of queries, of keys or of values, or one of each.
+            let parts = Parts { row_len: heads * width, rows: tokens * place.count, columns: width };
+            outputs.push((qkv[place.array].len(), parts));
+        }
+    }
+    let output_stride = heads * value_dim;
+    computed_together(&outputs, |mut gradients| {
+        let Part { first_row, first_column, .. } = gradients[0];
+        let (text, head) = (first_row / outputs[0].1.rows, first_column / attention.head_dim);
+        let output_gradient = &gradient[text * queries * output_stride + head * value_dim..];
+        let head = attention.head(qkv, text, head);
+        T::vectorized(Backward { head, output_gradient, output_stride, gradients: &mut gradients });
+    })
+}
+
+/// The queries, keys or values of a head: the next token's stand `stride` further on.
+#[derive(Debug, Clone, Copy)]
+struct Rows<'a, T> {
+    values: &'a [T],
+    stride: usize,
+    width: usize,
+}
+
+impl<'a, T: Number> Rows<'a, T> {
+    /// Those of some tokens, `(count, width)`.
+    #[inline(always)]
+    fn some(&self, first: usize, count: usize) -> MatrixView<'a, T> {
+        MatrixView::strided(&self.values[first * self.stride..], (count, self.width), self.stride)
+    }
+}
+
+/// One head of one text.
+struct Head<'a, T> {
+    queries: Rows<'a, T>,
+    keys: Rows<'a, T>,
+    values: Rows<'a, T>,
+    key_count: usize,
+    visible: &'a [Range<usize>],
+    /// What is added to the scores, and from a query to the next.
+    added: Option<(&'a [T], usize)>,
+    scale: T,
+    mask: Option<AttentionMask>,
+}
+
+/// Some queries, and the keys that any of them sees, from the beginning of a panel on.
+#[derive(Clone, Copy)]
+struct Block {
+    first: usize,
+    count: usize,
+    first_key: usize,
+    keys: usize,
+}
+
+impl<T: Number> Head<'_, T> {
+    /// The queries from one on.
+    #[inline(always)]
+    fn block(&self, first: usize) -> Block {
+        let count = QUERY_BLOCK.min(self.visible.len() - first);
+        let (mut start, mut end) = (usize::MAX, 0);
+        for seen in &self.visible[first..first + count] {
+            start = start.min(seen.start);
+            end = end.max(seen.end);
+        }
+        let first_key = start / LANES * LANES;
+        Block { first, count, first_key, keys: end - first_key }
+    }
+
+    /// Memory for any block.
+    #[inline(always)]
+    fn room(&self) -> Room<T> {
+        let mut keys = 0;
+        let mut first = 0;
+        while first < self.visible.len() {
+            keys = keys.max(self.block(first).keys);
+            first += QUERY_BLOCK;
+        }
+        let block = vec![T::ZERO; QUERY_BLOCK.min(self.visible.len()) * keys];
+        let (dropped, kept) = match self.mask {
+            Some(_) => (block.clone(), vec![false; keys]),
+            None => (Vec::new(), Vec::new()),
+        };
+        Room { stride: keys, weights: block, dropped, kept, tiles: Vec::new() }
+    }
+
+    /// The weights of a block of queries over its keys; and with dropout, those that are left of them.
+    #[inline(always)]
+    fn weights<V: Vectors<Real = T>>(&mut self, v: V, block: Block, keys: &LaidOut<T>, room: &mut Room<T>) {
+        let Block { first, count, first_key, keys: width } = block;
+        let Room { stride, weights, dropped, kept, tiles } = room;
+        let scores = Part::of_rows(weights, *stride, (count, width));
+        multiply(
+            v,
+            self.queries.some(first, count),
+            keys.all().columns_from(first_key),
+            scores,
+            false,
+            tiles,
+        );
+        for index in 0..count {
+            let seen = &self.visible[first + index];
+            let (start, end) = (seen.start - first_key, seen.end - first_key);
+            let row = &mut weights[index * *stride..][..width];
+            row[..start].fill(T::ZERO);
+            row[end..].fill(T::ZERO);
+            let row = &mut row[start..end];
+            match self.added {
+                Some((added, step)) => {
+                    add_scaled(
+                        v,
+                        row,
+                        self.scale,
+                        &added[(first + index) * step + seen.start..][..end - start],
+                    );
+                    softmax(v, row, T::ONE);
+                }
+                None => softmax(v, row, self.scale),
+            }
+            if let Some(mask) = &mut self.mask {
+                let kept = &mut kept[..row.len()];
+                mask.draw(kept);
+                let factor = T::of(mask.factor());
+                let dropped = &mut dropped[index * *stride..][..width];
+                dropped[..start].fill(T::ZERO);
+                dropped[end..].fill(T::ZERO);
+                for ((dropped, weight), kept) in
+                    dropped[start..end].iter_mut().zip(row.iter()).zip(kept.iter())
+                {
+                    *dropped = if *kept { *weight * factor } else { T::ZERO };
+                }
+            }
+        }
+    }
+}
+
+/// `scale · scores + added` in place.
+#[inline(always)]
+fn add_scaled<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real, added: &[V::Real]) {
+    let (zero, scale) = (V::Real::ZERO, v.splat(scale));
+    for first in (0..scores.len()).step_by(LANES) {
+        let added = v.load_first(&added[first..], zero);
+        let scores = &mut scores[first..];
+        v.store_first(v.mul_add(v.load_first(scores, zero), scale, added), scores);
+    }
+}
+
+/// `softmax(scale · scores)` in place, for a positive scale.
+#[inline(always)]
+fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
+    let zero = V::Real::ZERO;
+    let lowest = V::Real::LOWEST;
+    let mut largest = v.splat(lowest);
+    for scores in scores.chunks(LANES) {
+        largest = v.max(largest, v.load_first(scores, lowest));
+    }
+    let (largest, scale) = (v.splat(v.largest(largest)), v.splat(scale));
+    let mut sum = v.splat(zero);
+    for scores in scores.chunks_mut(LANES) {
+        // What is missing in the last vector weighs nothing.
+        let weights = v.exp(v.mul(v.sub(v.load_first(scores, lowest), largest), scale));
+        v.store_first(weights, scores);
+        sum = v.add(sum, weights);
+    }
+    let inverse = v.splat(V::Real::ONE / v.sum(sum));
+    for weights in scores.chunks_mut(LANES) {
+        v.store_first(v.mul(v.load_first(weights, zero), inverse), weights);
+    }
+}
+
+/// Memory that the blocks of a head use one after the other.
+struct Room<T> {
+    /// From a query to the next.
+    stride: usize,
+    weights: Vec<T>,
+    /// Of use with dropout only.
+    dropped: Vec<T>,
+    kept: Vec<bool>,
+    tiles: Vec<T>,
+}
+
+struct Forward<'a, 'b, T> {
+    head: Head<'a, T>,
+    /// `(T, D)`.
+    output: &'a mut Part<'b, T>,
+}
+
+impl<T: Number> Work<T> for Forward<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        const { assert!(QUERY_BLOCK.is_multiple_of(V::TILE_ROWS), "a block is of whole tiles") };
+        let Self { mut head, output } = self;
+        let (mut keys, mut values) = (LaidOut::new(), LaidOut::new());
+        keys.fill(head.keys.some(0, head.key_count).transposed());
+        values.fill(head.values.some(0, head.key_count));
+        let mut room = head.room();
+        for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
+            let block = head.block(first);
+            head.weights(v, block, &keys, &mut room);
+            let weights = if head.mask.is_some() { &room.dropped } else { &room.weights };
+            let weights = MatrixView::strided(weights, (block.count, block.keys), room.stride);
+            let output = output.stepped(first, 1, block.count);
+            multiply(v, weights, values.all().rows_from(block.first_key), output, false, &mut room.tiles);
+        }
+    }
+}
+
+struct Backward<'a, 'b, T> {
+    head: Head<'a, T>,
+    /// Starts at the head's first value; the next token's stand `output_stride` further on.
+    output_gradient: &'a [T],
+    output_stride: usize,
+    /// Those of the arrays, zero: for each token a row of queries, keys or values, or one of each.
+    gradients: &'a mut [Part<'b, T>],
+}
+
+impl<T: Number> Work<T> for Backward<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { mut head, output_gradient, output_stride, gradients } = self;
+        let [of_queries, of_keys, of_values] = places(gradients.len());
+        let (mut key_columns, mut key_rows) = (LaidOut::new(), LaidOut::new());
+        let (mut value_columns, mut block_rows) = (LaidOut::new(), LaidOut::new());
+        key_columns.fill(head.keys.some(0, head.key_count).transposed());
+        key_rows.fill(head.keys.some(0, head.key_count));
+        value_columns.fill(head.values.some(0, head.key_count).transposed());
+        let mut room = head.room();
+        let mut scores = room.weights.clone();
+        for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
+            let block = head.block(first);
+            head.weights(v, block, &key_columns, &mut room);
+            let Room { stride, weights, dropped, tiles, .. } = &mut room;
+            let stride = *stride;
+            let dropped = if head.mask.is_some() { &*dropped } else { &*weights };
+            let Block { count, first_key, keys, .. } = block;
+            let output_gradient = &output_gradient[first * output_stride..];
+            let output_gradient =
+                MatrixView::strided(output_gradient, (count, head.values.width), output_stride);
+
+            let value_gradient = rows_of(gradients, of_values, first_key, keys);
+            block_rows.fill(output_gradient);
+            let dropped_columns = MatrixView::strided(dropped, (count, keys), stride).transposed();
+            multiply(v, dropped_columns, block_rows.all(), value_gradient, true, tiles);
+
+            // The gradient of the weights that are left, and from it that of the scores, in place.
+            let of_weights = Part::of_rows(&mut scores, stride, (count, keys));
+            let values = value_columns.all().columns_from(first_key);
+            multiply(v, output_gradient, values, of_weights, false, tiles);
+            for index in 0..count {
+                let row = index * stride..index * stride + keys;
+                let (weights, dropped) = (&weights[row.clone()], &dropped[row.clone()]);
+                score_gradients(v, weights, dropped, head.scale, &mut scores[row]);
+            }
+
+            let score_rows = MatrixView::strided(&scores, (count, keys), stride);
+            let query_gradient = rows_of(gradients, of_queries, first, count);
+            multiply(v, score_rows, key_rows.all().rows_from(first_key), query_gradient, false, tiles);
+
+            let key_gradient = rows_of(gradients, of_keys, first_key, keys);
+            block_rows.fill(head.queries.some(first, count));
+            multiply(v, score_rows.transposed(), block_rows.all(), key_gradient, true, tiles);
+        }
+    }
+}
+
+/// The rows of some tokens' queries, keys or values.
+#[inline(always)]
+fn rows_of<'a, T>(gradients: &'a mut [Part<'_, T>], place: Place, first: usize, count: usize) -> Part<'a, T> {
+    gradients[place.array].stepped(first * place.count + place.index, place.count, count)
+}
+
+/// From the gradient of the weights that dropout left to that of the scores, in place.
+#[inline(always)]
+fn score_gradients<V: Vectors>(
+    v: V,
+    weights: &[V::Real],
+    dropped: &[V::Real],
+    scale: V::Real,
+    gradients: &mut [V::Real],
+) {
+    let zero = V::Real::ZERO;
+    let mut dot = v.splat(zero);
+    for first in (0..gradients.len()).step_by(LANES) {
+        let gradient = v.load_first(&gradients[first..], zero);
+        let product = v.mul(gradient, v.load_first(&dropped[first..], zero));
+        v.store_first(product, &mut gradients[first..]);
+        dot = v.add(dot, product);
+    }
+    let (dot, scale) = (v.splat(v.sum(dot)), v.splat(scale));
+    for first in (0..gradients.len()).step_by(LANES) {
+        let shared = v.mul(v.load_first(&weights[first..], zero), dot);
+        let gradient = v.sub(v.load_first(&gradients[first..], zero), shared);
+        v.store_first(v.mul(gradient, scale), &mut gradients[first..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::noise;
+    use crate::simd::{InstructionSet, OfFloats};
+
+    /// Which keys the queries see: those before them, all, or some around them.
+    fn seen(queries: usize, keys: usize, window: Option<(usize, usize)>) -> Vec<Range<usize>> {
+        let seen = |query: usize| match window {
+            Some((before, after)) => query.saturating_sub(before)..(query + after + 1).min(keys),
+            None => 0..keys,
+        };
+        (0..queries).map(seen).collect()
+    }
+
+    /// f64 in plain Rust is what gradients are checked in; every instruction set computes the same.
+    #[test]
+    fn every_instruction_set_attends_and_goes_back_alike() {
+        let dropout = Some(AttentionDropout { rate: 0.3, seed: 5 });
+        let causal = Some((usize::MAX, 0));
+        for (arrays, queries, keys, [head_dim, value_dim], window, is_added, dropout) in [
+            (1, 1, 1, [3, 3], causal, false, None),
+            (1, 5, 5, [16, 16], causal, false, None),
+            (1, 151, 151, [20, 20], causal, true, dropout),
+            (3, 200, 200, [64, 64], Some((33, 0)), false, None),
+            (3, 130, 130, [16, 5], Some((40, 20)), true, None),
+            (2, 40, 77, [20, 20], None, false, dropout),
+            (3, 1, 50, [64, 32], None, true, None),
+        ] {
+            let visible = &seen(queries, keys, window);
+            let added = noise(queries * keys, 3, 0.0, 2.0);
+            let sizes = [(queries, head_dim), (keys, head_dim), (keys, value_dim)];
+            let mut qkv = vec![Vec::new(); arrays];
+            for (index, (place, (tokens, width))) in places(arrays).into_iter().zip(sizes).enumerate() {
+                qkv[place.array].extend(noise(tokens * width, 10 + index as u64, 0.0, 2.0));
+            }
+            let gradient = noise(queries * value_dim, 2, 0.0, 2.0);
+            let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
+            let (qkv_wide, added_wide): (Vec<_>, _) =
+                (qkv.iter().map(|values| wide(values)).collect(), wide(&added));
+            let expected = {
+                let slices: Vec<&[f64]> = qkv_wide.iter().map(Vec::as_slice).collect();
+                let added = is_added.then_some(AddedScores { values: &added_wide, strides: [0, 0, keys] });
+                let attention = Attention {
+                    texts: 1,
+                    queries,
+                    keys,
+                    heads: 1,
+                    head_dim,
+                    value_dim,
+                    scale: 0.4,
+                    visible,
+                    added,
+                    dropout,
+                };
+                let output = forward(&slices, attention);
+                [vec![output], backward(&slices, &wide(&gradient), attention)].concat()
+            };
+            let slices: Vec<&[f32]> = qkv.iter().map(Vec::as_slice).collect();
+            let added = is_added.then_some(AddedScores { values: &added, strides: [0, 0, keys] });
+            let attention = Attention {
+                texts: 1,
+                queries,
+                keys,
+                heads: 1,
+                head_dim,
+                value_dim,
+                scale: 0.4,
+                visible,
+                added,
+                dropout,
+            };
+            for set in InstructionSet::available() {
+                let mut output = vec![0f32; queries * value_dim];
+                let part = &mut Part::of_rows(&mut output, value_dim, (queries, value_dim));
+                set.run(OfFloats(Forward { head: attention.head(&slices, 0, 0), output: part }));
+                let mut gradients: Vec<Vec<f32>> = qkv.iter().map(|values| vec![0.0; values.len()]).collect();
+                let mut parts = Vec::new();
+                for (array, gradient) in gradients.iter_mut().enumerate() {
+                    let place = places(arrays).into_iter().zip(sizes).find(|(place, _)| place.array == array);
+                    let (place, (tokens, width)) = place.expect("an array of something");
+                    parts.push(Part::of_rows(gradient, width, (tokens * place.count, width)));
+                }
+                set.run(OfFloats(Backward {
+                    head: attention.head(&slices, 0, 0),
+                    output_gradient: &gradient,
+                    output_stride: value_dim,
+                    gradients: &mut parts,
+                }));
+                let found: Vec<f32> = [vec![output], gradients].concat().concat();
+                for (found, expected) in found.iter().zip(expected.iter().flatten()) {
+                    // Sums of up to 200 products of values below 1, rounded each time.
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(error < 2e-5, "{set:?}, {queries} queries: {found} for {expected}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The attention family as a library uses it: milliseconds of a forward pass, and of one with its way back.
+//!
+//! Run: `cargo bench -p gpt2-attention --bench family -- [--threads N] [--instructions SET] [--only TEXT]`. Prints one JSON line, case by case in the
+//! names and sizes of `scripts/bench_attention.py`, which runs it beside PyTorch. `plain` weights are tensors, `trained` ones
+//! variables; `backward` is a forward pass and the gradients of input and weights by `gradients`, `candle_backward` the same by
+//! candle's own way back.
+
+#![expect(clippy::print_stdout, reason = "a bench prints")]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderLayer};
+use gpt2_attention::{
+    AttentionMask, Before, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout, gradients,
+};
+use gpt2_kernels::{Activation, limits, set_thread_count};
+
+/// A measurement takes at least as many passes and as many seconds; the median counts.
+const SHORTEST: (usize, f64) = (5, 0.4);
+/// Batch and tokens.
+const SIZES: [(usize, usize); 3] = [(1, 1024), (8, 128), (1, 1)];
+const WINDOW: usize = 128;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let place = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(place + 1)
+    };
+    if let Some(threads) = value("--threads") {
+        set_thread_count(threads.parse()?);
+    }
+    if let Some(name) = value("--instructions").filter(|name| !limits::choose_instruction_set(name)) {
+        return Err(format!("{name}: this processor has {}", limits::instruction_sets().join(", ")).into());
+    }
+    let mut bench = Bench { only: value("--only").cloned().unwrap_or_default(), found: BTreeMap::new() };
+    for (batch, tokens) in SIZES {
+        bench.attention(batch, tokens)?;
+        bench.transformer(batch, tokens)?;
+    }
+    println!("{}", serde_json::to_string(&bench.found)?);
+    Ok(())
+}
+
+struct Bench {
+    only: String,
+    found: BTreeMap<String, f64>,
+}
+
+impl Bench {
+    /// `MultiHeadAttention` at 768 and 12 heads, under every mask.
+    fn attention(&mut self, batch: usize, tokens: usize) -> Result<()> {
+        let window = AttentionMask::Window { before: WINDOW, after: 0 };
+        let all = AttentionMask::Bidirectional;
+        let additive = AttentionMask::Additive(random(&[1, 12, tokens, tokens])?);
+        let masks = [
+            ("causal", AttentionMask::Causal),
+            ("bidirectional", all.clone()),
+            ("window", window),
+            ("cross", all),
+            ("additive", additive),
+        ];
+        for (layout, projection) in
+            [("fused", ProjectionLayout::Fused), ("separate", ProjectionLayout::Separate)]
+        {
+            let config = MultiHeadAttentionConfig {
+                projection,
+                qkv_bias: true,
+                ..MultiHeadAttentionConfig::new(768, 768, 12)
+            };
+            for (name, mask) in &masks {
+                let forward = |layer: &MultiHeadAttention, x: &Tensor, memory: &Tensor| {
+                    let memory = (*name == "cross").then_some(memory);
+                    layer.forward_with(x, memory, mask, None, &mut Pass::inference())
+                };
+                let load = |vb: &VarBuilder<'_>| MultiHeadAttention::load(&config, vb);
+                self.layer(
+                    &format!("{layout} {name} {batch}x{tokens}"),
+                    &[batch, tokens, 768],
+                    load,
+                    forward,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Encoder and decoder layers, 512 wide with 8 heads.
+    fn transformer(&mut self, batch: usize, tokens: usize) -> Result<()> {
+        let config = BlockConfig {
+            d_model: 512,
+            num_heads: 8,
+            d_feed_forward: 2048,
+            activation: Activation::Relu,
+            dropout: 0.0,
+        };
+        let shape = [batch, tokens, 512];
+        self.layer(
+            &format!("encoder {batch}x{tokens}"),
+            &shape,
+            |vb| EncoderLayer::load(&config, vb),
+            |layer, x, _| layer.forward(x, &AttentionMask::Bidirectional, &mut Pass::inference()),
+        )?;
+        self.layer(
+            &format!("decoder {batch}x{tokens}"),
+            &shape,
+            |vb| DecoderLayer::load(&config, vb),
+            |layer, x, memory| layer.forward(x, memory, &mut Pass::inference()),
+        )
+    }
+
+    /// All cases of one layer, which reads an input and perhaps a memory of the same shape.
+    fn layer<L>(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        load: impl Fn(&VarBuilder<'_>) -> Result<L>,
+        forward: impl Fn(&L, &Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        let (x, memory) = (random(shape)?, random(shape)?);
+        let variables = VarMap::new();
+        let layer = load(&VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+        let plain = variables
+            .data()
+            .lock()
+            .expect("a lock")
+            .iter()
+            .map(|(name, var)| Ok((name.clone(), var.as_detached_tensor().copy()?)))
+            .collect::<Result<_>>()?;
+        let plain = load(&VarBuilder::from_tensors(plain, DType::F32, &Device::Cpu))?;
+        self.measure(format!("{name} plain forward"), || forward(&plain, &x, &memory))?;
+        self.measure(format!("{name} trained forward"), || forward(&layer, &x, &memory))?;
+        let inputs = [Var::from_tensor(&x)?, Var::from_tensor(&memory)?];
+        let mut all: Vec<Var> = variables.all_vars();
+        all.extend(inputs.iter().cloned());
+        let all: Vec<&Tensor> = all.iter().map(|variable| variable.as_tensor()).collect();
+        let loss = || forward(&layer, &inputs[0], &inputs[1])?.sum_all();
+        self.measure(format!("{name} backward"), || gradients(&all, Before::Nothing, 1.0, loss))?;
+        self.measure(format!("{name} candle_backward"), || loss()?.backward())
+    }
+
+    fn measure<R>(&mut self, name: String, run: impl Fn() -> Result<R>) -> Result<()> {
+        if !name.contains(&self.only) {
+            return Ok(());
+        }
+        run()?;
+        let mut seconds = Vec::new();
+        while seconds.len() < SHORTEST.0 || seconds.iter().sum::<f64>() < SHORTEST.1 {
+            let start = Instant::now();
+            let result = run()?;
+            seconds.push(start.elapsed().as_secs_f64());
+            drop(result);
+        }
+        seconds.sort_by(f64::total_cmp);
+        self.found.insert(name, seconds[seconds.len() / 2] * 1e3);
+        Ok(())
+    }
+}
+
+fn random(shape: &[usize]) -> Result<Tensor> {
+    Tensor::randn(0f32, 1f32, shape, &Device::Cpu)
+}

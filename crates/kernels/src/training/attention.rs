@@ -1,0 +1,225 @@
+//! Attention of all heads from their projections, with dropout on the weights and its gradients.
+
+use std::ops::Range;
+
+use candle_core::{D, DType, Result, Tensor};
+use gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
+
+use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
+use super::is_cpu_float;
+use super::operation::{Operation, Sums, record};
+use crate::error::KernelError;
+
+/// How the heads of some texts attend.
+#[derive(Debug, Clone)]
+pub struct HeadsAttention {
+    /// Number of heads, `H`.
+    pub heads: usize,
+    /// What a product of a query and a key is multiplied by; greater than 0.
+    pub scale: f64,
+    /// For each of the `T` queries of a text the keys that it sees, at least one of the `S`.
+    pub visible: Vec<Range<usize>>,
+    /// What is added to the scaled products, in a shape that broadcasts to `(B, H, T, S)`.
+    pub added: Option<Tensor>,
+    /// Dropout on the weights.
+    pub dropout: Option<AttentionDropout>,
+}
+
+/// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
+///
+/// # Shapes
+/// Queries `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · D)`, the heads side by side: all three side by side in one
+/// tensor `(B, T, 3 · H · D)`, queries and then keys and values in two, or each in its own, where values may have another width
+/// than keys. Returns `(B, T, H · Dv)`.
+///
+/// # Errors
+/// When the shapes do not fit, a query sees no key, or the scale is not greater than 0.
+pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
+        let sizes = attention.sizes(projections)?;
+        let output = attention
+            .with_elements(projections, sizes, |slices, attention| Ok(T::attention(slices, attention)))?;
+        let shape = (sizes.batch, sizes.queries, attention.heads * sizes.value_dim);
+        record(projections, on_cpu(output), shape, attention)
+    }
+    attention.sizes(projections)?;
+    let dtype = projections[0].dtype();
+    let is_plain = |x: &&Tensor| is_cpu_float(x) && x.dtype() == dtype;
+    let is_constant = attention.added.as_ref().is_none_or(|added| !added.track_op());
+    if !projections.iter().all(is_plain) || !is_constant {
+        return heads_attention_reference(projections, &attention);
+    }
+    for_float!(dtype, forward(projections, attention))
+}
+
+/// The same as a composition of candle operations, on any device and in any type.
+///
+/// # Errors
+/// As [`heads_attention`].
+pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAttention) -> Result<Tensor> {
+    let Sizes { batch, queries, keys, .. } = attention.sizes(projections)?;
+    let HeadsAttention { heads, scale, visible, added, dropout } = attention;
+    let mut parts = Vec::new();
+    for (index, tensor) in projections.iter().enumerate() {
+        for part in tensor.chunk(parts_of(projections.len(), index), D::Minus1)? {
+            let (batch, tokens, width) = part.dims3()?;
+            parts.push(part.reshape((batch, tokens, *heads, width / heads))?.transpose(1, 2)?.contiguous()?);
+        }
+    }
+    let [q, k, v] = &parts[..] else {
+        candle_core::bail!("queries, keys and values in {} parts", parts.len());
+    }; // (B, H, T, D), (B, H, S, D), (B, H, S, Dv)
+    let mut hidden = vec![f32::NEG_INFINITY; queries * keys];
+    for (row, seen) in hidden.chunks_mut(keys).zip(visible) {
+        row[seen.clone()].fill(0.0);
+    }
+    let hidden = Tensor::from_vec(hidden, (queries, keys), q.device())?.to_dtype(q.dtype())?;
+    let mut scores = (q.matmul(&k.t()?)? * *scale)?.broadcast_add(&hidden)?; // (B, H, T, S)
+    if let Some(added) = added {
+        scores = scores.broadcast_add(&added.to_dtype(q.dtype())?)?;
+    }
+    let mut weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
+    if let Some(dropout) = dropout {
+        let mut factors = vec![0f64; batch * heads * queries * keys];
+        for (stream, factors) in factors.chunks_mut(queries * keys).enumerate() {
+            let mut mask = dropout.mask(stream);
+            let mut kept = vec![false; keys];
+            for (seen, row) in visible.iter().zip(factors.chunks_mut(keys)) {
+                let kept = &mut kept[..seen.len()];
+                mask.draw(kept);
+                for (factor, kept) in row[seen.clone()].iter_mut().zip(kept) {
+                    *factor = if *kept { mask.factor() } else { 0.0 };
+                }
+            }
+        }
+        let factors = Tensor::from_vec(factors, weights.shape(), q.device())?;
+        weights = (weights * factors.to_dtype(q.dtype())?)?;
+    }
+    weights.matmul(v)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
+}
+
+/// How many of queries, keys and values lie side by side in one of so many tensors.
+fn parts_of(tensors: usize, index: usize) -> usize {
+    match (tensors, index) {
+        (1, _) => 3,
+        (2, 1) => 2,
+        _ => 1,
+    }
+}
+
+/// Sizes of an attention.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    head_dim: usize,
+    value_dim: usize,
+}
+
+impl HeadsAttention {
+    /// The sizes, where all of them fit.
+    fn sizes(&self, projections: &[&Tensor]) -> Result<Sizes> {
+        let Self { heads, scale, visible, .. } = self;
+        if !(*scale > 0.0 && scale.is_finite()) {
+            return Err(KernelError::AttentionScale { found: *scale }.into());
+        }
+        let shapes: Vec<Vec<usize>> = projections.iter().map(|tensor| tensor.dims().to_vec()).collect();
+        let unfit = || KernelError::Projections { heads: *heads, found: shapes.clone() };
+        if projections.is_empty() || projections.len() > 3 {
+            return Err(unfit().into());
+        }
+        let mut widths = Vec::new();
+        for (index, shape) in shapes.iter().enumerate() {
+            let parts = parts_of(shapes.len(), index);
+            let [_, _, width] = shape[..] else { return Err(unfit().into()) };
+            if *heads == 0 || width == 0 || !width.is_multiple_of(parts * heads) {
+                return Err(unfit().into());
+            }
+            widths.extend(std::iter::repeat_n(width / (parts * heads), parts));
+        }
+        let (batch, queries) = (shapes[0][0], shapes[0][1]);
+        let keys = shapes[shapes.len() - 1][1];
+        let is_one_memory = shapes[1..].iter().all(|shape| shape[..2] == [batch, keys]);
+        let is_seen =
+            visible.len() == queries && visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys);
+        match widths[..] {
+            [head_dim, key_dim, value_dim] if head_dim == key_dim && is_one_memory && is_seen => {
+                Ok(Sizes { batch, queries, keys, head_dim, value_dim })
+            }
+            _ => Err(unfit().into()),
+        }
+    }
+
+    /// Runs `work` on the elements of tensors, with what is computed of them.
+    fn with_elements<T: CpuFloat, R>(
+        &self,
+        tensors: &[&Tensor],
+        sizes: Sizes,
+        work: impl FnOnce(&[&[T]], Attention<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        let Sizes { batch, queries, keys, head_dim, value_dim } = sizes;
+        let attention = Attention {
+            texts: batch,
+            queries,
+            keys,
+            heads: self.heads,
+            head_dim,
+            value_dim,
+            scale: self.scale,
+            visible: &self.visible,
+            added: None,
+            dropout: self.dropout,
+        };
+        let Some(added) = &self.added else {
+            return with_slices(tensors, |slices| work(slices, attention));
+        };
+        let added = added_rows(added, [batch, self.heads, queries, keys], T::DTYPE)?;
+        let (storage, layout) = added.storage_and_layout();
+        let values = &T::cpu_storage_as_slice(on_the_cpu(&storage)?)?[layout.start_offset()..];
+        let stride = |axis: usize| layout.stride().get(axis).copied().unwrap_or(0);
+        let added = Some(AddedScores { values, strides: [stride(0), stride(1), stride(2)] });
+        with_slices(tensors, |slices| work(slices, Attention { added, ..attention }))
+    }
+}
+
+/// What is added to scores, broadcast to their shape, with the values of a query side by side.
+fn added_rows(added: &Tensor, shape: [usize; 4], dtype: DType) -> Result<Tensor> {
+    let mut dims = added.dims().to_vec();
+    while dims.len() < shape.len() {
+        dims.insert(0, 1);
+    }
+    let mut rows = added.to_dtype(dtype)?.reshape(&dims[..])?;
+    if let Some(last) = dims.last_mut() {
+        *last = shape[3];
+        rows = rows.broadcast_as(&dims[..])?.contiguous()?;
+    }
+    rows.broadcast_as(&shape[..])
+}
+
+impl Operation for HeadsAttention {
+    fn name(&self) -> &'static str {
+        "heads-attention"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(
+            attention: &HeadsAttention,
+            inputs: &[&Tensor],
+            gradient: &Tensor,
+        ) -> Result<Vec<Tensor>> {
+            let sizes = attention.sizes(inputs)?;
+            let tensors = [inputs, &[gradient]].concat();
+            let gradients = attention.with_elements(&tensors, sizes, |slices, attention| {
+                let (qkv, gradient) = slices.split_at(inputs.len());
+                Ok(T::attention_backward(qkv, gradient[0], attention))
+            })?;
+            let tensor =
+                |(values, input): (Vec<T>, &&Tensor)| Tensor::from_vec(values, input.shape(), input.device());
+            gradients.into_iter().zip(inputs).map(tensor).collect()
+        }
+        let tensors: Vec<&Tensor> = inputs.iter().collect();
+        let gradients = for_float!(gradient.dtype(), backward(self, &tensors, gradient))?;
+        inputs.iter().zip(gradients).try_for_each(|(input, gradient)| sums.add(input, gradient))
+    }
+}
