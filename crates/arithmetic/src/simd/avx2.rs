@@ -5,7 +5,9 @@
 use std::arch::x86_64::*;
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, Simd, TileJob, Vectors, Work,
+};
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;
@@ -74,6 +76,50 @@ unsafe fn join_bytes(integers: [__m256i; 4]) -> __m256i {
 unsafe fn magnitude_bits(x: __m256) -> __m256i {
     // SAFETY: AVX2 by contract.
     unsafe { _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)) }
+}
+
+/// As [`Vectors::transpose`], in four squares of eight.
+///
+/// # Safety
+/// The processor has AVX.
+#[inline(always)]
+pub(super) unsafe fn transpose(rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
+    const HALF: usize = LANES / 2;
+    for square in 0..4 {
+        let (row, column) = (square / 2 * HALF, square % 2 * HALF);
+        let mut columns = [[0f32; HALF]; HALF];
+        for index in 0..HALF {
+            let from = first + column;
+            columns[index].copy_from_slice(&rows[row + index][from..from + HALF]);
+        }
+        // SAFETY: AVX by contract; arrays of eight floats are vectors of as many bytes.
+        let columns = unsafe {
+            let x = std::mem::transmute::<[[f32; HALF]; HALF], [__m256; HALF]>(columns);
+            let (a, b) = (_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+            let (c, d) = (_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+            let (e, f) = (_mm256_unpacklo_ps(x[4], x[5]), _mm256_unpackhi_ps(x[4], x[5]));
+            let (g, h) = (_mm256_unpacklo_ps(x[6], x[7]), _mm256_unpackhi_ps(x[6], x[7]));
+            // Four rows of each pair of columns; 0x44 takes the lower halves of both operands, 0xee the upper ones.
+            let (p, q) = (_mm256_shuffle_ps::<0x44>(a, c), _mm256_shuffle_ps::<0xee>(a, c));
+            let (r, s) = (_mm256_shuffle_ps::<0x44>(b, d), _mm256_shuffle_ps::<0xee>(b, d));
+            let (t, u) = (_mm256_shuffle_ps::<0x44>(e, g), _mm256_shuffle_ps::<0xee>(e, g));
+            let (v, w) = (_mm256_shuffle_ps::<0x44>(f, h), _mm256_shuffle_ps::<0xee>(f, h));
+            let columns = [
+                _mm256_permute2f128_ps::<0x20>(p, t),
+                _mm256_permute2f128_ps::<0x20>(q, u),
+                _mm256_permute2f128_ps::<0x20>(r, v),
+                _mm256_permute2f128_ps::<0x20>(s, w),
+                _mm256_permute2f128_ps::<0x31>(p, t),
+                _mm256_permute2f128_ps::<0x31>(q, u),
+                _mm256_permute2f128_ps::<0x31>(r, v),
+                _mm256_permute2f128_ps::<0x31>(s, w),
+            ];
+            std::mem::transmute::<[__m256; HALF], [[f32; HALF]; HALF]>(columns)
+        };
+        for index in 0..HALF {
+            to[column + index].0[row..row + HALF].copy_from_slice(&columns[index]);
+        }
+    }
 }
 
 impl<const VNNI: bool> Vectors for Avx2<VNNI> {
@@ -160,6 +206,12 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
     #[inline(always)]
     fn exp(self, a: Floats) -> Floats {
         math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
+        // SAFETY: `self` exists, so the processor has AVX.
+        unsafe { transpose(rows, first, to) }
     }
 
     #[inline(never)]

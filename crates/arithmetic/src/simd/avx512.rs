@@ -4,8 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, Simd, TileJob, Vectors, Work,
+};
+use super::{avx2, math};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;
@@ -132,6 +134,12 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
     fn largest(self, a: __m512) -> f32 {
         // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
+        // SAFETY: `self` exists, so the processor has AVX-512, and so AVX.
+        unsafe { avx2::transpose(rows, first, to) }
     }
 
     #[inline(always)]

@@ -306,3 +306,37 @@ fn sums_and_the_largest_see_every_lane() {
         }
     }
 }
+
+#[test]
+fn blocks_of_rows_are_transposed() {
+    #[derive(Clone, Copy)]
+    struct Transpose;
+    impl Job for Transpose {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+            let mut values = [[0f32; LANES + 3]; LANES];
+            for row in 0..LANES {
+                for column in 0..LANES + 3 {
+                    values[row][column] = (100 * row + column) as f32;
+                }
+            }
+            let mut rows: [&[f32]; LANES] = [&[]; LANES];
+            for row in 0..LANES {
+                rows[row] = &values[row];
+            }
+            let mut to = [Line([0f32; LANES]); LANES];
+            simd.transpose(&rows, 3, &mut to);
+            let mut all = Vec::new();
+            for line in 0..LANES {
+                all.extend_from_slice(&to[line].0);
+            }
+            all
+        }
+    }
+    let expected: Vec<f32> =
+        (0..LANES).flat_map(|column| (0..LANES).map(move |row| (100 * row + column + 3) as f32)).collect();
+    assert_eq!(PORTABLE.run(Transpose), expected);
+    compare(Transpose);
+}

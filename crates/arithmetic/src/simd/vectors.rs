@@ -158,6 +158,22 @@ pub(crate) trait Vectors: Copy {
     /// several of them.
     fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
 
+    /// The transpose of sixteen values of each of sixteen rows, from `first` on.
+    #[inline(always)]
+    fn transpose(
+        self,
+        rows: &[&[Self::Real]; LANES],
+        first: usize,
+        to: &mut [Line<[Self::Real; LANES]>; LANES],
+    ) {
+        for lane in 0..LANES {
+            let row = &rows[lane][first..first + LANES];
+            for index in 0..LANES {
+                to[index].0[lane] = row[index];
+            }
+        }
+    }
+
     /// Up to sixteen values, filled up with `filling`.
     #[inline(always)]
     fn load_first(self, values: &[Self::Real], filling: Self::Real) -> Self::Vector {

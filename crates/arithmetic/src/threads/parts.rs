@@ -39,7 +39,7 @@ impl<'a, T> Part<'a, T> {
     /// The first columns of some rows of `output`, each row `row_len` after the one before, as one part.
     #[inline(always)]
     pub(crate) fn of_rows(output: &'a mut [T], row_len: usize, (rows, columns): (usize, usize)) -> Self {
-        let needed = rows.checked_sub(1).map_or(0, |last| last * row_len + columns);
+        let needed = if rows == 0 { 0 } else { (rows - 1) * row_len + columns };
         assert!(columns <= row_len && needed <= output.len(), "{rows} rows of {columns} do not fit");
         Self {
             first_row: 0,
@@ -78,7 +78,7 @@ impl<T> Part<'_, T> {
     /// The rows `first`, `first + step` and so on, `rows` of them, as a part of their own.
     #[inline(always)]
     pub(crate) fn stepped(&mut self, first: usize, step: usize, rows: usize) -> Part<'_, T> {
-        let fits = rows.checked_sub(1).is_none_or(|last| first + last * step < self.rows);
+        let fits = rows == 0 || first + (rows - 1) * step < self.rows;
         assert!(fits, "{rows} rows from {first} on of {}", self.rows);
         Part {
             first_row: self.first_row + first,

@@ -377,8 +377,8 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
         const { assert!(QUERY_BLOCK.is_multiple_of(V::TILE_ROWS), "a block is of whole tiles") };
         let Self { mut head, output } = self;
         let (mut keys, mut values) = (LaidOut::new(), LaidOut::new());
-        keys.fill(head.keys.some(0, head.key_count).transposed());
-        values.fill(head.values.some(0, head.key_count));
+        keys.fill(v, head.keys.some(0, head.key_count).transposed());
+        values.fill(v, head.values.some(0, head.key_count));
         let mut room = head.room();
         for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
             let block = head.block(first);
@@ -409,9 +409,9 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
         let [of_queries, of_keys, of_values] = places(gradients.len());
         let (mut key_columns, mut key_rows) = (LaidOut::new(), LaidOut::new());
         let (mut value_columns, mut block_rows) = (LaidOut::new(), LaidOut::new());
-        key_columns.fill(head.keys.some(0, head.key_count).transposed());
-        key_rows.fill(head.keys.some(0, head.key_count));
-        value_columns.fill(head.values.some(0, head.key_count).transposed());
+        key_columns.fill(v, head.keys.some(0, head.key_count).transposed());
+        key_rows.fill(v, head.keys.some(0, head.key_count));
+        value_columns.fill(v, head.values.some(0, head.key_count).transposed());
         let mut room = head.room();
         let mut scores = room.weights.clone();
         for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
@@ -419,14 +419,15 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
             head.weights(v, block, &key_columns, &mut room);
             let Room { stride, weights, dropped, tiles, .. } = &mut room;
             let stride = *stride;
-            let dropped = if head.mask.is_some() { &*dropped } else { &*weights };
+            let weights = weights.as_slice();
+            let dropped = if head.mask.is_some() { dropped.as_slice() } else { weights };
             let Block { count, first_key, keys, .. } = block;
             let output_gradient = &output_gradient[first * output_stride..];
             let output_gradient =
                 MatrixView::strided(output_gradient, (count, head.values.width), output_stride);
 
             let value_gradient = rows_of(gradients, of_values, first_key, keys);
-            block_rows.fill(output_gradient);
+            block_rows.fill(v, output_gradient);
             let dropped_columns = MatrixView::strided(dropped, (count, keys), stride).transposed();
             multiply(v, dropped_columns, block_rows.all(), value_gradient, true, tiles);
 
@@ -445,7 +446,7 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
             multiply(v, score_rows, key_rows.all().rows_from(first_key), query_gradient, false, tiles);
 
             let key_gradient = rows_of(gradients, of_keys, first_key, keys);
-            block_rows.fill(head.queries.some(first, count));
+            block_rows.fill(v, head.queries.some(first, count));
             multiply(v, score_rows.transposed(), block_rows.all(), key_gradient, true, tiles);
         }
     }

@@ -54,8 +54,12 @@ impl<'a, T> MatrixView<'a, T> {
         Self { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
 
-    /// The rows from `first` on.
-    pub(super) fn some_rows(self, first: usize, count: usize) -> Self {
+    /// `count` rows from `first` on.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    #[must_use]
+    pub fn some_rows(self, first: usize, count: usize) -> Self {
         assert!(first + count <= self.rows, "{count} rows from {first} on of {}", self.rows);
         Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
     }
@@ -107,7 +111,13 @@ impl<T: Number> MatrixView<'_, T> {
 
     /// Lays out sixteen columns, filled up with zeros: a line for each of the rows from `first_row` on.
     #[inline(always)]
-    fn lay_out_panel(&self, first_row: usize, first_column: usize, lines: &mut [Line<[T; LANES]>]) {
+    fn lay_out_panel<V: Vectors<Real = T>>(
+        &self,
+        v: V,
+        first_row: usize,
+        first_column: usize,
+        lines: &mut [Line<[T; LANES]>],
+    ) {
         let count = LANES.min(self.columns - first_column);
         let start = first_row * self.row_stride + first_column * self.column_stride;
         if count == LANES && self.has_rows() {
@@ -119,9 +129,14 @@ impl<T: Number> MatrixView<'_, T> {
             for lane in 0..LANES {
                 columns[lane] = &self.values[start + lane * self.column_stride..][..lines.len()];
             }
-            for (index, line) in lines.iter_mut().enumerate() {
+            let whole = lines.len() / LANES * LANES;
+            let (blocks, rest) = lines.as_chunks_mut();
+            for index in 0..blocks.len() {
+                v.transpose(&columns, index * LANES, &mut blocks[index]);
+            }
+            for (index, line) in rest.iter_mut().enumerate() {
                 for lane in 0..LANES {
-                    line.0[lane] = columns[lane][index];
+                    line.0[lane] = columns[lane][whole + index];
                 }
             }
         } else {
@@ -174,6 +189,14 @@ fn multiply_all<T: Real>(
         return;
     }
     let tile = T::vectorized(TileSize);
+    if rows <= tile.0 {
+        // The rows of one tile pass over each panel once, so it need not be laid out where all threads find it.
+        let parts = Parts { row_len: columns, rows, columns: MAX_TILE_PANELS * LANES };
+        for_each_part(output, parts, |mut part| {
+            T::vectorized(MultiplyFew { left, right, is_fresh, epilogue, part: &mut part });
+        });
+        return;
+    }
     let mut lines = Vec::new();
     for first_column in (0..columns).step_by(BLOCK_COLUMNS) {
         let width = BLOCK_COLUMNS.min(columns - first_column);
@@ -230,6 +253,47 @@ fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns
     Parts { row_len, rows: tiles.div_ceil(wanted) * tile_rows, columns }
 }
 
+/// The products of the rows of one tile with a few panels, slice by slice.
+struct MultiplyFew<'a, 'b, T> {
+    left: MatrixView<'a, T>,
+    right: MatrixView<'a, T>,
+    is_fresh: bool,
+    epilogue: Epilogue<'a, T>,
+    part: &'a mut Part<'b, T>,
+}
+
+impl<T: Number> Work<T> for MultiplyFew<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { left, right, is_fresh, epilogue, part } = self;
+        let panels = part.columns().div_ceil(LANES);
+        let depth = left.columns;
+        let mut lines = vec![Line([T::ZERO; LANES]); panels * SLICE.min(depth)];
+        let mut room = Vec::new();
+        let mut first = 0;
+        // One slice of nothing where there is no depth, so that the output is written.
+        while first < depth.max(1) {
+            let slice = (first, SLICE.min(depth - first));
+            for index in 0..panels {
+                let first_column = part.first_column + index * LANES;
+                let lines = &mut lines[index * slice.1..(index + 1) * slice.1];
+                right.lay_out_panel(v, first, first_column, lines);
+            }
+            let given = Given {
+                left,
+                slice,
+                panels: Panels { lines: &lines, depth: slice.1, first: 0 },
+                is_first: first == 0 && is_fresh,
+                epilogue: (first + SLICE >= depth).then_some(epilogue),
+            };
+            v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part: &mut *part, room: &mut room });
+            first += SLICE;
+        }
+    }
+}
+
 /// Lays out some panels, each a row of the part.
 struct LayOutPanels<'a, 'b, T> {
     right: MatrixView<'a, T>,
@@ -242,10 +306,10 @@ impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Vectors<Real = T>>(self, _: V) {
+    fn run<V: Vectors<Real = T>>(self, v: V) {
         for index in 0..self.part.rows() {
             let first_column = self.first_column + (self.part.first_row + index) * LANES;
-            self.right.lay_out_panel(self.first_row, first_column, self.part.row(index));
+            self.right.lay_out_panel(v, self.first_row, first_column, self.part.row(index));
         }
     }
 }
@@ -414,11 +478,11 @@ impl<T: Number> LaidOut<T> {
 
     /// Lays out a matrix.
     #[inline(always)]
-    pub(super) fn fill(&mut self, right: MatrixView<'_, T>) {
+    pub(super) fn fill<V: Vectors<Real = T>>(&mut self, v: V, right: MatrixView<'_, T>) {
         self.rows = right.rows;
         self.lines.resize(right.columns.div_ceil(LANES) * right.rows, Line([T::ZERO; LANES]));
         for (panel, lines) in self.lines.chunks_exact_mut(right.rows.max(1)).enumerate() {
-            right.lay_out_panel(0, panel * LANES, lines);
+            right.lay_out_panel(v, 0, panel * LANES, lines);
         }
     }
 
@@ -536,7 +600,7 @@ mod tests {
         fn run<V: Vectors<Real = f32>>(self, v: V) {
             let Self(left, right, output) = self;
             let mut panels = LaidOut::new();
-            panels.fill(right);
+            panels.fill(v, right);
             let output = Part::of_rows(output, right.columns, (left.rows, right.columns));
             multiply(v, left, panels.all(), output, false, &mut Vec::new());
         }

@@ -123,11 +123,10 @@ impl Linear {
         Self::new(rows(&self.weight.to_tensor()?)?, self.bias().map(rows).transpose()?)?.forward(x)
     }
 
-    /// Whether the kernels with a way back compute the product with a dense weight.
+    /// Whether the kernel with a way back computes the product with a dense weight.
     fn has_kernel(&self, x: &Tensor, weight: &Tensor) -> bool {
-        is_cpu_float(x)
-            && x.dtype() == weight.dtype()
-            && (runs_as_in_training(x) || runs_as_in_training(weight))
+        let is_alike = |tensor: &Tensor| is_cpu_float(tensor) && tensor.dtype() == x.dtype();
+        is_alike(x) && is_alike(weight) && self.bias.as_ref().is_none_or(is_alike)
     }
 
     /// `x (W + scale · b a)ᵀ + bias`, where `x` is as wide as it must be.

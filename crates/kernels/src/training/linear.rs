@@ -26,11 +26,12 @@ pub(crate) fn linear(
         bias: Option<&Tensor>,
         outputs: Range<usize>,
     ) -> Result<Tensor> {
-        let in_features = weight.dim(1)?;
-        let y = with_elements::<T, 3, _>([x, weight, bias.unwrap_or(weight)], |[x, weight, values]| {
-            let weight = weight_rows(weight, &outputs, in_features);
+        let stored = Stored::of(weight)?;
+        let tensors = [x, &stored.tensor, bias.unwrap_or(&stored.tensor)];
+        let y = with_elements::<T, 3, _>(tensors, |[x, weight, values]| {
+            let weight = stored.rows(weight, &outputs)?;
             let bias = bias.map(|_| &values[outputs.clone()]);
-            Ok(T::product(rows_of(x, in_features), weight.transposed(), bias))
+            Ok(T::product(rows_of(x, weight.columns()), weight.transposed(), bias))
         })?;
         let shape = with_width(x, outputs.len());
         match bias {
@@ -41,10 +42,26 @@ pub(crate) fn linear(
     for_float!(x.dtype(), forward(x, weight, bias, outputs))
 }
 
-/// Some rows of a weight.
-fn weight_rows<'a, T>(weight: &'a [T], rows: &Range<usize>, in_features: usize) -> MatrixView<'a, T> {
-    let values = &weight[rows.start * in_features..rows.end * in_features];
-    MatrixView::new(values, rows.len(), in_features)
+/// A weight as memory holds it: `(out, in)`, or `(in, out)` as checkpoints have it, of which the layer has a transposed view.
+struct Stored {
+    tensor: Tensor,
+    is_transposed: bool,
+}
+
+impl Stored {
+    fn of(weight: &Tensor) -> Result<Self> {
+        let transposed = weight.t()?;
+        let is_transposed = !weight.is_contiguous() && transposed.is_contiguous();
+        Ok(Self { tensor: if is_transposed { transposed } else { weight.clone() }, is_transposed })
+    }
+
+    /// Some rows of the weight `(out, in)`.
+    fn rows<'a, T>(&self, values: &'a [T], rows: &Range<usize>) -> Result<MatrixView<'a, T>> {
+        let (height, width) = self.tensor.dims2()?;
+        let view = MatrixView::new(values, height, width);
+        let weight = if self.is_transposed { view.transposed() } else { view };
+        Ok(weight.some_rows(rows.start, rows.len()))
+    }
 }
 
 /// Values as rows of a width.
@@ -79,21 +96,26 @@ impl Operation for Linear {
         ) -> Result<()> {
             let (x, weight) = (&inputs[0], &inputs[1]);
             let in_features = weight.dim(1)?;
-            with_elements::<T, 3, _>([x, weight, gradient], |[x_values, weight_values, gradient_values]| {
-                let gradient = rows_of(gradient_values, outputs.len());
-                sums.update::<T>(weight, |sum, is_fresh| {
-                    let sum = part_of(sum, outputs, in_features, is_fresh);
-                    T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
-                })?;
-                if let Some(bias) = inputs.get(2) {
-                    sums.update::<T>(bias, |sum, is_fresh| {
-                        T::sum_columns(gradient_values, part_of(sum, outputs, 1, is_fresh), is_fresh);
+            let stored = Stored::of(weight)?;
+            with_elements::<T, 3, _>(
+                [x, &stored.tensor, gradient],
+                |[x_values, weight_values, gradient_values]| {
+                    let gradient = rows_of(gradient_values, outputs.len());
+                    let weight_rows = stored.rows(weight_values, outputs)?;
+                    sums.update::<T>(weight, |sum, is_fresh| {
+                        let sum = part_of(sum, outputs, in_features, is_fresh);
+                        T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
                     })?;
-                }
-                sums.update::<T>(x, |sum, is_fresh| {
-                    T::product_to(gradient, weight_rows(weight_values, outputs, in_features), sum, is_fresh);
-                })
-            })
+                    if let Some(bias) = inputs.get(2) {
+                        sums.update::<T>(bias, |sum, is_fresh| {
+                            T::sum_columns(gradient_values, part_of(sum, outputs, 1, is_fresh), is_fresh);
+                        })?;
+                    }
+                    sums.update::<T>(x, |sum, is_fresh| {
+                        T::product_to(gradient, weight_rows, sum, is_fresh);
+                    })
+                },
+            )
         }
         for_float!(gradient.dtype(), backward(&self.outputs, inputs, gradient, sums))
     }
