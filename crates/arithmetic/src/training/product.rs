@@ -1,9 +1,9 @@
 //! Matrix products of training, `C = A B` and `C += A B`, with any operand transposed.
 //!
-//! Both operands are laid out anew for the tiles that fill the registers, a slice of the depth at a time: the right one in
-//! panels of sixteen columns, once for all threads; the left one in tiles of as many rows as the registers hold, by the
-//! thread that multiplies them. A slice of a panel stays in the first cache while the tiles of a part pass over it, and
-//! those stay in the second. The slices are the same for any number of threads, and so is every sum.
+//! Both operands are laid out anew for the tiles that fill the registers: the right one in panels of sixteen columns, once for
+//! all threads; the left one in tiles of as many rows as the registers hold, by the thread that multiplies them, for each part
+//! of the output and slice of the depth. A slice of a panel stays in the first cache while the tiles of a part pass over it,
+//! and those stay in the second, as does the part. The slices are the same for any number of threads, and so is every sum.
 
 use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
@@ -13,10 +13,14 @@ use crate::tile::{Apart, Interleaved, Sums, TileOutput, sum_products};
 
 /// Depth of a slice: 256 values of a panel take 16 KiB in f32.
 const SLICE: usize = 256;
-/// Columns of the right operand that are laid out at once; a slice of them takes 3 MiB in f32.
-const BLOCK_COLUMNS: usize = 3072;
+/// Slices of the right operand that are laid out at once.
+const BLOCK_DEPTH: usize = 16 * SLICE;
+/// Values of the right operand that are laid out at once: 16 MiB in f32.
+const BLOCK_VALUES: usize = 1 << 22;
 /// Rows of a part at most; a slice of them takes 144 KiB in f32.
 const PART_ROWS: usize = 144;
+/// Columns of a part at most.
+const PART_COLUMNS: usize = 256;
 
 /// A matrix inside a slice, of which rows or columns lie in one piece each.
 #[derive(Debug, Clone, Copy)]
@@ -98,13 +102,18 @@ impl<T: Number> MatrixView<'_, T> {
             }
             return;
         }
-        for (index, to) in tile.chunks_exact_mut(height).enumerate() {
-            let values = &self.values[start + index * self.column_stride..];
-            if count == height {
-                to.copy_from_slice(&values[..height]);
-            } else {
-                to[..count].copy_from_slice(&values[..count]);
-                to[count..].fill(T::ZERO);
+        let values = &self.values[start..];
+        match height {
+            12 if count == 12 => copy_columns::<T, 12>(values, self.column_stride, tile),
+            6 if count == 6 => copy_columns::<T, 6>(values, self.column_stride, tile),
+            4 if count == 4 => copy_columns::<T, 4>(values, self.column_stride, tile),
+            _ => {
+                for (index, to) in tile.chunks_exact_mut(height).enumerate() {
+                    let values = &values[index * self.column_stride..];
+                    for row in 0..height {
+                        to[row] = if row < count { values[row] } else { T::ZERO };
+                    }
+                }
             }
         }
     }
@@ -146,6 +155,18 @@ impl<T: Number> MatrixView<'_, T> {
                     line.0[lane] = self.values[start + index * self.row_stride + lane * self.column_stride];
                 }
             }
+        }
+    }
+}
+
+/// The first `ROWS` values of each column, one column after the other.
+#[inline(always)]
+fn copy_columns<T: Copy, const ROWS: usize>(values: &[T], stride: usize, to: &mut [T]) {
+    let columns = to.as_chunks_mut::<ROWS>().0;
+    for index in 0..columns.len() {
+        let values = &values[index * stride..][..ROWS];
+        for row in 0..ROWS {
+            columns[index][row] = values[row];
         }
     }
 }
@@ -198,11 +219,13 @@ fn multiply_all<T: Real>(
         return;
     }
     let mut lines = Vec::new();
-    for first_column in (0..columns).step_by(BLOCK_COLUMNS) {
-        let width = BLOCK_COLUMNS.min(columns - first_column);
-        // One slice of nothing where there is no depth, so that the output is written.
-        for first in (0..depth.max(1)).step_by(SLICE) {
-            let slice = (first, SLICE.min(depth - first));
+    let mut first = 0;
+    // One block of nothing where there is no depth, so that the output is written.
+    while first < depth.max(1) {
+        let slice = (first, BLOCK_DEPTH.min(depth - first));
+        let block_columns = (BLOCK_VALUES / slice.1.max(1)).next_multiple_of(PART_COLUMNS);
+        for first_column in (0..columns).step_by(block_columns) {
+            let width = block_columns.min(columns - first_column);
             lines.resize(width.div_ceil(LANES) * slice.1, Line([T::ZERO; LANES]));
             if slice.1 > 0 {
                 let parts = Parts { row_len: slice.1, rows: 4, columns: slice.1 };
@@ -215,7 +238,7 @@ fn multiply_all<T: Real>(
                 slice,
                 panels: Panels { lines: &lines, depth: slice.1, first: 0 },
                 is_first: first == 0 && is_fresh,
-                epilogue: (first + SLICE >= depth).then_some(epilogue),
+                epilogue: (first + slice.1 >= depth).then_some(epilogue),
             };
             let parts = parts(rows, (columns, width), tile);
             for_each_part_in(output, parts, first_column..first_column + width, |mut part| {
@@ -224,6 +247,7 @@ fn multiply_all<T: Real>(
                 T::vectorized(MultiplyPart { given, first_row, first_panel, part, room });
             });
         }
+        first += BLOCK_DEPTH;
     }
 }
 
@@ -237,20 +261,19 @@ impl<T> Work<T> for TileSize {
     fn run<V: Vectors<Real = T>>(self, _: V) -> (usize, usize) {
         const {
             assert!(PART_ROWS.is_multiple_of(V::TILE_ROWS), "a part is of whole tiles");
-            assert!(BLOCK_COLUMNS.is_multiple_of(V::TILE_PANELS * LANES), "a block is of whole tiles");
+            assert!(PART_COLUMNS.is_multiple_of(V::TILE_PANELS * LANES), "a part is of whole tiles");
         }
         (V::TILE_ROWS, V::TILE_PANELS * LANES)
     }
 }
 
-/// Parts of whole tiles, as many for each thread; fewer columns where there are not enough rows.
+/// Parts of whole tiles that stay in the second cache, and several for each thread where the output allows.
 fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
-    let threads = thread_count();
     let tiles = rows.div_ceil(tile_rows);
-    let wanted = tiles.div_ceil(PART_ROWS / tile_rows).next_multiple_of(threads).min(tiles);
-    let across = threads.div_ceil(wanted);
+    let down = tiles.div_ceil(PART_ROWS / tile_rows);
+    let across = width.div_ceil(PART_COLUMNS).max((2 * thread_count()).div_ceil(down));
     let columns = width.div_ceil(across).next_multiple_of(tile_columns);
-    Parts { row_len, rows: tiles.div_ceil(wanted) * tile_rows, columns }
+    Parts { row_len, rows: tiles.div_ceil(down) * tile_rows, columns }
 }
 
 /// The products of the rows of one tile with a few panels, slice by slice.
@@ -344,16 +367,16 @@ impl<'a, T> Panels<'a, T> {
     }
 }
 
-/// What the parts of a product have in common, for one slice of the depth.
+/// What the parts of a product have in common.
 #[derive(Clone, Copy)]
 struct Given<'a, T> {
     left: MatrixView<'a, T>,
-    /// First column of the left operand, and how many.
+    /// First column of the left operand that counts, and how many.
     slice: (usize, usize),
     panels: Panels<'a, T>,
     /// Whether the output is overwritten; else the products are added to it.
     is_first: bool,
-    /// What follows after the last slice.
+    /// What follows at the end.
     epilogue: Option<Epilogue<'a, T>>,
 }
 
@@ -375,43 +398,71 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
         let Self { given, first_row, first_panel, part, room } = self;
-        let Given { left, slice, panels, is_first, epilogue } = given;
-        let (rows, depth) = (part.rows(), slice.1);
-        room.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
-        let mut row = 0;
-        while row < rows && depth > 0 {
+        let Given { left, slice: (first, depth), panels, is_first, epilogue } = given;
+        let mut done = 0;
+        // One slice of nothing where there is no depth, so that the output is written.
+        while done < depth.max(1) {
+            let count = SLICE.min(depth - done);
+            let slice = Given {
+                left,
+                slice: (first + done, count),
+                panels: panels.rows_from(done),
+                is_first: is_first && done == 0,
+                epilogue: if done + count >= depth { epilogue } else { None },
+            };
+            multiply_slice(v, slice, (first_row, first_panel), part, room);
+            done += SLICE;
+        }
+    }
+}
+
+/// The same for one slice of the depth.
+#[inline(always)]
+fn multiply_slice<V: Vectors>(
+    v: V,
+    given: Given<'_, V::Real>,
+    (first_row, first_panel): (usize, usize),
+    part: &mut Part<'_, V::Real>,
+    room: &mut Vec<V::Real>,
+) {
+    let Given { left, slice, panels, is_first, epilogue } = given;
+    let (rows, depth) = (part.rows(), slice.1);
+    room.resize((rows + V::TILE_ROWS) * depth, V::Real::ZERO);
+    let mut row = 0;
+    while row < rows && depth > 0 {
+        let height = tile_height(rows - row, V::TILE_ROWS);
+        left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
+        row += height;
+    }
+    // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
+    let whole = rows - rows % V::TILE_ROWS;
+    let panel_count = part.columns().div_ceil(LANES);
+    let (mut panel, mut first_tile, mut end_tile, mut width) = (0, 0, whole, V::TILE_PANELS);
+    if whole == 0 {
+        (end_tile, width) = (rows, MAX_TILE_PANELS);
+    }
+    while panel < panel_count {
+        let count = width.min(panel_count - panel);
+        let mut of_panels: [&[Line<[V::Real; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+        for index in 0..count {
+            of_panels[index] = panels.panel(first_panel + panel + index, depth);
+        }
+        let mut row = first_tile;
+        while row < end_tile {
             let height = tile_height(rows - row, V::TILE_ROWS);
-            left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
-            row += height;
+            let tile = Tile {
+                rows: &room[row * depth..(row + height) * depth],
+                has_rows: left.has_rows(),
+                panels: &of_panels[..count],
+                // Without a residual, the place among all values does not count.
+                output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
+            };
+            v.in_tile(height, tile);
+            row += V::TILE_ROWS;
         }
-        // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
-        let whole = rows - rows % V::TILE_ROWS;
-        let panel_count = part.columns().div_ceil(LANES);
-        let (mut panel, mut tiles, mut width) = (0, 0..whole, V::TILE_PANELS);
-        if whole == 0 {
-            (tiles, width) = (0..rows, MAX_TILE_PANELS);
-        }
-        while panel < panel_count {
-            let count = width.min(panel_count - panel);
-            let mut of_panels: [&[Line<[T; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-            for index in 0..count {
-                of_panels[index] = panels.panel(first_panel + panel + index, depth);
-            }
-            for row in tiles.clone().step_by(V::TILE_ROWS) {
-                let height = tile_height(rows - row, V::TILE_ROWS);
-                let tile = Tile {
-                    rows: &room[row * depth..(row + height) * depth],
-                    has_rows: left.has_rows(),
-                    panels: &of_panels[..count],
-                    // Without a residual, the place among all values does not count.
-                    output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
-                };
-                v.in_tile(height, tile);
-            }
-            panel += count;
-            if panel == panel_count && tiles.end < rows {
-                (panel, tiles, width) = (0, whole..rows, MAX_TILE_PANELS);
-            }
+        panel += count;
+        if panel == panel_count && end_tile < rows {
+            (panel, first_tile, end_tile, width) = (0, whole, rows, MAX_TILE_PANELS);
         }
     }
 }
@@ -504,18 +555,8 @@ pub(super) fn multiply<V: Vectors>(
     is_sum: bool,
     room: &mut Vec<V::Real>,
 ) {
-    for first in (0..left.columns).step_by(SLICE) {
-        let slice = (first, SLICE.min(left.columns - first));
-        let given = Given {
-            left,
-            slice,
-            panels: right.rows_from(first),
-            is_first: first == 0 && !is_sum,
-            epilogue: None,
-        };
-        let (part, room) = (&mut output, &mut *room);
-        v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part, room });
-    }
+    let given = Given { left, slice: (0, left.columns), panels: right, is_first: !is_sum, epilogue: None };
+    v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part: &mut output, room });
 }
 
 #[cfg(test)]
