@@ -2,14 +2,15 @@
 
 usage: python scripts/bench_peers.py checkpoint FOLDER                  a random checkpoint of GPT-2 124M's shape
        python scripts/bench_peers.py measure torch|ctranslate2 FOLDER   one engine in this process, as a JSON line
-       python scripts/bench_peers.py compare PEERS [--ours COMMAND] [--rounds N] [--threads N] [--only f32,f16,q8,q4]
+       python scripts/bench_peers.py compare PEERS [--ours COMMAND] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
 `compare` prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds. PEERS
 is the folder that scripts/peers.sh makes; what it has no engine for is left out. COMMAND is ours, with {model}, {dtype} and
 {threads} in it, and prints what `gpt2 bench --json` does. Speed does not depend on the values of the weights.
 
-Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last, and greedy decoding of 128 tokens after 8, and of
-64 after 896. Needs the packages that scripts/peers.sh installs.
+Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
+after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has
+AVX-512. Needs the packages that scripts/peers.sh installs.
 """
 
 import argparse
@@ -24,7 +25,8 @@ import time
 
 PREFILL_TOKENS = (128, 512, 1024)
 DECODE = {"decode": (8, 128), "decode_at_896": (896, 64)}
-ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE)
+BATCH_TOKENS, BATCHES = (8, 32), (8, 32)
+ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{texts} texts" for texts in BATCHES]
 # The peers' precisions that are nearest to each of ours.
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
@@ -96,10 +98,10 @@ def measure_ctranslate2(folder, threads):
     generator = ctranslate2.Generator(folder, device="cpu", compute_type="default", inter_threads=1, intra_threads=threads)
     vocabulary = json.loads(pathlib.Path(folder, "vocabulary.json").read_text())
 
-    def generate(tokens, new_tokens):
+    def generate(tokens, new_tokens, texts=1):
         words = [vocabulary[id] for id in prompt(tokens)]
         start = time.perf_counter()
-        generator.generate_batch([words], max_length=new_tokens, min_length=new_tokens, include_prompt_in_result=False)
+        generator.generate_batch([words] * texts, max_length=new_tokens, min_length=new_tokens, include_prompt_in_result=False)
         return time.perf_counter() - start
 
     def read(tokens):
@@ -112,7 +114,14 @@ def measure_ctranslate2(folder, threads):
         alone = min(generate(tokens, 1) for _ in range(2))
         return generate(tokens, new_tokens + 1) - alone
 
-    return speeds(read, decode)
+    rows = speeds(read, decode)
+    tokens, new_tokens = BATCH_TOKENS
+    for texts in BATCHES:
+        generate(tokens, 2, texts)
+        alone = min(generate(tokens, 1, texts) for _ in range(2))
+        seconds = min(generate(tokens, new_tokens + 1, texts) for _ in range(2)) - alone
+        rows[f"{texts} texts"] = texts * new_tokens / seconds
+    return rows
 
 
 def speeds(read, decode):
@@ -132,20 +141,26 @@ def speeds(read, decode):
     return rows
 
 
-def json_of(command):
+def output_of(command):
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"{shlex.join(map(str, command))}: {run.stderr[-2000:]}")
-    return json.loads(run.stdout)
+    return run.stdout
+
+
+def json_of(command):
+    return json.loads(output_of(command))
 
 
 def measure_ours(command):
     report = json_of(command)
     rows = {f"prefill {tokens}": report["prefill"][str(tokens)] for tokens in PREFILL_TOKENS}
-    return rows | {row: report[row] for row in DECODE}
+    rows |= {row: report[row] for row in DECODE}
+    return rows | {f"{texts} texts": report["decode_batch"][str(texts)] for texts in BATCHES}
 
 
-def measure_llama_cpp(program, model, threads):
+def measure_llama_cpp(programs, model, threads):
+    program = programs / "llama-bench"
     rows = {}
     lengths = ",".join(map(str, PREFILL_TOKENS))
     runs = [["-p", lengths, "-n", str(DECODE["decode"][1])]]
@@ -155,19 +170,30 @@ def measure_llama_cpp(program, model, threads):
         for test in json_of([program, "-m", model, "-t", str(threads), "-r", "2", "-o", "json", *arguments]):
             row = "decode_at_896" if test["n_depth"] else "decode"
             rows[f"prefill {test['n_prompt']}" if test["n_prompt"] else row] = test["avg_ts"]
+    tokens, new_tokens = BATCH_TOKENS
+    sizes = ["-c", str(max(BATCHES) * sum(BATCH_TOKENS)), "-npp", str(tokens), "-ntg", str(new_tokens)]
+    counts = ["-npl", ",".join(map(str, BATCHES)), "-t", str(threads), "--output-format", "jsonl"]
+    batches = [programs / "llama-batched-bench", "-m", model, *sizes, *counts]
+    for line in output_of(batches).splitlines():
+        if line.startswith("{"):
+            test = json.loads(line)
+            rows[f"{test['pl']} texts"] = test["speed_tg"]
     return rows
 
 
-def engines(peers, dtype, ours, threads):
+def engines(peers, dtype, ours, threads, isa):
     """The engines that are there for a precision: their names, and functions that measure them."""
     python, model = peers / "venv/bin/python", peers / "gpt2-124m"
     if ours:
         command = shlex.split(ours.format(model=model, dtype=dtype, threads=threads))
         yield "ours", lambda: measure_ours(command)
     for type in GGUF_TYPES[dtype]:
-        program, file = peers / "llama-bench", peers / f"gpt2-{type}.gguf"
-        if program.exists() and file.exists():
-            yield f"llama.cpp {type}", lambda program=program, file=file: measure_llama_cpp(program, file, threads)
+        file = peers / f"gpt2-{type}.gguf"
+        own, avx2 = (peers / folder / "bin" for folder in ("llama.cpp", "llama.cpp-avx2"))
+        # Where the processor has AVX2 alone, there is no second one.
+        programs = avx2 if isa and avx2.exists() else own
+        if programs.exists() and file.exists():
+            yield f"llama.cpp {type}", lambda programs=programs, file=file: measure_llama_cpp(programs, file, threads)
     folders = [("torch", model)] if dtype == "f32" else []
     if dtype in CTRANSLATE2_TYPES:
         folders.append(("ctranslate2", peers / f"ctranslate2-{CTRANSLATE2_TYPES[dtype]}"))
@@ -179,10 +205,12 @@ def engines(peers, dtype, ours, threads):
 
 def compare(arguments):
     peers = pathlib.Path(arguments.peers).resolve()
+    if arguments.isa:
+        os.environ.update(ONLY_AVX2)
     samples = {}
     for _ in range(arguments.rounds):
         for dtype in arguments.only.split(","):
-            for engine, measure in engines(peers, dtype, arguments.ours, arguments.threads):
+            for engine, measure in engines(peers, dtype, arguments.ours, arguments.threads, arguments.isa):
                 for row, speed in measure().items():
                     samples.setdefault((dtype, row), {}).setdefault(engine, []).append(speed)
     for dtype in arguments.only.split(","):
@@ -209,6 +237,7 @@ def main():
     comparison.add_argument("--rounds", type=int, default=3)
     comparison.add_argument("--threads", type=int, default=2)
     comparison.add_argument("--only", default="f32,f16,q8,q4")
+    comparison.add_argument("--isa", choices=["avx2"])
     arguments = parser.parse_args()
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     if arguments.command == "checkpoint":

@@ -25,7 +25,7 @@ mod threads;
 mod tile;
 mod training;
 
-pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, attention, slot_attention};
+pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;

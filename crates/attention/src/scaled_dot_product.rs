@@ -1,16 +1,13 @@
 //! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
 //!
-//! Where nobody looks at the weights, a CPU has two kernels: one without gradients, with caches in any type, and one with a way
-//! back, dropout and masks that are added. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
+//! Where nobody looks at the weights, a CPU has two kernels: one over caches in any type, and one over projections, with dropout,
+//! masks that are added, and a way back. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
 //! with `T · S`. Everything else takes the dense products below, which are the reference of all.
 
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{
-    HeadsAttention, WIDEST_SINGLE_QUERY, heads_attention, prefix_attention_on_gpu, runs_as_in_training,
-    softmax, window_attention,
-};
+use gpt2_kernels::{HeadsAttention, WIDEST_SINGLE_QUERY, heads_attention, prefix_attention_on_gpu, softmax};
 
 use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
@@ -81,12 +78,6 @@ impl ScaledDotProduct {
         {
             return Ok(context);
         }
-        if [k, v].into_iter().all(is_plain)
-            && self.is_fused(q, pass)
-            && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
-        {
-            return window_attention(q, k, v, self.scale, &visible);
-        }
         if let AttentionMask::Window { before, after } = mask
             && past_lengths.is_empty()
             && !pass.is_observed()
@@ -142,8 +133,7 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, &past_lengths, pass)
     }
 
-    /// What the heads say, side by side, where it is computed from the projections as they are: by the kernel that has a way
-    /// back.
+    /// What the heads say, side by side, where it is computed from the projections as they are: by the CPU's kernel.
     ///
     /// # Shapes
     /// `projections` as [`heads_attention`] takes them; returns `(B, T, H · D)`.
@@ -178,8 +168,8 @@ impl ScaledDotProduct {
         heads_attention(&projections.iter().collect::<Vec<_>>(), attention)
     }
 
-    /// For each query the keys that it sees, where the kernel with a way back is to be taken: on the CPU in f32 or f64, for
-    /// what the kernel without one cannot do, and nobody looks.
+    /// For each query the keys that it sees, where the CPU's kernel without a cache computes the same: f32 or f64, and nobody who
+    /// looks.
     fn seen_by_kernel(
         &self,
         tensors: &[&Tensor],
@@ -187,17 +177,14 @@ impl ScaledDotProduct {
         (query_len, key_len): (usize, usize),
         pass: &Pass,
     ) -> Option<Vec<Range<usize>>> {
-        let is_on_cpu = |x: &&Tensor| {
-            x.device().is_cpu()
-                && matches!(x.dtype(), DType::F32 | DType::F64)
-                && x.dtype() == tensors[0].dtype()
-        };
-        let is_dropped = pass.is_training() && self.dropout > 0.0;
-        let is_additive = matches!(mask, AttentionMask::Additive(_));
-        let has_gradients = tensors.iter().any(|x| runs_as_in_training(x));
-        let is_wanted = is_dropped || is_additive || has_gradients || !tensors.iter().all(|x| is_plain(x));
+        let dtype = tensors[0].dtype();
+        let is_float = |x: &&Tensor| x.device().is_cpu() && x.dtype() == dtype;
         let has_scale = self.scale > 0.0 && self.scale.is_finite();
-        if !tensors.iter().all(is_on_cpu) || !is_wanted || !has_scale || pass.is_observed() {
+        if !matches!(dtype, DType::F32 | DType::F64)
+            || !tensors.iter().all(is_float)
+            || !has_scale
+            || pass.is_observed()
+        {
             return None;
         }
         match mask {
@@ -207,7 +194,7 @@ impl ScaledDotProduct {
         }
     }
 
-    /// Whether the CPU's kernel computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
+    /// Whether the CPU's kernel over a cache computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
     fn is_fused(&self, q: &Tensor, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !pass.is_observed() && is_plain(q)

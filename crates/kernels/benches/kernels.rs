@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::{
-    Activation, LayerNorm, Linear, Matrix, WeightFormat, limits, prefix_attention, set_thread_count,
+    Activation, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix, WeightFormat, limits, set_thread_count,
     thread_count,
 };
 
@@ -106,8 +106,15 @@ fn main() {
     for keys in [128, 512, 1024] {
         let q = pattern((keys, HEADS * HEAD_DIM)).reshape((1, keys, HEADS, HEAD_DIM)).unwrap();
         let q = q.transpose(1, 2).unwrap();
-        let causal: Vec<usize> = (1..=keys).collect();
-        let prefill_s = fastest(RUNS / 2, || drop(prefix_attention(&q, &q, &q, 0.125, &causal).unwrap()));
+        let causal: Vec<_> = (1..=keys).map(|keys| 0..keys).collect();
+        let slots = KvSlot::side_by_side(1, keys);
+        let cache = |dtype: KvDType| {
+            let memory = KvMemory::new(HEADS, HEAD_DIM, slots[0].room(), dtype, &Device::Cpu).unwrap();
+            memory.write(&slots, [&q, &q], &[0]).unwrap();
+            memory
+        };
+        let memory = cache(KvDType::F32);
+        let prefill_s = fastest(RUNS / 2, || drop(memory.attention(&q, &slots, 0.125, &causal).unwrap()));
         // A query sees half of the keys on average.
         let flops = 2.0 * (HEADS * HEAD_DIM * keys * (keys + 1)) as f64 / 1e9;
         println!(
@@ -116,19 +123,18 @@ fn main() {
             100.0 * flops / prefill_s / arithmetic
         );
         let last = q.narrow(2, keys - 1, 1).unwrap();
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [KvDType::F32, KvDType::F16, KvDType::Q8] {
             // As many caches as layers, so that they come from memory where they do in a model.
-            let caches: Vec<Tensor> =
-                (0..2 * LAYERS).map(|_| q.to_dtype(dtype).unwrap().force_contiguous().unwrap()).collect();
+            let caches: Vec<KvMemory> = (0..LAYERS).map(|_| cache(dtype)).collect();
             let decode_s = fastest(RUNS, || {
-                for cache in caches.chunks(2) {
-                    drop(prefix_attention(&last, &cache[0], &cache[1], 0.125, &[keys]).unwrap());
+                for cache in &caches {
+                    drop(cache.attention(&last, &slots, 0.125, &causal[keys - 1..]).unwrap());
                 }
             });
-            let bytes = (caches.len() * HEADS * HEAD_DIM * keys * dtype.size_in_bytes()) as f64 / 1e9;
+            let bytes = (LAYERS * keys * dtype.bytes_per_token(HEADS, HEAD_DIM)) as f64 / 1e9;
             println!(
                 "  one query over keys in {}: {:6.1} GB/s ({:3.0}%)",
-                dtype.as_str(),
+                dtype.name(),
                 bytes / decode_s,
                 100.0 * bytes / decode_s / bandwidth
             );

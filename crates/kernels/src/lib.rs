@@ -41,7 +41,7 @@ pub use gpt2_arithmetic::{
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
     Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, dropout,
-    prefix_attention, prefix_attention_on_gpu, step_attention, window_attention,
+    prefix_attention_on_gpu, step_attention,
 };
 pub use training::{
     Before, HeadsAttention, adamw_step, add, add_positions, gradients, head_loss, head_loss_reference,

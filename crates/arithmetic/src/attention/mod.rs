@@ -32,40 +32,7 @@ const PIECE_QUERIES: usize = 48;
 /// At least so many pieces for each thread, else the parts of the keys are shared among threads too.
 const PIECES_PER_THREAD: usize = 4;
 
-/// Attention of some queries over keys and values.
-///
-/// # Shapes
-/// `q` `(B, H, T, D)`; keys `(B, H, S, D)`, values `(B, H, S, Dv)`. `visible` has for each of the `B · T` queries the keys that
-/// it sees, at least one of those that its row has. Returns `(B, T, H, Dv)`; `None` where there is no memory for keys and values.
-///
-/// # Panics
-/// When the shapes are not these.
-pub fn attention(
-    q: &Heads<'_>,
-    [k, v]: [&Heads<'_>; 2],
-    scale: f32,
-    visible: &[Range<usize>],
-) -> Option<Vec<f32>> {
-    attention_with(q, [k, v], scale, visible, InstructionSet::detected())
-}
-
-/// The same with these instructions.
-fn attention_with(
-    q: &Heads<'_>,
-    [k, v]: [&Heads<'_>; 2],
-    scale: f32,
-    visible: &[Range<usize>],
-    instructions: InstructionSet,
-) -> Option<Vec<f32>> {
-    let sizes = KvSizes { heads: k.heads, key_dim: k.head_dim, value_dim: v.head_dim };
-    let slots = KvSlot::side_by_side(k.rows.len(), k.tokens);
-    let tokens = slots.iter().map(|slot| slot.room()).sum();
-    let mut memory = KvMemory::new(KvFormat::F32, sizes, tokens)?;
-    memory.write_with(&slots, [k, v], &vec![0; slots.len()], instructions);
-    Some(slot_attention_with(q, &memory, &slots, scale, visible, instructions))
-}
-
-/// The same over what a cache holds, where the rows of a batch have slots of their own.
+/// Attention of some queries over what a cache holds, where the rows of a batch have slots of their own.
 ///
 /// # Shapes
 /// `q` `(B, H, T, D)`; a slot for each of the `B` rows. `visible` has for each of the `B · T` queries the keys that it sees, at

@@ -139,6 +139,22 @@ fn in_bytes(q: &Held) -> Held {
     rounded
 }
 
+/// Attention over a memory in f32 of its own.
+fn attention_with(
+    q: &Heads<'_>,
+    [k, v]: [&Heads<'_>; 2],
+    scale: f32,
+    visible: &[Range<usize>],
+    instructions: InstructionSet,
+) -> Option<Vec<f32>> {
+    let sizes = KvSizes { heads: k.heads, key_dim: k.head_dim, value_dim: v.head_dim };
+    let slots = KvSlot::side_by_side(k.rows.len(), k.tokens);
+    let tokens = slots.iter().map(|slot| slot.room()).sum();
+    let mut memory = KvMemory::new(KvFormat::F32, sizes, tokens)?;
+    memory.write_with(&slots, [k, v], &vec![0; slots.len()], instructions);
+    Some(slot_attention_with(q, &memory, &slots, scale, visible, instructions))
+}
+
 #[test]
 fn attention_equals_the_reference() {
     for (head_dim, value_dim) in WIDTHS {

@@ -1,12 +1,9 @@
-//! Attention over tensors.
+//! The heads of tensors, as attention over caches takes them.
 
-use std::ops::Range;
-
-use candle_core::{DType, Device, Result, Storage, Tensor};
-use gpt2_arithmetic::{Heads, attention};
+use candle_core::{DType, Result, Storage, Tensor};
+use gpt2_arithmetic::Heads;
 
 use crate::error::KernelError;
-use crate::kv_dtype::KvDType;
 
 /// A tensor `(B, H, T, D)` in f32 on the CPU, with the values of a token side by side.
 pub(crate) struct HeadsTensor(Tensor);
@@ -35,23 +32,4 @@ impl HeadsTensor {
         let strides = [stride(0), stride(1), stride(2)];
         Ok(work(&Heads::strided(values, [batch, heads, tokens, head_dim], strides)))
     }
-}
-
-/// Attention of queries `(B, H, T, D)` over keys and values of tensors; shapes are checked. Returns `(B, T, H, Dv)`.
-pub(crate) fn window_attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    scale: f32,
-    visible: &[Range<usize>],
-) -> Result<Tensor> {
-    let (batch, heads, tokens, _) = q.dims4()?;
-    let (_, _, key_len, value_dim) = v.dims4()?;
-    let [q, k, v] = [q, k, v].map(HeadsTensor::of);
-    let (k, v) = (k?, v?);
-    let context =
-        q?.with(|q| k.with(|k| v.with(|v| attention(q, [k, v], scale, visible))))???.ok_or_else(|| {
-            KernelError::NoMemory { tokens: batch * key_len, width: heads * value_dim, dtype: KvDType::F32 }
-        })?;
-    Tensor::from_vec(context, (batch, tokens, heads, value_dim), &Device::Cpu)
 }

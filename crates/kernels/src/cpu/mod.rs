@@ -6,7 +6,7 @@ mod product;
 
 use candle_core::{CpuStorage, Layout, Result};
 
-pub(crate) use attention::{HeadsTensor, window_attention};
+pub(crate) use attention::HeadsTensor;
 pub(crate) use product::{PackedProduct, expanded};
 
 /// The values of a contiguous f32 tensor.

@@ -12,7 +12,7 @@ mod parameters;
 mod step;
 
 pub use activation::Activation;
-pub use attention::{prefix_attention, prefix_attention_on_gpu, window_attention};
+pub use attention::prefix_attention_on_gpu;
 pub use dropout::dropout;
 pub use kv_memory::KvMemory;
 pub use layer_norm::LayerNorm;

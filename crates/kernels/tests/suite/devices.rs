@@ -3,8 +3,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_kernels::{
-    Activation, KvMemory, KvSlot, LayerNorm, Linear, prefix_attention, prefix_attention_on_gpu, softmax,
-    step_attention,
+    Activation, KvMemory, KvSlot, LayerNorm, Linear, prefix_attention_on_gpu, softmax, step_attention,
 };
 use gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 
@@ -143,7 +142,14 @@ fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -
     }
     assert!(!q.device().is_cuda(), "the GPU's kernels apply");
     let [q, k, v] = [q, k, v].map(|x| x.to_device(&Device::Cpu)?.to_dtype(DType::F32));
-    prefix_attention(&q?, &k?, &v?, scale, visible)
+    let (k, v) = (k?, v?);
+    let (batch, heads, key_len, head_dim) = k.dims4()?;
+    let slots = KvSlot::side_by_side(batch, key_len);
+    let tokens = slots.iter().map(|slot| slot.room()).sum();
+    let memory = KvMemory::new(heads, head_dim, tokens, DType::F32, &Device::Cpu)?;
+    memory.write(&slots, [&k, &v], &vec![0; batch])?;
+    let visible: Vec<_> = visible.iter().map(|keys| 0..*keys).collect();
+    memory.attention(&q?, &slots, scale, &visible)
 }
 
 /// One query and many, regular and ragged rows, head widths of every kernel and beyond them, keys and values that are
