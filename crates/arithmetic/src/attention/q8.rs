@@ -120,7 +120,7 @@ impl Format for Bytes {
                 }
                 scales[panel] = simd.load_f16(&bits);
             }
-            let products = simd.byte_sums(bytes, &rows);
+            let products = simd.byte_sums(bytes, &rows, 128);
             sums = add_scaled(simd, sums, products, scales, &rows);
         }
         sums

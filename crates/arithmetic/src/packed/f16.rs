@@ -20,6 +20,7 @@ impl Block for F16Block {
     type ForManyRows = F32Block;
     const IS_EXPANDED_FOR_MANY_ROWS: bool = true;
     const MULTIPLIES_BYTES: bool = false;
+    const WALK_ROWS: usize = 12;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;
     const ZERO: Self = Self([[0; LANES]; DEPTH]);

@@ -3,23 +3,22 @@
 //! 32 inputs share a scale, on either side: a group of weights is `w ≈ s q`, a group of activations `x ≈ a p`. The sum of
 //! the products `q p` of a group is exact in 32 bits; it is converted to f32 once and multiplied by `s` and `a`, and these are
 //! added group by group, those of a slice of 512 inputs first. That order is the same for one row and for many, and
-//! integers are the same on every processor. Weights have 128 added, which makes them unsigned as the instructions want one
-//! operand; `Σ (q + 128) p` then starts from `-128 Σ p`.
+//! integers are the same on every processor. Weights have an offset added, which makes them unsigned as the instructions want one
+//! operand: `Σ (q + 128) p` then starts from `-128 Σ p`. Those of fewer than 8 bits are from -32 to 31, so that sums of four
+//! products fit into 16 bits.
 
 use std::slice::Chunks;
 
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
-use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
+use crate::byte_group::{add_scaled, nearest_group};
 use crate::fetch::{AHEAD, fetch};
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
 
 /// Groups of a block.
 const GROUPS: usize = DEPTH / GROUP;
-/// What is added to the integers of weights.
-pub(super) const OFFSET: f32 = 128.0;
 /// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
 /// already, and asking for them costs as much as reading them.
 const FETCHED_ROWS: usize = 2;
@@ -28,8 +27,12 @@ const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
 /// The integers of 32 inputs of 16 outputs.
 pub(crate) trait Quants: Copy + Send + Sync + 'static {
+    /// What they are expanded to.
+    type Expanded: Quants<Expanded = Self::Expanded> + AsMut<ByteLines>;
     /// Integers of zeros.
     const ZERO: Self;
+    /// What is added to make them bytes.
+    const OFFSET: u8;
     /// Whether they are bytes as they are.
     const ARE_BYTES: bool = false;
 
@@ -49,10 +52,43 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     }
 }
 
-/// 8-bit integers with 128 added, to which all others are expanded.
+/// Integers with an offset added, as bytes: those of 8 bits, and what all others are expanded to.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct Bytes(pub(super) ByteLines);
+pub(crate) struct Bytes<const OFFSET: u8>(ByteLines);
+
+impl<const OFFSET: u8> AsMut<ByteLines> for Bytes<OFFSET> {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut ByteLines {
+        &mut self.0
+    }
+}
+
+impl<const OFFSET: u8> Quants for Bytes<OFFSET> {
+    type Expanded = Self;
+    const ZERO: Self = Self(NO_BYTES);
+    const OFFSET: u8 = OFFSET;
+    const ARE_BYTES: bool = true;
+
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
+        let (lines, scales) = encoded_bytes(simd, weights, OFFSET);
+        (Self(lines), scales)
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        let byte = self.0[input / BYTE_INPUTS][output * BYTE_INPUTS + input % BYTE_INPUTS];
+        f32::from(byte) - f32::from(OFFSET)
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(&self, _: S, _: &mut ByteLines) {}
+
+    #[inline(always)]
+    fn bytes<'a>(&'a self, _: &'a ByteLines) -> &'a ByteLines {
+        &self.0
+    }
+}
 
 /// A block of integers, and after them the scales of its groups.
 #[derive(Clone, Copy)]
@@ -64,9 +100,10 @@ pub(crate) struct Quantized<Q> {
 
 impl<Q: Quants> Block for Quantized<Q> {
     type Activation = ByteGroup;
-    type ForManyRows = Quantized<Bytes>;
+    type ForManyRows = Quantized<Q::Expanded>;
     const IS_EXPANDED_FOR_MANY_ROWS: bool = !Q::ARE_BYTES;
     const MULTIPLIES_BYTES: bool = true;
+    const WALK_ROWS: usize = if Q::ARE_BYTES { 48 } else { 16 };
     const ACTIVATIONS: usize = GROUPS;
     /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
     const SLICE_BLOCKS: usize = 8;
@@ -88,12 +125,12 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Quantized<Bytes>]) {
+    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Quantized<Q::Expanded>]) {
         let to = &mut to[..blocks.len()];
         for index in 0..blocks.len() {
             to[index].scales = blocks[index].scales;
             for group in 0..GROUPS {
-                blocks[index].quants[group].expand(simd, &mut to[index].quants[group].0);
+                blocks[index].quants[group].expand(simd, to[index].quants[group].as_mut());
             }
         }
     }
@@ -146,7 +183,7 @@ impl<Q: Quants> Block for Quantized<Q> {
                 for panel in 0..PANELS {
                     bytes[panel] = panels[panel][block].quants[group].bytes(&scratch[panel]);
                 }
-                let products = simd.byte_sums(bytes, rows);
+                let products = simd.byte_sums(bytes, rows, Q::OFFSET);
                 let mut scales = [simd.splat(0.0); PANELS];
                 for panel in 0..PANELS {
                     scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);
@@ -158,28 +195,27 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 }
 
-/// The nearest multiples of `step` from -127 to 127, with 128 added, and the scales.
+/// The nearest integers of magnitudes below `offset`, with that added, and the scales.
 #[inline(always)]
 pub(super) fn encoded_bytes<S: Simd>(
     simd: S,
     weights: &[Line<[f32; LANES]>; GROUP],
-    step: f32,
+    offset: u8,
 ) -> (ByteLines, [u16; LANES]) {
-    let largest_index = (LARGEST_BYTE / step).trunc();
+    let largest_index = f32::from(offset - 1);
     let mut largest = largest(simd, weights);
     for magnitude in &mut largest {
         *magnitude = magnitude.abs();
     }
-    let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / (step * largest_index)));
+    let scales = simd.mul(simd.load(&largest), simd.splat(1.0 / largest_index));
     let (scales, _, inverses) = rounded_scales(simd, scales);
-    let inverses = simd.mul(inverses, simd.splat(1.0 / step));
     let mut lines = NO_BYTES;
     for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<BYTE_INPUTS>().0) {
         let mut quants = [simd.splat(0.0); BYTE_INPUTS];
         for (quant, weights) in quants.iter_mut().zip(weights) {
             let nearest = simd.round(simd.mul(simd.load(&weights.0), inverses));
             let nearest = simd.min(simd.max(nearest, simd.splat(-largest_index)), simd.splat(largest_index));
-            *quant = simd.mul_add(nearest, simd.splat(step), simd.splat(OFFSET));
+            *quant = simd.add(nearest, simd.splat(f32::from(offset)));
         }
         simd.store_bytes(quants, line);
     }

@@ -75,7 +75,7 @@ formats! {
     /// 8-bit integers with an f16 scale for every 32 inputs of an output, 8.5 bits a weight: `w ≈ s q` with
     /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
     /// normal f16 numbers.
-    Q8 "q8" Quantized<Bytes>;
+    Q8 "q8" Quantized<Bytes<128>>;
     /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ 4 s q` with
     /// `s = max|w| / 124` and `q = round(w / 4 s)`, so that `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal
     /// f16 numbers.

@@ -17,7 +17,6 @@ mod pack;
 mod product;
 mod q4;
 mod q6;
-mod q8;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,7 @@
 //! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
 //!
-//! Few rows are a walk through the panels, bound by memory. Many rows are tiles: the activations are laid out once in tiles
+//! Few rows are a walk through the panels, bound by memory: up to four at once, and more over panels that are then in the
+//! second cache. Many rows are tiles: the activations are laid out once in tiles
 //! of as many rows as fill the registers, a slice of a panel stays in the nearer caches while all tiles of a part pass over
 //! it, and weights that have to be expanded are so once for all those rows. Either way every sum is added in the same order:
 //! the products of a slice first, slice by slice. So a row has the same bits alone and in any company.
@@ -16,8 +17,8 @@ use crate::tile::{Sums, TileOutput, stored};
 
 /// Panels of a part of a walk.
 const WALK_PART_PANELS: usize = 4;
-/// Rows up to which a product is a walk.
-const WALK_ROWS: usize = 4;
+/// Rows that walk together.
+const WALK_TILE_ROWS: usize = 4;
 /// Most panels of a part when there are many rows.
 const TILE_PART_PANELS: usize = 8;
 /// Most rows of a part, but for what fills its last tile: few enough that a slice of them, 432 KiB in f32, stays in the
@@ -76,9 +77,11 @@ impl OnBlocks for Product<'_> {
     fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
         let Self { sizes, x, epilogue, instructions } = self;
         let Sizes { out_features, in_features, rows } = sizes;
+        let is_walk = rows <= B::WALK_ROWS;
         let full = instructions.run(TileRows::<B>(PhantomData));
+        let full = if is_walk { full.min(WALK_TILE_ROWS) } else { full };
         let tiles = Tiles::<B>::new(x, sizes, full, instructions);
-        let parts = if rows <= WALK_ROWS.min(full) {
+        let parts = if is_walk {
             Parts { row_len: out_features, rows, columns: WALK_PART_PANELS * LANES }
         } else {
             // Every part of rows reads all weights, so there are as few of them as possible, of one size.
@@ -90,8 +93,8 @@ impl OnBlocks for Product<'_> {
         };
         computed_in_parts(rows * out_features, parts, |part| {
             let given = Given { blocks, in_features, out_features, tiles: &tiles, epilogue };
-            if rows <= WALK_ROWS.min(full) {
-                instructions.run(Walk { given, height: tile_height(rows, full), part });
+            if is_walk {
+                instructions.run(Walk { given, part });
             } else {
                 instructions.run(ManyRows { given, part });
             }
@@ -185,10 +188,9 @@ struct Given<'a, B: Block> {
     epilogue: Epilogue<'a>,
 }
 
-/// Some outputs of all rows, which fit into one tile.
+/// Some outputs of all rows.
 struct Walk<'a, 'b, B: Block> {
     given: Given<'a, B>,
-    height: usize,
     part: Part<'b, f32>,
 }
 
@@ -197,12 +199,26 @@ impl<B: Block> Job for Walk<'_, '_, B> {
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        B::in_tile(simd, self.height, self);
+    fn run<S: Simd>(mut self, simd: S) {
+        let given = self.given;
+        let mut row = 0;
+        while row < self.part.rows() {
+            let (height, activations) = given.tiles.tile(row);
+            B::in_tile(simd, height, WalkTile { given, activations, row, part: &mut self.part });
+            row += height;
+        }
     }
 }
 
-impl<S: Simd, B: Block> TileJob<S> for Walk<'_, '_, B> {
+/// Some outputs of the rows of one tile.
+struct WalkTile<'a, 'b, 'c, B: Block> {
+    given: Given<'a, B>,
+    activations: &'a [B::Activation],
+    row: usize,
+    part: &'b mut Part<'c, f32>,
+}
+
+impl<S: Simd, B: Block> TileJob<S> for WalkTile<'_, '_, '_, B> {
     type Output = ();
     const HAS_HIGH_TILES: bool = false;
 
@@ -219,12 +235,11 @@ impl<S: Simd, B: Block> TileJob<S> for Walk<'_, '_, B> {
     }
 }
 
-impl<B: Block> Walk<'_, '_, B> {
+impl<B: Block> WalkTile<'_, '_, '_, B> {
     /// All slices of some panels.
     #[inline(always)]
     fn panels<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, simd: S, panel: usize) {
-        let Given { blocks, in_features, out_features, tiles, epilogue } = self.given;
-        let (_, activations) = tiles.tile(0);
+        let Given { blocks, in_features, out_features, epilogue, .. } = self.given;
         let panel_blocks = in_features.div_ceil(DEPTH);
         let first_panel = self.part.first_column / LANES + panel;
         let mut of_panels: [&[B]; PANELS] = [&[]; PANELS];
@@ -239,7 +254,7 @@ impl<B: Block> Walk<'_, '_, B> {
                 slices[index] = &of_panels[index][first..end];
             }
             let block_len = B::ACTIVATIONS * ROWS;
-            let slice = B::sums(simd, &activations[first * block_len..end * block_len], slices);
+            let slice = B::sums(simd, &self.activations[first * block_len..end * block_len], slices);
             if first == 0 {
                 sums = slice;
                 continue;
@@ -251,10 +266,10 @@ impl<B: Block> Walk<'_, '_, B> {
             }
         }
         let computed = stored(simd, &sums);
-        for row in 0..ROWS.min(self.part.rows()) {
-            let outputs = &mut self.part.row(row)[panel * LANES..];
+        for row in 0..ROWS.min(self.part.rows() - self.row) {
+            let outputs = &mut self.part.row(self.row + row)[panel * LANES..];
             for index in 0..PANELS {
-                let first = row * out_features + (first_panel + index) * LANES;
+                let first = (self.row + row) * out_features + (first_panel + index) * LANES;
                 let sums = simd.load(&computed[row][index].0);
                 let values = epilogue.apply(simd, sums, first_panel + index, first);
                 simd.store_first(values, &mut outputs[index * LANES..]);

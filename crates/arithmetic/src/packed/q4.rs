@@ -1,7 +1,7 @@
 //! 4-bit indices into a table of 16 integers.
 
-use super::integers::{Quants, largest, rounded_scales};
-use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, Simd};
+use super::integers::{Bytes, Quants, largest, rounded_scales};
+use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
@@ -12,10 +12,13 @@ const NIBBLE_INPUTS: usize = 8;
 pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
 /// The integers of 4-bit weights, in ascending order; the first has the largest magnitude. They have the smallest squared
-/// error for normally distributed weights in groups of 32, each with the best of the candidate scales (Lloyd's iteration).
-pub(super) const TABLE: [i8; 16] = [-127, -99, -78, -61, -46, -33, -21, -9, 3, 15, 26, 39, 53, 68, 87, 110];
+/// error for normally distributed weights in groups of 32, each with the best of the candidate scales, that integers of 6 bits can
+/// have (one percent more than those of 8).
+pub(super) const TABLE: [i8; 16] = [-32, -25, -19, -15, -11, -8, -5, -2, 1, 4, 7, 10, 13, 17, 22, 28];
 
 impl Quants for Nibbles {
+    type Expanded = Bytes<SMALL_OFFSET>;
+    const OFFSET: u8 = SMALL_OFFSET;
     const ZERO: Self = Self([[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
     #[inline(always)]
@@ -52,12 +55,12 @@ impl Nibbles {
     /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
     const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
 
-    /// The table with 128 added.
+    /// The table with the offset added.
     const UNSIGNED: [u8; 16] = {
         let mut unsigned = [0; 16];
         let mut index = 0;
         while index < unsigned.len() {
-            unsigned[index] = TABLE[index].cast_unsigned() ^ 0x80;
+            unsigned[index] = TABLE[index].cast_unsigned().wrapping_add(SMALL_OFFSET);
             index += 1;
         }
         unsigned

@@ -1,14 +1,12 @@
-//! 6-bit integers, a quarter of those of 8 bits.
+//! 6-bit integers.
 
-use super::integers::{OFFSET, Quants, encoded_bytes};
-use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, Simd};
+use super::integers::{Bytes, Quants, encoded_bytes};
+use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
 /// Inputs in a line of quarters of bytes.
 const QUARTER_INPUTS: usize = 16;
-/// Distance of neighbouring weights, in those of 8 bits.
-const SIX_STEP: f32 = 4.0;
 
 /// The low four bits in halves of bytes, in lines of eight inputs as 4-bit weights have them, the high two in quarters of bytes, in
 /// lines of sixteen inputs.
@@ -20,6 +18,8 @@ pub(crate) struct Sixes {
 }
 
 impl Quants for Sixes {
+    type Expanded = Bytes<SMALL_OFFSET>;
+    const OFFSET: u8 = SMALL_OFFSET;
     const ZERO: Self = Self {
         low: [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS],
         high: [[0; BYTE_INPUTS * LANES]; GROUP / QUARTER_INPUTS],
@@ -27,17 +27,17 @@ impl Quants for Sixes {
 
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
-        let (lines, scales) = encoded_bytes(simd, weights, SIX_STEP);
+        let (lines, scales) = encoded_bytes(simd, weights, SMALL_OFFSET);
         let mut low = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
         for (low, lines) in low.iter_mut().zip(lines.as_chunks::<2>().0) {
             for (low, (first, second)) in low.iter_mut().zip(lines[0].iter().zip(&lines[1])) {
-                *low = (first >> 2 & 0x0f) | (second << 2 & 0xf0);
+                *low = (first & 0x0f) | second << 4;
             }
         }
         let mut high = [[0; BYTE_INPUTS * LANES]; GROUP / QUARTER_INPUTS];
         for (high, lines) in high.iter_mut().zip(lines.as_chunks::<4>().0) {
             for (index, high) in high.iter_mut().enumerate() {
-                *high = (0..4).fold(0, |high, line| high | (lines[line][index] >> 6) << (2 * line));
+                *high = (0..4).fold(0, |high, line| high | (lines[line][index] >> 4) << (2 * line));
             }
         }
         (Self { low, high }, scales)
@@ -48,7 +48,7 @@ impl Quants for Sixes {
         let line = input / BYTE_INPUTS;
         let low = self.low[line / 2][column] >> (4 * (line % 2)) & 0x0f;
         let high = self.high[line / 4][column] >> (2 * (line % 4)) & 0x03;
-        f32::from(low << 2 | high << 6) - OFFSET
+        f32::from(low | high << 4) - f32::from(SMALL_OFFSET)
     }
 
     #[inline(always)]
@@ -57,8 +57,8 @@ impl Quants for Sixes {
             let (low, high) = (&self.low[line / 2], &self.high[line / 4]);
             for (index, to) in to.iter_mut().enumerate() {
                 // A line is in one place of its bytes, so the shifts are the same for all of them.
-                let low = if line % 2 == 0 { low[index] << 2 & 0x3c } else { low[index] >> 2 & 0x3c };
-                *to = low | (high[index] << (6 - 2 * (line % 4)) & 0xc0);
+                let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
+                *to = low | (high[index] >> (2 * (line % 4)) & 0x03) << 4;
             }
         }
     }

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use super::math;
 use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, Simd, TileJob, Vectors, Work,
+    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, SMALL_OFFSET, Simd, TileJob, Vectors, Work,
 };
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
@@ -390,14 +390,36 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         self,
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
+        offset: u8,
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: AVX2, and AVX-VNNI where it says so, as `self` exists.
         unsafe {
             let mut sums = [[[_mm256_setzero_si256(); 2]; PANELS]; ROWS];
-            if VNNI {
+            if VNNI || offset == SMALL_OFFSET {
                 for row in 0..ROWS {
-                    sums[row] = [[_mm256_set1_epi32(rows[row].start); 2]; PANELS];
+                    sums[row] = [[_mm256_set1_epi32(rows[row].start(offset)); 2]; PANELS];
                 }
+            }
+            if !VNNI && offset == SMALL_OFFSET {
+                let ones = _mm256_set1_epi16(1);
+                for panel in 0..PANELS {
+                    for line in 0..BYTE_LINES / 2 {
+                        let first = load_line(&panels[panel][2 * line]);
+                        let second = load_line(&panels[panel][2 * line + 1]);
+                        for row in 0..ROWS {
+                            let x = _mm256_set1_epi32(rows[row].quants[2 * line]);
+                            let y = _mm256_set1_epi32(rows[row].quants[2 * line + 1]);
+                            for half in 0..2 {
+                                // At most four products of 63 and 127.
+                                let pairs = _mm256_maddubs_epi16(first[half], x);
+                                let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(second[half], y));
+                                let sum = &mut sums[row][panel][half];
+                                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+                            }
+                        }
+                    }
+                }
+                return sums;
             }
             for panel in 0..PANELS {
                 for line in 0..BYTE_LINES {

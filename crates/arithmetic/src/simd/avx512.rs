@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, Simd, TileJob, Vectors, Work,
+    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, SMALL_OFFSET, Simd, TileJob, Vectors, Work,
 };
 use super::{avx2, math};
 
@@ -302,14 +302,33 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         self,
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
+        offset: u8,
     ) -> [[__m512i; PANELS]; ROWS] {
         // SAFETY: AVX-512, and VNNI where it says so, as `self` exists; lines have 64 bytes, and loads need no alignment.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); PANELS]; ROWS];
-            if VNNI {
+            if VNNI || offset == SMALL_OFFSET {
                 for row in 0..ROWS {
-                    sums[row] = [_mm512_set1_epi32(rows[row].start); PANELS];
+                    sums[row] = [_mm512_set1_epi32(rows[row].start(offset)); PANELS];
                 }
+            }
+            if !VNNI && offset == SMALL_OFFSET {
+                for panel in 0..PANELS {
+                    for line in 0..BYTE_LINES / 2 {
+                        let first = _mm512_loadu_si512(panels[panel][2 * line].as_ptr().cast());
+                        let second = _mm512_loadu_si512(panels[panel][2 * line + 1].as_ptr().cast());
+                        for row in 0..ROWS {
+                            let x = _mm512_set1_epi32(rows[row].quants[2 * line]);
+                            let y = _mm512_set1_epi32(rows[row].quants[2 * line + 1]);
+                            // At most four products of 63 and 127.
+                            let pairs = _mm512_maddubs_epi16(first, x);
+                            let pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(second, y));
+                            let products = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+                            sums[row][panel] = _mm512_add_epi32(sums[row][panel], products);
+                        }
+                    }
+                }
+                return sums;
             }
             for line in 0..BYTE_LINES {
                 let mut weights = [_mm512_setzero_si512(); PANELS];

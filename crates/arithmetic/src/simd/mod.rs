@@ -27,8 +27,8 @@ pub use vectors::Number;
 #[cfg(test)]
 pub(crate) use vectors::OfFloats;
 pub(crate) use vectors::{
-    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, Simd, TileJob,
-    Vectors, Work, tile_height,
+    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, SMALL_OFFSET,
+    Simd, TileJob, Vectors, Work, tile_height,
 };
 
 /// The instruction sets, slowest first: name of the variant, its type in a file of its own, the processors that have it, its

@@ -324,6 +324,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         self,
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
+        offset: u8,
     ) -> [[Integers; PANELS]; ROWS] {
         // SAFETY: `self` exists, so the processor has NEON.
         let mut sums = unsafe { [[[vdupq_n_s32(0); 4]; PANELS]; ROWS] };
@@ -332,7 +333,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 let quarters = lines[line].as_chunks::<REGISTER_BYTES>().0;
                 // SAFETY: NEON as `self` exists; a quarter has 16 bytes, and the load needs no alignment.
                 std::array::from_fn(|quarter| unsafe {
-                    vreinterpretq_s8_u8(veorq_u8(vld1q_u8(quarters[quarter].as_ptr()), vdupq_n_u8(128)))
+                    let bytes = vld1q_u8(quarters[quarter].as_ptr());
+                    // Without the offset they are signed bytes, whichever it was.
+                    vreinterpretq_s8_u8(vsubq_u8(bytes, vdupq_n_u8(offset)))
                 })
             });
             for row in 0..ROWS {

@@ -223,11 +223,12 @@ impl Simd for Portable {
         self,
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
+        offset: u8,
     ) -> [[Integers; PANELS]; ROWS] {
         let mut sums = [[[0; LANES]; PANELS]; ROWS];
         for row in 0..ROWS {
             for panel in 0..PANELS {
-                sums[row][panel] = [rows[row].start; LANES];
+                sums[row][panel] = [rows[row].start(offset); LANES];
                 for line in 0..BYTE_LINES {
                     add_products(&panels[panel][line], rows[row].quants[line], &mut sums[row][panel]);
                 }

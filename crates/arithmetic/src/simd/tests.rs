@@ -340,3 +340,40 @@ fn blocks_of_rows_are_transposed() {
     assert_eq!(PORTABLE.run(Transpose), expected);
     compare(Transpose);
 }
+
+/// Bytes at their limits with integers at theirs: sums of 16 bits must hold what they add.
+#[test]
+fn sums_of_bytes_are_exact_at_their_limits() {
+    #[derive(Clone, Copy)]
+    struct SumBytes {
+        weight: u8,
+        x: i8,
+        offset: u8,
+    }
+    impl Job for SumBytes {
+        type Output = Vec<f32>;
+        const MULTIPLIES_BYTES: bool = true;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+            let bytes = [[self.weight; BYTE_INPUTS * LANES]; BYTE_LINES];
+            let start = -128 * 32 * i32::from(self.x);
+            let row =
+                ByteGroup { quants: [i32::from_ne_bytes([self.x.cast_unsigned(); 4]); 8], start, scale: 1.0 };
+            let [[sums]] = simd.byte_sums([&bytes], &[row], self.offset);
+            let mut values = [0.0; LANES];
+            simd.store(simd.to_floats(sums), &mut values);
+            values.to_vec()
+        }
+    }
+    for (offset, weights) in [(128, [1, 128, 255]), (SMALL_OFFSET, [0, 32, 63])] {
+        for weight in weights {
+            for x in [-127, 0, 1, 127] {
+                let sums = SumBytes { weight, x, offset };
+                let expected = 32.0 * (f32::from(weight) - f32::from(offset)) * f32::from(x);
+                assert_eq!(PORTABLE.run(sums), [expected; LANES], "{weight} times {x}");
+                compare(sums);
+            }
+        }
+    }
+}

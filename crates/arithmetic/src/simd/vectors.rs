@@ -17,6 +17,8 @@ pub(crate) const GROUP: usize = 32;
 pub(crate) const BYTE_INPUTS: usize = 4;
 /// Lines of bytes that hold a group of inputs of a panel, four each.
 pub(crate) const BYTE_LINES: usize = GROUP / BYTE_INPUTS;
+/// What is added to small integers, from -32 to 31, so that they are bytes.
+pub(crate) const SMALL_OFFSET: u8 = 32;
 /// The bytes of a group of inputs of a panel: lines of four inputs, lane by lane.
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
@@ -31,10 +33,18 @@ pub(crate) struct Line<T>(pub(crate) T);
 pub(crate) struct ByteGroup {
     /// The integers, from -127 to 127: four in each element, the first in the lowest byte.
     pub(crate) quants: [i32; BYTE_LINES],
-    /// What a sum of products with unsigned weights starts from: -128 times the sum of the integers.
+    /// What a sum of products with weights that have 128 added starts from: -128 times the sum of the integers.
     pub(crate) start: i32,
     /// What an integer is multiplied by; NaN where a number is not finite.
     pub(crate) scale: f32,
+}
+
+impl ByteGroup {
+    /// What a sum starts from where `offset`, a power of two, has been added to the weights.
+    #[inline(always)]
+    pub(crate) fn start(&self, offset: u8) -> i32 {
+        self.start / i32::from(128 / offset)
+    }
 }
 
 impl Default for ByteGroup {
@@ -242,12 +252,14 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     /// The entries of a table for halves of bytes: those of the low halves go to the first line, those of the high halves to
     /// the second.
     fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]);
-    /// For each row and panel the sums over 32 inputs of `(w - 128) · x`, with the bytes of the panel as `w`, 1 to 255
-    /// each, and the row's integers as `x`.
+    /// For each row and panel the sums over 32 inputs of `(w - offset) · x`, with the bytes of the panel as `w`, and the row's
+    /// integers as `x`. The offset is 128 for bytes from 1 to 255, or [`SMALL_OFFSET`] for bytes below 64, of which four
+    /// products fit into 16 bits.
     fn byte_sums<const ROWS: usize, const PANELS: usize>(
         self,
         panels: [&ByteLines; PANELS],
         rows: &[ByteGroup; ROWS],
+        offset: u8,
     ) -> [[Self::Integers; PANELS]; ROWS];
     /// Largest magnitude in either vector, NaN where one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
