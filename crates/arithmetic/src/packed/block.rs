@@ -21,8 +21,6 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// Whether products multiply bytes.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool;
-    /// Rows up to which a product is a walk through the panels; more are tiles over panels that are expanded for all of them.
-    const WALK_ROWS: usize;
     /// Activations of a block and row.
     const ACTIVATIONS: usize;
     /// Blocks of a slice: what of a panel stays in the nearer caches while all tiles of a part pass over it. Products of a

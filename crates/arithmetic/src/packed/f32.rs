@@ -14,7 +14,6 @@ impl Block for F32Block {
     type ForManyRows = Self;
     const IS_EXPANDED_FOR_MANY_ROWS: bool = false;
     const MULTIPLIES_BYTES: bool = false;
-    const WALK_ROWS: usize = 4;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;
     const ZERO: Self = [Line([0.0; LANES]); DEPTH];

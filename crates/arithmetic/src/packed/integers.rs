@@ -103,7 +103,6 @@ impl<Q: Quants> Block for Quantized<Q> {
     type ForManyRows = Quantized<Q::Expanded>;
     const IS_EXPANDED_FOR_MANY_ROWS: bool = !Q::ARE_BYTES;
     const MULTIPLIES_BYTES: bool = true;
-    const WALK_ROWS: usize = if Q::ARE_BYTES { 48 } else { 16 };
     const ACTIVATIONS: usize = GROUPS;
     /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
     const SLICE_BLOCKS: usize = 8;

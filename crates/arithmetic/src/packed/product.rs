@@ -1,31 +1,31 @@
 //! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
 //!
-//! Few rows are a walk through the panels, bound by memory: up to four at once, and more over panels that are then in the
-//! second cache. Many rows are tiles: the activations are laid out once in tiles
-//! of as many rows as fill the registers, a slice of a panel stays in the nearer caches while all tiles of a part pass over
-//! it, and weights that have to be expanded are so once for all those rows. Either way every sum is added in the same order:
-//! the products of a slice first, slice by slice. So a row has the same bits alone and in any company.
+//! The rows of activations are laid out once, in tiles of as many as fill the registers. A part of the output is some of the rows
+//! and a few panels, over which one tile after the other passes: the first finds them in memory, the others in the caches, as
+//! all panels find the rows. Weights that have to be expanded are so once for many rows. Every sum is added in the same order,
+//! whatever the tile: the products of a slice of the depth first, slice by slice. So a row has the same bits alone and in any
+//! company.
 
 use std::marker::PhantomData;
 
 use super::block::{Block, DEPTH};
 use super::matrix::{OnBlocks, PackedMatrix, panel_of};
 use crate::epilogue::Epilogue;
-use crate::simd::{InstructionSet, Job, LANES, MAX_TILE_PANELS, Simd, TileJob, tile_height};
-use crate::threads::{Part, Parts, computed_in_parts, thread_count};
-use crate::tile::{Sums, TileOutput, stored};
+use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob, tile_height};
+use crate::threads::{Part, Parts, computed_in_parts};
+use crate::tile::{Sums, stored};
 
-/// Panels of a part of a walk.
-const WALK_PART_PANELS: usize = 4;
-/// Rows that walk together.
-const WALK_TILE_ROWS: usize = 4;
-/// Most panels of a part when there are many rows.
-const TILE_PART_PANELS: usize = 8;
-/// Most rows of a part, but for what fills its last tile: few enough that a slice of them, 432 KiB in f32, stays in the
-/// second cache.
-const TILE_PART_ROWS: usize = 144;
-/// At least so many parts for each thread, where there is work for them: the last one is then waited for a short time only.
-const PARTS_PER_THREAD: usize = 4;
+/// Panels of a part.
+const PART_PANELS: usize = 4;
+/// Bytes of activations of a part, but for one tile: they stay in the second cache.
+const PART_BYTES: usize = 512 << 10;
+/// Bytes of panels that all tiles pass over before the next ones: for few tiles, which the panels reach from memory, and for many,
+/// which find them in the first cache.
+const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
+/// More tiles than these are many.
+const FEW_TILES: usize = 4;
+/// Rows from which on weights are expanded before they are multiplied, where that is not done on the way.
+const EXPANDED_ROWS: usize = 20;
 
 impl PackedMatrix {
     /// The product of `rows` rows of activations with the matrix, and what follows it.
@@ -77,26 +77,20 @@ impl OnBlocks for Product<'_> {
     fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
         let Self { sizes, x, epilogue, instructions } = self;
         let Sizes { out_features, in_features, rows } = sizes;
-        let is_walk = rows <= B::WALK_ROWS;
-        let full = instructions.run(TileRows::<B>(PhantomData));
-        let full = if is_walk { full.min(WALK_TILE_ROWS) } else { full };
+        let highest = instructions.run(TileRows::<B>(PhantomData));
+        // As few tiles as possible, of one height.
+        let full = tile_height(rows.div_ceil(rows.div_ceil(highest)), highest);
         let tiles = Tiles::<B>::new(x, sizes, full, instructions);
-        let parts = if is_walk {
-            Parts { row_len: out_features, rows, columns: WALK_PART_PANELS * LANES }
-        } else {
-            // Every part of rows reads all weights, so there are as few of them as possible, of one size.
-            let row_parts = rows.div_ceil(TILE_PART_ROWS);
-            let panels = out_features.div_ceil(LANES) * row_parts / (PARTS_PER_THREAD * thread_count());
-            let panels = panels.clamp(MAX_TILE_PANELS / 2, TILE_PART_PANELS).next_multiple_of(2);
-            let rows = rows.div_ceil(row_parts).next_multiple_of(full);
-            Parts { row_len: out_features, rows, columns: panels * LANES }
-        };
+        let row_bytes = (tiles.row_len * size_of::<B::Activation>()).max(1);
+        let most = (PART_BYTES / row_bytes).max(full);
+        let part_rows = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(full);
+        let parts = Parts { row_len: out_features, rows: part_rows, columns: PART_PANELS * LANES };
         computed_in_parts(rows * out_features, parts, |part| {
-            let given = Given { blocks, in_features, out_features, tiles: &tiles, epilogue };
-            if is_walk {
-                instructions.run(Walk { given, part });
+            let given = Given { in_features, out_features, tiles: &tiles, epilogue };
+            if B::IS_EXPANDED_FOR_MANY_ROWS && part.rows() >= EXPANDED_ROWS {
+                instructions.run(Expand { blocks, given, part });
             } else {
-                instructions.run(ManyRows { given, part });
+                instructions.run(Walk { blocks, given, part });
             }
         })
     }
@@ -179,17 +173,16 @@ impl<B: Block> Job for Arrange<'_, B> {
 }
 
 /// What all parts of a product take.
-#[derive(Clone, Copy)]
 struct Given<'a, B: Block> {
-    blocks: &'a [B],
     in_features: usize,
     out_features: usize,
     tiles: &'a Tiles<B>,
     epilogue: Epilogue<'a>,
 }
 
-/// Some outputs of all rows.
+/// Some outputs of some rows, with the weights as they are.
 struct Walk<'a, 'b, B: Block> {
+    blocks: &'a [B],
     given: Given<'a, B>,
     part: Part<'b, f32>,
 }
@@ -199,62 +192,142 @@ impl<B: Block> Job for Walk<'_, '_, B> {
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let given = self.given;
+    fn run<S: Simd>(self, simd: S) {
+        let Self { blocks, given, mut part } = self;
+        let mut panels: [&[B]; PART_PANELS] = [&[]; PART_PANELS];
+        let count = part.columns().div_ceil(LANES);
+        for index in 0..count {
+            panels[index] = panel_of(blocks, part.first_column / LANES + index, given.in_features);
+        }
+        pass(simd, &given, &panels[..count], &mut part);
+    }
+}
+
+/// The same with weights that are expanded first.
+struct Expand<'a, 'b, B: Block> {
+    blocks: &'a [B],
+    given: Given<'a, B>,
+    part: Part<'b, f32>,
+}
+
+impl<B: Block> Job for Expand<'_, '_, B> {
+    type Output = ();
+    const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { blocks, given, mut part } = self;
+        let panel_blocks = given.in_features.div_ceil(DEPTH);
+        let mut expanded = vec![B::ForManyRows::ZERO; PART_PANELS * panel_blocks];
+        let mut panels: [&[B::ForManyRows]; PART_PANELS] = [&[]; PART_PANELS];
+        let count = part.columns().div_ceil(LANES);
+        for index in 0..count {
+            let blocks = panel_of(blocks, part.first_column / LANES + index, given.in_features);
+            B::expand(simd, blocks, &mut expanded[index * panel_blocks..(index + 1) * panel_blocks]);
+        }
+        for index in 0..count {
+            panels[index] = &expanded[index * panel_blocks..(index + 1) * panel_blocks];
+        }
+        pass(simd, &given, &panels[..count], &mut part);
+    }
+}
+
+/// Passes with all tiles of a part over its panels, a group of these after the other.
+#[inline(always)]
+fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
+    simd: S,
+    given: &Given<'_, B>,
+    panels: &[&[P]],
+    part: &mut Part<'_, f32>,
+) {
+    let Given { in_features, out_features, tiles, epilogue } = *given;
+    let group_bytes = GROUP_BYTES[usize::from(part.rows() > FEW_TILES * tiles.full)];
+    let fitting = group_bytes / size_of_val(panels[0]).max(1);
+    let width = if fitting < S::TILE_PANELS { S::TILE_PANELS } else { fitting };
+    let mut panel = 0;
+    while panel < panels.len() {
+        let end = if panels.len() - panel < width { panels.len() } else { panel + width };
         let mut row = 0;
-        while row < self.part.rows() {
-            let (height, activations) = given.tiles.tile(row);
-            B::in_tile(simd, height, WalkTile { given, activations, row, part: &mut self.part });
+        while row < part.rows() {
+            let (height, activations) = tiles.tile(part.first_row + row);
+            let panels = &panels[panel..end];
+            simd.run(Tile {
+                height,
+                activations,
+                in_features,
+                out_features,
+                panels,
+                first: panel,
+                row,
+                epilogue,
+                part: &mut *part,
+            });
             row += height;
         }
+        panel = end;
     }
 }
 
 /// Some outputs of the rows of one tile.
-struct WalkTile<'a, 'b, 'c, B: Block> {
-    given: Given<'a, B>,
-    activations: &'a [B::Activation],
+struct Tile<'a, 'b, 'c, P: Block> {
+    height: usize,
+    activations: &'a [P::Activation],
+    in_features: usize,
+    out_features: usize,
+    panels: &'a [&'a [P]],
+    /// The first of the panels in the part.
+    first: usize,
+    /// The first of the rows in the part.
     row: usize,
+    epilogue: Epilogue<'a>,
     part: &'b mut Part<'c, f32>,
 }
 
-impl<S: Simd, B: Block> TileJob<S> for WalkTile<'_, '_, '_, B> {
+/// A function of its own: formats that expand to the same blocks share it.
+impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
-    const HAS_HIGH_TILES: bool = false;
+    const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        P::in_tile(simd, self.height, self);
+    }
+}
+
+impl<S: Simd, P: Block> TileJob<S> for Tile<'_, '_, '_, P> {
+    type Output = ();
 
     #[inline(always)]
     fn run<const ROWS: usize, const PANELS: usize>(mut self, simd: S) {
-        let panels = self.part.columns().div_ceil(LANES);
-        let whole = panels - panels % PANELS;
+        let count = self.panels.len();
+        let whole = count - count % PANELS;
         for panel in (0..whole).step_by(PANELS) {
             self.panels::<S, ROWS, PANELS>(simd, panel);
         }
-        for panel in whole..panels {
+        for panel in whole..count {
             self.panels::<S, ROWS, 1>(simd, panel);
         }
     }
 }
 
-impl<B: Block> WalkTile<'_, '_, '_, B> {
+impl<P: Block> Tile<'_, '_, '_, P> {
     /// All slices of some panels.
     #[inline(always)]
     fn panels<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, simd: S, panel: usize) {
-        let Given { blocks, in_features, out_features, epilogue, .. } = self.given;
-        let panel_blocks = in_features.div_ceil(DEPTH);
-        let first_panel = self.part.first_column / LANES + panel;
-        let mut of_panels: [&[B]; PANELS] = [&[]; PANELS];
+        let panel_blocks = self.in_features.div_ceil(DEPTH);
+        let mut of_panels: [&[P]; PANELS] = [&[]; PANELS];
         for index in 0..PANELS {
-            of_panels[index] = panel_of(blocks, first_panel + index, in_features);
+            of_panels[index] = &self.panels[panel + index][..panel_blocks];
         }
         let mut sums: Sums<S, ROWS, PANELS> = [[simd.splat(0.0); PANELS]; ROWS];
-        for first in (0..panel_blocks).step_by(B::SLICE_BLOCKS) {
-            let end = panel_blocks.min(first + B::SLICE_BLOCKS);
-            let mut slices: [&[B]; PANELS] = [&[]; PANELS];
+        for first in (0..panel_blocks).step_by(P::SLICE_BLOCKS) {
+            let end = panel_blocks.min(first + P::SLICE_BLOCKS);
+            let mut slices: [&[P]; PANELS] = [&[]; PANELS];
             for index in 0..PANELS {
                 slices[index] = &of_panels[index][first..end];
             }
-            let block_len = B::ACTIVATIONS * ROWS;
-            let slice = B::sums(simd, &self.activations[first * block_len..end * block_len], slices);
+            let block_len = P::ACTIVATIONS * ROWS;
+            let slice = P::sums(simd, &self.activations[first * block_len..end * block_len], slices);
             if first == 0 {
                 sums = slice;
                 continue;
@@ -266,146 +339,17 @@ impl<B: Block> WalkTile<'_, '_, '_, B> {
             }
         }
         let computed = stored(simd, &sums);
+        let panel = self.first + panel;
+        let first_panel = self.part.first_column / LANES + panel;
         for row in 0..ROWS.min(self.part.rows() - self.row) {
+            let row_start = (self.part.first_row + self.row + row) * self.out_features;
             let outputs = &mut self.part.row(self.row + row)[panel * LANES..];
             for index in 0..PANELS {
-                let first = (self.row + row) * out_features + (first_panel + index) * LANES;
+                let first = row_start + (first_panel + index) * LANES;
                 let sums = simd.load(&computed[row][index].0);
-                let values = epilogue.apply(simd, sums, first_panel + index, first);
+                let values = self.epilogue.apply(simd, sums, first_panel + index, first);
                 simd.store_first(values, &mut outputs[index * LANES..]);
             }
         }
-    }
-}
-
-/// Some outputs of some rows.
-struct ManyRows<'a, 'b, B: Block> {
-    given: Given<'a, B>,
-    part: Part<'b, f32>,
-}
-
-impl<B: Block> Job for ManyRows<'_, '_, B> {
-    type Output = ();
-    const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let Given { blocks, in_features, .. } = self.given;
-        let panel_blocks = in_features.div_ceil(DEPTH);
-        let slice_blocks = B::SLICE_BLOCKS.min(panel_blocks);
-        let mut expanded = Vec::new();
-        if B::IS_EXPANDED_FOR_MANY_ROWS {
-            expanded.resize(slice_blocks * S::TILE_PANELS, B::ForManyRows::ZERO);
-        }
-        let first_panel = self.part.first_column / LANES;
-        let panels = self.part.columns().div_ceil(LANES);
-        // Without inputs there is one empty slice, for the epilogue.
-        for first in (0..panel_blocks.max(1)).step_by(B::SLICE_BLOCKS) {
-            let slice = (first, panel_blocks.min(first + B::SLICE_BLOCKS));
-            for panel in (0..panels).step_by(S::TILE_PANELS) {
-                let count = S::TILE_PANELS.min(panels - panel);
-                let mut of_panels: [&[B]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-                for index in 0..count {
-                    let blocks = panel_of(blocks, first_panel + panel + index, in_features);
-                    of_panels[index] = &blocks[slice.0..slice.1];
-                }
-                if B::IS_EXPANDED_FOR_MANY_ROWS {
-                    let mut slices: [&[B::ForManyRows]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-                    for index in 0..count {
-                        let room = &mut expanded[index * slice_blocks..(index + 1) * slice_blocks];
-                        B::expand(simd, of_panels[index], room);
-                    }
-                    for index in 0..count {
-                        slices[index] = &expanded[index * slice_blocks..][..slice.1 - slice.0];
-                    }
-                    self.multiply(simd, slice, panel, &slices[..count]);
-                } else {
-                    self.multiply(simd, slice, panel, &of_panels[..count]);
-                }
-            }
-        }
-    }
-}
-
-impl<B: Block> ManyRows<'_, '_, B> {
-    /// The products of all tiles with a slice of some panels.
-    #[inline(always)]
-    fn multiply<S: Simd, P: Block<Activation = B::Activation>>(
-        &mut self,
-        simd: S,
-        (first, end): (usize, usize),
-        panel: usize,
-        slices: &[&[P]],
-    ) {
-        let Given { in_features, out_features, tiles, epilogue, .. } = self.given;
-        let mut row = 0;
-        while row < self.part.rows() {
-            let (height, activations) = tiles.tile(self.part.first_row + row);
-            let block_len = B::ACTIVATIONS * height;
-            let tile = Tile {
-                height,
-                activations: &activations[first * block_len..end * block_len],
-                slices,
-                output: TileOutput {
-                    part: &mut self.part,
-                    row,
-                    panel,
-                    row_len: out_features,
-                    is_first: first == 0,
-                    epilogue: (end == in_features.div_ceil(DEPTH)).then_some(epilogue),
-                },
-            };
-            simd.run(tile);
-            row += height;
-        }
-    }
-}
-
-/// A slice of a product for one tile.
-struct Tile<'a, 'b, P: Block> {
-    height: usize,
-    /// For each input or group of inputs of the slice the activations of the tile's rows.
-    activations: &'a [P::Activation],
-    /// The slices of some panels.
-    slices: &'a [&'a [P]],
-    output: TileOutput<'a, 'b, f32>,
-}
-
-/// A function of its own: formats that expand to the same blocks share it.
-impl<P: Block> Job for Tile<'_, '_, P> {
-    type Output = ();
-    const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        P::in_tile(simd, self.height, self);
-    }
-}
-
-impl<S: Simd, P: Block> TileJob<S> for Tile<'_, '_, P> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const ROWS: usize, const PANELS: usize>(mut self, simd: S) {
-        let panels = self.slices.len();
-        let whole = panels - panels % PANELS;
-        for panel in (0..whole).step_by(PANELS) {
-            self.panels::<S, ROWS, PANELS>(simd, panel);
-        }
-        for panel in whole..panels {
-            self.panels::<S, ROWS, 1>(simd, panel);
-        }
-    }
-}
-
-impl<P: Block> Tile<'_, '_, P> {
-    #[inline(always)]
-    fn panels<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, simd: S, panel: usize) {
-        let mut slices: [&[P]; PANELS] = [&[]; PANELS];
-        for index in 0..PANELS {
-            slices[index] = self.slices[panel + index];
-        }
-        let sums: Sums<S, ROWS, PANELS> = P::sums(simd, self.activations, slices);
-        self.output.write(simd, &sums, panel);
     }
 }
