@@ -224,7 +224,7 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 2>(self),
-            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
             _ => job.run::<4, 1>(self),
         }
     }
@@ -256,7 +256,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         match height {
             1 => job.run::<1, 1>(self),
             2 => job.run::<2, 1>(self),
-            VNNI_TILE_ROWS if VNNI && J::HAS_HIGH_TILES => job.run::<VNNI_TILE_ROWS, TILE_PANELS>(self),
+            VNNI_TILE_ROWS if VNNI => job.run::<VNNI_TILE_ROWS, TILE_PANELS>(self),
             _ => job.run::<4, 1>(self),
         }
     }

@@ -157,7 +157,7 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 4>(self),
-            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
             _ => job.run::<4, 2>(self),
         }
     }
@@ -189,7 +189,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         match height {
             1 => job.run::<1, 1>(self),
             2 => job.run::<2, 2>(self),
-            INTEGER_TILE_ROWS if J::HAS_HIGH_TILES => job.run::<INTEGER_TILE_ROWS, TILE_PANELS>(self),
+            INTEGER_TILE_ROWS => job.run::<INTEGER_TILE_ROWS, TILE_PANELS>(self),
             _ => job.run::<4, 2>(self),
         }
     }

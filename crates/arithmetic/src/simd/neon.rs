@@ -183,7 +183,7 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
         match height {
             1 => job.run::<1, 4>(self),
             2 => job.run::<2, 2>(self),
-            TILE_ROWS if J::HAS_HIGH_TILES => job.run::<TILE_ROWS, TILE_PANELS>(self),
+            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
             _ => job.run::<4, 1>(self),
         }
     }

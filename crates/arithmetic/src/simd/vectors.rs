@@ -291,9 +291,6 @@ pub(crate) trait Work<T> {
 pub(crate) trait TileJob<V: Vectors> {
     /// What it returns.
     type Output;
-    /// Whether there are tiles of more than four rows; else none are compiled.
-    #[allow(dead_code, reason = "only instruction sets with such tiles ask")]
-    const HAS_HIGH_TILES: bool = true;
 
     fn run<const ROWS: usize, const PANELS: usize>(self, v: V) -> Self::Output;
 }

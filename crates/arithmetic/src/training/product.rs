@@ -2,8 +2,8 @@
 //!
 //! Both operands are laid out anew for the tiles that fill the registers: the right one in panels of sixteen columns, once for
 //! all threads; the left one in tiles of as many rows as the registers hold, by the thread that multiplies them, for each part
-//! of the output and slice of the depth. A slice of a panel stays in the first cache while the tiles of a part pass over it,
-//! and those stay in the second, as does the part. The slices are the same for any number of threads, and so is every sum.
+//! of the output. A panel stays in the nearer caches while the tiles of a part pass over it, and those stay in the second. Sums
+//! are added slice by slice of the depth; these are the same for any number of threads, and so is every sum.
 
 use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
@@ -11,14 +11,14 @@ use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, 
 use crate::threads::{Part, Parts, for_each_part, for_each_part_in, thread_count};
 use crate::tile::{Apart, Interleaved, Sums, TileOutput, sum_products};
 
-/// Depth of a slice: 256 values of a panel take 16 KiB in f32.
+/// Depth of a slice.
 const SLICE: usize = 256;
 /// Slices of the right operand that are laid out at once.
-const BLOCK_DEPTH: usize = 16 * SLICE;
+const BLOCK_DEPTH: usize = 4 * SLICE;
 /// Values of the right operand that are laid out at once: 16 MiB in f32.
 const BLOCK_VALUES: usize = 1 << 22;
-/// Rows of a part at most; a slice of them takes 144 KiB in f32.
-const PART_ROWS: usize = 144;
+/// Rows of a part at most; in f32 they take up to 384 KiB.
+const PART_ROWS: usize = 96;
 /// Columns of a part at most.
 const PART_COLUMNS: usize = 256;
 
@@ -398,76 +398,50 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
         let Self { given, first_row, first_panel, part, room } = self;
-        let Given { left, slice: (first, depth), panels, is_first, epilogue } = given;
-        let mut done = 0;
-        // One slice of nothing where there is no depth, so that the output is written.
-        while done < depth.max(1) {
-            let count = SLICE.min(depth - done);
-            let slice = Given {
-                left,
-                slice: (first + done, count),
-                panels: panels.rows_from(done),
-                is_first: is_first && done == 0,
-                epilogue: if done + count >= depth { epilogue } else { None },
-            };
-            multiply_slice(v, slice, (first_row, first_panel), part, room);
-            done += SLICE;
-        }
-    }
-}
-
-/// The same for one slice of the depth.
-#[inline(always)]
-fn multiply_slice<V: Vectors>(
-    v: V,
-    given: Given<'_, V::Real>,
-    (first_row, first_panel): (usize, usize),
-    part: &mut Part<'_, V::Real>,
-    room: &mut Vec<V::Real>,
-) {
-    let Given { left, slice, panels, is_first, epilogue } = given;
-    let (rows, depth) = (part.rows(), slice.1);
-    room.resize((rows + V::TILE_ROWS) * depth, V::Real::ZERO);
-    let mut row = 0;
-    while row < rows && depth > 0 {
-        let height = tile_height(rows - row, V::TILE_ROWS);
-        left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
-        row += height;
-    }
-    // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
-    let whole = rows - rows % V::TILE_ROWS;
-    let panel_count = part.columns().div_ceil(LANES);
-    let (mut panel, mut first_tile, mut end_tile, mut width) = (0, 0, whole, V::TILE_PANELS);
-    if whole == 0 {
-        (end_tile, width) = (rows, MAX_TILE_PANELS);
-    }
-    while panel < panel_count {
-        let count = width.min(panel_count - panel);
-        let mut of_panels: [&[Line<[V::Real; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
-        for index in 0..count {
-            of_panels[index] = panels.panel(first_panel + panel + index, depth);
-        }
-        let mut row = first_tile;
-        while row < end_tile {
+        let Given { left, slice, panels, is_first, epilogue } = given;
+        let (rows, depth) = (part.rows(), slice.1);
+        room.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
+        let mut row = 0;
+        while row < rows && depth > 0 {
             let height = tile_height(rows - row, V::TILE_ROWS);
-            let tile = Tile {
-                rows: &room[row * depth..(row + height) * depth],
-                has_rows: left.has_rows(),
-                panels: &of_panels[..count],
-                // Without a residual, the place among all values does not count.
-                output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
-            };
-            v.in_tile(height, tile);
-            row += V::TILE_ROWS;
+            left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
+            row += height;
         }
-        panel += count;
-        if panel == panel_count && end_tile < rows {
-            (panel, first_tile, end_tile, width) = (0, whole, rows, MAX_TILE_PANELS);
+        // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
+        let whole = rows - rows % V::TILE_ROWS;
+        let panel_count = part.columns().div_ceil(LANES);
+        let (mut panel, mut first_tile, mut end_tile, mut width) = (0, 0, whole, V::TILE_PANELS);
+        if whole == 0 {
+            (end_tile, width) = (rows, MAX_TILE_PANELS);
+        }
+        while panel < panel_count {
+            let count = width.min(panel_count - panel);
+            let mut of_panels: [&[Line<[T; LANES]>]; MAX_TILE_PANELS] = [&[]; MAX_TILE_PANELS];
+            for index in 0..count {
+                of_panels[index] = panels.panel(first_panel + panel + index, depth);
+            }
+            let mut row = first_tile;
+            while row < end_tile {
+                let height = tile_height(rows - row, V::TILE_ROWS);
+                let tile = Tile {
+                    rows: &room[row * depth..(row + height) * depth],
+                    has_rows: left.has_rows(),
+                    panels: &of_panels[..count],
+                    // Without a residual, the place among all values does not count.
+                    output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
+                };
+                v.in_tile(height, tile);
+                row += V::TILE_ROWS;
+            }
+            panel += count;
+            if panel == panel_count && end_tile < rows {
+                (panel, first_tile, end_tile, width) = (0, whole, rows, MAX_TILE_PANELS);
+            }
         }
     }
 }
 
-/// One slice of a product for one tile and some panels.
+/// A product for one tile and some panels, added slice by slice.
 struct Tile<'a, 'b, T> {
     /// The tile's rows, as [`MatrixView::lay_out_rows`] gives them.
     rows: &'a [T],
@@ -501,15 +475,34 @@ impl<T: Number> Tile<'_, '_, T> {
             panels[index] = self.panels[first + index];
         }
         let depth = panels[0].len();
-        let sums: Sums<V, ROWS, PANELS> = if self.has_rows {
-            let mut rows: [&[T]; ROWS] = [&[]; ROWS];
-            for row in 0..ROWS {
-                rows[row] = &self.rows[row * depth..];
+        let mut sums: Sums<V, ROWS, PANELS> = [[v.splat(T::ZERO); PANELS]; ROWS];
+        let mut done = 0;
+        while done < depth {
+            let count = if depth - done < SLICE { depth - done } else { SLICE };
+            let mut lines: [&[Line<[T; LANES]>]; PANELS] = [&[]; PANELS];
+            for index in 0..PANELS {
+                lines[index] = &panels[index][done..done + count];
             }
-            sum_products(v, &Apart::new(rows, depth), panels)
-        } else {
-            sum_products(v, &Interleaved::<T, ROWS>::new(self.rows, depth), panels)
-        };
+            let slice: Sums<V, ROWS, PANELS> = if self.has_rows {
+                let mut rows: [&[T]; ROWS] = [&[]; ROWS];
+                for row in 0..ROWS {
+                    rows[row] = &self.rows[row * depth + done..];
+                }
+                sum_products(v, &Apart::new(rows, count), lines)
+            } else {
+                sum_products(v, &Interleaved::<T, ROWS>::new(&self.rows[done * ROWS..], count), lines)
+            };
+            if done == 0 {
+                sums = slice;
+            } else {
+                for row in 0..ROWS {
+                    for index in 0..PANELS {
+                        sums[row][index] = v.add(sums[row][index], slice[row][index]);
+                    }
+                }
+            }
+            done += SLICE;
+        }
         self.output.write(v, &sums, first);
     }
 }
