@@ -24,6 +24,8 @@ const PART_BYTES: usize = 512 << 10;
 const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
 /// More tiles than these are many.
 const FEW_TILES: usize = 4;
+/// Rows of a tile that is not the highest one.
+const LOW_TILE: usize = 4;
 /// Rows from which on weights are expanded before they are multiplied, where that is not done on the way.
 const EXPANDED_ROWS: usize = 20;
 
@@ -80,10 +82,10 @@ impl OnBlocks for Product<'_> {
         let highest = instructions.run(TileRows::<B>(PhantomData));
         // As few tiles as possible, of one height.
         let full = tile_height(rows.div_ceil(rows.div_ceil(highest)), highest);
-        let tiles = Tiles::<B>::new(x, sizes, full, instructions);
-        let row_bytes = (tiles.row_len * size_of::<B::Activation>()).max(1);
+        let row_bytes = (Tiles::<B>::row_len(in_features) * size_of::<B::Activation>()).max(1);
         let most = (PART_BYTES / row_bytes).max(full);
         let part_rows = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(full);
+        let tiles = Tiles::<B>::new(x, sizes, full, rows <= part_rows, instructions);
         let parts = Parts { row_len: out_features, rows: part_rows, columns: PART_PANELS * LANES };
         computed_in_parts(rows * out_features, parts, |part| {
             let given = Given { in_features, out_features, tiles: &tiles, epilogue };
@@ -109,24 +111,36 @@ impl<B: Block> Job for TileRows<B> {
     }
 }
 
-/// Activations laid out for tiles: full ones, and after them one of the height of what is left. Rows that are missing are
-/// zeros.
+/// Activations laid out for tiles: full ones, and after them others of one height. Rows that are missing are zeros.
 struct Tiles<B: Block> {
     activations: Vec<B::Activation>,
     /// Rows of a full tile.
     full: usize,
-    /// Rows in all.
-    rows: usize,
+    /// Rows in full tiles.
+    full_rows: usize,
+    /// Rows of a tile after these.
+    rest_height: usize,
     /// Activations of a row.
     row_len: usize,
 }
 
 impl<B: Block> Tiles<B> {
-    fn new(x: &[f32], sizes: Sizes, full: usize, instructions: InstructionSet) -> Self {
+    /// Activations of a row.
+    fn row_len(in_features: usize) -> usize {
+        in_features.div_ceil(DEPTH) * B::ACTIVATIONS
+    }
+
+    /// `is_one_part` says that all rows are of one part.
+    fn new(x: &[f32], sizes: Sizes, full: usize, is_one_part: bool, instructions: InstructionSet) -> Self {
         let Sizes { in_features, rows, .. } = sizes;
-        let row_len = in_features.div_ceil(DEPTH) * B::ACTIVATIONS;
-        let mut tiles = Self { activations: Vec::new(), full, rows, row_len };
-        let (whole, left) = (rows / full, rows % full);
+        let row_len = Self::row_len(in_features);
+        let (mut full_rows, mut rest) = (rows - rows % full, rows % full);
+        let mut rest_height = tile_height(rest, full);
+        if is_one_part && full == LOW_TILE + 2 && (1..=2).contains(&rest) && full_rows >= FEW_TILES * full {
+            // Two lower tiles in place of a full one and one that is hardly a tile.
+            (full_rows, rest, rest_height) = (full_rows - full, rest + full, LOW_TILE);
+        }
+        let mut tiles = Self { activations: Vec::new(), full, full_rows, rest_height, row_len };
         let parts = |height: usize| Parts { row_len: height * row_len, rows: 1, columns: height * row_len };
         if row_len == 0 {
             return tiles;
@@ -135,14 +149,13 @@ impl<B: Block> Tiles<B> {
             let x = &x[first * in_features..rows.min(first + height) * in_features];
             instructions.run(Arrange::<B> { x, in_features, tile, height });
         };
-        tiles.activations = computed_in_parts(whole * full * row_len, parts(full), |mut part| {
+        tiles.activations = computed_in_parts(full_rows * row_len, parts(full), |mut part| {
             arrange(part.first_row * full, full, part.row(0));
         });
-        if left > 0 {
-            let height = tile_height(left, full);
+        for row in (full_rows..full_rows + rest).step_by(rest_height) {
             let first = tiles.activations.len();
-            tiles.activations.resize(first + height * row_len, B::Activation::default());
-            arrange(whole * full, height, &mut tiles.activations[first..]);
+            tiles.activations.resize(first + rest_height * row_len, B::Activation::default());
+            arrange(row, rest_height, &mut tiles.activations[first..]);
         }
         tiles
     }
@@ -150,7 +163,7 @@ impl<B: Block> Tiles<B> {
     /// Height of the tile that begins at a row, and its activations.
     #[inline(always)]
     fn tile(&self, row: usize) -> (usize, &[B::Activation]) {
-        let height = tile_height(self.rows - row, self.full);
+        let height = if row < self.full_rows { self.full } else { self.rest_height };
         (height, &self.activations[row * self.row_len..(row + height) * self.row_len])
     }
 }
