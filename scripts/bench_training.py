@@ -1,19 +1,22 @@
 """Speed and memory of a training step beside PyTorch: forward, backward, clipping, AdamW, in f32 on the same threads.
 
-usage: python scripts/bench_training.py [--case small|gpt2]... [--rounds N] [--threads N] [--dropout RATE]
+usage: python scripts/bench_training.py [--case small|gpt2]... [--rounds N] [--threads N] [--dropout RATE] [--isa avx2]
 
 Runs `cargo bench -p gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
-a process of its own, and prints the medians, with the peak of each process's resident memory (VmHWM). Needs the packages
-of scripts/requirements.txt.
+a process of its own, and prints the medians, with the peak of each process's resident memory (VmHWM). `--isa avx2` holds both to
+AVX2 where the processor has AVX-512. Needs the packages of scripts/requirements.txt.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
+
+import bench_peers
 
 CASES = {
     "small": {"vocab_size": 2048, "n_positions": 256, "n_embd": 256, "n_layer": 6, "n_head": 8, "batch": 8, "context": 256},
@@ -74,6 +77,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--isa", choices=["avx2"])
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     cases = arguments.case or list(CASES)
@@ -83,10 +87,13 @@ def main():
         return
     ours = ["cargo", "bench", "--quiet", "-p", "gpt2-training", "--bench", "step", "--"]
     theirs = [sys.executable, __file__, "--worker", "--case"]
+    instructions = ["--instructions", arguments.isa] if arguments.isa else []
+    if arguments.isa:
+        os.environ.update(bench_peers.ONLY_AVX2)
     for case in cases:
         results = {"ours": [], "PyTorch": []}
         for _ in range(arguments.rounds):
-            results["ours"].append(run(ours + [case] + options))
+            results["ours"].append(run(ours + [case] + options + instructions))
             results["PyTorch"].append(run(theirs + [case] + options))
         medians = {}
         for name, rounds in results.items():

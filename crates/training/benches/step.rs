@@ -1,6 +1,6 @@
 //! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
 //!
-//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--recompute] [--lora-rank RANK]`, CASE
+//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]`, CASE
 //! one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256) and `gpt2` (124M, 4 windows of 64). With a rank,
 //! adapters of all linear layers are trained in place of the weights. Prints one JSON line, in the form of
 //! `scripts/bench_training.py`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
@@ -27,6 +27,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dropout = value("--dropout").map_or(Ok(0.0), |rate| rate.parse())?;
     if let Some(threads) = value("--threads") {
         gpt2_kernels::set_thread_count(threads.parse()?);
+    }
+    if let Some(name) =
+        value("--instructions").filter(|name| !gpt2_kernels::limits::choose_instruction_set(name))
+    {
+        return Err(format!(
+            "{name}: this processor has {}",
+            gpt2_kernels::limits::instruction_sets().join(", ")
+        )
+        .into());
     }
     let case = arguments.iter().find(|argument| matches!(argument.as_str(), "small" | "gpt2"));
     let (sizes, batch_size, context) = match case.map(String::as_str) {
