@@ -23,8 +23,7 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     const MULTIPLIES_BYTES: bool;
     /// Activations of a block and row.
     const ACTIVATIONS: usize;
-    /// Blocks of a slice: what of a panel stays in the nearer caches while all tiles of a part pass over it. Products of a
-    /// slice are added first, so formats that expand to each other have the same.
+    /// Blocks of a slice. Products of a slice are added first, so formats that expand to each other have the same.
     const SLICE_BLOCKS: usize;
     /// A block of zeros.
     const ZERO: Self;

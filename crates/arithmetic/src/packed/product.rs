@@ -13,7 +13,7 @@ use super::matrix::{OnBlocks, PackedMatrix, panel_of};
 use crate::epilogue::Epilogue;
 use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob, tile_height};
 use crate::threads::{Part, Parts, computed_in_parts};
-use crate::tile::{Sums, stored};
+use crate::tile::{Sums, TileOutput};
 
 /// Panels of a part.
 const PART_PANELS: usize = 4;
@@ -351,18 +351,14 @@ impl<P: Block> Tile<'_, '_, '_, P> {
                 }
             }
         }
-        let computed = stored(simd, &sums);
-        let panel = self.first + panel;
-        let first_panel = self.part.first_column / LANES + panel;
-        for row in 0..ROWS.min(self.part.rows() - self.row) {
-            let row_start = (self.part.first_row + self.row + row) * self.out_features;
-            let outputs = &mut self.part.row(self.row + row)[panel * LANES..];
-            for index in 0..PANELS {
-                let first = row_start + (first_panel + index) * LANES;
-                let sums = simd.load(&computed[row][index].0);
-                let values = self.epilogue.apply(simd, sums, first_panel + index, first);
-                simd.store_first(values, &mut outputs[index * LANES..]);
-            }
-        }
+        let mut output = TileOutput {
+            part: &mut *self.part,
+            row: self.row,
+            panel: self.first,
+            row_len: self.out_features,
+            is_first: true,
+            epilogue: Some(self.epilogue),
+        };
+        output.write(simd, &sums, panel);
     }
 }

@@ -8,7 +8,7 @@
 use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
-use crate::threads::{Part, Parts, for_each_part, for_each_part_in, thread_count};
+use crate::threads::{Part, Parts, computed_in_parts, for_each_part, for_each_part_in, thread_count};
 use crate::tile::{Apart, Interleaved, Sums, TileOutput, sum_products};
 
 /// Depth of a slice.
@@ -218,7 +218,6 @@ fn multiply_all<T: Real>(
         });
         return;
     }
-    let mut lines = Vec::new();
     let mut first = 0;
     // One block of nothing where there is no depth, so that the output is written.
     while first < depth.max(1) {
@@ -226,13 +225,10 @@ fn multiply_all<T: Real>(
         let block_columns = (BLOCK_VALUES / slice.1.max(1)).next_multiple_of(PART_COLUMNS);
         for first_column in (0..columns).step_by(block_columns) {
             let width = block_columns.min(columns - first_column);
-            lines.resize(width.div_ceil(LANES) * slice.1, Line([T::ZERO; LANES]));
-            if slice.1 > 0 {
-                let parts = Parts { row_len: slice.1, rows: 4, columns: slice.1 };
-                for_each_part(&mut lines, parts, |mut part| {
-                    T::vectorized(LayOutPanels { right, first_row: first, first_column, part: &mut part });
-                });
-            }
+            let panels = Parts { row_len: slice.1.max(1), rows: 4, columns: slice.1.max(1) };
+            let lines = computed_in_parts(width.div_ceil(LANES) * slice.1, panels, |mut part| {
+                T::vectorized(LayOutPanels { right, first_row: first, first_column, part: &mut part });
+            });
             let given = Given {
                 left,
                 slice,
