@@ -17,11 +17,12 @@ use crate::logits::rows_of;
 use crate::{GenerationError, History, Sampler};
 
 /// What one more token costs a pass over one token of one text, as a share of it.
-const TOKEN_COST: f64 = 0.1;
+const TOKEN_COST: f64 = 0.15;
 /// How much of what is known of a text's drafts still counts after the next one.
 const MEMORY: f64 = 0.8;
-/// Steps without a draft after which one token is tried again.
-const PATIENCE: usize = 16;
+/// Steps without a draft after which one token is tried again: so many at first, twice as many after each that was refused, and at
+/// most so many.
+const PATIENCE: RangeInclusive<usize> = 16..=256;
 /// Places of all texts together that a pass looks at, at most: of each there are logits.
 const MOST_PLACES: usize = 256;
 /// Longest and shortest sequences that are looked up.
@@ -50,12 +51,14 @@ pub(crate) struct Success {
     tried: f64,
     /// Steps since the last draft.
     rested: usize,
+    /// Steps without a draft after which one is tried.
+    patience: usize,
 }
 
 impl Success {
     /// Of a text without a draft so far.
     pub(crate) fn new() -> Self {
-        Self { drafts: Drafts::default(), accepted: 1.4, tried: 2.0, rested: 0 }
+        Self { drafts: Drafts::default(), accepted: 1.4, tried: 2.0, rested: 0, patience: *PATIENCE.start() }
     }
 
     /// The length of a draft, at most `most`, that promises the most tokens for what it costs, where a token of it costs
@@ -75,7 +78,7 @@ impl Success {
             }
         }
         self.rested += 1;
-        if best == 0 && self.rested >= PATIENCE { most.min(1) } else { best }
+        if best == 0 && self.rested >= self.patience { most.min(1) } else { best }
     }
 
     /// Counts a draft, of which so many tokens were right. How many of them the text has is counted when it has them.
@@ -84,6 +87,11 @@ impl Success {
         let tried = if accepted < drafted { accepted + 1 } else { drafted };
         self.accepted = self.accepted * MEMORY + accepted as f64;
         self.tried = self.tried * MEMORY + tried as f64;
+        if accepted > 0 {
+            self.patience = *PATIENCE.start();
+        } else if self.rested >= self.patience {
+            self.patience = (2 * self.patience).min(*PATIENCE.end());
+        }
         self.rested = 0;
     }
 }

@@ -243,7 +243,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
     let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
     let mut accepted = 0;
     for seed in 0..DRAWS / TEXTS {
-        let mut scheduler = scheduler(&model, options(4, 4 * 16, 64));
+        let mut scheduler = scheduler(&model, options(2, 2 * 16, 64));
         scheduler.set_assistant(&assistant).unwrap();
         let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
         let mut texts = Texts::new();

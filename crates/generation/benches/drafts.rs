@@ -1,0 +1,185 @@
+//! What drafts save, on made-up models of published shapes in q8 whose texts are known beforehand: token `t` is followed by `t + 1`.
+//! Layers cost what they cost in a trained model and add nothing to the residual stream, so the output head reads the token itself.
+//!
+//! - `assistant`: the 774M shape, assisted by the 82M shape, which agrees four times in five;
+//! - `lookup`: the same with prompt lookup, on a text that repeats itself every 32 tokens;
+//! - `refused`: an assistant that is always wrong, and a prompt in which something else followed every pair of tokens.
+//!
+//! Each is compared with the same text without drafts, in turns: the median of the tokens a second over those of the plain text.
+//!
+//! Run: `cargo bench -p gpt2-generation --bench drafts -- [--threads N] [--instructions SET] [NAME]`.
+
+#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
+use gpt2_kernels::{
+    Matrix, ParameterSource, RandomStream, WeightFormat, limits, set_thread_count, thread_count,
+};
+use gpt2_testing::pattern;
+use gpt2_weights::Tokenizer;
+
+/// Each figure is the median of this many pairs of texts.
+const ROUNDS: usize = 5;
+/// Tokens of a text.
+const NEW_TOKENS: usize = 192;
+/// Below this, tokens follow each other in circles of [`PERIOD`].
+const CIRCLES: u32 = 1024;
+const PERIOD: u32 = 32;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut names = Vec::new();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--threads" => {
+                set_thread_count(arguments.next().unwrap_or_default().parse()?);
+            }
+            "--instructions" => {
+                let name = arguments.next().unwrap_or_default();
+                if !limits::choose_instruction_set(&name) {
+                    return Err(format!("{name}: not a set of this processor").into());
+                }
+            }
+            // `cargo bench` gives `--bench`.
+            name if name.starts_with('-') => {}
+            name => names.push(name.to_owned()),
+        }
+    }
+    let wants = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    println!("{} threads", thread_count());
+    let large = known_text("gpt2-large", |token| token + 1)?;
+    if wants("assistant") {
+        let differs = |token: u32| (token.wrapping_mul(2_654_435_761) >> 16).is_multiple_of(5);
+        let small = known_text("distilgpt2", |token| token + 1 + u32::from(differs(token)))?;
+        compare("assistant", &large, &(20_000..20_016).collect::<Vec<_>>(), None, Some(&small))?;
+    }
+    if wants("lookup") {
+        compare(
+            "lookup",
+            &large,
+            &(0..2 * PERIOD).map(|token| token % PERIOD).collect::<Vec<_>>(),
+            Some(16),
+            None,
+        )?;
+    }
+    if wants("refused") {
+        let small = known_text("distilgpt2", |token| token + 2)?;
+        compare("refused assistant", &large, &(20_000..20_016).collect::<Vec<_>>(), None, Some(&small))?;
+        let first = 30_000;
+        let pairs = (first..).take(NEW_TOKENS).flat_map(|token| [token, token + 1, 9]);
+        compare("refused lookup", &large, &pairs.chain([first]).collect::<Vec<_>>(), Some(16), None)?;
+    }
+    Ok(())
+}
+
+/// Texts with drafts and without, in turns; they must be the same.
+fn compare(
+    name: &str,
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    lookup: Option<usize>,
+    assistant: Option<&Gpt2LMHead>,
+) -> std::result::Result<(), GenerationError> {
+    let (mut ratios, mut counts) = (Vec::new(), Drafts::default());
+    for _ in 0..ROUNDS {
+        let (plain, plain_s, _) = text(model, prompt, None, None)?;
+        let (drafted, drafted_s, drafts) = text(model, prompt, lookup, assistant)?;
+        assert_eq!(plain, drafted, "{name}: the text is the same with drafts");
+        ratios.push(plain_s / drafted_s);
+        counts = drafts;
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "{name}: {:.2} times the tokens a second ({:.2} to {:.2}); {} of {} drafted tokens accepted, text of {NEW_TOKENS}",
+        ratios[ROUNDS / 2],
+        ratios[0],
+        ratios[ROUNDS - 1],
+        counts.accepted,
+        counts.drafted
+    );
+    Ok(())
+}
+
+/// A text, the seconds from its first token to its last, and what was drafted for it.
+fn text(
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    prompt_lookup_num_tokens: Option<usize>,
+    assistant: Option<&Gpt2LMHead>,
+) -> std::result::Result<(Vec<u32>, f64, Drafts), GenerationError> {
+    let config = GenerationConfig {
+        max_new_tokens: NEW_TOKENS,
+        prompt_lookup_num_tokens,
+        ..GenerationConfig::default()
+    };
+    let request = Request::new(prompt.to_vec(), config);
+    let mut tokens = BatchGenerator::<&Tokenizer>::new(model, vec![request], 1, None)?;
+    if let Some(assistant) = assistant {
+        tokens = tokens.with_assistant(assistant)?;
+    }
+    let (mut ids, mut started, mut drafts) = (Vec::new(), None, Drafts::default());
+    for token in tokens {
+        let token = token.map_err(|failed| failed.error)?;
+        started.get_or_insert_with(Instant::now);
+        ids.push(token.id);
+        drafts = token.drafts;
+    }
+    Ok((ids, started.map_or(0.0, |started| started.elapsed().as_secs_f64()), drafts))
+}
+
+/// A model of a published shape in q8, for which `next` tells what follows a token outside the circles.
+fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHead> {
+    let config =
+        Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::preset(name).expect("a published model") };
+    let vocab_size = u32::try_from(config.vocab_size).expect("a vocabulary");
+    let before = (0..vocab_size).map(|token| match token < CIRCLES {
+        true => token - token % PERIOD + (token + 1) % PERIOD,
+        false => next(token) % vocab_size,
+    });
+    Gpt2LMHead::load(&config, &KnownText { name: String::new(), next: before.collect() })
+}
+
+/// Weights of a model whose blocks add nothing, and whose head knows what follows each token.
+struct KnownText {
+    name: String,
+    /// What follows each token.
+    next: Vec<u32>,
+}
+
+impl ParameterSource for KnownText {
+    fn below(&self, name: impl ToString) -> Self {
+        Self { name: format!("{}{}.", self.name, name.to_string()), next: self.next.clone() }
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        let shape = shape.into();
+        match format!("{}{name}", self.name).as_str() {
+            "ln_f.weight" => Tensor::ones(shape, DType::F32, &Device::Cpu),
+            "ln_f.bias" | "wpe.weight" => Tensor::zeros(shape, DType::F32, &Device::Cpu),
+            name if name.contains("c_proj") => Tensor::zeros(shape, DType::F32, &Device::Cpu),
+            // A row is the sum of the embeddings of the tokens that it follows.
+            "lm_head.weight" => {
+                let embeddings = embeddings(&shape)?;
+                let next = Tensor::from_slice(&self.next, self.next.len(), &Device::Cpu)?;
+                embeddings.zeros_like()?.index_add(&next, &embeddings, 0)
+            }
+            "wte.weight" => embeddings(&shape),
+            _ => Ok(pattern(shape.dims(), 1.0, 0)),
+        }
+    }
+
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name)?, WeightFormat::Q8)
+    }
+}
+
+/// Ones with signs drawn anew for each: any two rows are nearly at right angles.
+fn embeddings(shape: &Shape) -> Result<Tensor> {
+    let mut signs = RandomStream::new(1);
+    let values = (0..shape.elem_count()).map(|_| if signs.below(2) == 0 { -1f32 } else { 1.0 });
+    Tensor::from_vec(values.collect(), shape, &Device::Cpu)
+}
