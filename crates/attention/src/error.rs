@@ -2,7 +2,10 @@
 //!
 //! The layers return candle's error type; these travel inside it and can be taken out with `downcast_ref`.
 
+use candle_core::DType;
 use thiserror::Error;
+
+use crate::Site;
 
 /// A size or an input that an attention layer cannot work with.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -33,6 +36,16 @@ pub enum AttentionError {
         expected: usize,
         /// The width that was given.
         found: usize,
+    },
+    /// An observer returned something that cannot take the place of what it saw.
+    #[error("{site}: expected {expected:?} in its place, found {found:?}")]
+    Replacement {
+        /// Where.
+        site: Site,
+        /// Shape and type of what was there.
+        expected: (Vec<usize>, DType),
+        /// Shape and type of what was given.
+        found: (Vec<usize>, DType),
     },
     /// The tokens do not fit into the cache.
     #[error("key-value cache: {past} tokens held and {added} more do not fit into a capacity of {capacity}")]

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use gpt2_kernels::{Activation, Linear};
 
-use crate::{AttentionError, Pass};
+use crate::{AttentionError, Pass, SiteKind};
 
 /// Two linear layers with an activation between them, applied to each token by itself.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ impl FeedForward {
 
     /// Runs both layers.
     ///
-    /// Shows `mlp_activation`, `(B, T, inner)`, to the observer of the pass.
+    /// Shows [`SiteKind::MlpPre`] and [`SiteKind::MlpPost`] to the observer of the pass.
     ///
     /// # Shapes
     /// `x` `(B, T, width)`; returns the same.
@@ -52,7 +52,7 @@ impl FeedForward {
 
     /// `residual + dropout(forward(x))`; `rate` is that of the output.
     ///
-    /// Shows `mlp_activation`, `(B, T, inner)`, and `mlp_output`, `(B, T, width)`, to the observer of the pass.
+    /// Shows [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`] to the observer of the pass.
     ///
     /// # Shapes
     /// `x` and `residual` `(B, T, width)`; returns the same.
@@ -61,14 +61,23 @@ impl FeedForward {
     /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, rate: f64, pass: &mut Pass) -> Result<Tensor> {
         let hidden = self.hidden(x, pass)?;
-        pass.add_to(residual, &self.contract, &hidden, "mlp_output", rate)
+        pass.add_to(residual, &self.contract, &hidden, SiteKind::MlpOut, rate)
     }
 
     /// The input of the second layer, `(B, T, inner)`.
     fn hidden(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
-        let hidden = self.expand.forward_activated(x, self.activation)?;
-        let hidden = pass.show("mlp_activation", hidden)?;
+        let hidden = if pass.wants(SiteKind::MlpPre) {
+            self.activation.forward(&pass.show(SiteKind::MlpPre, self.expand.forward(x)?)?)?
+        } else {
+            self.expand.forward_activated(x, self.activation)?
+        };
+        let hidden = pass.show(SiteKind::MlpPost, hidden)?;
         pass.dropout(hidden, self.inner_dropout)
+    }
+
+    /// The second layer, `inner` to `width`.
+    pub fn contract(&self) -> &Linear {
+        &self.contract
     }
 
     /// Number of trainable values.

@@ -30,6 +30,7 @@ mod multi_head;
 mod pass;
 mod position;
 mod scaled_dot_product;
+mod site;
 pub mod steps;
 pub mod transformer;
 
@@ -41,6 +42,7 @@ pub use mask::AttentionMask;
 pub use multi_head::{
     HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,
 };
-pub use pass::{Observer, Pass, Site};
+pub use pass::{Observer, Pass};
 pub use position::SinusoidalPositions;
 pub use scaled_dot_product::ScaledDotProduct;
+pub use site::{Site, SiteError, SiteKind};

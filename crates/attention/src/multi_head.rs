@@ -3,16 +3,18 @@
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model (From Scratch)"
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, step_attention};
+use gpt2_kernels::{Linear, add, step_attention};
 
-use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site};
+use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site, SiteKind};
 
 /// Axis of the batch in a `(B, T, d_in)` tensor.
 const BATCH_DIM: usize = 0;
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
+/// Axis of the heads in a `(B, T, H, d_out)` tensor.
+const RESULT_HEAD_DIM: usize = 2;
 
 /// How wide each head is.
 ///
@@ -234,7 +236,7 @@ impl MultiHeadAttention {
     /// The whole layer: self-attention or, with `memory`, cross-attention; with or without a cache of this layer's
     /// earlier tokens; in inference or training.
     ///
-    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    /// Shows the observer of the pass what is from [`SiteKind::Q`] to [`SiteKind::Z`].
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues after the
@@ -255,7 +257,7 @@ impl MultiHeadAttention {
 
     /// `residual + dropout(output)` of self-attention, the end of its part of a block; `rate` is that of the output.
     ///
-    /// Shows `attention_weights`, `(B, H, T, S)`, and `attention_output`, `(B, T, d_out)`, to the observer of the pass.
+    /// Shows the observer of the pass what is from [`SiteKind::Q`] to [`SiteKind::AttnOut`].
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache is as in
@@ -273,11 +275,67 @@ impl MultiHeadAttention {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let context = self.context(x, None, mask, cache, pass)?;
-        pass.add_to(residual, &self.out_proj, &context, "attention_output", rate)
+        if !pass.wants(SiteKind::Result) {
+            return pass.add_to(residual, &self.out_proj, &context, SiteKind::AttnOut, rate);
+        }
+        let output = pass.show(SiteKind::Result, self.results(&context)?)?.sum(RESULT_HEAD_DIM)?;
+        let output = match self.out_proj.bias() {
+            Some(bias) => output.broadcast_add(bias)?,
+            None => output,
+        };
+        let output = pass.show(SiteKind::AttnOut, output)?;
+        add(residual, &pass.dropout(output, rate)?)
+    }
+
+    /// What each head adds, without the output projection's bias: `(B, T, H, d_out)` of `z` `(B, T, H · D)`.
+    ///
+    /// # Errors
+    /// When the shape is another.
+    pub fn results(&self, z: &Tensor) -> Result<Tensor> {
+        let (batch, tokens, _) = z.dims3()?;
+        let (heads, width, output) = (self.num_heads, self.head_dim, self.out_proj.out_features());
+        let z = z.reshape((batch * tokens, heads, width))?.transpose(0, 1)?.contiguous()?; // (H, B · T, D)
+        let weight = self.out_proj.weight().to_tensor()?.reshape((output, heads, width))?;
+        let results = z.matmul(&weight.permute((1, 2, 0))?.contiguous()?)?; // (H, B · T, d_out)
+        results.transpose(0, 1)?.contiguous()?.reshape((batch, tokens, heads, output))
+    }
+
+    /// Queries, keys and values as the observer wants them, each `(B, T, H · D)`.
+    fn shown(&self, projections: &[Tensor], pass: &mut Pass) -> Result<Vec<Tensor>> {
+        let width = self.num_heads * self.head_dim;
+        let mut parts = Vec::new();
+        for projection in projections {
+            let count = projection.dim(D::Minus1)? / width;
+            for part in (0..count).map(|index| projection.narrow(D::Minus1, index * width, width)) {
+                let kind = [SiteKind::Q, SiteKind::K, SiteKind::V][parts.len().min(2)];
+                let (batch, tokens, _) = projection.dims3()?;
+                let heads = part?.reshape((batch, tokens, self.num_heads, self.head_dim))?;
+                parts.push(pass.show(kind, heads)?.reshape((batch, tokens, width))?);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// What the heads say, shown to the observer, `(B, T, H · D)`.
+    fn context(
+        &self,
+        x: &Tensor,
+        memory: Option<&Tensor>,
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let context = self.attend(x, memory, mask, cache, pass)?;
+        if !pass.wants(SiteKind::Z) {
+            return Ok(context);
+        }
+        let (batch, tokens, width) = context.dims3()?;
+        let heads = context.reshape((batch, tokens, self.num_heads, self.head_dim))?;
+        pass.show(SiteKind::Z, heads)?.reshape((batch, tokens, width))
     }
 
     /// What the heads say, side by side: the input of the output projection, `(B, T, H · D)`.
-    fn context(
+    fn attend(
         &self,
         x: &Tensor,
         memory: Option<&Tensor>,
@@ -298,7 +356,10 @@ impl MultiHeadAttention {
             let (memory, slots) = cache.slots();
             return step_attention(layer, x, memory, slots, self.attention.scale, lengths);
         }
-        let projections = self.projection.forward(x, memory)?;
+        let mut projections = self.projection.forward(x, memory)?;
+        if [SiteKind::Q, SiteKind::K, SiteKind::V].into_iter().any(|kind| pass.wants(kind)) {
+            projections = self.shown(&projections, pass)?;
+        }
         let (heads, attention) = (self.num_heads, &self.attention);
         if cache.is_none()
             && let Some(context) = attention.forward_projected(&projections, heads, mask, pass)?
@@ -325,6 +386,16 @@ impl MultiHeadAttention {
     /// Number of trainable values: projections, output projection, and their biases.
     pub fn parameter_count(&self) -> usize {
         self.projection.parameter_count() + self.out_proj.parameter_count()
+    }
+
+    /// The projections to queries, keys and values.
+    pub fn projection(&self) -> &QkvProjection {
+        &self.projection
+    }
+
+    /// The output projection, `H · D` to the output width.
+    pub fn out_proj(&self) -> &Linear {
+        &self.out_proj
     }
 
     /// Number of heads, `H`.
@@ -372,10 +443,12 @@ fn expect_width(what: &'static str, expected: usize, found: usize) -> Result<()>
 struct KeepWeights(Option<Tensor>);
 
 impl Observer for KeepWeights {
-    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
-        if site.name == "attention_weights" {
-            self.0 = Some(value.clone());
-        }
+    fn wants(&self, site: Site) -> bool {
+        site.kind == SiteKind::Pattern
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        self.0 = Some(value.clone());
         Ok(value)
     }
 }

@@ -3,20 +3,26 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{AttentionDropout, KernelError, Linear, RandomStream, add, dropout, recomputed};
+use gpt2_kernels::{
+    AttentionDropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed,
+};
 
-/// A place in a model where an intermediate can be seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Site {
-    /// Index of the block, counted from 0; `None` outside the blocks.
-    pub layer: Option<usize>,
-    /// Name of the intermediate; the layer that announces it documents its shape.
-    pub name: &'static str,
-}
+use crate::{AttentionError, Site, SiteKind};
 
-/// Sees the named intermediates of a forward pass, and may replace them.
+/// Sees intermediates of a forward pass, and may replace them.
+///
+/// What it does not want is computed as if nobody looked: several steps in one kernel, where there is one.
 pub trait Observer {
-    /// Called with every intermediate in the order of computation; what it returns is used in its place.
+    /// Whether it wants to see what is at this place.
+    fn wants(&self, site: Site) -> bool;
+
+    /// Called when a model begins a pass over `tokens` new tokens of rows that have so many tokens before them: with a cache, what is
+    /// seen is of the new tokens alone.
+    fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
+        let _ = (past_lengths, tokens);
+    }
+
+    /// Called with what it wants, in the order of computation; what it returns is used in its place.
     ///
     /// # Errors
     /// An error ends the forward pass and is returned from it.
@@ -104,20 +110,73 @@ impl<'a> Pass<'a> {
         Ok(y)
     }
 
+    /// The same pass, seen by `observer` for the time that it is borrowed.
+    pub fn watched<'b>(&'b mut self, observer: &'b mut dyn Observer) -> Pass<'b> {
+        Pass {
+            generator: self.generator.as_deref_mut(),
+            observer: Some(observer),
+            layer: self.layer,
+            recomputes: false,
+            lengths: self.lengths.clone(),
+        }
+    }
+
+    /// Tells the observer what the pass is over, see [`Observer::begin`].
+    pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
+        if let Some(observer) = &mut self.observer {
+            observer.begin(past_lengths, tokens);
+        }
+    }
+
     /// Says that what follows belongs to block `layer`, or to none.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
         self.layer = layer;
     }
 
-    /// Shows an intermediate to the observer and returns what to go on with: `value` itself where nobody looks.
+    /// Whether the observer wants to see this intermediate of the layer that was entered: an op may then not skip it.
+    pub fn wants(&self, kind: SiteKind) -> bool {
+        let site = Site { layer: self.layer, kind };
+        self.observer.as_ref().is_some_and(|observer| observer.wants(site))
+    }
+
+    /// Shows an intermediate to the observer, if it wants it, and returns what to go on with.
     ///
     /// # Errors
-    /// Those of the observer.
-    pub fn show(&mut self, name: &'static str, value: Tensor) -> Result<Tensor> {
-        match &mut self.observer {
-            Some(observer) => observer.observe(Site { layer: self.layer, name }, value),
-            None => Ok(value),
+    /// Those of the observer, and when it returns another shape or type.
+    pub fn show(&mut self, kind: SiteKind, value: Tensor) -> Result<Tensor> {
+        let site = Site { layer: self.layer, kind };
+        let Some(observer) = self.observer.as_mut().filter(|observer| observer.wants(site)) else {
+            return Ok(value);
+        };
+        let (shape, dtype) = (value.shape().clone(), value.dtype());
+        let seen = observer.observe(site, value)?;
+        if *seen.shape() != shape || seen.dtype() != dtype {
+            return Err(AttentionError::Replacement {
+                site,
+                expected: (shape.into_dims(), dtype),
+                found: (seen.dims().to_vec(), seen.dtype()),
+            }
+            .into());
         }
+        Ok(seen)
+    }
+
+    /// A layer norm, whose scale and normalized input are shown as these two, if they are wanted.
+    ///
+    /// # Shapes
+    /// `x` `(…, C)`; returns the same.
+    ///
+    /// # Errors
+    /// When the width differs, and those of the observer.
+    pub fn norm(&mut self, norm: &LayerNorm, x: &Tensor, kinds: [SiteKind; 2]) -> Result<Tensor> {
+        let [scale_kind, normalized_kind] = kinds;
+        if !kinds.into_iter().any(|kind| self.wants(kind)) {
+            return norm.forward(x);
+        }
+        let (centered, scale) = norm.centered(x)?;
+        let scale = self.show(scale_kind, scale)?;
+        let normalized = centered.broadcast_div(&scale)?.to_dtype(x.dtype())?;
+        norm.scaled(&self.show(normalized_kind, normalized)?)
     }
 
     /// Dropout in training, `x` itself in inference.
@@ -131,8 +190,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// `residual + dropout(layer(x))`, where the layer's output is shown under `name`: the end of a part of a block, in one
-    /// product where nothing is dropped and nobody looks.
+    /// `residual + dropout(layer(x))`, where the layer's output is shown as `kind`: the end of a part of a block, in one
+    /// product where nothing is dropped and nobody wants it.
     ///
     /// # Shapes
     /// `x` `(B, T, in)`, `residual` `(B, T, out)`; returns `(B, T, out)`.
@@ -144,13 +203,13 @@ impl<'a> Pass<'a> {
         residual: &Tensor,
         layer: &Linear,
         x: &Tensor,
-        name: &'static str,
+        kind: SiteKind,
         rate: f64,
     ) -> Result<Tensor> {
-        if self.is_inference() {
+        if !self.is_training() && !self.wants(kind) {
             return layer.forward_added(x, residual);
         }
-        let output = self.show(name, layer.forward(x)?)?;
+        let output = self.show(kind, layer.forward(x)?)?;
         add(residual, &self.dropout(output, rate)?)
     }
 
@@ -171,7 +230,7 @@ impl<'a> Pass<'a> {
         Ok(generator.map(|generator| AttentionDropout { rate, seed: generator.seed() }))
     }
 
-    /// Whether an observer looks: an op may then not skip an intermediate.
+    /// Whether there is an observer.
     pub fn is_observed(&self) -> bool {
         self.observer.is_some()
     }

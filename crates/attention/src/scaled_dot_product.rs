@@ -9,9 +9,9 @@ use std::ops::Range;
 use candle_core::{D, DType, Result, Tensor};
 use gpt2_kernels::{HeadsAttention, WIDEST_SINGLE_QUERY, heads_attention, prefix_attention_on_gpu, softmax};
 
-use crate::KvCache;
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
+use crate::{KvCache, SiteKind};
 
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
@@ -39,7 +39,7 @@ impl ScaledDotProduct {
 
     /// Attention of queries over keys and values.
     ///
-    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    /// Shows [`SiteKind::AttnScores`] and [`SiteKind::Pattern`] to the observer of the pass.
     ///
     /// # Shapes
     /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. `past_lengths` has the
@@ -80,7 +80,7 @@ impl ScaledDotProduct {
         }
         if let AttentionMask::Window { before, after } = mask
             && past_lengths.is_empty()
-            && !pass.is_observed()
+            && !shows_weights(pass)
             && before.saturating_add(*after) < key_len
         {
             return self.band(&q.contiguous()?, &k.contiguous()?, v, mask, (*before, *after), pass);
@@ -91,7 +91,7 @@ impl ScaledDotProduct {
 
     /// Attention of the queries of new tokens over a cache, which gains their keys and values first.
     ///
-    /// Shows `attention_weights`, `(B, H, T, S)`, to the observer of the pass.
+    /// Shows [`SiteKind::AttnScores`] and [`SiteKind::Pattern`] to the observer of the pass.
     ///
     /// # Shapes
     /// `q`, and the new `keys` and `values` `(B, H, T, D)`; returns `(B, H, T, D)`.
@@ -183,7 +183,7 @@ impl ScaledDotProduct {
         if !matches!(dtype, DType::F32 | DType::F64)
             || !tensors.iter().all(is_float)
             || !has_scale
-            || pass.is_observed()
+            || shows_weights(pass)
         {
             return None;
         }
@@ -197,13 +197,13 @@ impl ScaledDotProduct {
     /// Whether the CPU's kernel over a cache computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
     fn is_fused(&self, q: &Tensor, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
-        !is_dropped && !pass.is_observed() && is_plain(q)
+        !is_dropped && !shows_weights(pass) && is_plain(q)
     }
 
     /// Whether a GPU's kernels may compute it: no dropout, nobody who looks.
     fn is_fused_on_gpu(&self, q: &Tensor, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
-        q.device().is_cuda() && !is_dropped && !pass.is_observed()
+        q.device().is_cuda() && !is_dropped && !shows_weights(pass)
     }
 
     /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.
@@ -223,8 +223,9 @@ impl ScaledDotProduct {
         if let Some(additive) = additive {
             scores = scores.broadcast_add(&additive.to_dtype(scores.dtype())?)?;
         }
+        let scores = pass.show(SiteKind::AttnScores, scores)?;
         let weights = softmax(&scores, D::Minus1)?.to_dtype(dtype)?;
-        let weights = pass.show("attention_weights", weights)?;
+        let weights = pass.show(SiteKind::Pattern, weights)?;
         pass.dropout(weights, self.dropout)?.matmul(v)
     }
 
@@ -259,6 +260,11 @@ impl ScaledDotProduct {
         }
         Tensor::cat(&outputs, TOKEN_DIM)
     }
+}
+
+/// Whether somebody looks at what the kernels keep to themselves.
+fn shows_weights(pass: &Pass) -> bool {
+    pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
 }
 
 /// Whether a tensor is in f32 on the CPU, and no gradient goes through it.

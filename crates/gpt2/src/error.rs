@@ -88,6 +88,14 @@ pub enum ModelError {
         /// Blocks of the cache.
         found: usize,
     },
+    /// The pass is to begin at a block that is not there.
+    #[error("there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
+    NoSuchBlock {
+        /// The block.
+        layer: usize,
+        /// Blocks of the model.
+        n_layer: usize,
+    },
     /// There is no room for the keys and values of a row.
     #[error("no room for the keys and values of {tokens} more tokens; ask for fewer, or for more memory")]
     NoCacheRoom {

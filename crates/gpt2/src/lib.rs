@@ -31,9 +31,9 @@ mod recorder;
 pub use cache::{Gpt2Cache, KvPool};
 pub use config::{Gpt2Config, PRESETS};
 pub use error::{ConfigError, ModelError};
-pub use gpt2_attention::{KvDType, KvSlot, Observer, Pass, Site};
+pub use gpt2_attention::{KvDType, KvSlot, Observer, Pass, Site, SiteError, SiteKind};
 pub use gpt2_kernels::Activation;
-pub use model::{Gpt2LMHead, Gpt2Model, LogitsFor};
+pub use model::{Block, Gpt2LMHead, Gpt2Model, LogitsFor};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
 };

@@ -11,14 +11,15 @@
 //!
 //! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
 //!
-//! What a model shows to the observer of a pass, inside the blocks unless said otherwise: `embeddings` `(B, T, C)`
-//! (before them), `attention_weights` `(B, H, T, S)`, `attention_output` `(B, T, C)`, `mlp_activation`
-//! `(B, T, n_inner)`, `mlp_output` `(B, T, C)`, `residual` `(B, T, C)` (what a block hands on), `final_norm`
-//! `(B, T, C)` (after them).
+//! What a model shows to the observer of a pass is listed in [`SiteKind`](gpt2_attention::SiteKind).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
+    SiteKind,
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
@@ -30,7 +31,7 @@ const TOKEN_DIM: usize = 1;
 
 /// A block: two parts, each added to the residual stream after its own layer norm.
 #[derive(Debug, Clone)]
-struct Block {
+pub struct Block {
     ln_1: LayerNorm,
     attn: MultiHeadAttention,
     ln_2: LayerNorm,
@@ -61,10 +62,28 @@ impl Block {
 
     /// `(B, T, C)` to `(B, T, C)`.
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
-        let (normed, mask) = (self.ln_1.forward(x)?, AttentionMask::Causal);
-        let x = self.attn.add_to(x, &normed, &mask, cache, self.resid_pdrop, pass)?;
-        let x = self.mlp.add_to(&x, &self.ln_2.forward(&x)?, self.resid_pdrop, pass)?;
-        pass.show("residual", x)
+        let x = pass.show(SiteKind::ResidPre, x.clone())?;
+        let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
+        let x = self.attn.add_to(&x, &normed, &AttentionMask::Causal, cache, self.resid_pdrop, pass)?;
+        let x = pass.show(SiteKind::ResidMid, x)?;
+        let normed = pass.norm(&self.ln_2, &x, [SiteKind::Ln2Scale, SiteKind::Ln2Normalized])?;
+        let x = self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?;
+        pass.show(SiteKind::ResidPost, x)
+    }
+
+    /// The norm before attention.
+    pub fn ln_1(&self) -> &LayerNorm {
+        &self.ln_1
+    }
+
+    /// Attention.
+    pub fn attn(&self) -> &MultiHeadAttention {
+        &self.attn
+    }
+
+    /// The MLP.
+    pub fn mlp(&self) -> &FeedForward {
+        &self.mlp
     }
 
     fn parameter_count(&self) -> usize {
@@ -83,6 +102,7 @@ pub struct Gpt2Model {
     blocks: Vec<Block>,
     ln_f: LayerNorm,
     config: Gpt2Config,
+    watcher: Option<Watcher>,
 }
 
 impl Gpt2Model {
@@ -99,6 +119,7 @@ impl Gpt2Model {
             blocks: blocks.collect::<Result<_>>()?,
             ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.below("ln_f"))?,
             config: config.clone(),
+            watcher: None,
         })
     }
 
@@ -110,9 +131,35 @@ impl Gpt2Model {
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache.
-    pub fn forward(
+    pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
+        self.watched(pass, |pass| {
+            let x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
+            self.blocks_from(0, x, cache, pass)
+        })
+    }
+
+    /// The same from the input of block `layer` on, as [`SiteKind::ResidPre`] shows it, without a cache.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, C)`; returns `(B, T, C)`. With `layer` = `n_layer` nothing but the final norm is left.
+    ///
+    /// # Errors
+    /// When there is no such block, or the width is another.
+    pub fn forward_from(&self, layer: usize, x: Tensor, pass: &mut Pass) -> Result<Tensor> {
+        if layer > self.blocks.len() {
+            return Err(ModelError::NoSuchBlock { layer, n_layer: self.blocks.len() }.into());
+        }
+        self.watched(pass, |pass| {
+            let (batch, tokens, _) = x.dims3()?;
+            pass.begin(&vec![0; batch], tokens);
+            self.blocks_from(layer, x, None, pass)
+        })
+    }
+
+    fn blocks_from(
         &self,
-        ids: &Tensor,
+        first: usize,
+        mut x: Tensor,
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
@@ -121,9 +168,7 @@ impl Gpt2Model {
         {
             return Err(ModelError::CacheLayers { expected: self.blocks.len(), found }.into());
         }
-        pass.enter_layer(None);
-        let mut x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
-        for (layer, block) in self.blocks.iter().enumerate() {
+        for (layer, block) in self.blocks.iter().enumerate().skip(first) {
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();
@@ -133,7 +178,30 @@ impl Gpt2Model {
             };
         }
         pass.enter_layer(None);
-        pass.show("final_norm", self.ln_f.forward(&x)?)
+        let kinds = [SiteKind::LnFinalScale, SiteKind::LnFinalNormalized];
+        let normed = pass.norm(&self.ln_f, &x, kinds)?;
+        pass.show(SiteKind::FinalNorm, normed)
+    }
+
+    /// Computes with the observer of the model where the pass has none.
+    fn watched<T>(&self, pass: &mut Pass, compute: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
+        match &self.watcher {
+            Some(Watcher(observer)) if !pass.is_observed() => {
+                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
+                compute(&mut pass.watched(&mut *observer))
+            }
+            _ => compute(pass),
+        }
+    }
+
+    /// The blocks, first to last.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// The final norm.
+    pub fn ln_f(&self) -> &LayerNorm {
+        &self.ln_f
     }
 
     /// The hidden states of every layer, as `output_hidden_states` of transformers: the embeddings, the output of
@@ -142,9 +210,9 @@ impl Gpt2Model {
     /// # Errors
     /// As [`Gpt2Model::forward`].
     pub fn hidden_states(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
-        let mut kept = KeepHiddenStates { n_layer: self.config.n_layer, states: Vec::new() };
+        let mut kept = KeepHiddenStates(Vec::new());
         self.forward(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
-        Ok(kept.states)
+        Ok(kept.0)
     }
 
     /// The configuration the model was built with.
@@ -156,24 +224,37 @@ impl Gpt2Model {
     fn embed(&self, ids: &Tensor, past_lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
         let (batch, tokens) = ids.dims2()?;
         let n_positions = self.config.n_positions;
-        let past = past_lengths.iter().copied().max().unwrap_or(0);
+        let (past, no_past) = (past_lengths.iter().copied().max().unwrap_or(0), vec![0; batch]);
         if tokens == 0 || batch == 0 {
             return Err(ModelError::NoTokens.into());
         }
         if past + tokens > n_positions {
             return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
+        pass.enter_layer(None);
+        pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
         let token_embeddings = self.wte.embedding(ids)?; // (B, T, C)
-        let x = if let Some(lengths) = pass.lengths() {
-            (token_embeddings + self.wpe.embedding(lengths)?.unsqueeze(TOKEN_DIM)?)?
+        let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
+            let zeros = token_embeddings.zeros_like()?;
+            let positions = self.add_positions(&zeros, past_lengths, pass)?;
+            (pass.show(SiteKind::Embed, token_embeddings)? + pass.show(SiteKind::PosEmbed, positions)?)?
+        } else {
+            self.add_positions(&token_embeddings, past_lengths, pass)?
+        };
+        pass.dropout(x, self.config.embd_pdrop)
+    }
+
+    /// `x` `(B, T, C)` plus the embeddings of its positions.
+    fn add_positions(&self, x: &Tensor, past_lengths: &[usize], pass: &Pass) -> Result<Tensor> {
+        let (tokens, past) = (x.dim(TOKEN_DIM)?, past_lengths.iter().copied().max().unwrap_or(0));
+        if let Some(lengths) = pass.lengths() {
+            x + self.wpe.embedding(lengths)?.unsqueeze(TOKEN_DIM)?
         } else if past_lengths.iter().all(|length| *length == past) {
-            add_positions(&token_embeddings, &self.wpe, past)?
+            add_positions(x, &self.wpe, past)
         } else {
             let rows = past_lengths.iter().map(|length| self.wpe.narrow(0, *length, tokens));
-            (token_embeddings + Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?)?
-        };
-        let x = pass.show("embeddings", x)?;
-        pass.dropout(x, self.config.embd_pdrop)
+            x + Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?
+        }
     }
 
     fn parameter_count(&self) -> usize {
@@ -244,8 +325,42 @@ impl Gpt2LMHead {
         {
             return Ok(logits);
         }
-        let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
-        self.logits(&hidden_states, logits_for)
+        self.transformer.watched(pass, |pass| {
+            let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
+            pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+        })
+    }
+
+    /// Logits from the input of block `layer` on, see [`Gpt2Model::forward_from`].
+    ///
+    /// # Shapes
+    /// `x` `(B, T, C)`; returns what [`Gpt2LMHead::forward`] does.
+    ///
+    /// # Errors
+    /// As [`Gpt2Model::forward_from`].
+    pub fn forward_from(
+        &self,
+        layer: usize,
+        x: Tensor,
+        logits_for: LogitsFor,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        self.transformer.watched(pass, |pass| {
+            let hidden_states = self.transformer.forward_from(layer, x, pass)?;
+            pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+        })
+    }
+
+    /// The same model, of which `observer` sees every pass that has no observer of its own: in generation, scoring and all that
+    /// runs a model.
+    pub fn observed_by(mut self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
+        self.transformer.watcher = Some(Watcher(observer));
+        self
+    }
+
+    /// Whether [`Gpt2LMHead::observed_by`] gave it an observer.
+    pub fn is_observed(&self) -> bool {
+        self.transformer.watcher.is_some()
     }
 
     /// The output head alone, on hidden states of [`Gpt2Model::forward`].
@@ -256,12 +371,31 @@ impl Gpt2LMHead {
     /// # Errors
     /// When the width is another, or tokens are wanted that are not there.
     pub fn logits(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+        self.transformer.watched(&mut Pass::inference(), |pass| {
+            pass.show(SiteKind::Logits, self.head(hidden_states, logits_for)?)
+        })
+    }
+
+    fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
         let (first, count) = match logits_for {
             LogitsFor::EveryToken => return self.lm_head.forward(hidden_states), // (B, T, V)
             LogitsFor::LastToken => (hidden_states.dim(D::Minus2)?.saturating_sub(1), 1),
             LogitsFor::Tokens { first, count } => (first, count),
         };
         self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
+    }
+
+    /// The embedding of a token without its position, `(C)`.
+    ///
+    /// # Errors
+    /// When it is outside the vocabulary.
+    pub fn token_embedding(&self, id: u32) -> Result<Tensor> {
+        self.transformer.wte.embedding(&Tensor::new(&[id], self.device())?)?.squeeze(0)
+    }
+
+    /// The output head: its weight is the token embedding's where the head is tied.
+    pub fn lm_head(&self) -> &Linear {
+        &self.lm_head
     }
 
     /// The model below the head.
@@ -292,17 +426,25 @@ impl Gpt2LMHead {
 }
 
 /// Keeps the hidden states in the order of transformers.
-struct KeepHiddenStates {
-    n_layer: usize,
-    states: Vec<Tensor>,
+struct KeepHiddenStates(Vec<Tensor>);
+
+/// Sees every pass of a model.
+#[derive(Clone)]
+struct Watcher(Arc<Mutex<dyn Observer + Send>>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
 }
 
 impl Observer for KeepHiddenStates {
-    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
-        let is_last_block = site.layer == Some(self.n_layer - 1);
-        if matches!(site.name, "embeddings" | "final_norm") || (site.name == "residual" && !is_last_block) {
-            self.states.push(value.clone());
-        }
+    fn wants(&self, site: Site) -> bool {
+        matches!(site.kind, SiteKind::ResidPre | SiteKind::FinalNorm)
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        self.0.push(value.clone());
         Ok(value)
     }
 }

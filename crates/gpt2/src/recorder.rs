@@ -76,6 +76,7 @@ impl StepRecorder {
             && ids.dtype() == DType::U32
             && ids.dims() == [cache.lengths().len(), 1]
             && pass.is_inference()
+            && !model.is_observed()
             && pass.lengths().is_none()
             && cache.layer_count() == model.config().n_layer
             && cache

@@ -5,7 +5,7 @@
 //! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` choose the device and the type, here and in `laws.rs`.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site};
+use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
 use gpt2_testing::{Fixture, assert_parity, device};
 
 use crate::common;
@@ -37,11 +37,13 @@ const CASES: [&str; 14] = [
 struct Attentions(Vec<Tensor>);
 
 impl Observer for Attentions {
+    fn wants(&self, site: Site) -> bool {
+        site.kind == SiteKind::Pattern
+    }
+
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
-        if site.name == "attention_weights" {
-            assert_eq!(site.layer, Some(self.0.len()));
-            self.0.push(value.clone());
-        }
+        assert_eq!(site.layer, Some(self.0.len()));
+        self.0.push(value.clone());
         Ok(value)
     }
 }

@@ -59,19 +59,51 @@ impl LayerNorm {
 
     /// The norm from candle's own operations: any device and type, with gradients.
     fn forward_composed(&self, x: &Tensor) -> Result<Tensor> {
-        let dtype = x.dtype();
-        let x = match dtype {
+        let (centered, scale) = self.centered(x)?;
+        self.scaled(&centered.broadcast_div(&scale)?.to_dtype(x.dtype())?)
+    }
+
+    /// The first half of the norm: `x - μ` and `sqrt(σ² + ε)`, in f32 for half-precision input.
+    ///
+    /// # Shapes
+    /// `x` `(…, width)`; returns `(…, width)` and `(…, 1)`.
+    ///
+    /// # Errors
+    /// When candle cannot compute them for the dtype of `x`.
+    pub fn centered(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let x = match x.dtype() {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
             _ => x.clone(),
         };
         let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
         let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
-        let normalized = centered.broadcast_div(&(variance + self.epsilon)?.sqrt()?)?.to_dtype(dtype)?;
+        let scale = (variance + self.epsilon)?.sqrt()?;
+        Ok((centered, scale))
+    }
+
+    /// The second half of the norm: `normalized · γ + β`.
+    ///
+    /// # Shapes
+    /// `normalized` `(…, width)`; returns the same.
+    ///
+    /// # Errors
+    /// When the last axis has another width than the norm.
+    pub fn scaled(&self, normalized: &Tensor) -> Result<Tensor> {
         let scaled = normalized.broadcast_mul(&self.weight)?;
         match &self.bias {
             Some(bias) => scaled.broadcast_add(bias),
             None => Ok(scaled),
         }
+    }
+
+    /// The factors `γ`, `(width)`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The shift `β`, `(width)`, where there is one.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
     }
 
     /// Number of trainable values: scale and shift.

@@ -87,6 +87,9 @@ impl Linear {
         let shape = self.output_shape(x)?;
         let weight = match &self.weight {
             Matrix::Dense(weight) => weight,
+            Matrix::Packed(weight) if x.track_op() && is_cpu_float(x) => {
+                return training::packed_linear(x, weight, self.bias.as_ref());
+            }
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
             Matrix::Adapted(weight) => return self.forward_adapted(weight, x),
         };

@@ -152,6 +152,55 @@ pub(crate) struct Adapter<'a> {
     pub(crate) scale: f64,
 }
 
+/// `x Wᵀ + bias` with a packed weight, with a gradient for `x` alone.
+///
+/// # Shapes
+/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. They fit, and both are of one type.
+pub(crate) fn packed_linear(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option<&Tensor>) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(
+        x: &Tensor,
+        weight: &Arc<PackedMatrix>,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let y = with_elements::<T, 2, _>([x, bias.unwrap_or(x)], |[x, values]| {
+            T::packed_product(weight, x, bias.map(|_| values))
+        })?;
+        let shape = with_width(x, weight.out_features());
+        record(&[x], on_cpu(y), shape, PackedLinear(Arc::clone(weight)))
+    }
+    for_float!(x.dtype(), forward(x, weight, bias))
+}
+
+struct PackedLinear(Arc<PackedMatrix>);
+
+impl Operation for PackedLinear {
+    fn name(&self) -> &'static str {
+        "packed-linear"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(
+            weight: &PackedMatrix,
+            x: &Tensor,
+            gradient: &Tensor,
+            sums: &mut Sums,
+        ) -> Result<()> {
+            if !sums.wants(x) {
+                return Ok(());
+            }
+            let (out_features, in_features) = (weight.out_features(), weight.in_features());
+            let expanded = T::expanded(weight)?;
+            with_elements::<T, 1, _>([gradient], |[gradient]| {
+                sums.update::<T>(x, |sum, is_fresh| {
+                    let weight = MatrixView::new(&expanded, out_features, in_features);
+                    T::product_to(rows_of(gradient, out_features), weight, sum, is_fresh);
+                })
+            })
+        }
+        for_float!(gradient.dtype(), backward(&self.0, &inputs[0], gradient, sums))
+    }
+}
+
 /// `x Wᵀ + scale · (x aᵀ) bᵀ + bias`, with gradients for `x`, `a` and `b` alone.
 ///
 /// # Shapes

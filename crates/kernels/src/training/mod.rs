@@ -25,7 +25,7 @@ pub use embedding::add_positions;
 pub(crate) use embedding::embedding;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
-pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear};
+pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
 pub use operation::{Before, gradients, recomputed, without_gradients};
 
 /// Whether what is computed from `x` runs as in training: it is where and what the operations here work on, and it leads to

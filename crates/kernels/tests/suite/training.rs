@@ -409,6 +409,27 @@ fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
     Ok(())
 }
 
+/// Packed weights are no variables, and what comes before them has its gradients.
+#[test]
+fn gradients_lead_through_packed_weights() -> Result<()> {
+    let (weight, bias, x) = (pattern(&[48, 64], 2.0, 99), pattern(&[48], 2.0, 5), pattern(&[3, 21, 64], 2.0, 7));
+    for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8] {
+        let packed = Matrix::pack(&weight, format)?;
+        let dense = Linear::new(packed.to_tensor()?, Some(bias.clone()))?;
+        let packed = Linear::from_matrix(packed, Some(bias.clone()))?;
+        let of = |layer: &Linear| {
+            with_gradients(std::slice::from_ref(&x), |inputs| {
+                layer.forward_activated(&inputs[0], Activation::GeluTanh)
+            })
+        };
+        let (found, expected) = (of(&packed)?, of(&dense)?);
+        // In q8 the activations of the products are rounded too, and the slope of the activation function is that of these.
+        let tolerance = if format == WeightFormat::Q8 { 0.3 } else { F32_TOLERANCE };
+        assert_close(&found[1], &expected[1], tolerance, &format!("{format:?}"));
+    }
+    Ok(())
+}
+
 #[test]
 fn a_scale_that_is_not_positive_is_refused() -> Result<()> {
     for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {

@@ -1,0 +1,184 @@
+//! What gradients tell: attribution patching, and how much each token of a text matters for a prediction.
+//!
+//! The gradient at a place is that of a variable of zeros which is added there.
+
+use std::collections::BTreeMap;
+
+use candle_core::{D, DType, Result, Tensor, Var};
+use gpt2::{Observer, Pass, Site, SiteKind};
+use gpt2_attention::{Before, gradients};
+
+use crate::{By, Metric, Patching, Run};
+
+/// Adds a variable of zeros to what is seen at some places.
+struct Probes(BTreeMap<Site, Var>);
+
+impl Observer for Probes {
+    fn wants(&self, site: Site) -> bool {
+        self.0.contains_key(&site)
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        match self.0.get(&site) {
+            Some(probe) => &value + probe.as_tensor(),
+            None => Ok(value),
+        }
+    }
+}
+
+/// The gradients of a metric with regard to what is at some places, in their shapes.
+///
+/// # Errors
+/// Those of the model; and where the gradient does not reach a place.
+pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
+    metric.check(run)?;
+    let record = run.record_below_head(sites.iter().copied())?;
+    let probe = |(site, value): (Site, Tensor)| Ok((site, Var::from_tensor(&value.zeros_like()?)?));
+    let mut probes = Probes(record.values.into_iter().map(probe).collect::<Result<_>>()?);
+    let places: Vec<Site> = probes.0.keys().copied().collect();
+    let variables: Vec<Var> = probes.0.values().cloned().collect();
+    let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
+    let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
+        metric.of(&run.logits(metric.logits_for(), &mut probes)?)?.sum_all()
+    })?;
+    let named = places.into_iter().zip(found).map(|(site, gradient)| match gradient {
+        Some(gradient) => Ok((site, gradient)),
+        None => candle_core::bail!("{site}: the metric does not depend on it"),
+    });
+    named.collect()
+}
+
+/// Attribution patching: what [`Patching::grid`] would say if everything were linear, from one gradient at the corrupted text.
+///
+/// It is known to be wrong where much is not linear: at the early residual stream and the first MLP.
+///
+/// # Errors
+/// Those of [`Patching::grid`] and of [`site_gradients`].
+pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec<Vec<f32>>> {
+    let n_layer = patching.clean().model.config().n_layer;
+    let sites: Vec<Site> = (0..n_layer).map(|layer| Site::in_block(layer, kind)).collect();
+    let clean = patching.clean().record_below_head(sites.iter().copied())?;
+    let corrupted = patching.corrupted().record_below_head(sites.iter().copied())?;
+    let gradients = site_gradients(patching.corrupted(), patching.metric(), &sites)?;
+    let range = f64::from(patching.clean_value - patching.corrupted_value);
+    sites
+        .iter()
+        .map(|site| {
+            let difference = (clean.get(*site)? - corrupted.get(*site)?)?;
+            let effects = ((difference * &gradients[site])? / range)?.squeeze(0)?.to_dtype(DType::F32)?;
+            // (T, C), (T, H, D) or (H, T, S).
+            let effects = match kind {
+                SiteKind::AttnScores | SiteKind::Pattern => effects.sum(D::Minus1)?.t()?, // (T, H)
+                _ => effects.sum(D::Minus1)?,                                             // (T) or (T, H)
+            };
+            let effects = match (by, effects.dims().len()) {
+                (By::Layer, _) => effects.sum_all()?.unsqueeze(0)?,
+                (By::Position, 2) => effects.sum(1)?,
+                (By::Head, _) => effects.sum(0)?,
+                _ => effects,
+            };
+            effects.flatten_all()?.to_vec1()
+        })
+        .collect()
+}
+
+/// How the weight of a token is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saliency {
+    /// The gradient with regard to its embedding.
+    Gradient,
+    /// The gradient times the embedding.
+    InputTimesGradient,
+    /// Integrated gradients (arXiv:1703.01365): the mean gradient on the way from a baseline, in so many steps, times the difference.
+    Integrated {
+        /// Steps on the way.
+        steps: usize,
+        /// The token whose embedding stands for the baseline.
+        baseline: u32,
+    },
+}
+
+/// The weight of each token of a text for a prediction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenWeights {
+    /// The length of the token's vector of weights over the width.
+    pub norms: Vec<f32>,
+    /// Its sum.
+    pub sums: Vec<f32>,
+    /// The metric of the text, and where there is a baseline, of the baseline: the sums add up to the difference.
+    pub values: (f32, Option<f32>),
+}
+
+/// Steps of integrated gradients that are computed together.
+const STEPS_TOGETHER: usize = 8;
+
+/// Puts other token embeddings into a pass.
+struct Embeddings(Tensor);
+
+impl Observer for Embeddings {
+    fn wants(&self, site: Site) -> bool {
+        site.kind == SiteKind::Embed
+    }
+
+    fn observe(&mut self, _: Site, _: Tensor) -> Result<Tensor> {
+        Ok(self.0.clone())
+    }
+}
+
+/// How much each token of a text matters for a prediction, from gradients with regard to the token embeddings.
+///
+/// # Errors
+/// When the metric or the baseline does not fit the run, no steps are asked for, and those of the model.
+pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<TokenWeights> {
+    metric.check(run)?;
+    let site = Site::outside(SiteKind::Embed);
+    let embedded = run.record_below_head([site])?.get(site)?.clone(); // (1, T, C)
+    // The gradients, (R, T, C), and the values of rows with these embeddings.
+    let of = |rows: &Tensor| -> Result<(Tensor, Vec<f32>)> {
+        let ids = run.input()?.repeat((rows.dim(0)?, 1))?;
+        let variable = Var::from_tensor(rows)?;
+        let mut values = Vec::new();
+        let (_, found) = gradients(&[variable.as_tensor()], Before::Nothing, 1.0, || {
+            let mut embeddings = Embeddings(variable.as_tensor().clone());
+            let pass = &mut Pass::inference().observed_by(&mut embeddings);
+            let of_rows = metric.of(&run.model.forward(&ids, metric.logits_for(), None, pass)?)?;
+            values = of_rows.detach().to_vec1::<f32>()?;
+            of_rows.sum_all()
+        })?;
+        match found.into_iter().next().flatten() {
+            Some(gradient) => Ok((gradient, values)),
+            None => candle_core::bail!("the metric does not depend on the text"),
+        }
+    };
+    let (weights, values) = match saliency {
+        Saliency::Gradient => {
+            let (gradient, values) = of(&embedded)?;
+            (gradient, (values[0], None))
+        }
+        Saliency::InputTimesGradient => {
+            let (gradient, values) = of(&embedded)?;
+            ((gradient * &embedded)?, (values[0], None))
+        }
+        Saliency::Integrated { steps, baseline } => {
+            if steps == 0 {
+                candle_core::bail!("integrated gradients need at least 1 step");
+            }
+            let rest = Run::new(run.model, std::slice::from_ref(&baseline))?;
+            let start = rest.model.token_embedding(baseline)?.broadcast_as(embedded.shape())?.contiguous()?;
+            let difference = (&embedded - &start)?;
+            let at = |share: f64| &start + (&difference * share)?;
+            let mut sum = embedded.zeros_like()?;
+            // The middle of each step.
+            let shares: Vec<f64> = (0..steps).map(|step| (step as f64 + 0.5) / steps as f64).collect();
+            for shares in shares.chunks(STEPS_TOGETHER) {
+                let rows = shares.iter().map(|share| at(*share)).collect::<Result<Vec<_>>>()?;
+                sum = (sum + of(&Tensor::cat(&rows, 0)?)?.0.sum_keepdim(0)?)?;
+            }
+            let (_, ends) = of(&Tensor::cat(&[&embedded, &start], 0)?)?;
+            ((difference * (sum / steps as f64)?)?, (ends[0], Some(ends[1])))
+        }
+    };
+    let weights = weights.squeeze(0)?.to_dtype(DType::F32)?;
+    let norms = weights.sqr()?.sum(D::Minus1)?.sqrt()?.to_vec1()?;
+    Ok(TokenWeights { norms, sums: weights.sum(D::Minus1)?.to_vec1()?, values })
+}

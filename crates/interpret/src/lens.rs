@@ -1,0 +1,123 @@
+//! Logit lens: what a model would predict if each layer were its last.
+//!
+//! The residual stream at the input of every block, and at the end, goes through the final norm (whose statistics are computed anew
+//! for each) and the output head. Source: nostalgebraist, "interpreting GPT: the logit lens" (2020); with a translation of each layer
+//! it is the tuned lens (arXiv:2303.08112).
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::Run;
+use crate::run::log_softmax;
+
+/// What is asked of each layer and token.
+#[derive(Debug, Clone, Default)]
+pub struct LensOptions {
+    /// How many of the most probable tokens.
+    pub top: usize,
+    /// Tokens whose rank and probability are wanted.
+    pub watch: Vec<u32>,
+}
+
+/// What a layer predicts after a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LensCell {
+    /// The most probable tokens with their natural logarithms of probability, the best first; of equals the lower id.
+    pub top: Vec<(u32, f32)>,
+    /// Entropy of the prediction, in nats.
+    pub entropy: f32,
+    /// Kullback-Leibler divergence of the prediction from the last layer's, in nats.
+    pub divergence: f32,
+    /// For each watched token its rank (how many logits are larger) and its logarithm of probability.
+    pub watched: Vec<(usize, f32)>,
+    /// Logarithm of the probability of the token that follows in the text.
+    pub next: Option<f32>,
+}
+
+/// The lens at one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LensLayer {
+    /// `0_pre`, `1_pre`, …, `final_post`.
+    pub label: String,
+    /// One for each token.
+    pub cells: Vec<LensCell>,
+}
+
+/// The logits of the lens at each layer in turn, `(1, T, V)`: the inputs of the blocks, then the output of the last. `translate`
+/// is what a tuned lens does to the residual stream of a layer; the identity otherwise.
+///
+/// # Errors
+/// Those of the model, of `translate` and of `each`.
+pub fn lens_logits(
+    run: &Run,
+    translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
+    mut each: impl FnMut(usize, Tensor) -> Result<()>,
+) -> Result<()> {
+    let residuals = run.residuals()?;
+    let last = residuals.len() - 1;
+    for (layer, residual) in residuals.into_iter().enumerate() {
+        let residual = if layer < last { translate(layer, residual)? } else { residual };
+        each(layer, run.model.lm_head().forward(&run.model.transformer().ln_f().forward(&residual)?)?)?;
+    }
+    Ok(())
+}
+
+/// The logit lens: for each layer and token what would be predicted. Logits of one layer at a time are in memory, and those of the
+/// last.
+///
+/// # Errors
+/// Those of the model and of `translate`, see [`lens_logits`].
+pub fn logit_lens(
+    run: &Run,
+    options: &LensOptions,
+    translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
+) -> Result<Vec<LensLayer>> {
+    let n_layer = run.model.config().n_layer;
+    let rows = |logits: &Tensor| log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2::<f32>();
+    let last = {
+        let residuals = run.residuals()?;
+        let hidden = run.model.transformer().ln_f().forward(&residuals[n_layer])?;
+        rows(&run.model.lm_head().forward(&hidden)?)?
+    };
+    let mut layers = Vec::new();
+    lens_logits(run, translate, |layer, logits| {
+        let label = if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() };
+        let predictions = rows(&logits)?.into_iter().zip(&last).enumerate();
+        let cells = predictions.map(|(token, (predicted, last))| {
+            cell(&predicted, last, options, run.ids.get(token + 1).copied())
+        });
+        layers.push(LensLayer { label, cells: cells.collect() });
+        Ok(())
+    })?;
+    Ok(layers)
+}
+
+/// A cell from logarithms of probabilities.
+fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32>) -> LensCell {
+    let mut order: Vec<usize> = (0..predicted.len()).collect();
+    let by_probability = |a: &usize, b: &usize| predicted[*b].total_cmp(&predicted[*a]).then(a.cmp(b));
+    let top = options.top.min(order.len());
+    if top > 0 {
+        order.select_nth_unstable_by(top - 1, by_probability);
+        order[..top].sort_by(by_probability);
+    }
+    let weighted = |of: &dyn Fn(f64, f64) -> f64| {
+        predicted.iter().zip(last).map(|(p, q)| of(f64::from(*p), f64::from(*q))).sum::<f64>()
+    };
+    // A token of no probability adds nothing.
+    let share =
+        |logarithm: f64, of: f64| if logarithm == f64::NEG_INFINITY { 0.0 } else { logarithm.exp() * of };
+    LensCell {
+        top: order[..top].iter().map(|id| (*id as u32, predicted[*id])).collect(),
+        entropy: -weighted(&|p, _| share(p, p)) as f32,
+        divergence: weighted(&|p, q| share(q, q - p)) as f32,
+        watched: options
+            .watch
+            .iter()
+            .map(|id| {
+                let own = predicted[*id as usize];
+                (predicted.iter().filter(|other| **other > own).count(), own)
+            })
+            .collect(),
+        next: next.map(|id| predicted[id as usize]),
+    }
+}

@@ -1,0 +1,381 @@
+//! Putting part of one run into another: activation patching, ablation, path patching, and grids of them.
+//!
+//! All cells of a layer are rows of one batch, and a run starts at the first layer that is changed, from the residual stream that the
+//! run without a change has there: a grid over layers and heads costs half as much arithmetic as runs of the whole model, and reads the
+//! weights once for a layer and not once for a cell.
+
+use candle_core::{DType, Result, Tensor};
+use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
+
+use crate::observers::{Edit, Place};
+use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
+
+/// Rows of a batch together have at most so many tokens.
+const BATCH_TOKENS: usize = 512;
+
+/// What the cells of a grid stand for, besides their layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Nothing: the whole site at every position.
+    Layer,
+    /// Each position.
+    Position,
+    /// Each head, at every position.
+    Head,
+    /// Each head at each position (of scores and patterns: of the query).
+    HeadAndPosition,
+}
+
+impl By {
+    /// Names of the axes after the layer.
+    pub fn axes(self) -> &'static [&'static str] {
+        match self {
+            Self::Layer => &[],
+            Self::Position => &["position"],
+            Self::Head => &["head"],
+            Self::HeadAndPosition => &["position", "head"],
+        }
+    }
+
+    /// The parts of a site of so many heads and tokens, in the order of the axes.
+    fn places(self, heads: usize, tokens: usize) -> Vec<Place> {
+        match self {
+            Self::Layer => vec![Place::default()],
+            Self::Position => (0..tokens).map(Place::position).collect(),
+            Self::Head => (0..heads).map(Place::head).collect(),
+            Self::HeadAndPosition => (0..tokens)
+                .flat_map(|token| {
+                    (0..heads).map(move |head| Place { positions: Some(vec![token]), ..Place::head(head) })
+                })
+                .collect(),
+        }
+    }
+}
+
+/// A number for each layer and part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grid {
+    /// One list for each layer, in the order of [`By`]'s axes.
+    pub values: Vec<Vec<f32>>,
+    /// Layers in which nothing was changed by what was put there, which mostly means that a mistake was made.
+    pub unchanged: Vec<usize>,
+}
+
+/// The metric with something else in the place of each part, one part at a time.
+///
+/// # Errors
+/// When the site has no heads and heads are asked for, `values` has not one tensor (whose shape broadcasts to the site's) for each
+/// layer, and those of the model.
+pub fn replaced_grid(run: &Run, metric: &Metric, kind: SiteKind, by: By, values: &[Tensor]) -> Result<Grid> {
+    metric.check(run)?;
+    check_kind(kind, by)?;
+    let config = run.model.config();
+    let residuals = run.residuals()?;
+    let mut grid = Grid { values: Vec::new(), unchanged: Vec::new() };
+    if values.len() != config.n_layer {
+        candle_core::bail!("{} values for {} layers", values.len(), config.n_layer);
+    }
+    for (layer, value) in values.iter().enumerate() {
+        let places = by.places(config.n_head, run.ids.len());
+        let (of_layer, has_changed) = cells(run, metric, (layer, kind), &residuals[layer], value, &places)?;
+        grid.values.push(of_layer);
+        if !has_changed {
+            grid.unchanged.push(layer);
+        }
+    }
+    Ok(grid)
+}
+
+/// The metric with `value` in each of the places, and whether that changed anything.
+fn cells(
+    run: &Run,
+    metric: &Metric,
+    (layer, kind): (usize, SiteKind),
+    residual: &Tensor,
+    value: &Tensor,
+    places: &[Place],
+) -> Result<(Vec<f32>, bool)> {
+    let (mut found, mut has_changed) = (Vec::new(), false);
+    for places in places.chunks((BATCH_TOKENS / run.ids.len()).max(1)) {
+        let replace = Replace::new(Site::in_block(layer, kind), value.clone());
+        let rows = places.iter().cloned().enumerate();
+        let mut edit = rows.fold(replace, |edit, (row, place)| edit.at(place.in_row(row)));
+        let x = residual.repeat((places.len(), 1, 1))?;
+        let pass = &mut Pass::inference().observed_by(&mut edit);
+        let logits = run.model.forward_from(layer, x, metric.logits_for(), pass)?;
+        found.extend(metric.of(&logits)?.to_vec1::<f32>()?);
+        has_changed |= edit.has_changed;
+    }
+    Ok((found, has_changed))
+}
+
+fn check_kind(kind: SiteKind, by: By) -> std::result::Result<(), InterpretError> {
+    let site = Site { layer: kind.is_in_blocks().then_some(0), kind };
+    if !kind.is_in_blocks() {
+        let reason = "it is outside the blocks, and a grid has a row for each of them";
+        return Err(InterpretError::Site { site, reason });
+    }
+    let has_heads = matches!(
+        kind,
+        SiteKind::Q
+            | SiteKind::K
+            | SiteKind::V
+            | SiteKind::Z
+            | SiteKind::Result
+            | SiteKind::AttnScores
+            | SiteKind::Pattern
+    );
+    if matches!(by, By::Head | By::HeadAndPosition) && !has_heads {
+        let reason = "it has no heads; q, k, v, z, result, attn_scores and pattern have";
+        return Err(InterpretError::Site { site, reason });
+    }
+    Ok(())
+}
+
+/// Two texts of as many tokens, and a metric that tells them apart.
+pub struct Patching<'a> {
+    clean: Run<'a>,
+    corrupted: Run<'a>,
+    metric: Metric,
+    /// The metric of the clean text.
+    pub clean_value: f32,
+    /// That of the corrupted one.
+    pub corrupted_value: f32,
+}
+
+impl<'a> Patching<'a> {
+    /// Both texts, after a run over each.
+    ///
+    /// # Errors
+    /// When they differ in length or not in the metric, and those of the model.
+    pub fn new(clean: Run<'a>, corrupted: Run<'a>, metric: Metric) -> Result<Self> {
+        if clean.ids.len() != corrupted.ids.len() {
+            let (clean, corrupted) = (clean.ids.len(), corrupted.ids.len());
+            return Err(InterpretError::Lengths { clean, corrupted }.into());
+        }
+        metric.check(&clean)?;
+        let of = |run: &Run| metric.of_run(run, &mut Chain(Vec::new()));
+        let (clean_value, corrupted_value) = (of(&clean)?, of(&corrupted)?);
+        if clean_value == corrupted_value {
+            return Err(InterpretError::NoDifference { value: clean_value.to_string() }.into());
+        }
+        Ok(Self { clean, corrupted, metric, clean_value, corrupted_value })
+    }
+
+    /// The text that the answer is right for.
+    pub fn clean(&self) -> &Run<'a> {
+        &self.clean
+    }
+
+    /// The other one.
+    pub fn corrupted(&self) -> &Run<'a> {
+        &self.corrupted
+    }
+
+    /// What both are compared by.
+    pub fn metric(&self) -> &Metric {
+        &self.metric
+    }
+
+    /// A metric as a share of the way from the corrupted text to the clean one: 0 is as corrupted, 1 as clean.
+    pub fn share(&self, value: f32) -> f32 {
+        (value - self.corrupted_value) / (self.clean_value - self.corrupted_value)
+    }
+
+    /// Activation patching: the corrupted text, with one part at a time as in the clean one, as shares ([`Patching::share`]).
+    ///
+    /// # Errors
+    /// As [`replaced_grid`].
+    pub fn grid(&self, kind: SiteKind, by: By) -> Result<Grid> {
+        check_kind(kind, by)?;
+        let layers = 0..self.clean.model.config().n_layer;
+        let record = self.clean.record_below_head(layers.map(|layer| Site::in_block(layer, kind)))?;
+        let values: Vec<Tensor> = record.values.into_values().collect();
+        let mut grid = replaced_grid(&self.corrupted, &self.metric, kind, by, &values)?;
+        grid.values.iter_mut().flatten().for_each(|value| *value = self.share(*value));
+        Ok(grid)
+    }
+
+    /// Path patching: the metric of the clean text where only the path from some heads, as they are in the corrupted text, to a
+    /// receiver is another. Between both all heads are as in the clean text, while norms and MLPs are computed.
+    ///
+    /// Source: "Interpretability in the Wild" (arXiv:2211.00593, section 3 and appendix B).
+    ///
+    /// # Errors
+    /// When a head is not there or a receiver comes before a sender, and those of the model.
+    pub fn path(&self, senders: &[Head], receiver: Receiver) -> Result<f32> {
+        let config = self.clean.model.config();
+        senders
+            .iter()
+            .chain(receiver.head())
+            .try_for_each(|head| head.check(config.n_layer, config.n_head))?;
+        if let (Some(to), Some(from)) = (receiver.head(), senders.iter().map(|head| head.layer).max())
+            && to.layer <= from
+        {
+            let site = Site::in_block(to.layer, SiteKind::Q);
+            let reason = "the receiver must lie in a later layer than every sender";
+            return Err(InterpretError::Site { site, reason }.into());
+        }
+        let z = |layer| Site::in_block(layer, SiteKind::Z);
+        let clean = self.clean.record_below_head((0..config.n_layer).map(z))?;
+        let sent = self.corrupted.record_below_head(senders.iter().map(|head| z(head.layer)))?;
+        let mut frozen: Vec<Edit> = (0..config.n_layer)
+            .map(|layer| Ok(Replace::new(z(layer), clean.get(z(layer))?.clone())))
+            .collect::<Result<_>>()?;
+        for head in senders {
+            let value = sent.get(z(head.layer))?.clone();
+            frozen.push(Replace::new(z(head.layer), value).at(Place::head(head.head)));
+        }
+        let receiving = match receiver {
+            Receiver::Final => None,
+            Receiver::Query(head) => Some((Site::in_block(head.layer, SiteKind::Q), head)),
+            Receiver::Key(head) => Some((Site::in_block(head.layer, SiteKind::K), head)),
+            Receiver::Value(head) => Some((Site::in_block(head.layer, SiteKind::V), head)),
+        };
+        let mut record = Record::new(receiving.map(|(site, _)| site));
+        let mut observers: Vec<&mut dyn Observer> =
+            frozen.iter_mut().map(|edit| edit as &mut dyn Observer).collect();
+        observers.push(&mut record);
+        let value = self.metric.of_run(&self.clean, &mut Chain(observers))?;
+        let Some((site, head)) = receiving else { return Ok(value) };
+        let mut received = Replace::new(site, record.get(site)?.clone()).at(Place::head(head.head));
+        self.metric.of_run(&self.clean, &mut received)
+    }
+}
+
+/// A head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Head {
+    /// Its block.
+    pub layer: usize,
+    /// Its number there.
+    pub head: usize,
+}
+
+impl Head {
+    /// Checks that a model of this size has it.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub fn check(&self, n_layer: usize, n_head: usize) -> std::result::Result<(), InterpretError> {
+        let Self { layer, head } = *self;
+        if layer >= n_layer || head >= n_head {
+            return Err(InterpretError::Head { layer, head, n_layer, n_head });
+        }
+        Ok(())
+    }
+}
+
+/// Where a path ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Receiver {
+    /// At the final residual stream.
+    Final,
+    /// At a head's queries.
+    Query(Head),
+    /// At a head's keys.
+    Key(Head),
+    /// At a head's values.
+    Value(Head),
+}
+
+impl Receiver {
+    fn head(&self) -> Option<&Head> {
+        match self {
+            Self::Final => None,
+            Self::Query(head) | Self::Key(head) | Self::Value(head) => Some(head),
+        }
+    }
+}
+
+/// What is put in the place of a head's output.
+#[derive(Debug, Clone)]
+pub enum Ablation {
+    /// Zeros, in the model as it is.
+    RawZero,
+    /// The constant that is zero in TransformerLens, see [`Processing::value_constants`](crate::Processing::value_constants).
+    TransformerLensZero,
+    /// The mean of other texts: at each position where all have as many tokens as this one, else the mean over them of their means
+    /// over positions.
+    Mean(Vec<Vec<u32>>),
+    /// What it is in another text of as many tokens.
+    Sample(Vec<u32>),
+}
+
+impl Ablation {
+    /// What is put in the place of each layer's `z`, in a shape that broadcasts to it.
+    ///
+    /// # Errors
+    /// When a text does not fit, and those of the model.
+    pub fn values(&self, run: &Run) -> Result<Vec<Tensor>> {
+        let n_layer = run.model.config().n_layer;
+        let sites = || (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::Z));
+        match self {
+            Self::RawZero => (0..n_layer).map(|_| Tensor::zeros(1, DType::F32, run.model.device())).collect(),
+            Self::TransformerLensZero => {
+                let processing = crate::Processing::new(run.model)?;
+                Ok((0..n_layer).filter_map(|layer| processing.value_constants(layer).cloned()).collect())
+            }
+            Self::Sample(ids) => {
+                let sample = Run::new(run.model, ids)?;
+                if ids.len() != run.ids.len() {
+                    let (clean, corrupted) = (run.ids.len(), ids.len());
+                    return Err(InterpretError::Lengths { clean, corrupted }.into());
+                }
+                Ok(sample.record_below_head(sites())?.values.into_values().collect())
+            }
+            Self::Mean(texts) => {
+                let is_by_position = texts.iter().all(|ids| ids.len() == run.ids.len());
+                let mut sums: Vec<Tensor> = Vec::new();
+                for ids in texts {
+                    let record = Run::new(run.model, ids)?.record_below_head(sites())?;
+                    let of_text = record.values.into_values().map(|z| match is_by_position {
+                        true => z.squeeze(0),                              // (T, H, D)
+                        false => z.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
+                    });
+                    let of_text = of_text.collect::<Result<Vec<_>>>()?;
+                    sums = if sums.is_empty() {
+                        of_text
+                    } else {
+                        sums.iter().zip(&of_text).map(|(sum, z)| sum + z).collect::<Result<_>>()?
+                    };
+                }
+                if sums.is_empty() {
+                    candle_core::bail!("a mean needs at least one text");
+                }
+                sums.into_iter().map(|sum| sum / texts.len() as f64).collect()
+            }
+        }
+    }
+}
+
+/// The metric with each head ablated at every position, one at a time.
+///
+/// # Errors
+/// Those of [`Ablation::values`] and of the model.
+pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation) -> Result<Grid> {
+    replaced_grid(run, metric, SiteKind::Z, By::Head, &ablation.values(run)?)
+}
+
+/// The metric and the logits of a run with some heads ablated together, at all positions or at one.
+///
+/// # Errors
+/// When a head is not there, those of [`Ablation::values`] and of the model.
+pub fn ablated(
+    run: &Run,
+    heads: &[Head],
+    position: Option<usize>,
+    ablation: &Ablation,
+) -> Result<(Tensor, bool)> {
+    let config = run.model.config();
+    heads.iter().try_for_each(|head| head.check(config.n_layer, config.n_head))?;
+    let values = ablation.values(run)?;
+    let edit = |head: &Head| {
+        let place = Place { positions: position.map(|position| vec![position]), ..Place::head(head.head) };
+        Ablate::with(Site::in_block(head.layer, SiteKind::Z), values[head.layer].clone()).at(place)
+    };
+    let mut edits: Vec<Edit> = heads.iter().map(edit).collect();
+    let mut chain = Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect());
+    let logits = run.logits(LogitsFor::EveryToken, &mut chain)?;
+    Ok((logits, edits.iter().all(|edit| edit.has_changed)))
+}

@@ -1,0 +1,85 @@
+//! From the numbers of a checkpoint to those that TransformerLens shows of it.
+//!
+//! TransformerLens (compatibility mode) folds weights and biases of layer norms into what follows, centres what is written to the
+//! residual stream, centres the output head, and moves the biases of values behind the attention pattern. None of it changes what a
+//! model predicts, and all of it follows from a run of the model as it is. With `c_h` for the constant that the norm's bias and the
+//! values' bias add to the values of head `h`:
+//!
+//! - `v` and `z` are less `c_h`, `result` less what `c_h` writes;
+//! - embeddings, residual streams and what is added to them are less their mean over the width, logits less theirs over the vocabulary;
+//! - the output of the final norm is the normalized one; everything else is the same.
+
+use candle_core::{D, DType, Result, Tensor};
+use gpt2::{Gpt2LMHead, Site, SiteKind};
+use gpt2_attention::QkvProjection;
+
+/// What leads from a model's values to TransformerLens' of the same model.
+#[derive(Debug)]
+pub struct Processing {
+    /// `c_h` of each block, `(H, D)`.
+    values: Vec<Tensor>,
+    /// What it writes to the residual stream, `(H, C)`.
+    results: Vec<Tensor>,
+}
+
+impl Processing {
+    /// That of this model.
+    ///
+    /// # Errors
+    /// When there is no memory for a block's weights in f32.
+    pub fn new(model: &Gpt2LMHead) -> Result<Self> {
+        let (mut values, mut results) = (Vec::new(), Vec::new());
+        for block in model.transformer().blocks() {
+            let attn = block.attn();
+            let zeros = || block.ln_1().weight().zeros_like();
+            let shift = block.ln_1().bias().map_or_else(zeros, |bias| Ok(bias.clone()))?.unsqueeze(0)?;
+            let width = attn.num_heads() * attn.head_dim();
+            let constant = match attn.projection() {
+                QkvProjection::Fused(layer) => layer.forward_outputs(&shift, 2 * width..3 * width)?,
+                QkvProjection::Separate { value, .. } => value.forward(&shift)?,
+            }; // (1, H · D)
+            results.push(attn.results(&constant.unsqueeze(0)?)?.squeeze(0)?.squeeze(0)?);
+            values.push(constant.reshape((attn.num_heads(), attn.head_dim()))?);
+        }
+        Ok(Self { values, results })
+    }
+
+    /// The constant part of the values of a block's heads, `(H, D)`: what TransformerLens has set to zero where it sets `z` to zero.
+    pub fn value_constants(&self, layer: usize) -> Option<&Tensor> {
+        self.values.get(layer)
+    }
+
+    /// TransformerLens' value of what was seen at a place. That of [`SiteKind::FinalNorm`] is [`SiteKind::LnFinalNormalized`], which
+    /// must be recorded for it.
+    ///
+    /// # Errors
+    /// When the shape is not the site's.
+    pub fn apply(&self, site: Site, value: &Tensor) -> Result<Tensor> {
+        let value = &value.to_dtype(DType::F32)?;
+        let of_layer = |of: &[Tensor]| match site.layer.and_then(|layer| of.get(layer)) {
+            Some(constant) => constant.to_dtype(DType::F32),
+            None => candle_core::bail!("{site} is in no block of this model"),
+        };
+        match site.kind {
+            SiteKind::V | SiteKind::Z => value.broadcast_sub(&of_layer(&self.values)?),
+            SiteKind::Result => centred(&value.broadcast_sub(&of_layer(&self.results)?)?),
+            SiteKind::Embed
+            | SiteKind::PosEmbed
+            | SiteKind::ResidPre
+            | SiteKind::AttnOut
+            | SiteKind::ResidMid
+            | SiteKind::MlpOut
+            | SiteKind::ResidPost
+            | SiteKind::Logits => centred(value),
+            _ => Ok(value.clone()),
+        }
+    }
+}
+
+/// Values less their mean over the last axis.
+///
+/// # Errors
+/// When candle cannot compute it for the type.
+pub fn centred(value: &Tensor) -> Result<Tensor> {
+    value.broadcast_sub(&value.mean_keepdim(D::Minus1)?)
+}

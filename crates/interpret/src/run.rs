@@ -1,0 +1,169 @@
+//! A model, the tokens that it reads, and a number that its prediction is summed up in.
+
+use candle_core::{DType, Result, Tensor};
+use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+
+use crate::{InterpretError, Record};
+
+/// A model on a text.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// The model.
+    pub model: &'a Gpt2LMHead,
+    /// The tokens of the text.
+    pub ids: &'a [u32],
+}
+
+impl<'a> Run<'a> {
+    /// A model on these tokens.
+    ///
+    /// # Errors
+    /// When there are none, more than the context holds, or one outside the vocabulary.
+    pub fn new(model: &'a Gpt2LMHead, ids: &'a [u32]) -> std::result::Result<Self, InterpretError> {
+        let config = model.config();
+        if ids.is_empty() || ids.len() > config.n_positions {
+            return Err(InterpretError::Length { tokens: ids.len(), n_positions: config.n_positions });
+        }
+        if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
+            return Err(InterpretError::UnknownToken { id: *id, vocab_size: config.vocab_size });
+        }
+        Ok(Self { model, ids })
+    }
+
+    /// The tokens as the model takes them, `(1, T)`.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn input(&self) -> Result<Tensor> {
+        Tensor::from_slice(self.ids, (1, self.ids.len()), self.model.device())
+    }
+
+    /// Logits of the wanted tokens, seen by an observer.
+    ///
+    /// # Errors
+    /// Those of the model and of the observer.
+    pub fn logits(&self, logits_for: LogitsFor, observer: &mut dyn Observer) -> Result<Tensor> {
+        self.model.forward(&self.input()?, logits_for, None, &mut Pass::inference().observed_by(observer))
+    }
+
+    /// What is seen at these places.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn record(&self, sites: impl IntoIterator<Item = Site>) -> Result<Record> {
+        let mut record = Record::new(sites);
+        self.logits(LogitsFor::EveryToken, &mut record)?;
+        Ok(record)
+    }
+
+    /// What is seen at these places, without logits: for all that lies before them.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn record_below_head(&self, sites: impl IntoIterator<Item = Site>) -> Result<Record> {
+        let mut record = Record::new(sites);
+        let pass = &mut Pass::inference().observed_by(&mut record);
+        self.model.transformer().forward(&self.input()?, None, pass)?;
+        Ok(record)
+    }
+
+    /// The input of every block and the output of the last, `n_layer + 1` tensors of `(1, T, C)`: where a run may start.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn residuals(&self) -> Result<Vec<Tensor>> {
+        let last = Site::in_block(self.model.config().n_layer - 1, SiteKind::ResidPost);
+        let inputs = (0..self.model.config().n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre));
+        Ok(self.record_below_head(inputs.chain([last]))?.values.into_values().collect())
+    }
+}
+
+/// Which number of the logits at a position is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Measure {
+    /// The logit of the answer, or its difference to that of another token.
+    #[default]
+    Logit,
+    /// The natural logarithm of its probability, or of the ratio of both.
+    LogProbability,
+    /// Its probability, or the difference of both.
+    Probability,
+}
+
+/// One number that a prediction is summed up in: how much an answer is expected, alone or against another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    /// The answer.
+    pub answer: u32,
+    /// The token that it is compared with.
+    pub against: Option<u32>,
+    /// The token whose prediction is looked at, counted from 0.
+    pub position: usize,
+    /// What is compared.
+    pub measure: Measure,
+}
+
+impl Metric {
+    /// The difference of two logits.
+    pub fn logit_difference(answer: u32, against: u32, position: usize) -> Self {
+        Self { answer, against: Some(against), position, measure: Measure::Logit }
+    }
+
+    /// The logits that it is made of.
+    pub fn logits_for(&self) -> LogitsFor {
+        LogitsFor::Tokens { first: self.position, count: 1 }
+    }
+
+    /// The number of each row, `(B)`, of logits `(B, 1, V)`.
+    ///
+    /// # Errors
+    /// When a token is outside the vocabulary.
+    pub fn of(&self, logits: &Tensor) -> Result<Tensor> {
+        let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (B, V)
+        let values = match self.measure {
+            Measure::Logit => logits,
+            Measure::LogProbability => log_softmax(&logits)?,
+            Measure::Probability => log_softmax(&logits)?.exp()?,
+        };
+        let of_token = |id: u32| values.narrow(1, id as usize, 1)?.squeeze(1);
+        let answer = of_token(self.answer)?;
+        match self.against {
+            Some(against) => answer - of_token(against)?,
+            None => Ok(answer),
+        }
+    }
+
+    /// Checks it for a run.
+    ///
+    /// # Errors
+    /// When a token is outside the vocabulary, or the position behind the text.
+    pub fn check(&self, run: &Run) -> std::result::Result<(), InterpretError> {
+        let vocab_size = run.model.config().vocab_size;
+        let mut ids = [Some(self.answer), self.against].into_iter().flatten();
+        if let Some(id) = ids.find(|id| *id as usize >= vocab_size) {
+            return Err(InterpretError::UnknownToken { id, vocab_size });
+        }
+        if self.position >= run.ids.len() {
+            return Err(InterpretError::Position { position: self.position, tokens: run.ids.len() });
+        }
+        Ok(())
+    }
+
+    /// The number of a run, seen by an observer.
+    ///
+    /// # Errors
+    /// Those of the model and of the observer.
+    pub fn of_run(&self, run: &Run, observer: &mut dyn Observer) -> Result<f32> {
+        self.of(&run.logits(self.logits_for(), observer)?)?.squeeze(0)?.to_scalar()
+    }
+}
+
+/// Natural logarithms of the probabilities on the last axis, from operations that have gradients.
+///
+/// # Errors
+/// When candle cannot compute them for the type.
+pub(crate) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
+    let last = candle_core::D::Minus1;
+    let shifted = logits.broadcast_sub(&logits.max_keepdim(last)?.detach())?;
+    shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(last)?.log()?)
+}

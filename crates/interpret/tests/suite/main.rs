@@ -1,0 +1,6 @@
+//! The tests of looking inside.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+mod common;
+mod laws;
+mod transformer_lens;

@@ -1,0 +1,376 @@
+//! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/export_inside.py`).
+
+use candle_core::{Device, Result, Tensor};
+use gpt2::{LogitsFor, Site, SiteKind};
+use gpt2_interpret::{
+    Ablation, By, Excluded, Grid, Head, LensOptions, Likeness, Metric, OfHeads, Patching, Processing,
+    Receiver, Run, Sought, Unit, ablation_grid, accumulated_residuals, attribute, centred,
+    decomposed_residual, detect_heads, estimated_grid, head_results, head_scores, lens_logits, logit_lens,
+    site_gradients,
+};
+use gpt2_testing::{assert_close, assert_close_absolute};
+
+use crate::common::{Case, ids};
+
+/// f32 beside f64: activations are sums of up to a hundred products of values near 1.
+const ACTIVATIONS: f64 = 1e-5;
+/// Stacks and grids are sums and quotients of these.
+const STACKS: f64 = 1e-4;
+
+fn of_site(site: Site) -> String {
+    if site.kind == SiteKind::Logits { "logits".to_owned() } else { site.to_string() }
+}
+
+fn tensor(values: &[Vec<f32>], shape: &[usize]) -> Tensor {
+    Tensor::from_vec(values.concat(), shape, &Device::Cpu).unwrap()
+}
+
+fn grid_tensor(grid: &Grid, shape: &[usize]) -> Tensor {
+    assert_eq!(grid.unchanged, [] as [usize; 0]);
+    tensor(&grid.values, shape)
+}
+
+fn of_heads(values: &OfHeads) -> Tensor {
+    tensor(values, &[values.len(), values[0].len()])
+}
+
+#[test]
+fn every_site_is_that_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let record = case.clean().record(Site::all(case.layers()))?;
+        let processing = Processing::new(&case.model)?;
+        assert_eq!(record.values.len(), 6 + 18 * case.layers());
+        for (site, value) in &record.values {
+            let (name, what) = (of_site(*site), format!("{}: {site}", case.name));
+            assert_close(value, &case.raw.tensor(&name), ACTIVATIONS, &what);
+            let processed = match site.kind {
+                SiteKind::FinalNorm => record.get(Site::outside(SiteKind::LnFinalNormalized))?.clone(),
+                _ => processing.apply(*site, value)?,
+            };
+            assert_close(&processed, &case.compat.tensor(&name), ACTIVATIONS, &format!("{what}, processed"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let what = |name: &str| format!("{}: {name}", case.name);
+        let accumulated = accumulated_residuals(&run, true)?;
+        assert_eq!(accumulated.labels, case.labels("accumulated_resid"));
+        let expected = |name: &str| case.analysis(name).squeeze(1);
+        assert_close(
+            &centred(&accumulated.values)?,
+            &expected("accumulated_resid")?,
+            STACKS,
+            &what("accumulated_resid"),
+        );
+        let decomposed = decomposed_residual(&run)?;
+        assert_eq!(decomposed.labels, case.labels("decompose_resid"));
+        assert_close(
+            &centred(&decomposed.values)?,
+            &expected("decompose_resid")?,
+            STACKS,
+            &what("decompose_resid"),
+        );
+        // Of heads TransformerLens leaves out what the constant of the values writes, and puts it into the remainder.
+        let heads = head_results(&run)?;
+        assert_eq!(heads.labels, case.labels("stack_head_results"));
+        let processing = Processing::new(&case.model)?;
+        let (mut processed, mut constants) = (Vec::new(), Vec::new());
+        for layer in 0..case.layers() {
+            for head in 0..case.heads() {
+                let part = heads.values.narrow(0, layer * case.heads() + head, 1)?;
+                // Of a value of zero what is processed is less the constant alone.
+                let zero = Tensor::zeros((1, 1, case.heads(), part.dim(2)?), part.dtype(), part.device())?;
+                let constant = processing.apply(Site::in_block(layer, SiteKind::Result), &zero)?.neg()?;
+                let constant = constant.narrow(2, head, 1)?.squeeze(2)?;
+                processed.push(centred(&part.broadcast_sub(&constant)?)?);
+                constants.push(constant);
+            }
+        }
+        let constants = Tensor::cat(&constants, 0)?.sum_keepdim(0)?;
+        let remainder = heads.values.narrow(0, heads.labels.len() - 1, 1)?.broadcast_add(&constants)?;
+        processed.push(centred(&remainder)?);
+        assert_close(
+            &Tensor::cat(&processed, 0)?,
+            &expected("stack_head_results")?,
+            STACKS,
+            &what("stack_head_results"),
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn attributions_are_those_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        for (name, metric) in
+            [("difference", case.metric()), ("answer", Metric { against: None, ..case.metric() })]
+        {
+            let (b_u, position) = (case.analysis("b_U"), metric.position);
+            let bias_of = |id: u32| b_u.get(id as usize)?.to_scalar::<f32>();
+            let mut bias = bias_of(metric.answer)?;
+            if let Some(against) = metric.against {
+                bias -= bias_of(against)?;
+            }
+            for (unit, stack) in [
+                (Unit::Component, "decompose_resid"),
+                (Unit::Layer, "accumulated_resid"),
+                (Unit::Neuron, "stack_neuron_results.last"),
+            ] {
+                let found = attribute(&run, &metric, unit)?;
+                let expected = case.analysis(&format!("logit_attrs.{stack}.{name}"));
+                let expected = match expected.dims().len() {
+                    3 => expected.squeeze(1)?.narrow(1, position, 1)?.squeeze(1)?,
+                    _ => expected.squeeze(1)?,
+                };
+                let what = format!("{}: {stack}, {name}", case.name);
+                let values = Tensor::new(&found.values[..], &Device::Cpu)?;
+                assert_close(&values, &expected, STACKS, &what);
+                assert!((found.bias - bias).abs() < 1e-4, "{what}: bias {} for {bias}", found.bias);
+                if unit != Unit::Layer {
+                    let sum: f32 = found.values.iter().sum::<f32>() + found.bias;
+                    assert!((sum - found.total).abs() < 1e-3, "{what}: {sum} for {}", found.total);
+                }
+            }
+            // Heads of the model as it is: what their constants say is with them and not in the remainder.
+            let found = attribute(&run, &metric, Unit::Head)?;
+            let sum: f32 = found.values.iter().sum::<f32>() + found.bias;
+            assert!((sum - found.total).abs() < 1e-3, "{}: heads {sum} for {}", case.name, found.total);
+        }
+        let total = attribute(&run, &case.metric(), Unit::Component)?.total;
+        let expected = case.recorded["logit_difference"]["clean"].as_f64().unwrap();
+        assert!((f64::from(total) - expected).abs() < 1e-4, "{}: {total} for {expected}", case.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_lens_is_that_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let expected = case.analysis("lens.logits").squeeze(1)?;
+        lens_logits(&run, &|_, x| Ok(x), |layer, logits| {
+            assert_close(
+                &centred(&logits)?.squeeze(0)?,
+                &expected.get(layer)?,
+                STACKS,
+                &format!("{}: layer {layer}", case.name),
+            );
+            Ok(())
+        })?;
+        let watch = vec![case.id("answer"), case.id("wrong")];
+        let layers = logit_lens(&run, &LensOptions { top: 3, watch }, &|_, x| Ok(x))?;
+        let labels: Vec<&str> = layers.iter().map(|layer| &layer.label[..]).collect();
+        assert_eq!(labels, case.labels("lens"));
+        let cells = || layers.iter().flat_map(|layer| &layer.cells);
+        let shape = [layers.len(), 1, run.ids.len()];
+        let entropy: Vec<f32> = cells().map(|cell| cell.entropy).collect();
+        assert_close(
+            &Tensor::from_vec(entropy, &shape, &Device::Cpu)?,
+            &case.analysis("lens.entropy"),
+            STACKS,
+            "entropy",
+        );
+        let divergence: Vec<f32> = cells().map(|cell| cell.divergence).collect();
+        assert_close(
+            &Tensor::from_vec(divergence, &shape, &Device::Cpu)?,
+            &case.analysis("lens.kl"),
+            STACKS,
+            "divergence",
+        );
+        for (index, name) in ["answer", "wrong"].into_iter().enumerate() {
+            let ranks: Vec<usize> = cells().map(|cell| cell.watched[index].0).collect();
+            let expected: Vec<u32> =
+                case.recorded["lens.ranks"][name].as_array().unwrap().iter().flat_map(ids).collect();
+            assert_eq!(
+                ranks,
+                expected.iter().map(|rank| *rank as usize).collect::<Vec<_>>(),
+                "{}",
+                case.name
+            );
+        }
+        // The best three are the largest logits, in order.
+        let of_last: Vec<f32> = expected.get(layers.len() - 1)?.get(run.ids.len() - 1)?.to_vec1()?;
+        let mut order: Vec<u32> = (0..of_last.len() as u32).collect();
+        order.sort_by(|a, b| of_last[*b as usize].total_cmp(&of_last[*a as usize]));
+        let top: Vec<u32> =
+            layers[layers.len() - 1].cells[run.ids.len() - 1].top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(top, order[..3]);
+    }
+    Ok(())
+}
+
+#[test]
+fn every_patching_grid_is_that_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
+        let [clean, corrupted] =
+            ["clean", "corrupted"].map(|name| case.recorded["logit_difference"][name].as_f64().unwrap());
+        assert!((f64::from(patching.clean_value) - clean).abs() < 1e-4);
+        assert!((f64::from(patching.corrupted_value) - corrupted).abs() < 1e-4);
+        for (name, kind, by) in [
+            ("resid_pre", SiteKind::ResidPre, By::Position),
+            ("resid_mid", SiteKind::ResidMid, By::Position),
+            ("attn_out", SiteKind::AttnOut, By::Position),
+            ("mlp_out", SiteKind::MlpOut, By::Position),
+            ("attn_head_out_all_pos", SiteKind::Z, By::Head),
+            ("attn_head_q_all_pos", SiteKind::Q, By::Head),
+            ("attn_head_k_all_pos", SiteKind::K, By::Head),
+            ("attn_head_v_all_pos", SiteKind::V, By::Head),
+            ("attn_head_pattern_all_pos", SiteKind::Pattern, By::Head),
+            ("attn_head_out_by_pos", SiteKind::Z, By::HeadAndPosition),
+            ("attn_head_pattern_by_pos", SiteKind::Pattern, By::HeadAndPosition),
+        ] {
+            let grid = patching.grid(kind, by)?;
+            let mut expected = case.analysis(&format!("patch.{name}"));
+            if name == "attn_head_pattern_by_pos" {
+                expected = expected.transpose(1, 2)?; // [layer, head, query] there
+            }
+            // Layers in which both texts are alike: positions before the first difference are, but never a whole layer.
+            let found = grid_tensor(&grid, expected.dims());
+            assert_close(&found, &expected, STACKS, &format!("{}: {name}", case.name));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ablations_are_those_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let texts = case.recorded["ablate.reference_ids"].as_array().unwrap().iter().map(ids).collect();
+        for (name, ablation) in [
+            ("raw_zero", Ablation::RawZero),
+            ("tl_zero", Ablation::TransformerLensZero),
+            ("mean", Ablation::Mean(texts)),
+        ] {
+            let grid = ablation_grid(&run, &case.metric(), &ablation)?;
+            let expected = case.analysis(&format!("ablate.{name}"));
+            assert_close(
+                &grid_tensor(&grid, expected.dims()),
+                &expected,
+                STACKS,
+                &format!("{}: {name}", case.name),
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_are_detected_as_in_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let detected = ids(&case.recorded["detect_head"]["ids"]);
+        let run = Run::new(&case.model, &detected).unwrap();
+        for (name, sought) in [
+            ("previous_token_head", Sought::Previous),
+            ("duplicate_token_head", Sought::Duplicate),
+            ("induction_head", Sought::Induction),
+        ] {
+            for (measure, likeness) in [("mul", Likeness::Share), ("abs_unrounded", Likeness::Difference)] {
+                let expected = case.analysis(&format!("detect_head.{name}.{measure}"));
+                for (index, (bos, current)) in
+                    [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate()
+                {
+                    let found = detect_heads(&run, &sought, likeness, Excluded { bos, current })?;
+                    let what = format!("{}: {name}, {measure}, {bos} {current}", case.name);
+                    assert_close_absolute(&of_heads(&found), &expected.get(index)?, STACKS, &what);
+                }
+            }
+        }
+        let rows: Vec<Vec<u32>> =
+            case.recorded["head_scores"]["ids"].as_array().unwrap().iter().map(ids).collect();
+        let length = case.recorded["head_scores"]["length"].as_u64().unwrap() as usize;
+        let rows: Vec<Vec<u32>> = rows.into_iter().map(|row| row[..length].to_vec()).collect();
+        let scores = head_scores(&case.model, &rows, None)?;
+        for (name, found) in
+            [("previous", scores.previous), ("duplicate", scores.duplicate), ("induction", scores.induction)]
+        {
+            let expected = case.analysis(&format!("head_scores.{name}"));
+            assert_close_absolute(&of_heads(&found), &expected, STACKS, &format!("{}: {name}", case.name));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn attribution_patching_is_that_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
+        for (name, kind, by) in [
+            ("resid_pre", SiteKind::ResidPre, By::Position),
+            ("mlp_out", SiteKind::MlpOut, By::Position),
+            ("z", SiteKind::Z, By::Head),
+            ("z_by_pos", SiteKind::Z, By::HeadAndPosition),
+        ] {
+            let expected = case.analysis(&format!("attribution.{name}"));
+            let found = tensor(&estimated_grid(&patching, kind, by)?, expected.dims());
+            assert_close(&found, &expected, STACKS, &format!("{}: {name}", case.name));
+        }
+        let sites: Vec<Site> = (0..case.layers())
+            .flat_map(|layer| [SiteKind::ResidPre, SiteKind::Z].map(|kind| Site::in_block(layer, kind)))
+            .collect();
+        for (site, gradient) in site_gradients(&case.corrupted(), &case.metric(), &sites)? {
+            let expected = case.analysis(&format!("gradient.{site}"));
+            assert_close(&gradient, &expected, STACKS, &format!("{}: gradient at {site}", case.name));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn paths_are_those_of_transformer_lens() -> Result<()> {
+    for case in Case::all() {
+        let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
+        let head = |value: &serde_json::Value| {
+            let [layer, head] = ids(value)[..] else { panic!("a head") };
+            Head { layer: layer as usize, head: head as usize }
+        };
+        for path in case.recorded["paths"].as_array().unwrap() {
+            let (sender, receiver) = (head(&path["sender"]), head(&path["receiver"]));
+            for (name, receiver) in [
+                ("q", Receiver::Query(receiver)),
+                ("k", Receiver::Key(receiver)),
+                ("v", Receiver::Value(receiver)),
+                ("final", Receiver::Final),
+            ] {
+                let found = f64::from(patching.path(&[sender], receiver)?);
+                let expected = path["logit_difference"][name].as_f64().unwrap();
+                assert!((found - expected).abs() < STACKS, "{}: {name}: {found} for {expected}", case.name);
+            }
+        }
+        let to_final = case.analysis("path.to_final");
+        for layer in 0..case.layers() {
+            for head in 0..case.heads() {
+                let found = patching.path(&[Head { layer, head }], Receiver::Final)?;
+                let expected = to_final.get(layer)?.get(head)?.to_scalar::<f32>()?;
+                assert!(
+                    (found - expected).abs() < 1e-4,
+                    "{}: {layer}.{head}: {found} for {expected}",
+                    case.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_logits_at_hand_are_those_that_transformer_lens_says() -> Result<()> {
+    for case in Case::all() {
+        let mut record = gpt2_interpret::Record::new([Site::outside(SiteKind::Logits)]);
+        case.clean().logits(LogitsFor::EveryToken, &mut record)?;
+        assert_close(
+            record.get(Site::outside(SiteKind::Logits))?,
+            &case.raw.tensor("logits"),
+            ACTIVATIONS,
+            case.name,
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Attention patterns packed for the page: only keys up to the query, in few bytes a value, one base64 text a head.
+//!
+//! A page with all values as JSON numbers would take 14 bytes each, 2 GB for 144 heads and 1,024 tokens. Three forms, the finest
+//! that stays small:
+//! - `u16`: the causal triangle row by row, each value as value * 65535, little endian;
+//! - `u8`: the same as value * 255;
+//! - `strongest`: of each row the strongest sources, each as key (u16, little endian) and value * 255 (u8), by rising key.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Serialize;
+
+use crate::{Report, Scale};
+
+/// Up to this many tokens a pattern has its finest form, however many heads there are.
+const MAX_FINE_TOKENS: usize = 128;
+/// Up to this many tokens a pattern has all its values.
+const MAX_WHOLE_TOKENS: usize = 256;
+/// Longer texts have the same forms where few heads were chosen: up to this many bytes.
+const MAX_BYTES: usize = 2_000_000;
+/// How many sources of a token are kept where not all can be.
+const STRONGEST: usize = 8;
+
+/// The patterns of all heads of a report.
+#[derive(Serialize)]
+pub(crate) struct Pattern {
+    form: Form,
+    strongest: usize,
+    /// What a reader should know of the form.
+    about: String,
+    /// One for each layer and head, heads fastest; `None` where the report has none.
+    heads: Vec<Option<String>>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Form {
+    U16,
+    U8,
+    Strongest,
+}
+
+/// Packs the patterns of an attention report. `None` for reports of another kind, and where a head is neither wholly absent nor a
+/// causal pattern of shares: those are kept as they are.
+pub(crate) fn pack(report: &Report) -> Option<Pattern> {
+    let len = report.axes.last()?.labels.len();
+    if !report.is_attention() || report.scale != Scale::Share || len == 0 || len > usize::from(u16::MAX) {
+        return None;
+    }
+    let heads: Vec<Option<&[Option<f32>]>> =
+        report.values.chunks(len * len).map(|head| head.iter().any(Option::is_some).then_some(head)).collect();
+    if !heads.iter().flatten().all(|head| is_causal(head, len)) {
+        return None;
+    }
+    let values = heads.iter().flatten().count() * len * (len + 1) / 2;
+    let form = if len <= MAX_FINE_TOKENS || values * 2 <= MAX_BYTES {
+        Form::U16
+    } else if len <= MAX_WHOLE_TOKENS || values <= MAX_BYTES {
+        Form::U8
+    } else {
+        Form::Strongest
+    };
+    let about = match form {
+        Form::U16 => "values to 1/65535".into(),
+        Form::U8 => "values to 1/255".into(),
+        Form::Strongest => format!("the {STRONGEST} strongest sources of each token, values to 1/255"),
+    };
+    let heads = heads.into_iter().map(|head| head.map(|head| STANDARD.encode(bytes(head, len, form)))).collect();
+    Some(Pattern { form, strongest: STRONGEST, about, heads })
+}
+
+/// Whether a head holds a share for every key up to the query and nothing behind it.
+fn is_causal(head: &[Option<f32>], len: usize) -> bool {
+    head.chunks(len).enumerate().all(|(query, row)| {
+        row[..=query].iter().all(|value| value.is_some_and(|value| (0.0..=1.0).contains(&value)))
+            && row[query + 1..].iter().all(|value| value.is_none_or(|value| value == 0.0))
+    })
+}
+
+/// # Shapes
+/// `head`: (queries, keys), both `len`.
+fn bytes(head: &[Option<f32>], len: usize, form: Form) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (query, row) in head.chunks(len).enumerate() {
+        let shares: Vec<f32> = row[..=query].iter().map(|value| value.unwrap_or(0.0)).collect();
+        match form {
+            Form::U16 => bytes.extend(shares.iter().flat_map(|share| whole(share * 65535.0).to_le_bytes())),
+            Form::U8 => bytes.extend(shares.iter().map(|share| whole(share * 255.0).to_le_bytes()[0])),
+            Form::Strongest => {
+                let mut keys: Vec<usize> = (0..shares.len()).collect();
+                if keys.len() > STRONGEST {
+                    keys.select_nth_unstable_by(STRONGEST, |a, b| shares[*b].total_cmp(&shares[*a]));
+                    keys.truncate(STRONGEST);
+                    keys.sort_unstable();
+                }
+                for key in keys {
+                    let place = u16::try_from(key).expect("`pack` takes no longer texts");
+                    bytes.extend(place.to_le_bytes());
+                    bytes.push(whole(shares[key] * 255.0).to_le_bytes()[0]);
+                }
+            }
+        }
+    }
+    bytes
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "shares are between 0 and 1")]
+fn whole(value: f32) -> u16 {
+    value.round() as u16
+}

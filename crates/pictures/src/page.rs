@@ -1,0 +1,122 @@
+//! A report as one HTML file: data, style and script inside it, no request to anywhere.
+//!
+//! The data stands in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
+//! on the page as text. The parts of style and script that do not belong to reports are exported, for other pages.
+
+use serde::Serialize;
+
+use crate::packed::{Pattern, pack};
+use crate::report::printable;
+use crate::{Axis, Metric, Report, Scale, Token};
+
+/// Style of the parts: heatmap, bars, line of tokens, table, small heads.
+pub const PARTS_CSS: &str = include_str!("parts/parts.css");
+/// Script of the parts: one object `parts` of functions that decode patterns and draw.
+pub const PARTS_JS: &str = include_str!("parts/parts.js");
+
+const PAGE: &str = include_str!("parts/page.html");
+const PAGE_CSS: &str = include_str!("parts/page.css");
+const PAGE_JS: &str = include_str!("parts/page.js");
+
+/// What the script of the page reads: the report, with patterns of attention packed.
+#[derive(Serialize)]
+struct Data<'a> {
+    schema: &'a str,
+    title: &'a str,
+    model: &'a str,
+    tokens: &'a [Token],
+    bos: bool,
+    axes: &'a [Axis],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<&'a [Option<f32>]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pattern: Option<Pattern>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    texts: &'a [String],
+    metric: Option<&'a Metric>,
+    notes: Vec<String>,
+    scale: Scale,
+    bottom_up: bool,
+}
+
+/// A report as one HTML file that asks for nothing: attention patterns as a grid of heads with a large view of one, two axes as a
+/// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens.
+///
+/// What is chosen stands in the fragment of the address: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
+/// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
+/// [`Report::check`] gives a page that says so.
+pub fn page(report: &Report) -> String {
+    let fault = report.check().err();
+    let pattern = if fault.is_none() { pack(report) } else { None };
+    let data = Data {
+        schema: &report.schema,
+        title: &report.title,
+        model: &report.model,
+        tokens: &report.tokens,
+        bos: report.bos,
+        axes: if fault.is_none() { &report.axes } else { &[] },
+        values: pattern.is_none().then_some(if fault.is_none() { &report.values } else { &[] }),
+        pattern,
+        texts: if fault.is_none() { &report.texts } else { &[] },
+        metric: report.metric.as_ref(),
+        notes: report.notes.iter().cloned().chain(fault.map(|fault| fault.to_string())).collect(),
+        scale: report.scale,
+        bottom_up: report.is_bottom_up(),
+    };
+    let data = serde_json::to_string(&data).unwrap_or_default().replace('<', "\\u003c");
+    // Between pairs of `@@` stand the names of what goes there.
+    PAGE.split("@@")
+        .map(|piece| match piece {
+            "title" => escaped(&report.title),
+            "style" => compact_style(&[PARTS_CSS, PAGE_CSS].concat()),
+            "script" => compact_script(&[PARTS_JS, PAGE_JS].concat()),
+            "data" => data.clone(),
+            html => html.to_owned(),
+        })
+        .collect()
+}
+
+/// A text between tags, of HTML and of XML.
+pub(crate) fn escaped(text: &str) -> String {
+    let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
+}
+
+/// A style sheet without the spaces and line ends that mean nothing.
+fn compact_style(style: &str) -> String {
+    let mut compact = style.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    for mark in ["{", "}", ";", ":", ",", ">"] {
+        compact = compact.replace(&format!(" {mark}"), mark).replace(&format!("{mark} "), mark);
+    }
+    compact
+}
+
+/// A script without lines of comment and the spaces and line ends that mean nothing. It is no parser: comments stand on lines of
+/// their own, every statement ends in `;` or `}`, and no regular expression holds a space or a quote.
+fn compact_script(script: &str) -> String {
+    let code = script.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let is_word = |character: char| character.is_alphanumeric() || "_$".contains(character);
+    let mut compact = String::new();
+    let mut quote = None;
+    let mut characters = code.flat_map(|line| line.trim().chars().chain([' '])).peekable();
+    while let Some(character) = characters.next() {
+        let before = compact.chars().next_back().unwrap_or(' ');
+        let after = characters.peek().copied().unwrap_or(' ');
+        let is_needed = match character {
+            _ if quote.is_some() => true,
+            ' ' => (is_word(before) && is_word(after)) || ("+-".contains(before) && before == after),
+            _ => true,
+        };
+        if is_needed {
+            compact.push(character);
+        }
+        if quote == Some(character) {
+            quote = None;
+        } else if quote.is_some() && character == '\\' {
+            compact.extend(characters.next());
+        } else if quote.is_none() && "\"'`".contains(character) {
+            quote = Some(character);
+        }
+    }
+    compact
+}

@@ -1,0 +1,231 @@
+//! What a look into a model found: named axes, values, the tokens they belong to. Everything else is drawn from this.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::PictureError;
+
+/// What one look into a model found; as JSON, the `--json` of every look.
+///
+/// # Shapes
+/// `values` and `texts` are row-major over `axes`, the slowest axis first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Names the kind of report and its version: `gpt2.look.attention/1`.
+    pub schema: String,
+    /// What was looked at, in one line.
+    pub title: String,
+    /// The model, as the caller named it.
+    pub model: String,
+    /// The text, token by token.
+    pub tokens: Vec<Token>,
+    /// Whether `<|endoftext|>` was put in front of the text.
+    pub bos: bool,
+    /// What the values run over, slowest first.
+    pub axes: Vec<Axis>,
+    /// One value for each combination of labels; `None` where there is none: masked, minus infinity, not asked for.
+    pub values: Vec<Option<f32>>,
+    /// A text for each value, such as the likeliest token; empty where the report has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<String>,
+    /// The one number that the look is about, before and after a change to the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<Metric>,
+    /// Warnings and conventions in plain words.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// How the values become colours.
+    pub scale: Scale,
+}
+
+/// One token of the text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// Its place in the text, from 0.
+    pub index: usize,
+    /// Its id in the vocabulary.
+    pub id: u32,
+    /// Its bytes as [`shown`] writes them.
+    pub text: String,
+}
+
+/// One axis of the values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// What it counts: `layer`, `head`, `query`, `key`, `token`.
+    pub name: String,
+    /// One label for each place along it.
+    pub labels: Vec<String>,
+}
+
+/// A number before and after a change to the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// What is measured, such as a difference of two logits.
+    pub name: String,
+    /// Without the change.
+    pub before: f64,
+    /// With the change, where there is one.
+    pub after: Option<f64>,
+}
+
+/// How values become colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// White at 0, red above, blue below, equally far on both sides.
+    Signed,
+    /// From 0 to 1.
+    Share,
+    /// From 0 to the largest value: entropies, norms, divergences.
+    Amount,
+}
+
+impl Report {
+    /// Checks that values and texts are as many as the axes say.
+    ///
+    /// # Errors
+    /// [`PictureError::Values`] or [`PictureError::Texts`] with both numbers.
+    pub fn check(&self) -> Result<(), PictureError> {
+        let product = self.axes.iter().try_fold(1_usize, |product, axis| product.checked_mul(axis.labels.len()));
+        let expected = if self.axes.is_empty() { Some(0) } else { product };
+        if expected != Some(self.values.len()) {
+            let axes: Vec<_> =
+                self.axes.iter().map(|axis| format!("{} {}", axis.name, axis.labels.len())).collect();
+            return Err(PictureError::Values { axes: axes.join(", "), found: self.values.len() });
+        }
+        if !self.texts.is_empty() && self.texts.len() != self.values.len() {
+            return Err(PictureError::Texts { expected: self.values.len(), found: self.texts.len() });
+        }
+        Ok(())
+    }
+
+    /// The value at a place of `values`, if there is one that can be drawn.
+    pub(crate) fn at(&self, place: usize) -> Option<f32> {
+        self.values.get(place).copied().flatten().filter(|value| value.is_finite())
+    }
+
+    /// Whether the axes are those of attention patterns: layer, head, query, key.
+    pub(crate) fn is_attention(&self) -> bool {
+        let names: Vec<_> = self.axes.iter().map(|axis| axis.name.as_str()).collect();
+        names == ["layer", "head", "query", "key"] && self.axes[2].labels.len() == self.axes[3].labels.len()
+    }
+
+    /// Whether the rows of a heatmap are drawn from the bottom upwards: layers whose cells hold texts.
+    pub(crate) fn is_bottom_up(&self) -> bool {
+        let row_axis = self.axes.len().checked_sub(2).and_then(|row| self.axes.get(row));
+        !self.texts.is_empty() && row_axis.is_some_and(|axis| axis.name == "layer")
+    }
+
+    /// The value whose colour is the strongest: 1 for shares, else the largest magnitude.
+    pub(crate) fn top(&self) -> f32 {
+        if self.scale == Scale::Share {
+            return 1.0;
+        }
+        let magnitudes = (0..self.values.len()).filter_map(|place| self.at(place)).map(f32::abs);
+        let top = magnitudes.fold(0.0, f32::max);
+        if top > 0.0 { top } else { 1.0 }
+    }
+}
+
+impl Token {
+    /// A token from its place, its id and its bytes.
+    pub fn new(index: usize, id: u32, bytes: &[u8]) -> Self {
+        Self { index, id, text: shown(bytes) }
+    }
+
+    /// Text and index, so that equal tokens stay apart: `·Mary 10`.
+    pub fn label(&self) -> String {
+        format!("{} {}", self.text, self.index)
+    }
+}
+
+impl Axis {
+    /// An axis with these labels.
+    pub fn new(name: impl Into<String>, labels: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { name: name.into(), labels: labels.into_iter().map(Into::into).collect() }
+    }
+
+    /// An axis of the text: one label for each token, with its index.
+    pub fn tokens(name: impl Into<String>, tokens: &[Token]) -> Self {
+        Self::new(name, tokens.iter().map(Token::label))
+    }
+
+    /// An axis whose labels are numbers.
+    pub fn numbers(name: impl Into<String>, numbers: impl IntoIterator<Item = usize>) -> Self {
+        Self::new(name, numbers.into_iter().map(|number| number.to_string()))
+    }
+}
+
+/// How a token's bytes are shown: a space as `·`, a newline as `↵`; other control characters, those that turn the direction
+/// of the text, and bytes that are no UTF-8 as `\xNN`; the rest as it is.
+pub fn shown(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            push_printable(&mut text, if character == ' ' { '·' } else { character });
+        }
+        push_bytes(&mut text, chunk.invalid());
+    }
+    text
+}
+
+/// A text of a report without what a terminal or a picture could not show; spaces stay.
+pub(crate) fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    text.chars().for_each(|character| push_printable(&mut printable, character));
+    printable
+}
+
+fn push_printable(text: &mut String, character: char) {
+    match character {
+        '\n' => text.push('↵'),
+        // Separators of lines, marks and overrides of direction, and what XML does not allow.
+        '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}' => {
+            push_bytes(text, character.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        _ if character.is_control() => push_bytes(text, character.encode_utf8(&mut [0; 4]).as_bytes()),
+        _ => text.push(character),
+    }
+}
+
+fn push_bytes(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        write!(text, "\\x{byte:02X}").expect("writing to a String never fails");
+    }
+}
+
+/// A value in few digits: four that count, or a power of ten where it is very large or small.
+pub(crate) fn short(value: f32) -> String {
+    let magnitude = value.abs();
+    if value == 0.0 {
+        "0".into()
+    } else if !(1e-3..1e5).contains(&magnitude) {
+        format!("{value:.2e}")
+    } else {
+        let decimals = match magnitude {
+            1e3.. => 0,
+            1e2.. => 1,
+            1e1.. => 2,
+            1e0.. => 3,
+            _ => 4,
+        };
+        format!("{value:.decimals$}")
+    }
+}
+
+/// A label of at most `length` characters: what is too long loses the end of its text, never its index.
+pub(crate) fn shortened(label: &str, length: usize) -> String {
+    let label = printable(label);
+    if label.chars().count() <= length {
+        return label;
+    }
+    let is_index = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    let (text, index) = match label.rsplit_once(' ').filter(|(_, last)| is_index(last)) {
+        Some((text, index)) => (text, format!(" {index}")),
+        None => (label.as_str(), String::new()),
+    };
+    let kept = length.saturating_sub(index.chars().count() + 1).max(1);
+    text.chars().take(kept).chain(['…']).chain(index.chars()).collect()
+}

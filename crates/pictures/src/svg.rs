@@ -1,0 +1,492 @@
+//! A report as an SVG picture for a paper: text as text, a white ground, no script, a colour bar.
+//!
+//! Lengths are points, 72 an inch. One axis becomes bars, or a line where there are many; two become a heatmap; more become a panel
+//! for each combination of the leading ones. Cells without a value are grey.
+
+use std::fmt::Write;
+
+use crate::page::escaped;
+use crate::report::{short, shortened};
+use crate::{Axis, PictureError, Report, Scale};
+
+/// How wide the picture is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// A column of a page with two: 3.3 inches.
+    OneColumn,
+    /// The whole page: 6.8 inches.
+    TwoColumns,
+}
+
+impl Width {
+    fn points(self) -> f64 {
+        match self {
+            Self::OneColumn => 3.3 * POINTS_PER_INCH,
+            Self::TwoColumns => 6.8 * POINTS_PER_INCH,
+        }
+    }
+}
+
+const POINTS_PER_INCH: f64 = 72.0;
+const MAX_PANELS: usize = 160;
+const MAX_CELLS: usize = 20_000;
+/// More values along one axis than this are a line instead of bars.
+const MAX_BARS: usize = 60;
+/// Up to so many panels have labels along both axes.
+const MAX_LABELLED_PANELS: usize = 4;
+const MAX_LABEL: usize = 18;
+
+const FONT: f64 = 7.0;
+const SMALLEST_FONT: f64 = 4.5;
+/// The width of a letter as a part of the font's size; a little generous, since the font is the reader's.
+const LETTER: f64 = 0.57;
+const NARROW_LETTER: f64 = 0.3;
+const WIDE_LETTER: f64 = 0.9;
+const MARGIN: f64 = 4.0;
+/// Between a label and what it belongs to, on both sides together.
+const LABEL_GAP: f64 = 5.0;
+/// Room on the right for the colour bar and its numbers.
+const BAR_ROOM: f64 = 40.0;
+const MAX_HEIGHT: f64 = 620.0;
+const BARS_HEIGHT: f64 = 110.0;
+
+const NONE: &str = "#dcdee3";
+const INK: &str = "#1a1d23";
+const ZERO: [f64; 3] = [255.0, 255.0, 255.0];
+const BLUE: [[f64; 3]; 2] = [[98.0, 163.0, 214.0], [12.0, 48.0, 110.0]];
+const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
+
+/// A report as an SVG picture. Where cells hold texts and the first of two axes is the layer, the lowest layer is at the bottom.
+///
+/// # Errors
+/// When the report fails [`Report::check`], holds no value, or would make more than 160 panels or 20,000 cells.
+pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
+    report.check()?;
+    let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
+    if cells == 0 {
+        return Err(PictureError::Nothing);
+    }
+    if cells > MAX_CELLS {
+        let axes = report.axes.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(PictureError::TooManyCells { cells, limit: MAX_CELLS, axes });
+    }
+    let mut drawing = Drawing::default();
+    let height = match report.axes.as_slice() {
+        [axis] => draw_bars(&mut drawing, report, axis, width.points()),
+        _ => draw_panels(&mut drawing, report, width.points())?,
+    };
+    let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
+    let title = escaped(&format!("{}, {}", report.title, report.model));
+    Ok(format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{inches}in\" height=\"{high_inches}in\" viewBox=\"0 0 {wide} {high}\" \
+         font-family=\"Helvetica, Arial, sans-serif\" fill=\"{INK}\">\n<title>{title}</title>\n\
+         <rect width=\"{wide}\" height=\"{high}\" fill=\"#fff\"/>\n{body}</svg>\n",
+        wide = number(width.points()),
+        high = number(height),
+        body = drawing.body
+    ))
+}
+
+/// Where a text stands: its anchor, and whether it is turned to read upwards.
+#[derive(Clone, Copy)]
+enum Align {
+    Start,
+    Middle,
+    End,
+    /// Turned, with its end at the place.
+    Upwards,
+}
+
+/// The elements drawn so far.
+#[derive(Default)]
+struct Drawing {
+    body: String,
+}
+
+impl Drawing {
+    fn rect(&mut self, [x, y]: [f64; 2], [width, height]: [f64; 2], fill: &str) {
+        let [x, y, width, height] = [x, y, width, height].map(number);
+        self.push(format_args!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>"
+        ));
+    }
+
+    fn line(&mut self, points: &[[f64; 2]], stroke: &str) {
+        let points: Vec<String> = points.iter().map(|[x, y]| format!("{},{}", number(*x), number(*y))).collect();
+        self.push(format_args!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"0.8\"/>",
+            points.join(" ")
+        ));
+    }
+
+    /// A text whose middle line is at `y`.
+    fn text(&mut self, [x, y]: [f64; 2], align: Align, font: f64, fill: &str, text: &str) {
+        let (anchor, turn) = match align {
+            Align::Start => ("start", false),
+            Align::Middle => ("middle", false),
+            Align::End => ("end", false),
+            Align::Upwards => ("end", true),
+        };
+        // A third of the font's size from the middle of a letter to its foot.
+        let (x, y) = if turn { (x + font * 0.35, y) } else { (x, y + font * 0.35) };
+        let turn = if turn { format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y)) } else { String::new() };
+        let fill = if fill == INK { String::new() } else { format!(" fill=\"{fill}\"") };
+        self.push(format_args!(
+            "<text x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"{anchor}\"{fill}{turn}>{}</text>",
+            number(x),
+            number(y),
+            number(font),
+            ordered(&escaped(text))
+        ));
+    }
+
+    fn push(&mut self, element: std::fmt::Arguments<'_>) {
+        writeln!(self.body, "{element}").expect("writing to a String never fails");
+    }
+}
+
+/// One heatmap: its values, where it is and how large its cells are.
+struct Panel<'a> {
+    report: &'a Report,
+    /// Where the values of the panel begin.
+    start: usize,
+    top: f32,
+    corner: [f64; 2],
+    cell: [f64; 2],
+}
+
+/// Draws heatmaps of the last two axes and gives the height of the picture.
+fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64, PictureError> {
+    let (leading, last) = report.axes.split_at(report.axes.len() - 2);
+    let [rows, columns] = [&last[0], &last[1]];
+    let panel_len = rows.labels.len() * columns.labels.len();
+    let there: Vec<usize> = report
+        .values
+        .chunks(panel_len)
+        .enumerate()
+        .filter_map(|(panel, values)| values.iter().any(Option::is_some).then_some(panel))
+        .collect();
+    if there.len() > MAX_PANELS {
+        let axes = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(PictureError::TooManyPanels { panels: there.len(), limit: MAX_PANELS, axes });
+    }
+    let is_whole = there.len() * panel_len == report.values.len();
+    let across = match leading {
+        [.., _, inner] if is_whole => inner.labels.len(),
+        _ => columns_of_panels(there.len()),
+    };
+    let is_labelled = there.len() <= MAX_LABELLED_PANELS;
+    let is_captioned = !leading.is_empty();
+
+    let gap = if is_labelled { 8.0 } else { 3.0 };
+    let outer = (width - 2.0 * MARGIN - BAR_ROOM + gap) / across as f64 - gap;
+    let row_room = room_for(rows, FONT).max(text_width(&rows.name, FONT) + LABEL_GAP);
+    let side = if is_labelled { row_room.min(outer * 0.4) } else { 0.0 };
+    let room = outer - side;
+    let cell = cell_size(report, rows, columns, room);
+    let is_turned = columns.labels.iter().any(|label| text_width(label, FONT) > cell[0] * 0.95);
+    let foot = match (is_labelled, is_turned) {
+        (false, _) => 0.0,
+        (true, true) => room_for(columns, cell[0].clamp(SMALLEST_FONT, FONT)) + FONT + 3.0,
+        (true, false) => 2.0 * FONT + 5.0,
+    };
+    let caption = if is_captioned { FONT + 1.0 } else { 0.0 };
+    let body = [cell[0] * columns.labels.len() as f64, cell[1] * rows.labels.len() as f64];
+    let step = [side + body[0].max(room.min(body[0] + 1.0)) + gap, caption + body[1] + foot + gap];
+    let name = if is_labelled { FONT + 2.0 } else { 0.0 };
+    let begin = [MARGIN, MARGIN + name];
+
+    for (place, panel) in there.iter().enumerate() {
+        let [x, y] = [
+            begin[0] + (place % across) as f64 * step[0],
+            begin[1] + (place / across) as f64 * step[1],
+        ];
+        let corner = [x + side, y + caption];
+        if is_captioned {
+            let font = if is_labelled { FONT } else { FONT.min(body[0] / 2.6).max(SMALLEST_FONT) };
+            let text = caption_of(leading, *panel, is_labelled);
+            drawing.text([corner[0], y + caption / 2.0 - 0.5], Align::Start, font, INK, &text);
+        }
+        let panel = Panel { report, start: panel * panel_len, top: report.top(), corner, cell };
+        draw_heatmap(drawing, &panel, rows, columns);
+        if is_labelled {
+            draw_labels(drawing, &panel, rows, columns, [body, [side, foot]], is_turned);
+        }
+    }
+    let panel_rows = there.len().div_ceil(across) as f64;
+    let mut height = begin[1] + panel_rows * step[1] - gap + MARGIN;
+    let right = begin[0] + across as f64 * step[0] - gap + 8.0;
+    let has_none = report.values.iter().any(Option::is_none);
+    let bar_end = draw_colour_bar(drawing, report, [right, begin[1] + caption], (height - 30.0).clamp(30.0, 90.0), has_none);
+    height = height.max(bar_end + MARGIN);
+    if !is_labelled {
+        let names = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(".");
+        let legend = format!("panels: {names}; downwards: {}; across: {}", rows.name, columns.name);
+        drawing.text([begin[0], height + FONT / 2.0 - 1.0], Align::Start, FONT, INK, &legend);
+        height += FONT + MARGIN;
+    }
+    Ok(height)
+}
+
+/// How many panels stand side by side where the axes do not say.
+fn columns_of_panels(panels: usize) -> usize {
+    (1..=panels).find(|columns| columns * columns >= panels).unwrap_or(1)
+}
+
+fn caption_of(leading: &[Axis], mut panel: usize, is_long: bool) -> String {
+    let mut parts = Vec::new();
+    for axis in leading.iter().rev() {
+        let label = &axis.labels[panel % axis.labels.len()];
+        parts.push(if is_long { format!("{} {label}", axis.name) } else { label.clone() });
+        panel /= axis.labels.len();
+    }
+    parts.reverse();
+    parts.join(if is_long { ", " } else { "." })
+}
+
+/// Width and height of a cell: square where the axes are alike, wide where there are texts.
+fn cell_size(report: &Report, rows: &Axis, columns: &Axis, room: f64) -> [f64; 2] {
+    let wide = (room / columns.labels.len() as f64).min(if report.texts.is_empty() { 24.0 } else { 60.0 });
+    let high = if !report.texts.is_empty() {
+        11.0
+    } else if rows.labels.len() == columns.labels.len() {
+        wide
+    } else {
+        wide.clamp(8.0, 16.0)
+    };
+    [wide, high.min(MAX_HEIGHT / rows.labels.len() as f64)]
+}
+
+fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: &Axis) {
+    let Panel { report, start, top, corner, cell } = panel;
+    let count = [columns.labels.len(), rows.labels.len()];
+    let size = [cell[0] * count[0] as f64, cell[1] * count[1] as f64];
+    drawing.push(format_args!("<g shape-rendering=\"crispEdges\">"));
+    drawing.rect(*corner, size, NONE);
+    for row in 0..count[1] {
+        for column in 0..count[0] {
+            if let Some(value) = report.at(start + row * count[0] + column) {
+                let fill = hexadecimal(colour(value, report.scale, *top));
+                drawing.rect([corner[0] + column as f64 * cell[0], row_top(panel, row, count[1])], *cell, &fill);
+            }
+        }
+    }
+    drawing.push(format_args!("</g>"));
+    if report.texts.is_empty() {
+        return;
+    }
+    for row in 0..count[1] {
+        for column in 0..count[0] {
+            let place = start + row * count[0] + column;
+            let text = &report.texts[place];
+            let longest = text.chars().count().clamp(1, MAX_LABEL) as f64;
+            let font = (cell[0] * 0.94 / (longest * LETTER)).min(cell[1] * 0.75).clamp(SMALLEST_FONT, FONT);
+            let text = fitted(text, cell[0] * 0.96, font);
+            let fill = report.at(place).map_or(INK, |value| ink_on(colour(value, report.scale, *top)));
+            let middle = [
+                corner[0] + (column as f64 + 0.5) * cell[0],
+                row_top(panel, row, count[1]) + cell[1] / 2.0,
+            ];
+            drawing.text(middle, Align::Middle, font, fill, &text);
+        }
+    }
+}
+
+fn row_top(panel: &Panel<'_>, row: usize, rows: usize) -> f64 {
+    let line = if panel.report.is_bottom_up() { rows - 1 - row } else { row };
+    panel.corner[1] + line as f64 * panel.cell[1]
+}
+
+/// Labels of rows and columns and the names of the axes.
+fn draw_labels(
+    drawing: &mut Drawing,
+    panel: &Panel<'_>,
+    rows: &Axis,
+    columns: &Axis,
+    [body, [side, foot]]: [[f64; 2]; 2],
+    is_turned: bool,
+) {
+    let [x, y] = panel.corner;
+    let [wide, high] = panel.cell;
+    let row_font = high.clamp(SMALLEST_FONT, FONT);
+    for row in (0..rows.labels.len()).step_by(stride(row_font, high)) {
+        let label = fitted(&rows.labels[row], side - 3.0, row_font);
+        let middle = row_top(panel, row, rows.labels.len()) + high / 2.0;
+        drawing.text([x - 2.5, middle], Align::End, row_font, INK, &label);
+    }
+    let column_font = if is_turned { wide.clamp(SMALLEST_FONT, FONT) } else { FONT };
+    let every = if is_turned { stride(column_font, wide) } else { 1 };
+    for column in (0..columns.labels.len()).step_by(every) {
+        let middle = x + (column as f64 + 0.5) * wide;
+        if is_turned {
+            let label = fitted(&columns.labels[column], foot - FONT - 5.0, column_font);
+            drawing.text([middle, y + body[1] + 2.5], Align::Upwards, column_font, INK, &label);
+        } else {
+            let label = shortened(&columns.labels[column], MAX_LABEL);
+            drawing.text([middle, y + body[1] + FONT / 2.0 + 2.0], Align::Middle, FONT, INK, &label);
+        }
+    }
+    drawing.text([x - 2.5, y - FONT / 2.0 - 1.0], Align::End, FONT, INK, &rows.name);
+    drawing.text([x + body[0] / 2.0, y + body[1] + foot - FONT / 2.0], Align::Middle, FONT, INK, &columns.name);
+}
+
+/// Draws which colour is which value, and gives where that ends.
+fn draw_colour_bar(drawing: &mut Drawing, report: &Report, [x, y]: [f64; 2], length: f64, has_none: bool) -> f64 {
+    const STEPS: usize = 40;
+    let top = report.top();
+    let bottom = if report.scale == Scale::Signed { -top } else { 0.0 };
+    let high = length / STEPS as f64;
+    drawing.push(format_args!("<g shape-rendering=\"crispEdges\">"));
+    for step in 0..STEPS {
+        let share = 1.0 - (step as f32 + 0.5) / STEPS as f32;
+        let fill = hexadecimal(colour(bottom + (top - bottom) * share, report.scale, top));
+        drawing.rect([x, y + step as f64 * high], [7.0, high], &fill);
+    }
+    drawing.push(format_args!("</g>"));
+    let frame = [[x, y], [x + 7.0, y], [x + 7.0, y + length], [x, y + length], [x, y]];
+    drawing.line(&frame, "#8a909c");
+    let ticks = if report.scale == Scale::Signed { vec![top, 0.0, bottom] } else { vec![top, 0.0] };
+    let last = (ticks.len() - 1) as f64;
+    for (place, tick) in ticks.iter().enumerate() {
+        let middle = y + length * place as f64 / last;
+        drawing.text([x + 9.5, middle], Align::Start, FONT, INK, &tick_text(*tick));
+    }
+    if !has_none {
+        return y + length + FONT / 2.0;
+    }
+    drawing.rect([x, y + length + 8.0], [7.0, 7.0], NONE);
+    drawing.text([x + 9.5, y + length + 11.5], Align::Start, FONT, INK, "none");
+    y + length + 16.0
+}
+
+/// Draws one axis as bars, or as a line, and gives the height of the picture.
+fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) -> f64 {
+    let values = || (0..report.values.len()).map(|place| report.at(place));
+    let [low, high] = [values().flatten().fold(0.0, f32::min), values().flatten().fold(0.0, f32::max)];
+    let high = if low == high { low + 1.0 } else { high };
+    let ticks: Vec<f32> = if low < 0.0 && high > 0.0 { vec![high, 0.0, low] } else { vec![high, low] };
+    let tick_room = ticks.iter().map(|tick| text_width(&tick_text(*tick), FONT)).fold(0.0, f64::max) + 4.0;
+    let [x, y] = [MARGIN + tick_room, MARGIN + FONT + 4.0];
+    let room = width - x - MARGIN;
+    let step = room / axis.labels.len() as f64;
+    let level = |value: f32| y + BARS_HEIGHT * f64::from((high - value) / (high - low));
+
+    drawing.text([MARGIN, MARGIN + FONT / 2.0], Align::Start, FONT, INK, &fitted(&report.title, width - 2.0 * MARGIN, FONT));
+    for tick in &ticks {
+        drawing.line(&[[x, level(*tick)], [x + room, level(*tick)]], "#c9cdd6");
+        drawing.text([x - 3.0, level(*tick)], Align::End, FONT, INK, &tick_text(*tick));
+    }
+    let middle = |place: usize| x + (place as f64 + 0.5) * step;
+    if axis.labels.len() > MAX_BARS {
+        let points: Vec<Option<[f64; 2]>> =
+            values().enumerate().map(|(place, value)| Some([middle(place), level(value?)])).collect();
+        for run in points.split(Option::is_none) {
+            let run: Vec<[f64; 2]> = run.iter().flatten().copied().collect();
+            drawing.line(&run, &hexadecimal(BLUE[1]));
+        }
+    } else {
+        for (place, value) in values().enumerate() {
+            let left = middle(place) - step * 0.4;
+            let Some(value) = value else {
+                drawing.rect([left, level(0.0) - 1.0], [step * 0.8, 2.0], NONE);
+                continue;
+            };
+            let ends = [level(value), level(0.0)];
+            let from = ends[0].min(ends[1]);
+            let fill = hexadecimal(if report.scale == Scale::Signed && value > 0.0 { RED[0] } else { BLUE[0] });
+            drawing.rect([left, from], [step * 0.8, (ends[0] - ends[1]).abs()], &fill);
+        }
+    }
+    let is_turned = axis.labels.iter().any(|label| text_width(label, FONT) > step * 0.95);
+    let below = y + BARS_HEIGHT + 4.0;
+    let font = if is_turned { step.clamp(SMALLEST_FONT, FONT) } else { FONT };
+    let foot = if is_turned { room_for(axis, font) } else { FONT + 2.0 };
+    let every = if is_turned { stride(font, step) } else { 1 };
+    for place in (0..axis.labels.len()).step_by(every) {
+        if is_turned {
+            let label = fitted(&axis.labels[place], foot - 2.0, font);
+            drawing.text([middle(place), below], Align::Upwards, font, INK, &label);
+        } else {
+            drawing.text([middle(place), below + FONT / 2.0], Align::Middle, font, INK, &axis.labels[place]);
+        }
+    }
+    let name = below + foot + FONT / 2.0;
+    drawing.text([x + room / 2.0, name], Align::Middle, FONT, INK, &axis.name);
+    name + FONT / 2.0 + MARGIN
+}
+
+/// Room for the longest label of an axis.
+fn room_for(axis: &Axis, font: f64) -> f64 {
+    let widths = axis.labels.iter().map(|label| text_width(&shortened(label, MAX_LABEL), font));
+    widths.fold(0.0, f64::max) + LABEL_GAP
+}
+
+/// Of how many labels one is drawn, so that they do not touch.
+#[expect(clippy::cast_possible_truncation, reason = "a few at most: a cell is never that small")]
+fn stride(font: f64, cell: f64) -> usize {
+    (font / cell).ceil().max(1.0) as usize
+}
+
+/// A text whose index stays at its end where letters run from right to left.
+fn ordered(text: &str) -> String {
+    let is_leftward = |letter| matches!(letter, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}');
+    match text.rsplit_once(' ') {
+        Some((text, index)) if text.contains(is_leftward) => format!("{text}\u{200e} {index}"),
+        _ => text.to_owned(),
+    }
+}
+
+/// A label cut to a width.
+fn fitted(label: &str, width: f64, font: f64) -> String {
+    let lengths = (1..=label.chars().count()).rev();
+    let cut = lengths.map(|length| shortened(label, length)).find(|cut| text_width(cut, font) <= width);
+    cut.unwrap_or_else(|| shortened(label, 1))
+}
+
+/// How wide a text probably is; letters of East Asian scripts are square.
+fn text_width(text: &str, font: f64) -> f64 {
+    let width = |character| match character {
+        'f' | 'i' | 'j' | 'l' | 'r' | 't' | 'I' | '|' | '.' | ',' | ':' | ';' | '\'' | '!' | '·' | ' ' | '(' | ')' => NARROW_LETTER,
+        'm' | 'w' | 'M' | 'W' | '@' => WIDE_LETTER,
+        '\u{1100}'.. => 1.0,
+        _ => LETTER,
+    };
+    text.chars().map(|character| font * width(character)).sum()
+}
+
+fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
+    let ends = if scale == Scale::Signed && value > 0.0 { RED } else { BLUE };
+    let magnitude = if scale == Scale::Signed { value.abs() } else { value };
+    let way = f64::from(magnitude / top).clamp(0.0, 1.0) * 2.0;
+    let (from, to, part) = if way < 1.0 { (ZERO, ends[0], way) } else { (ends[0], ends[1], way - 1.0) };
+    std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
+}
+
+fn hexadecimal(colour: [f64; 3]) -> String {
+    format!("#{}", colour.map(|channel| format!("{:02x}", byte(channel))).concat())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "colours are mixed of numbers up to 255")]
+fn byte(channel: f64) -> u8 {
+    channel.round() as u8
+}
+
+/// Black or white, whichever can be read on a colour.
+fn ink_on([red, green, blue]: [f64; 3]) -> &'static str {
+    if 0.3 * red + 0.59 * green + 0.11 * blue > 118.0 { INK } else { "#fff" }
+}
+
+fn tick_text(value: f32) -> String {
+    let text = short(value);
+    if text.contains('.') && !text.contains('e') {
+        text.trim_end_matches('0').trim_end_matches('.').replace('-', "−")
+    } else {
+        text.replace('-', "−")
+    }
+}
+
+/// A length with two decimals at most.
+fn number(length: f64) -> String {
+    let text = format!("{length:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}

@@ -1,0 +1,217 @@
+//! A report as plain text for a terminal, at most about a hundred columns wide.
+
+use crate::report::{printable, short, shortened};
+use crate::{Report, Scale};
+
+/// The widest line, in characters.
+const WIDTH: usize = 100;
+/// The longest label.
+const LABEL: usize = 24;
+/// The longest label above a column.
+const COLUMN_LABEL: usize = 12;
+/// More values along one axis than this are cut to the strongest.
+const LINES: usize = 40;
+/// Of more axes, this many of the strongest cells are listed.
+const CELLS: usize = 30;
+/// How many tokens of the text are listed.
+const TOKENS: usize = 200;
+
+/// A report as text: model, tokens with their indices, values, notes. What is too wide for a terminal is cut to its strongest
+/// values, and the text says so.
+pub fn table(report: &Report) -> String {
+    let mut lines = vec![printable(&report.title), format!("model: {}", printable(&report.model))];
+    if let Some(metric) = &report.metric {
+        let after = metric.after.map(|after| format!(" -> {after:.5}")).unwrap_or_default();
+        lines.push(format!("{}: {:.5}{after}", printable(&metric.name), metric.before));
+    }
+    if !report.tokens.is_empty() {
+        let bos = if report.bos { "<|endoftext|> in front" } else { "nothing in front" };
+        let first = report.tokens.iter().take(TOKENS);
+        let more = report.tokens.len().saturating_sub(TOKENS);
+        let more = (more > 0).then(|| format!("and {more} more"));
+        let tokens = first.map(|token| format!("{} {}", token.index, printable(&token.text))).chain(more);
+        lines.push(format!("tokens ({bos}):"));
+        lines.extend(wrapped("  ", tokens));
+    }
+    if let Err(error) = report.check() {
+        lines.push(error.to_string());
+    } else if !report.values.is_empty() {
+        lines.push(String::new());
+        lines.extend(match report.axes.len() {
+            _ if report.is_attention() && report.scale == Scale::Share => heads(report),
+            1 => values(report),
+            2 if !report.texts.is_empty() => rows_of_texts(report),
+            2 => matrix(report).unwrap_or_else(|| strongest(report)),
+            _ => strongest(report),
+        });
+    }
+    if !report.notes.is_empty() {
+        lines.push(String::new());
+        lines.extend(report.notes.iter().flat_map(|note| {
+            let words: Vec<String> = printable(note).split(' ').map(str::to_owned).collect();
+            wrapped_by(" ", "  ", words)
+        }));
+    }
+    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Lines of one axis: label, value, text.
+fn values(report: &Report) -> Vec<String> {
+    let labels: Vec<String> = report.axes[0].labels.iter().map(|label| shortened(label, LABEL)).collect();
+    let width = widest(&labels);
+    let mut places: Vec<usize> = (0..labels.len()).collect();
+    let mut lines = Vec::new();
+    if labels.len() > LINES {
+        places = strongest_places(report, LINES);
+        lines.push(format!("the {} strongest of {}:", places.len(), labels.len()));
+    }
+    lines.extend(places.into_iter().map(|place| {
+        let label = &labels[place];
+        format!("{}{label}  {:>9}  {}", padding(label, width), shown_value(report, place), text_at(report, place))
+    }));
+    lines
+}
+
+/// Two axes as rows and columns, where they fit.
+fn matrix(report: &Report) -> Option<Vec<String>> {
+    let [rows, columns] = report.axes.as_slice() else { return None };
+    let labels: Vec<String> = rows.labels.iter().map(|label| shortened(label, LABEL)).collect();
+    let heads: Vec<String> = columns.labels.iter().map(|label| shortened(label, COLUMN_LABEL)).collect();
+    let cells: Vec<String> = (0..report.values.len()).map(|place| shown_value(report, place)).collect();
+    let first = widest(&labels);
+    let width = widest(&heads).max(widest(&cells)) + 1;
+    if first + width * heads.len() > WIDTH {
+        return None;
+    }
+    let line = |label: &str, cells: &[String]| {
+        let cells: String = cells.iter().map(|cell| format!("{}{cell}", padding(cell, width))).collect();
+        format!("{}{label}{cells}", padding(label, first))
+    };
+    let mut lines = vec![format!("rows: {}, columns: {}", printable(&rows.name), printable(&columns.name))];
+    lines.push(line("", &heads));
+    lines.extend(labels.iter().zip(cells.chunks(heads.len().max(1))).map(|(label, cells)| line(label, cells)));
+    Some(lines)
+}
+
+/// Two axes whose cells hold texts: for each row its texts, with their values; layers from the top down.
+fn rows_of_texts(report: &Report) -> Vec<String> {
+    let columns = &report.axes[1];
+    let name = printable(&report.axes[0].name);
+    let mut rows: Vec<usize> = (0..report.axes[0].labels.len()).collect();
+    if report.is_bottom_up() {
+        rows.reverse();
+    }
+    let cells_of = |row: usize| {
+        (0..columns.labels.len()).map(move |column| {
+            let place = row * columns.labels.len() + column;
+            format!("{} {}", text_at(report, place), shown_value(report, place))
+        })
+    };
+    let heading = format!("for each {name}, along {}: text and value", printable(&columns.name));
+    let lines = rows.into_iter().flat_map(|row| {
+        let label = format!("{name} {}", printable(&report.axes[0].labels[row]));
+        std::iter::once(label).chain(wrapped("    ", cells_of(row)))
+    });
+    std::iter::once(heading).chain(lines).collect()
+}
+
+/// The strongest cells with their labels.
+fn strongest(report: &Report) -> Vec<String> {
+    let places = strongest_places(report, CELLS);
+    let axes: Vec<String> = report.axes.iter().map(|axis| printable(&axis.name)).collect();
+    let there = report.values.iter().flatten().count();
+    let heading = format!("the {} strongest of {there} values ({}):", places.len(), axes.join(", "));
+    let lines = places.into_iter().map(|place| {
+        let label = labels_of(report, place).join("  ");
+        format!("{:>9}  {label}  {}", shown_value(report, place), text_at(report, place))
+    });
+    std::iter::once(heading).chain(lines).collect()
+}
+
+/// One line for each head: where it looks on average, and its strongest pair.
+fn heads(report: &Report) -> Vec<String> {
+    let len = report.axes[2].labels.len();
+    let queries = &report.axes[2].labels;
+    let mut lines = vec![
+        "mean shares of the queries from 1 on; the strongest pair leaves out key 0".into(),
+        format!("{:>10}  {:>8}  {:>8}  {:>8}  strongest", "layer.head", "key 0", "itself", "previous"),
+    ];
+    for (place, head) in report.values.chunks(len * len).enumerate() {
+        if head.iter().all(Option::is_none) {
+            continue;
+        }
+        let share = |query: usize, key: usize| head[query * len + key].unwrap_or(0.0);
+        let mean = |key: fn(usize) -> usize| {
+            let sum: f32 = (1..len).map(|query| share(query, key(query))).sum();
+            if len > 1 { format!("{:.4}", sum / (len - 1) as f32) } else { "-".into() }
+        };
+        let pairs = (1..len).flat_map(|query| (1..=query).map(move |key| (query, key)));
+        let strongest = pairs.max_by(|a, b| share(a.0, a.1).total_cmp(&share(b.0, b.1))).map(|(query, key)| {
+            let [query_label, key_label] = [query, key].map(|token| shortened(&queries[token], LABEL));
+            format!("{query_label} -> {key_label}  {:.4}", share(query, key))
+        });
+        let heads = report.axes[1].labels.len();
+        let name = format!("{}.{}", report.axes[0].labels[place / heads], report.axes[1].labels[place % heads]);
+        let [first, itself, previous] = [mean(|_| 0), mean(|query| query), mean(|query| query - 1)];
+        lines.push(format!(
+            "{:>10}  {first:>8}  {itself:>8}  {previous:>8}  {}",
+            printable(&name),
+            strongest.unwrap_or_default()
+        ));
+    }
+    lines
+}
+
+/// The places of the values with the largest magnitudes, the largest first.
+fn strongest_places(report: &Report, count: usize) -> Vec<usize> {
+    let magnitude = |place: &usize| report.at(*place).map_or(0.0, f32::abs);
+    let mut places: Vec<usize> = (0..report.values.len()).filter(|place| report.at(*place).is_some()).collect();
+    places.sort_by(|a, b| magnitude(b).total_cmp(&magnitude(a)));
+    places.truncate(count);
+    places
+}
+
+fn labels_of(report: &Report, mut place: usize) -> Vec<String> {
+    let mut labels = Vec::new();
+    for axis in report.axes.iter().rev() {
+        labels.push(format!("{} {}", axis.name, axis.labels[place % axis.labels.len()]));
+        place /= axis.labels.len();
+    }
+    labels.iter().rev().map(|label| shortened(label, 2 * LABEL)).collect()
+}
+
+fn shown_value(report: &Report, place: usize) -> String {
+    report.at(place).map_or("-".into(), short)
+}
+
+fn text_at(report: &Report, place: usize) -> String {
+    report.texts.get(place).map(|text| shortened(text, LABEL)).unwrap_or_default()
+}
+
+fn widest(texts: &[String]) -> usize {
+    texts.iter().map(|text| text.chars().count()).max().unwrap_or(0)
+}
+
+/// The spaces before a text that is to end at `width`.
+fn padding(text: &str, width: usize) -> String {
+    " ".repeat(width.saturating_sub(text.chars().count()))
+}
+
+fn wrapped(indent: &str, pieces: impl IntoIterator<Item = String>) -> Vec<String> {
+    wrapped_by("  ", indent, pieces)
+}
+
+/// Lines of at most [`WIDTH`] characters; a longer piece has a line of its own.
+fn wrapped_by(between: &str, indent: &str, pieces: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for piece in pieces {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + between.len() + piece.chars().count() <= WIDTH => {
+                line.push_str(between);
+                line.push_str(&piece);
+            }
+            _ => lines.push(format!("{indent}{piece}")),
+        }
+    }
+    lines
+}

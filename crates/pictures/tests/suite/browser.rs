@@ -1,0 +1,202 @@
+//! Pages in a browser: what they draw, read from the page itself, and that they report no error and ask for nothing.
+//!
+//! Needs Chromium; where there is none, each test says that it was skipped.
+
+use std::path::Path;
+use std::process::Command;
+
+use gpt2_pictures::{Axis, Report, page};
+
+use crate::samples;
+
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+
+fn browser() -> Option<&'static str> {
+    let has = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    BROWSERS.into_iter().find(has)
+}
+
+/// What a page has become after its script ran, at this fragment of its address; `after` is a further script at its end. `None`
+/// without a browser.
+fn opened(report: &Report, fragment: &str, after: &str) -> Option<String> {
+    let Some(browser) = browser() else {
+        println!("skipped: a page in a browser, because there is no chromium");
+        return None;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("page.html");
+    let count = "document.body.dataset.asked = performance.getEntriesByType('resource').length;";
+    let html = page(report).replace("</body>", &format!("<script>{after};{count}</script></body>"));
+    std::fs::write(&file, html).unwrap();
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"])
+        .arg(format!("--user-data-dir={}", Path::new(folder.path()).join("profile").display()))
+        .args(["--dump-dom", &format!("file://{}#{fragment}", file.display())])
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert_eq!(complaints, Vec::<&str>::new());
+    let dom = String::from_utf8(output.stdout).unwrap();
+    assert!(dom.contains("data-asked=\"0\""), "the page asked for something, or its script did not end");
+    Some(dom)
+}
+
+/// The text of the element with this `id`; entities are as in the file.
+fn text<'a>(dom: &'a str, id: &str) -> &'a str {
+    let (_, after) = dom.split_once(&format!("id=\"{id}\"")).unwrap();
+    after.split_once('>').unwrap().1.split_once('<').unwrap().0.trim_end()
+}
+
+/// The cells of the table of values, a row a line, without the labels.
+fn cells(dom: &str) -> Vec<Vec<String>> {
+    let (_, table) = dom.split_once("<table>").unwrap();
+    let (table, _) = table.split_once("</table>").unwrap();
+    let row = |row: &str| row.split("<td>").skip(1).map(|cell| cell.split('<').next().unwrap().to_owned()).collect();
+    table.split("<tr>").skip(2).map(row).collect()
+}
+
+#[test]
+fn the_attention_page_shows_the_head_in_its_address() {
+    let report = samples::attention(3, 4, samples::sentence());
+    let Some(dom) = opened(&report, "layer=2&head=1&row=5&column=3", "") else { return };
+    let len = report.tokens.len();
+    let head = &report.values[9 * len * len..10 * len * len];
+    for (query, row) in cells(&dom).iter().enumerate() {
+        assert_eq!(row.len(), len);
+        for (key, cell) in row.iter().enumerate() {
+            match head[query * len + key] {
+                None => assert_eq!(cell, "none"),
+                Some(share) => {
+                    let shown: f32 = cell.parse().unwrap();
+                    assert!((shown - share).abs() < 1.4 / 65535.0, "{query}, {key}: {shown}, expected {share}");
+                }
+            }
+        }
+    }
+    assert_eq!(cells(&dom).len(), len);
+    assert_eq!(text(&dom, "name"), "layer 2, head 1");
+    let expected = format!("query ·went\u{200e} 5 → key ·and\u{200e} 3: {:.5}", head[5 * len + 3].unwrap());
+    assert_eq!(text(&dom, "readout"), expected);
+    assert!(text(&dom, "about").contains("values to 1/65535"));
+    assert_eq!(dom.matches("aria-pressed=\"true\"").count(), 1);
+    assert_eq!(dom.matches("aria-pressed=\"false\"").count(), 11);
+}
+
+#[test]
+fn arrow_keys_choose_heads_and_cells_and_the_address_follows() {
+    let mut report = samples::attention(2, 3, samples::sentence());
+    let len = report.tokens.len();
+    report.values[len * len..2 * len * len].fill(None);
+    let script = "
+        const press = (place, key) => place.dispatchEvent(new KeyboardEvent('keydown', { key, cancelable: true }));
+        press(document.querySelector('.heads [aria-pressed=true]'), 'ArrowRight');
+        press(document.querySelector('.heads [aria-pressed=true]'), 'ArrowDown');
+        for (const key of ['ArrowDown', 'ArrowDown', 'ArrowRight']) press(document.querySelector('.cells'), key);
+        press(document.querySelector('.cells'), 'End');
+        press(document.querySelector('.cells'), 'ArrowLeft');
+        press(document.querySelector('.line [aria-current]'), 'ArrowRight');
+        document.body.dataset.address = location.hash";
+    let Some(dom) = opened(&report, "", script) else { return };
+    // Head 1 of layer 0 is not there. The token line goes to the next query, and the key stays within it.
+    assert_eq!(text(&dom, "name"), "layer 1, head 2");
+    assert!(dom.contains("data-address=\"#layer=1&amp;head=2&amp;row=3&amp;column=3\""));
+    assert!(text(&dom, "readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: 0."));
+}
+
+#[test]
+fn without_column_0_the_rest_is_shown() {
+    let report = samples::attention(1, 2, samples::sentence());
+    let Some(dom) = opened(&report, "row=4&first=hidden", "") else { return };
+    assert!(cells(&dom).iter().all(|row| row[0] == "none"));
+    assert!(text(&dom, "readout").ends_with(": left out"));
+    assert!(dom.contains("type=\"checkbox\""));
+}
+
+#[test]
+fn a_text_of_300_tokens_shows_the_strongest_sources_of_a_row() {
+    let report = samples::attention(8, 6, samples::many(300));
+    let Some(dom) = opened(&report, "layer=7&head=5&row=200", "") else { return };
+    assert!(text(&dom, "about").contains("the 8 strongest sources of each token"));
+    let rows = cells(&dom);
+    assert_eq!(rows.len(), 1, "the chosen row only");
+    let head = &report.values[(47 * 300 + 200) * 300..][..300];
+    let there: Vec<usize> = (0..300).filter(|key| rows[0][*key] != "none").collect();
+    assert_eq!(there.len(), 8);
+    for key in there {
+        let shown: f32 = rows[0][key].parse().unwrap();
+        assert!((shown - head[key].unwrap()).abs() < 0.003, "{key}: {shown}");
+    }
+}
+
+#[test]
+fn the_lens_page_shows_values_and_texts_with_the_last_layer_first() {
+    let report = samples::lens(4, samples::sentence());
+    let Some(dom) = opened(&report, "row=3&column=1", "") else { return };
+    let columns = report.tokens.len();
+    let expected: Vec<Vec<String>> = (0..4)
+        .rev()
+        .map(|row| {
+            let cell = |column: usize| {
+                let place = row * columns + column;
+                let text = report.texts[place].replace('<', "&lt;").replace('>', "&gt;");
+                format!("{} {text}", report.values[place].unwrap())
+            };
+            (0..columns).map(cell).collect()
+        })
+        .collect();
+    assert_eq!(cells(&dom), expected);
+    assert_eq!(text(&dom, "readout"), "layer 3, token When\u{200e} 1: 0.69  ·the");
+}
+
+#[test]
+fn the_bars_page_shows_each_label_with_its_value() {
+    let tokens = samples::sentence();
+    let report = samples::bars(Axis::tokens("token", &tokens), tokens);
+    let Some(dom) = opened(&report, "row=3", "") else { return };
+    assert_eq!(dom.matches("role=\"option\"").count(), 12);
+    assert_eq!(text(&dom, "readout"), "·and\u{200e} 3: 1.25");
+    let expected: Vec<String> = report.values.iter().map(|value| value.unwrap().to_string()).collect();
+    assert_eq!(cells(&dom), [expected]);
+    assert_eq!(dom.matches("aria-current=\"true\"").count(), 1);
+}
+
+#[test]
+fn three_axes_have_a_list_to_choose_from() {
+    let report = samples::three_axes();
+    let script = "
+        const list = document.querySelector('select');
+        list.value = 1;
+        list.dispatchEvent(new Event('change'))";
+    let Some(dom) = opened(&report, "site=attention", script) else { return };
+    assert_eq!(text(&dom, "name"), "site mlp");
+    assert_eq!(cells(&dom)[0][0], report.values[36].unwrap().to_string());
+}
+
+#[test]
+fn hostile_texts_are_only_shown() {
+    for mut report in [
+        samples::attention(1, 1, samples::hostile()),
+        samples::lens(3, samples::hostile()),
+        samples::bars(Axis::tokens("token", &samples::hostile()), samples::hostile()),
+    ] {
+        report.title = "<img onerror=alert(1)>".into();
+        report.notes = vec!["</li><script>alert(1)</script>".into()];
+        let Some(dom) = opened(&report, "row=1", "") else { return };
+        assert_eq!(text(&dom, "title"), "&lt;img onerror=alert(1)&gt;");
+        // Ours are three: the data, the script, and that of the test.
+        assert_eq!(dom.matches("<script").count(), 3);
+        assert!(dom.contains("<li>&lt;/li&gt;&lt;script&gt;alert(1)&lt;/script&gt;</li>"));
+        assert!(dom.contains("<th>&amp;lt;b&amp;gt;\u{200e} 1</th>"));
+        assert!(dom.contains("\\xE2\\x82\u{200e} 2") && dom.contains("\\x1B[31m\u{200e} 3"));
+        assert!(dom.contains("@@style@@\u{200e} 11"));
+    }
+}
+
+#[test]
+fn a_report_that_does_not_multiply_up_is_said_on_the_page() {
+    let mut report = samples::layers_by_heads(2, 3);
+    report.values.pop();
+    let Some(dom) = opened(&report, "", "") else { return };
+    assert!(dom.contains("<li>a report with the axes (layer 2, head 3) cannot have 5 values"));
+}

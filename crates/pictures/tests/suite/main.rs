@@ -1,0 +1,10 @@
+//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod browser;
+mod page;
+mod picture;
+mod report;
+mod samples;
+mod table;

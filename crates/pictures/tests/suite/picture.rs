@@ -1,0 +1,173 @@
+//! What is in an SVG picture: well-formed, one rectangle a cell, texts as texts, clear errors.
+
+use gpt2_pictures::{Axis, PictureError, Report, Scale, Width, svg};
+
+use crate::samples;
+
+/// Checks that a text is well-formed XML of the kind written here: elements, attributes in double quotes, no comments.
+/// Returns the tags, with their attributes, and the texts between them.
+fn parsed(xml: &str) -> (Vec<String>, Vec<String>) {
+    let (mut open, mut tags, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = xml;
+    assert!(rest.starts_with('<'));
+    while let Some((text, after)) = rest.split_once('<') {
+        assert!(!text.contains('>'), "{text:?}");
+        texts.push(plain(text));
+        let (tag, after) = after.split_once('>').expect("every tag ends");
+        let body = tag.trim_end_matches('/');
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name));
+        } else {
+            let name = body.split(' ').next().unwrap();
+            assert!(!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()), "{tag}");
+            let pieces: Vec<&str> = body[name.len()..].split('"').collect();
+            assert_eq!(pieces.len() % 2, 1, "quotes come in pairs: {tag}");
+            for attribute in pieces.chunks_exact(2) {
+                assert!(attribute[0].starts_with(' ') && attribute[0].ends_with('='), "{tag}");
+                plain(attribute[1]);
+            }
+            if !tag.ends_with('/') {
+                open.push(name.to_owned());
+            }
+            tags.push(body.to_owned());
+        }
+        rest = after;
+    }
+    assert!(open.is_empty() && rest.trim().is_empty());
+    texts.retain(|text| !text.trim().is_empty());
+    (tags, texts)
+}
+
+/// A text with its entities replaced.
+fn plain(text: &str) -> String {
+    assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
+    let mut plain = String::new();
+    for (place, piece) in text.split('&').enumerate() {
+        let (entity, after) = if place == 0 { ("", piece) } else { piece.split_once(';').expect("an entity ends") };
+        plain.push_str(match entity {
+            "" => "",
+            "amp" => "&",
+            "lt" => "<",
+            "gt" => ">",
+            "quot" => "\"",
+            "#39" => "'",
+            other => panic!("&{other};"),
+        });
+        plain.push_str(after);
+    }
+    plain
+}
+
+fn fills(tags: &[String], fill: &str) -> usize {
+    tags.iter().filter(|tag| tag.starts_with("rect") && tag.contains(&format!("fill=\"{fill}\""))).count()
+}
+
+/// Rectangles that are neither the ground, nor behind a panel, nor in the colour bar.
+fn cells(tags: &[String], panels: usize) -> usize {
+    const COLOUR_BAR: usize = 40;
+    let rectangles = tags.iter().filter(|tag| tag.starts_with("rect")).count();
+    let key_of_none = fills(tags, "#dcdee3") - panels;
+    rectangles - 1 - panels - COLOUR_BAR - key_of_none
+}
+
+#[test]
+fn every_picture_is_well_formed_and_asks_for_nothing() {
+    let wide = samples::bars(Axis::tokens("token", &samples::many(300)), samples::many(300));
+    for report in [
+        samples::attention(3, 4, samples::sentence()),
+        samples::attention(1, 1, samples::hostile()),
+        samples::lens(4, samples::hostile()),
+        samples::layers_by_heads(12, 12),
+        samples::bars(Axis::tokens("token", &samples::hostile()), samples::hostile()),
+        wide,
+        samples::three_axes(),
+    ] {
+        for width in [Width::OneColumn, Width::TwoColumns] {
+            let svg = svg(&report, width).unwrap();
+            let (tags, _) = parsed(&svg);
+            assert!(tags[0].starts_with("svg xmlns=\"http://www.w3.org/2000/svg\""));
+            assert!(tags[0].contains(if width == Width::OneColumn { "width=\"3.3in\"" } else { "width=\"6.8in\"" }));
+            assert!(tags[0].contains("viewBox=\"0 0 "));
+            assert_eq!(svg.matches("http").count(), 1);
+            assert!(!tags.iter().any(|tag| tag.starts_with("script") || tag.starts_with("image")));
+            assert!(!svg.contains("NaN") && !svg.contains("inf\""));
+        }
+    }
+}
+
+#[test]
+fn a_heatmap_has_a_rectangle_for_each_value_in_its_colour() {
+    let mut report = samples::layers_by_heads(2, 3);
+    report.values = vec![Some(2.0), Some(-2.0), Some(0.0), None, Some(1.0), Some(-1.0)];
+    let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    assert_eq!(cells(&tags, 1), 5);
+    // Strongest red and blue, white in the middle, half way; the ground is white too.
+    for (fill, count) in [("#921226", 1), ("#0c306e", 1), ("#ffffff", 1), ("#e8846c", 1), ("#62a3d6", 1)] {
+        assert_eq!(fills(&tags, fill), count, "{fill}");
+    }
+    for text in ["layer", "head", "0", "1", "2", "−2", "none"] {
+        assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
+    }
+}
+
+#[test]
+fn attention_has_a_panel_for_each_head_that_is_there() {
+    let mut report = samples::attention(2, 3, samples::sentence());
+    let len = report.tokens.len();
+    report.values[..len * len].fill(None);
+    let (tags, texts) = parsed(&svg(&report, Width::TwoColumns).unwrap());
+    assert_eq!(cells(&tags, 5), 5 * len * (len + 1) / 2);
+    let captions: Vec<&String> = texts.iter().filter(|text| text.contains('.')).collect();
+    assert_eq!(captions, ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; downwards: query; across: key"]);
+}
+
+#[test]
+fn a_lens_has_its_texts_in_the_cells_and_the_lowest_layer_at_the_bottom() {
+    let svg = svg(&samples::lens(3, samples::sentence()), Width::TwoColumns).unwrap();
+    let (_, texts) = parsed(&svg);
+    assert_eq!(texts.iter().filter(|text| *text == "·Mary").count(), 4);
+    assert!(texts.iter().any(|text| text == "·John 10"));
+    let height = |label: &str| -> f64 {
+        let line = svg.lines().find(|line| line.ends_with(&format!(">{label}</text>"))).unwrap();
+        line.split("y=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+    };
+    assert!(height("0") > height("2"));
+}
+
+#[test]
+fn one_axis_is_bars_and_a_long_one_a_line() {
+    let report = samples::bars(Axis::numbers("layer", 0..12), samples::sentence());
+    let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    assert_eq!(tags.iter().filter(|tag| tag.starts_with("rect")).count(), 1 + 12);
+    let mut report = samples::bars(Axis::numbers("position", 0..100), samples::sentence());
+    report.values[50] = None;
+    let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    let points = |tag: &String| tag.split("points=\"").nth(1).map_or(0, |points| points.split('"').next().unwrap().split(' ').count());
+    let runs: Vec<usize> = tags.iter().map(points).filter(|points| *points > 2).collect();
+    assert_eq!(runs, [50, 49]);
+}
+
+#[test]
+fn what_no_picture_can_hold_is_refused_with_what_to_choose() {
+    let too_many = |report: &Report| svg(report, Width::TwoColumns).unwrap_err();
+    let error = too_many(&samples::attention(14, 12, samples::tokens([b"a".as_slice(), b"b"])));
+    assert_eq!(error, PictureError::TooManyPanels { panels: 168, limit: 160, axes: "layer, head".into() });
+    assert!(error.to_string().ends_with("choose fewer of layer, head"));
+    let error = too_many(&samples::attention(1, 1, samples::many(256)));
+    assert!(matches!(error, PictureError::TooManyCells { cells: 32_896, limit: 20_000, .. }));
+    let mut nothing = samples::layers_by_heads(2, 3);
+    nothing.values.fill(None);
+    assert_eq!(too_many(&nothing), PictureError::Nothing);
+    nothing.values.pop();
+    assert!(matches!(too_many(&nothing), PictureError::Values { .. }));
+}
+
+#[test]
+fn values_that_are_not_finite_are_drawn_as_none() {
+    let mut report = samples::layers_by_heads(2, 2);
+    report.values = vec![Some(f32::NAN), Some(f32::NEG_INFINITY), Some(1.0), Some(0.5)];
+    report.scale = Scale::Amount;
+    let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    assert_eq!(cells(&tags, 1), 2);
+    assert_eq!(fills(&tags, "#0c306e"), 1);
+}

@@ -1,0 +1,131 @@
+//! Reports with values that a test can name.
+
+use gpt2_pictures::{Axis, Metric, Report, Scale, Token};
+
+/// The tokens of a short sentence.
+pub(crate) fn sentence() -> Vec<Token> {
+    let texts = ["<|endoftext|>", "When", " John", " and", " Mary", " went", " to", " the", " store", ",", " John", " gave"];
+    tokens(texts.map(str::as_bytes))
+}
+
+/// What might break a page, a picture or a terminal.
+pub(crate) fn hostile() -> Vec<Token> {
+    tokens([
+        b"</script><script>alert(1)</script>".as_slice(),
+        b"&lt;b&gt;",
+        b"\xe2\x82",
+        b"\x1b[31m",
+        "\u{202e}שלום".as_bytes(),
+        b"\"'`${1}",
+        b"\n",
+        b" ",
+        b"<!--",
+        b"]]>\xff",
+        "東京".as_bytes(),
+        b"@@style@@",
+        b"\\u003c",
+    ])
+}
+
+pub(crate) fn many(len: usize) -> Vec<Token> {
+    (0..len).map(|index| Token::new(index, 262, b" the")).collect()
+}
+
+pub(crate) fn tokens<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Vec<Token> {
+    texts.into_iter().enumerate().map(|(index, text)| Token::new(index, u32::try_from(index).unwrap(), text)).collect()
+}
+
+/// Attention whose shares are known: a query gives weights that fall with the distance, other ones in each head.
+pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Report {
+    let len = tokens.len();
+    let mut values = Vec::with_capacity(layers * heads * len * len);
+    for head in 0..layers * heads {
+        for query in 0..len {
+            let weight = |key: usize| if key == 0 { 2.0 } else { 1.0 / (1.0 + query.abs_diff(key + head % 5) as f32) };
+            let sum: f32 = (0..=query).map(weight).sum();
+            values.extend((0..len).map(|key| (key <= query).then(|| weight(key) / sum)));
+        }
+    }
+    Report {
+        schema: "gpt2.look.attention/1".into(),
+        title: "attention".into(),
+        model: "gpt2".into(),
+        bos: true,
+        axes: vec![
+            Axis::numbers("layer", 0..layers),
+            Axis::numbers("head", 0..heads),
+            Axis::tokens("query", &tokens),
+            Axis::tokens("key", &tokens),
+        ],
+        tokens,
+        values,
+        texts: Vec::new(),
+        metric: None,
+        notes: vec!["A head's shares add up to 1.".into()],
+        scale: Scale::Share,
+    }
+}
+
+/// Layer by token, with the likeliest token in each cell.
+pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
+    let cells = layers * tokens.len();
+    let words = [" is", " the", "\n", " Mary", " store", "<|endoftext|>", "ually", "</b>"];
+    Report {
+        schema: "gpt2.look.lens/1".into(),
+        title: "logit lens".into(),
+        model: "gpt2".into(),
+        bos: false,
+        axes: vec![Axis::numbers("layer", 0..layers), Axis::tokens("token", &tokens)],
+        tokens,
+        values: (0..cells).map(|cell| Some((cell * 37 % 100) as f32 / 100.0)).collect(),
+        texts: (0..cells).map(|cell| gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes())).collect(),
+        metric: None,
+        notes: vec!["Each layer's residual stream, read as if it were the last.".into()],
+        scale: Scale::Share,
+    }
+}
+
+/// Signed values of layers and heads.
+pub(crate) fn layers_by_heads(layers: usize, heads: usize) -> Report {
+    let value = |cell: usize| if cell == 7 { None } else { Some((cell * 29 % 101) as f32 / 25.0 - 2.0) };
+    Report {
+        schema: "gpt2.look.ablate/1".into(),
+        title: "logit difference after removing each head".into(),
+        model: "gpt2".into(),
+        tokens: sentence(),
+        bos: true,
+        axes: vec![Axis::numbers("layer", 0..layers), Axis::numbers("head", 0..heads)],
+        values: (0..layers * heads).map(value).collect(),
+        texts: Vec::new(),
+        metric: Some(Metric { name: "logit difference".into(), before: 3.25, after: Some(-0.5) }),
+        notes: Vec::new(),
+        scale: Scale::Signed,
+    }
+}
+
+/// One signed value for each label.
+pub(crate) fn bars(axis: Axis, tokens: Vec<Token>) -> Report {
+    Report {
+        schema: "gpt2.look.saliency/1".into(),
+        title: "saliency".into(),
+        model: "gpt2".into(),
+        tokens,
+        bos: false,
+        values: (0..axis.labels.len()).map(|place| Some((place * 7 % 11) as f32 / 4.0 - 1.25)).collect(),
+        axes: vec![axis],
+        texts: Vec::new(),
+        metric: None,
+        notes: Vec::new(),
+        scale: Scale::Signed,
+    }
+}
+
+/// Three axes: which of two runs, layer, token.
+pub(crate) fn three_axes() -> Report {
+    let tokens = sentence();
+    let runs = Axis::new("site", ["attention", "mlp"]);
+    let mut report = layers_by_heads(2 * 3, tokens.len());
+    report.axes = vec![runs, Axis::new("layer", ["0", "0_mid", "1"]), Axis::tokens("token", &tokens)];
+    report.tokens = tokens;
+    report
+}
