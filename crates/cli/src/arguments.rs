@@ -3,9 +3,11 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::bench::BenchArguments;
+use crate::commands::cache::CacheArguments;
 use crate::commands::convert::ConvertArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::inspect::InspectArguments;
+use crate::commands::look::LookCommandArguments;
 use crate::commands::score::ScoreArguments;
 use crate::commands::train::TrainArguments;
 use crate::commands::verify::VerifyArguments;
@@ -35,6 +37,10 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
+    /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
+    Look(Box<LookCommandArguments>),
+    /// Write what a run has at chosen places into a file: residual streams, patterns, neurons
+    Cache(Box<CacheArguments>),
     /// Train a model from scratch, or go on with a checkpoint; on the CPU, whatever other devices there are
     Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
@@ -54,6 +60,8 @@ impl Command {
             Self::Generate(arguments) => &arguments.model.common,
             Self::Score(arguments) => &arguments.model.common,
             Self::Bench(arguments) => &arguments.model.common,
+            Self::Look(arguments) => arguments.look.common(),
+            Self::Cache(arguments) => &arguments.look.look.model.common,
             Self::Train(arguments) => &arguments.common,
             Self::Inspect(arguments) => &arguments.common,
             Self::Convert(arguments) => &arguments.common,

@@ -5,6 +5,7 @@ use std::io;
 
 use gpt2_engine::EngineError;
 use gpt2_generation::GenerationError;
+use gpt2_interpret::InterpretError;
 use gpt2_kernels::DeviceError;
 use gpt2_training::TrainingError;
 use gpt2_weights::WeightsError;
@@ -31,7 +32,8 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
     let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
     let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
-    let is_usage = error.is::<UsageError>() || engine || generation || training;
+    let interpret = error.downcast_ref::<InterpretError>().is_some_and(InterpretError::is_usage);
+    let is_usage = error.is::<UsageError>() || interpret || engine || generation || training;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 

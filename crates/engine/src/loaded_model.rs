@@ -1,9 +1,9 @@
 //! A loaded model with everything that generating needs, owned: a face keeps it as long as it likes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
-use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2::{Gpt2Config, Gpt2LMHead, Observer};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 
 use crate::{Defaults, EngineError, Vocabulary};
@@ -25,6 +25,11 @@ impl LoadedModel {
         defaults: Result<Defaults, String>,
     ) -> Self {
         Self { model, assistant, vocabulary, defaults: Arc::new(defaults) }
+    }
+
+    /// The same model, of which `observer` sees every pass, see [`Gpt2LMHead::observed_by`].
+    pub fn observed_by(self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
+        Self { model: self.model.observed_by(observer), ..self }
     }
 
     /// The model itself.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpt2::Gpt2Config;
 use gpt2_generation::GenerationConfig;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode, ordinary_token};
+use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode, ordinary_token, token_bytes};
 
 use crate::EngineError;
 
@@ -72,6 +72,12 @@ impl Vocabulary {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),
         }
+    }
+
+    /// The bytes of a token, which may be a part of a character; without a tokenizer its number.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let bytes = self.tokenizer.as_ref().and_then(|tokenizer| token_bytes(tokenizer, id));
+        bytes.unwrap_or_else(|| format!("#{id}").into_bytes())
     }
 
     /// The ids themselves, or the token that begins texts where there are none and the vocabulary has it.

@@ -3,7 +3,7 @@
 use gpt2::Site;
 
 /// A question that a model cannot answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterpretError {
     /// No tokens, or too many.
@@ -76,10 +76,20 @@ pub enum InterpretError {
         /// Why, and what can.
         reason: &'static str,
     },
+    /// What was given does not fit together otherwise.
+    #[error("{0}")]
+    Mismatch(String),
+    /// The model could not compute it.
+    #[error(transparent)]
+    Compute(#[from] candle_core::Error),
 }
 
-impl From<InterpretError> for candle_core::Error {
-    fn from(error: InterpretError) -> Self {
-        Self::wrap(error)
+impl InterpretError {
+    /// Whether the question is wrong, not the computing.
+    pub fn is_usage(&self) -> bool {
+        !matches!(self, Self::Compute(_))
     }
 }
+
+/// A result of this crate.
+pub(crate) type Result<T> = std::result::Result<T, InterpretError>;

@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{D, DType, Result, Tensor, Var};
+use candle_core::{D, DType, Tensor, Var};
 use gpt2::{Observer, Pass, Site, SiteKind};
 use gpt2_attention::{Before, gradients};
 
-use crate::{By, Metric, Patching, Run};
+use crate::error::Result;
+use crate::{By, InterpretError, Metric, Patching, Run};
 
 /// Adds a variable of zeros to what is seen at some places.
 struct Probes(BTreeMap<Site, Var>);
@@ -18,7 +19,7 @@ impl Observer for Probes {
         self.0.contains_key(&site)
     }
 
-    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+    fn observe(&mut self, site: Site, value: Tensor) -> candle_core::Result<Tensor> {
         match self.0.get(&site) {
             Some(probe) => &value + probe.as_tensor(),
             None => Ok(value),
@@ -43,7 +44,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
     })?;
     let named = places.into_iter().zip(found).map(|(site, gradient)| match gradient {
         Some(gradient) => Ok((site, gradient)),
-        None => candle_core::bail!("{site}: the metric does not depend on it"),
+        None => return Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
     });
     named.collect()
 }
@@ -77,7 +78,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
                 (By::Head, _) => effects.sum(0)?,
                 _ => effects,
             };
-            effects.flatten_all()?.to_vec1()
+            Ok(effects.flatten_all()?.to_vec1()?)
         })
         .collect()
 }
@@ -120,7 +121,7 @@ impl Observer for Embeddings {
         site.kind == SiteKind::Embed
     }
 
-    fn observe(&mut self, _: Site, _: Tensor) -> Result<Tensor> {
+    fn observe(&mut self, _: Site, _: Tensor) -> candle_core::Result<Tensor> {
         Ok(self.0.clone())
     }
 }
@@ -147,7 +148,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
         })?;
         match found.into_iter().next().flatten() {
             Some(gradient) => Ok((gradient, values)),
-            None => candle_core::bail!("the metric does not depend on the text"),
+            None => return Err(InterpretError::Mismatch("the metric does not depend on the text".into())),
         }
     };
     let (weights, values) = match saliency {
@@ -161,7 +162,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
         }
         Saliency::Integrated { steps, baseline } => {
             if steps == 0 {
-                candle_core::bail!("integrated gradients need at least 1 step");
+                return Err(InterpretError::Mismatch("integrated gradients need at least 1 step".into()));
             }
             let rest = Run::new(run.model, std::slice::from_ref(&baseline))?;
             let start = rest.model.token_embedding(baseline)?.broadcast_as(embedded.shape())?.contiguous()?;
@@ -171,7 +172,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
             // The middle of each step.
             let shares: Vec<f64> = (0..steps).map(|step| (step as f64 + 0.5) / steps as f64).collect();
             for shares in shares.chunks(STEPS_TOGETHER) {
-                let rows = shares.iter().map(|share| at(*share)).collect::<Result<Vec<_>>>()?;
+                let rows = shares.iter().map(|share| at(*share)).collect::<candle_core::Result<Vec<_>>>()?;
                 sum = (sum + of(&Tensor::cat(&rows, 0)?)?.0.sum_keepdim(0)?)?;
             }
             let (_, ends) = of(&Tensor::cat(&[&embedded, &start], 0)?)?;

@@ -4,10 +4,11 @@
 //! head) attends from a token of the second half to the one after it in the first. Sources: "In-context Learning and Induction
 //! Heads" (arXiv:2209.11895); TransformerLens 4.3.0, `head_detector`.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
 
-use crate::Run;
+use crate::error::Result;
+use crate::{InterpretError, Run};
 
 /// A number for each head, `[layer][head]`.
 pub type OfHeads = Vec<Vec<f32>>;
@@ -18,12 +19,12 @@ struct Reduce<F> {
     found: OfHeads,
 }
 
-impl<F: Fn(&Tensor) -> Result<Vec<f32>>> Observer for Reduce<F> {
+impl<F: Fn(&Tensor) -> candle_core::Result<Vec<f32>>> Observer for Reduce<F> {
     fn wants(&self, site: Site) -> bool {
         site.kind == SiteKind::Pattern
     }
 
-    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+    fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
         self.found.push((self.of)(&value.to_dtype(DType::F32)?)?);
         Ok(value)
     }
@@ -34,7 +35,7 @@ impl<F: Fn(&Tensor) -> Result<Vec<f32>>> Observer for Reduce<F> {
 fn reduced(
     model: &Gpt2LMHead,
     rows: &[Vec<u32>],
-    of: impl Fn(&Tensor) -> Result<Vec<f32>>,
+    of: impl Fn(&Tensor) -> candle_core::Result<Vec<f32>>,
 ) -> Result<OfHeads> {
     let tokens = rows.first().map_or(0, Vec::len);
     let ids = Tensor::from_vec(rows.concat(), (rows.len(), tokens), model.device())?;
@@ -61,15 +62,19 @@ pub struct HeadScores {
 pub fn head_scores(model: &Gpt2LMHead, rows: &[Vec<u32>], bos: Option<u32>) -> Result<HeadScores> {
     let length = rows.first().map_or(0, Vec::len);
     if length == 0 || rows.iter().any(|row| row.len() != length) {
-        candle_core::bail!("rows of random tokens must have one length of at least 1");
+        return Err(InterpretError::Mismatch(
+            "rows of random tokens must have one length of at least 1".into(),
+        ));
     }
     let doubled: Vec<Vec<u32>> =
         rows.iter().map(|row| bos.into_iter().chain(row.iter().chain(row).copied()).collect()).collect();
     doubled.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
     let offsets = [1, length, length - 1];
     let all = reduced(model, &doubled, |pattern| {
-        let mean =
-            offsets.iter().map(|offset| diagonal_means(pattern, *offset)).collect::<Result<Vec<_>>>()?;
+        let mean = offsets
+            .iter()
+            .map(|offset| diagonal_means(pattern, *offset))
+            .collect::<candle_core::Result<Vec<_>>>()?;
         Ok(mean.concat())
     })?;
     let heads = model.config().n_head;
@@ -78,7 +83,7 @@ pub fn head_scores(model: &Gpt2LMHead, rows: &[Vec<u32>], bos: Option<u32>) -> R
 }
 
 /// Means over rows and queries of the attention that each head pays to the key so many tokens before, of `(B, H, T, T)`.
-fn diagonal_means(pattern: &Tensor, offset: usize) -> Result<Vec<f32>> {
+fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f32>> {
     let (rows, heads, tokens, _) = pattern.dims4()?;
     let queries = tokens - offset;
     let places: Vec<u32> = (0..queries).map(|query| ((query + offset) * tokens + query) as u32).collect();
@@ -188,7 +193,10 @@ pub fn detect_heads(run: &Run, sought: &Sought, likeness: Likeness, excluded: Ex
     let tokens = run.ids.len();
     let sought = sought.matrix(run.ids);
     if sought.len() != tokens * tokens {
-        candle_core::bail!("a pattern of {} values was given for {tokens} tokens", sought.len());
+        return Err(InterpretError::Mismatch(format!(
+            "a pattern of {} values was given for {tokens} tokens",
+            sought.len()
+        )));
     }
     let is_left_out = |place: usize| {
         let (query, key) = (place / tokens, place % tokens);

@@ -5,6 +5,7 @@
 //! norms, centres what is written to the residual stream and moves biases of values before it shows a model; [`Processing`] leads
 //! from ours to those.
 
+mod dictionary;
 mod error;
 mod gradients;
 mod heads;
@@ -14,7 +15,13 @@ mod patching;
 mod processing;
 mod residual;
 mod run;
+mod steering;
+mod tuned_lens;
 
+pub use dictionary::{
+    Dictionary, DictionaryConfig, DictionaryFormat, Explained, FileError, LatentActivation, TrainedOn,
+    openai_site,
+};
 pub use error::InterpretError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
@@ -26,3 +33,5 @@ pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
 pub use run::{Measure, Metric, Run};
+pub use steering::Steering;
+pub use tuned_lens::TunedLens;

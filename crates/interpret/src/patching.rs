@@ -4,9 +4,10 @@
 //! run without a change has there: a grid over layers and heads costs half as much arithmetic as runs of the whole model, and reads the
 //! weights once for a layer and not once for a cell.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
 
+use crate::error::Result;
 use crate::observers::{Edit, Place};
 use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 
@@ -61,19 +62,29 @@ pub struct Grid {
     pub unchanged: Vec<usize>,
 }
 
-/// The metric with something else in the place of each part, one part at a time.
+/// The metric with something else in the place of each part, one part at a time. `done` is called after each layer.
 ///
 /// # Errors
 /// When the site has no heads and heads are asked for, `values` has not one tensor (whose shape broadcasts to the site's) for each
 /// layer, and those of the model.
-pub fn replaced_grid(run: &Run, metric: &Metric, kind: SiteKind, by: By, values: &[Tensor]) -> Result<Grid> {
+pub fn replaced_grid(
+    run: &Run,
+    metric: &Metric,
+    (kind, by): (SiteKind, By),
+    values: &[Tensor],
+    done: &dyn Fn(),
+) -> Result<Grid> {
     metric.check(run)?;
     check_kind(kind, by)?;
     let config = run.model.config();
     let residuals = run.residuals()?;
     let mut grid = Grid { values: Vec::new(), unchanged: Vec::new() };
     if values.len() != config.n_layer {
-        candle_core::bail!("{} values for {} layers", values.len(), config.n_layer);
+        return Err(InterpretError::Mismatch(format!(
+            "{} values for {} layers",
+            values.len(),
+            config.n_layer
+        )));
     }
     for (layer, value) in values.iter().enumerate() {
         let places = by.places(config.n_head, run.ids.len());
@@ -82,6 +93,7 @@ pub fn replaced_grid(run: &Run, metric: &Metric, kind: SiteKind, by: By, values:
         if !has_changed {
             grid.unchanged.push(layer);
         }
+        done();
     }
     Ok(grid)
 }
@@ -109,7 +121,7 @@ fn cells(
     Ok((found, has_changed))
 }
 
-fn check_kind(kind: SiteKind, by: By) -> std::result::Result<(), InterpretError> {
+fn check_kind(kind: SiteKind, by: By) -> Result<()> {
     let site = Site { layer: kind.is_in_blocks().then_some(0), kind };
     if !kind.is_in_blocks() {
         let reason = "it is outside the blocks, and a grid has a row for each of them";
@@ -151,13 +163,13 @@ impl<'a> Patching<'a> {
     pub fn new(clean: Run<'a>, corrupted: Run<'a>, metric: Metric) -> Result<Self> {
         if clean.ids.len() != corrupted.ids.len() {
             let (clean, corrupted) = (clean.ids.len(), corrupted.ids.len());
-            return Err(InterpretError::Lengths { clean, corrupted }.into());
+            return Err(InterpretError::Lengths { clean, corrupted });
         }
         metric.check(&clean)?;
         let of = |run: &Run| metric.of_run(run, &mut Chain(Vec::new()));
         let (clean_value, corrupted_value) = (of(&clean)?, of(&corrupted)?);
         if clean_value == corrupted_value {
-            return Err(InterpretError::NoDifference { value: clean_value.to_string() }.into());
+            return Err(InterpretError::NoDifference { value: clean_value.to_string() });
         }
         Ok(Self { clean, corrupted, metric, clean_value, corrupted_value })
     }
@@ -186,12 +198,12 @@ impl<'a> Patching<'a> {
     ///
     /// # Errors
     /// As [`replaced_grid`].
-    pub fn grid(&self, kind: SiteKind, by: By) -> Result<Grid> {
+    pub fn grid(&self, kind: SiteKind, by: By, done: &dyn Fn()) -> Result<Grid> {
         check_kind(kind, by)?;
         let layers = 0..self.clean.model.config().n_layer;
         let record = self.clean.record_below_head(layers.map(|layer| Site::in_block(layer, kind)))?;
         let values: Vec<Tensor> = record.values.into_values().collect();
-        let mut grid = replaced_grid(&self.corrupted, &self.metric, kind, by, &values)?;
+        let mut grid = replaced_grid(&self.corrupted, &self.metric, (kind, by), &values, done)?;
         grid.values.iter_mut().flatten().for_each(|value| *value = self.share(*value));
         Ok(grid)
     }
@@ -214,7 +226,7 @@ impl<'a> Patching<'a> {
         {
             let site = Site::in_block(to.layer, SiteKind::Q);
             let reason = "the receiver must lie in a later layer than every sender";
-            return Err(InterpretError::Site { site, reason }.into());
+            return Err(InterpretError::Site { site, reason });
         }
         let z = |layer| Site::in_block(layer, SiteKind::Z);
         let clean = self.clean.record_below_head((0..config.n_layer).map(z))?;
@@ -239,7 +251,7 @@ impl<'a> Patching<'a> {
         let value = self.metric.of_run(&self.clean, &mut Chain(observers))?;
         let Some((site, head)) = receiving else { return Ok(value) };
         let mut received = Replace::new(site, record.get(site)?.clone()).at(Place::head(head.head));
-        self.metric.of_run(&self.clean, &mut received)
+        Ok(self.metric.of_run(&self.clean, &mut received)?)
     }
 }
 
@@ -257,7 +269,7 @@ impl Head {
     ///
     /// # Errors
     /// When it has not.
-    pub fn check(&self, n_layer: usize, n_head: usize) -> std::result::Result<(), InterpretError> {
+    pub fn check(&self, n_layer: usize, n_head: usize) -> Result<()> {
         let Self { layer, head } = *self;
         if layer >= n_layer || head >= n_head {
             return Err(InterpretError::Head { layer, head, n_layer, n_head });
@@ -311,7 +323,9 @@ impl Ablation {
         let n_layer = run.model.config().n_layer;
         let sites = || (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::Z));
         match self {
-            Self::RawZero => (0..n_layer).map(|_| Tensor::zeros(1, DType::F32, run.model.device())).collect(),
+            Self::RawZero => {
+                (0..n_layer).map(|_| Ok(Tensor::zeros(1, DType::F32, run.model.device())?)).collect()
+            }
             Self::TransformerLensZero => {
                 let processing = crate::Processing::new(run.model)?;
                 Ok((0..n_layer).filter_map(|layer| processing.value_constants(layer).cloned()).collect())
@@ -320,7 +334,7 @@ impl Ablation {
                 let sample = Run::new(run.model, ids)?;
                 if ids.len() != run.ids.len() {
                     let (clean, corrupted) = (run.ids.len(), ids.len());
-                    return Err(InterpretError::Lengths { clean, corrupted }.into());
+                    return Err(InterpretError::Lengths { clean, corrupted });
                 }
                 Ok(sample.record_below_head(sites())?.values.into_values().collect())
             }
@@ -333,17 +347,20 @@ impl Ablation {
                         true => z.squeeze(0),                              // (T, H, D)
                         false => z.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
                     });
-                    let of_text = of_text.collect::<Result<Vec<_>>>()?;
+                    let of_text = of_text.collect::<candle_core::Result<Vec<_>>>()?;
                     sums = if sums.is_empty() {
                         of_text
                     } else {
-                        sums.iter().zip(&of_text).map(|(sum, z)| sum + z).collect::<Result<_>>()?
+                        sums.iter()
+                            .zip(&of_text)
+                            .map(|(sum, z)| sum + z)
+                            .collect::<candle_core::Result<_>>()?
                     };
                 }
                 if sums.is_empty() {
-                    candle_core::bail!("a mean needs at least one text");
+                    return Err(InterpretError::Mismatch("a mean needs at least one text".into()));
                 }
-                sums.into_iter().map(|sum| sum / texts.len() as f64).collect()
+                sums.into_iter().map(|sum| Ok((sum / texts.len() as f64)?)).collect()
             }
         }
     }
@@ -353,8 +370,8 @@ impl Ablation {
 ///
 /// # Errors
 /// Those of [`Ablation::values`] and of the model.
-pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation) -> Result<Grid> {
-    replaced_grid(run, metric, SiteKind::Z, By::Head, &ablation.values(run)?)
+pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn Fn()) -> Result<Grid> {
+    replaced_grid(run, metric, (SiteKind::Z, By::Head), &ablation.values(run)?, done)
 }
 
 /// The metric and the logits of a run with some heads ablated together, at all positions or at one.

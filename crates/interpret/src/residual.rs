@@ -4,9 +4,10 @@
 //! is taken from the whole run: part `a` gives `((a - mean a) / scale) · d`, where `d` is what the output head and the norm's weight
 //! make of the answer. What the norm's bias gives is no part of any of them. Source: TransformerLens 4.3.0, `ActivationCache`.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use gpt2::{Gpt2LMHead, Site, SiteKind};
 
+use crate::error::Result;
 use crate::processing::centred;
 use crate::{InterpretError, Measure, Metric, Run};
 
@@ -158,7 +159,7 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     if metric.measure != Measure::Logit {
         let site = Site::outside(SiteKind::Logits);
         let reason = "parts of the residual stream add up to logits, not to probabilities";
-        return Err(InterpretError::Site { site, reason }.into());
+        return Err(InterpretError::Site { site, reason });
     }
     let direction = Direction::new(run.model, metric.answer, metric.against)?;
     let last = Site::in_block(run.model.config().n_layer - 1, SiteKind::ResidPost);
@@ -168,7 +169,7 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     // Of parts (N, C).
     let of = |parts: &Tensor| -> Result<Vec<f32>> {
         let parts = (centred(&parts.to_dtype(DType::F32)?)? / f64::from(scale))?;
-        parts.matmul(&direction.values.unsqueeze(1)?)?.squeeze(1)?.to_vec1()
+        Ok(parts.matmul(&direction.values.unsqueeze(1)?)?.squeeze(1)?.to_vec1()?)
     };
     let whole = of(&at(record.get(last)?, metric.position)?.unsqueeze(0)?)?[0];
     let of_stack = |stack: Stack| -> Result<(Vec<String>, Vec<f32>)> {
@@ -210,6 +211,6 @@ fn neurons(
 }
 
 /// One token of `(1, T, …)`.
-fn at(value: &Tensor, position: usize) -> Result<Tensor> {
+fn at(value: &Tensor, position: usize) -> candle_core::Result<Tensor> {
     value.squeeze(0)?.narrow(0, position, 1)?.squeeze(0)?.contiguous()
 }

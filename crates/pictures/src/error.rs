@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum PictureError {
     /// The number of values is not the product of the axes.
-    #[error("a report with the axes ({axes}) cannot have {found} values: their lengths do not multiply to it")]
+    #[error(
+        "a report with the axes ({axes}) cannot have {found} values: their lengths do not multiply to it"
+    )]
     Values {
         /// The axes with their lengths.
         axes: String,
@@ -34,7 +36,9 @@ pub enum PictureError {
         axes: String,
     },
     /// The picture would have more cells than it can hold.
-    #[error("{cells} cells are too many for one picture (at most {limit}): choose fewer of {axes}, or a shorter text")]
+    #[error(
+        "{cells} cells are too many for one picture (at most {limit}): choose fewer of {axes}, or a shorter text"
+    )]
     TooManyCells {
         /// How many cells there are.
         cells: usize,

@@ -46,8 +46,11 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
     if !report.is_attention() || report.scale != Scale::Share || len == 0 || len > usize::from(u16::MAX) {
         return None;
     }
-    let heads: Vec<Option<&[Option<f32>]>> =
-        report.values.chunks(len * len).map(|head| head.iter().any(Option::is_some).then_some(head)).collect();
+    let heads: Vec<Option<&[Option<f32>]>> = report
+        .values
+        .chunks(len * len)
+        .map(|head| head.iter().any(Option::is_some).then_some(head))
+        .collect();
     if !heads.iter().flatten().all(|head| is_causal(head, len)) {
         return None;
     }
@@ -64,7 +67,8 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
         Form::U8 => "values to 1/255".into(),
         Form::Strongest => format!("the {STRONGEST} strongest sources of each token, values to 1/255"),
     };
-    let heads = heads.into_iter().map(|head| head.map(|head| STANDARD.encode(bytes(head, len, form)))).collect();
+    let heads =
+        heads.into_iter().map(|head| head.map(|head| STANDARD.encode(bytes(head, len, form)))).collect();
     Some(Pattern { form, strongest: STRONGEST, about, heads })
 }
 

@@ -88,7 +88,8 @@ impl Report {
     /// # Errors
     /// [`PictureError::Values`] or [`PictureError::Texts`] with both numbers.
     pub fn check(&self) -> Result<(), PictureError> {
-        let product = self.axes.iter().try_fold(1_usize, |product, axis| product.checked_mul(axis.labels.len()));
+        let product =
+            self.axes.iter().try_fold(1_usize, |product, axis| product.checked_mul(axis.labels.len()));
         let expected = if self.axes.is_empty() { Some(0) } else { product };
         if expected != Some(self.values.len()) {
             let axes: Vec<_> =
@@ -182,7 +183,12 @@ fn push_printable(text: &mut String, character: char) {
     match character {
         '\n' => text.push('↵'),
         // Separators of lines, marks and overrides of direction, and what XML does not allow.
-        '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}' => {
+        '\u{200e}'
+        | '\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}'
+        | '\u{fffe}'
+        | '\u{ffff}' => {
             push_bytes(text, character.encode_utf8(&mut [0; 4]).as_bytes());
         }
         _ if character.is_control() => push_bytes(text, character.encode_utf8(&mut [0; 4]).as_bytes()),

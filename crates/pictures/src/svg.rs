@@ -112,7 +112,8 @@ impl Drawing {
     }
 
     fn line(&mut self, points: &[[f64; 2]], stroke: &str) {
-        let points: Vec<String> = points.iter().map(|[x, y]| format!("{},{}", number(*x), number(*y))).collect();
+        let points: Vec<String> =
+            points.iter().map(|[x, y]| format!("{},{}", number(*x), number(*y))).collect();
         self.push(format_args!(
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"0.8\"/>",
             points.join(" ")
@@ -129,7 +130,11 @@ impl Drawing {
         };
         // A third of the font's size from the middle of a letter to its foot.
         let (x, y) = if turn { (x + font * 0.35, y) } else { (x, y + font * 0.35) };
-        let turn = if turn { format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y)) } else { String::new() };
+        let turn = if turn {
+            format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y))
+        } else {
+            String::new()
+        };
         let fill = if fill == INK { String::new() } else { format!(" fill=\"{fill}\"") };
         self.push(format_args!(
             "<text x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"{anchor}\"{fill}{turn}>{}</text>",
@@ -197,10 +202,8 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
     let begin = [MARGIN, MARGIN + name];
 
     for (place, panel) in there.iter().enumerate() {
-        let [x, y] = [
-            begin[0] + (place % across) as f64 * step[0],
-            begin[1] + (place / across) as f64 * step[1],
-        ];
+        let [x, y] =
+            [begin[0] + (place % across) as f64 * step[0], begin[1] + (place / across) as f64 * step[1]];
         let corner = [x + side, y + caption];
         if is_captioned {
             let font = if is_labelled { FONT } else { FONT.min(body[0] / 2.6).max(SMALLEST_FONT) };
@@ -217,7 +220,13 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
     let mut height = begin[1] + panel_rows * step[1] - gap + MARGIN;
     let right = begin[0] + across as f64 * step[0] - gap + 8.0;
     let has_none = report.values.iter().any(Option::is_none);
-    let bar_end = draw_colour_bar(drawing, report, [right, begin[1] + caption], (height - 30.0).clamp(30.0, 90.0), has_none);
+    let bar_end = draw_colour_bar(
+        drawing,
+        report,
+        [right, begin[1] + caption],
+        (height - 30.0).clamp(30.0, 90.0),
+        has_none,
+    );
     height = height.max(bar_end + MARGIN);
     if !is_labelled {
         let names = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(".");
@@ -267,7 +276,11 @@ fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: 
         for column in 0..count[0] {
             if let Some(value) = report.at(start + row * count[0] + column) {
                 let fill = hexadecimal(colour(value, report.scale, *top));
-                drawing.rect([corner[0] + column as f64 * cell[0], row_top(panel, row, count[1])], *cell, &fill);
+                drawing.rect(
+                    [corner[0] + column as f64 * cell[0], row_top(panel, row, count[1])],
+                    *cell,
+                    &fill,
+                );
             }
         }
     }
@@ -283,10 +296,8 @@ fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: 
             let font = (cell[0] * 0.94 / (longest * LETTER)).min(cell[1] * 0.75).clamp(SMALLEST_FONT, FONT);
             let text = fitted(text, cell[0] * 0.96, font);
             let fill = report.at(place).map_or(INK, |value| ink_on(colour(value, report.scale, *top)));
-            let middle = [
-                corner[0] + (column as f64 + 0.5) * cell[0],
-                row_top(panel, row, count[1]) + cell[1] / 2.0,
-            ];
+            let middle =
+                [corner[0] + (column as f64 + 0.5) * cell[0], row_top(panel, row, count[1]) + cell[1] / 2.0];
             drawing.text(middle, Align::Middle, font, fill, &text);
         }
     }
@@ -327,11 +338,23 @@ fn draw_labels(
         }
     }
     drawing.text([x - 2.5, y - FONT / 2.0 - 1.0], Align::End, FONT, INK, &rows.name);
-    drawing.text([x + body[0] / 2.0, y + body[1] + foot - FONT / 2.0], Align::Middle, FONT, INK, &columns.name);
+    drawing.text(
+        [x + body[0] / 2.0, y + body[1] + foot - FONT / 2.0],
+        Align::Middle,
+        FONT,
+        INK,
+        &columns.name,
+    );
 }
 
 /// Draws which colour is which value, and gives where that ends.
-fn draw_colour_bar(drawing: &mut Drawing, report: &Report, [x, y]: [f64; 2], length: f64, has_none: bool) -> f64 {
+fn draw_colour_bar(
+    drawing: &mut Drawing,
+    report: &Report,
+    [x, y]: [f64; 2],
+    length: f64,
+    has_none: bool,
+) -> f64 {
     const STEPS: usize = 40;
     let top = report.top();
     let bottom = if report.scale == Scale::Signed { -top } else { 0.0 };
@@ -371,7 +394,13 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
     let step = room / axis.labels.len() as f64;
     let level = |value: f32| y + BARS_HEIGHT * f64::from((high - value) / (high - low));
 
-    drawing.text([MARGIN, MARGIN + FONT / 2.0], Align::Start, FONT, INK, &fitted(&report.title, width - 2.0 * MARGIN, FONT));
+    drawing.text(
+        [MARGIN, MARGIN + FONT / 2.0],
+        Align::Start,
+        FONT,
+        INK,
+        &fitted(&report.title, width - 2.0 * MARGIN, FONT),
+    );
     for tick in &ticks {
         drawing.line(&[[x, level(*tick)], [x + room, level(*tick)]], "#c9cdd6");
         drawing.text([x - 3.0, level(*tick)], Align::End, FONT, INK, &tick_text(*tick));
@@ -393,7 +422,8 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
             };
             let ends = [level(value), level(0.0)];
             let from = ends[0].min(ends[1]);
-            let fill = hexadecimal(if report.scale == Scale::Signed && value > 0.0 { RED[0] } else { BLUE[0] });
+            let fill =
+                hexadecimal(if report.scale == Scale::Signed && value > 0.0 { RED[0] } else { BLUE[0] });
             drawing.rect([left, from], [step * 0.8, (ends[0] - ends[1]).abs()], &fill);
         }
     }
@@ -429,7 +459,8 @@ fn stride(font: f64, cell: f64) -> usize {
 
 /// A text whose index stays at its end where letters run from right to left.
 fn ordered(text: &str) -> String {
-    let is_leftward = |letter| matches!(letter, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}');
+    let is_leftward =
+        |letter| matches!(letter, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}');
     match text.rsplit_once(' ') {
         Some((text, index)) if text.contains(is_leftward) => format!("{text}\u{200e} {index}"),
         _ => text.to_owned(),
@@ -446,7 +477,8 @@ fn fitted(label: &str, width: f64, font: f64) -> String {
 /// How wide a text probably is; letters of East Asian scripts are square.
 fn text_width(text: &str, font: f64) -> f64 {
     let width = |character| match character {
-        'f' | 'i' | 'j' | 'l' | 'r' | 't' | 'I' | '|' | '.' | ',' | ':' | ';' | '\'' | '!' | '·' | ' ' | '(' | ')' => NARROW_LETTER,
+        'f' | 'i' | 'j' | 'l' | 'r' | 't' | 'I' | '|' | '.' | ',' | ':' | ';' | '\'' | '!' | '·' | ' '
+        | '(' | ')' => NARROW_LETTER,
         'm' | 'w' | 'M' | 'W' | '@' => WIDE_LETTER,
         '\u{1100}'.. => 1.0,
         _ => LETTER,

@@ -67,7 +67,12 @@ fn values(report: &Report) -> Vec<String> {
     }
     lines.extend(places.into_iter().map(|place| {
         let label = &labels[place];
-        format!("{}{label}  {:>9}  {}", padding(label, width), shown_value(report, place), text_at(report, place))
+        format!(
+            "{}{label}  {:>9}  {}",
+            padding(label, width),
+            shown_value(report, place),
+            text_at(report, place)
+        )
     }));
     lines
 }
@@ -89,7 +94,8 @@ fn matrix(report: &Report) -> Option<Vec<String>> {
     };
     let mut lines = vec![format!("rows: {}, columns: {}", printable(&rows.name), printable(&columns.name))];
     lines.push(line("", &heads));
-    lines.extend(labels.iter().zip(cells.chunks(heads.len().max(1))).map(|(label, cells)| line(label, cells)));
+    lines
+        .extend(labels.iter().zip(cells.chunks(heads.len().max(1))).map(|(label, cells)| line(label, cells)));
     Some(lines)
 }
 
@@ -146,12 +152,14 @@ fn heads(report: &Report) -> Vec<String> {
             if len > 1 { format!("{:.4}", sum / (len - 1) as f32) } else { "-".into() }
         };
         let pairs = (1..len).flat_map(|query| (1..=query).map(move |key| (query, key)));
-        let strongest = pairs.max_by(|a, b| share(a.0, a.1).total_cmp(&share(b.0, b.1))).map(|(query, key)| {
-            let [query_label, key_label] = [query, key].map(|token| shortened(&queries[token], LABEL));
-            format!("{query_label} -> {key_label}  {:.4}", share(query, key))
-        });
+        let strongest =
+            pairs.max_by(|a, b| share(a.0, a.1).total_cmp(&share(b.0, b.1))).map(|(query, key)| {
+                let [query_label, key_label] = [query, key].map(|token| shortened(&queries[token], LABEL));
+                format!("{query_label} -> {key_label}  {:.4}", share(query, key))
+            });
         let heads = report.axes[1].labels.len();
-        let name = format!("{}.{}", report.axes[0].labels[place / heads], report.axes[1].labels[place % heads]);
+        let name =
+            format!("{}.{}", report.axes[0].labels[place / heads], report.axes[1].labels[place % heads]);
         let [first, itself, previous] = [mean(|_| 0), mean(|query| query), mean(|query| query - 1)];
         lines.push(format!(
             "{:>10}  {first:>8}  {itself:>8}  {previous:>8}  {}",
@@ -165,7 +173,8 @@ fn heads(report: &Report) -> Vec<String> {
 /// The places of the values with the largest magnitudes, the largest first.
 fn strongest_places(report: &Report, count: usize) -> Vec<usize> {
     let magnitude = |place: &usize| report.at(*place).map_or(0.0, f32::abs);
-    let mut places: Vec<usize> = (0..report.values.len()).filter(|place| report.at(*place).is_some()).collect();
+    let mut places: Vec<usize> =
+        (0..report.values.len()).filter(|place| report.at(*place).is_some()).collect();
     places.sort_by(|a, b| magnitude(b).total_cmp(&magnitude(a)));
     places.truncate(count);
     places

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -124,18 +125,26 @@ fn write_safetensors(
         let name = format!("{prefix}{}", parameter.name);
         (name, LazyTensor { read, path, parameter, shape, dtype, failure: &failure })
     });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into())?;
+    match failure.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+/// Writes a safetensors file.
+pub(crate) fn serialize<S: AsRef<str> + Ord + std::fmt::Display, V: View>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (S, V)>,
+    metadata: HashMap<String, String>,
+) -> Result<(), WeightsError> {
     // The library writes through a temporary file, which is its owner's alone; the result is as any other file.
     let permissions =
         File::create(path).and_then(|file| file.metadata()).map(|metadata| metadata.permissions());
     let permissions = permissions.map_err(|error| unwritable(path, &error))?;
     safetensors::serialize_to_file(tensors, Some(metadata), path)
         .map_err(|error| unwritable(path, &error))?;
-    fs::set_permissions(path, permissions).map_err(|error| unwritable(path, &error))?;
-    match failure.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    fs::set_permissions(path, permissions).map_err(|error| unwritable(path, &error))
 }
 
 fn write_config(path: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), WeightsError> {

@@ -27,10 +27,12 @@ mod small_file;
 mod source;
 mod statistics;
 mod stored;
+mod tensor_file;
 mod tied_head;
 mod tokenizer;
 mod weight_dtype;
 mod write_gguf;
+mod write_tensors;
 
 pub use checkpoint::{Checkpoint, EmbeddedFiles, OpenOptions, Problem};
 pub use convert::{WrittenDType, replace_hugging_face, write_hugging_face};
@@ -43,7 +45,11 @@ pub use replace::replace_file;
 pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
-pub use tokenizer::{END_OF_TEXT, encode, encode_piece, load_tokenizer, ordinary_token, train_tokenizer};
+pub use tensor_file::TensorFile;
+pub use tokenizer::{
+    END_OF_TEXT, encode, encode_piece, load_tokenizer, ordinary_token, token_bytes, train_tokenizer,
+};
 pub use tokenizers::Tokenizer;
 pub use weight_dtype::{UnknownWeightDType, WeightDType};
 pub use write_gguf::write_gguf;
+pub use write_tensors::write_tensors;

@@ -79,6 +79,25 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
+/// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
+/// tokenizer with another alphabet those of the token as it is written. `None` where there is no such token.
+pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
+    let written = tokenizer.id_to_token(id)?;
+    let is_special = tokenizer.get_added_tokens_decoder().contains_key(&id);
+    let bytes = written.chars().map(byte_of).collect::<Option<Vec<u8>>>();
+    Some(bytes.filter(|_| !is_special).unwrap_or_else(|| written.into_bytes()))
+}
+
+/// The byte that a character of GPT-2's alphabet stands for: itself where it can be seen, and the others in their order from
+/// U+0100 on. Source: `bytes_to_unicode` of OpenAI's `encoder.py`.
+fn byte_of(written: char) -> Option<u8> {
+    let is_seen = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(written).checked_sub(0x100) {
+        None => u8::try_from(u32::from(written)).ok().filter(is_seen),
+        Some(place) => (0..=u8::MAX).filter(|byte| !is_seen(byte)).nth(place as usize),
+    }
+}
+
 /// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
 /// the 256 bytes, then merges. It has fewer tokens where the texts hold no more pairs that occur twice.
 ///
@@ -255,4 +274,19 @@ fn byte_level(bpe: BPE, add_prefix_space: bool) -> Tokenizer {
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.with_post_processor(Some(ByteLevel::default().trim_offsets(false)));
     tokenizer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_of_the_alphabet_are_bytes() {
+        let alphabet = ByteLevel::alphabet();
+        let mut bytes: Vec<u8> = alphabet.into_iter().map(|c| byte_of(c).unwrap()).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        assert_eq!(['Ġ', 'Ċ', 'A', 'Ń'].map(byte_of), [Some(b' '), Some(b'\n'), Some(b'A'), Some(0xad)]);
+        assert_eq!([' ', '中'].map(byte_of), [None, None]);
+    }
 }

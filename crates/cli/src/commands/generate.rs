@@ -11,11 +11,11 @@ use super::continued::{Continued, continue_prompt};
 use super::generate_file::{self, FileArguments};
 use super::generate_interactive;
 use super::generation_arguments::GenerationArguments;
+use super::steering;
 use super::texts::Texts;
 use crate::input::InputArguments;
 use crate::model_arguments::ModelArguments;
 use crate::output;
-use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -27,6 +27,7 @@ Examples:
   gpt2 generate \"Q: Why?\\nA:\" --model DIR --stop \"Q:\" --repetition-penalty 1.2
   gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
   gpt2 generate --model DIR --interactive
+  gpt2 generate \"I think you are\" --model gpt2 --steer '\" Love\"-\" Hate\"' --layer 6 --scale 5
   gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2     (the same text, sooner)
 
 What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
@@ -74,7 +75,7 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
     let input = arguments.input.tokenized(opened.vocabulary())?;
     let config = arguments.generation.config(&opened)?;
     let prompt_ids = opened.vocabulary().prompt(input.ids, &config)?;
-    let loaded = opened.load(&Terminal)?;
+    let loaded = steering::load(opened, &arguments.generation.steering)?;
     if let Some(prompt) = input.text.filter(|_| !arguments.json) {
         output::echo_prompt(&prompt)?;
     }

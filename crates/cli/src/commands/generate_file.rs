@@ -8,7 +8,7 @@ use anyhow::Result;
 use candle_core::Device;
 use clap::Args;
 use gpt2::KvDType;
-use gpt2_engine::{Job, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
+use gpt2_engine::{Job, LoadedModel, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
 use gpt2_generation::{Clock, GenerationConfig, GenerationError};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::generation_arguments::GenerationArguments;
 use super::partial_file::Sink;
 use super::prompt_lines::{Line, PromptLines};
+use super::steering::{self, SteeringArguments};
 use super::texts::{BATCH_SIZE, Texts, clock};
 use crate::exit::{self, EXIT_FAILURE, UsageError};
 use crate::model_arguments::ModelArguments;
@@ -68,7 +69,8 @@ pub(super) fn run(
     let sink = match &arguments.output {
         None => Sink::standard_output(),
         Some(output) => {
-            let settings = settings(model, &config, opened.device());
+            let steering = &generation.steering;
+            let settings = settings(model, &config, steering, opened.device());
             let mut is_of = |index: usize, written: &Value| {
                 let line = (index < lines.len()).then(|| lines.line(index));
                 failures.extend(line.iter().filter_map(|line| failure_of(written, line.number)));
@@ -82,7 +84,9 @@ pub(super) fn run(
     let next = sink.written;
     let (given, pending) = (BTreeMap::new(), BTreeMap::new());
     let mut job = FileJob { lines: &lines, next, prompts: 0, given, pending, sink, failures, bar };
-    if let Err(error) = make(&mut job, arguments.batch_size.unwrap_or(BATCH_SIZE), &config, opened) {
+    let made = steering::load(opened, &generation.steering)
+        .and_then(|loaded| make(&mut job, arguments.batch_size.unwrap_or(BATCH_SIZE), &config, loaded));
+    if let Err(error) = made {
         job.sink.drop_if_empty();
         return Err(error);
     }
@@ -95,9 +99,14 @@ pub(super) fn run(
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
 }
 
-/// Loads the model and makes the texts of all lines that are not written.
-fn make(job: &mut FileJob<'_>, batch_size: usize, config: &GenerationConfig, opened: Opened) -> Result<()> {
-    opened.load(&Terminal)?.generate(job, batch_size, config, &Terminal)?;
+/// Makes the texts of all lines that are not written.
+fn make(
+    job: &mut FileJob<'_>,
+    batch_size: usize,
+    config: &GenerationConfig,
+    loaded: LoadedModel,
+) -> Result<()> {
+    loaded.generate(job, batch_size, config, &Terminal)?;
     // Lines that cannot be continued, after the last one that can.
     job.write_ready()
 }
@@ -212,7 +221,12 @@ fn failure_of(written: &Value, number: usize) -> Option<(usize, String)> {
 }
 
 /// What must be the same when a run goes on.
-fn settings(model: &ModelArguments, config: &GenerationConfig, device: &Device) -> Value {
+fn settings(
+    model: &ModelArguments,
+    config: &GenerationConfig,
+    steering: &SteeringArguments,
+    device: &Device,
+) -> Value {
     json!({
         "model": model.model,
         "tokenizer": model.tokenizer,
@@ -223,6 +237,7 @@ fn settings(model: &ModelArguments, config: &GenerationConfig, device: &Device) 
         "n_head": model.common.n_head,
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
+        "steer": steering.steer.as_ref().map(|steer| json!([steer, steering.layer, steering.scale, steering.everywhere])),
         "config": config,
     })
 }

@@ -10,13 +10,13 @@ use rustyline::error::ReadlineError;
 
 use super::continued::continue_prompt;
 use super::generation_arguments::GenerationArguments;
-use crate::progress::Terminal;
+use super::steering;
 use crate::{exit, interrupt, output};
 
 pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<ExitCode> {
     opened.vocabulary().required_tokenizer()?;
     let config = generation.config(&opened)?;
-    let loaded = opened.load(&Terminal)?;
+    let loaded = steering::load(opened, &generation.steering)?;
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
     loop {

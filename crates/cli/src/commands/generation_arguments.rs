@@ -9,6 +9,7 @@ use gpt2_engine::{Opened, Vocabulary};
 use gpt2_generation::{EarlyStopping, GenerationConfig, LongPrompt, SearchMode, WhenFull};
 use gpt2_weights::encode_piece;
 
+use super::steering::SteeringArguments;
 use crate::exit::UsageError;
 use crate::output;
 
@@ -112,6 +113,9 @@ pub(crate) struct GenerationArguments {
     /// Draft up to N tokens from what followed the last ones where they stood before: for texts that repeat their prompt or themselves. The text stays the same
     #[arg(long, value_name = "N", conflicts_with = "assistant_model", help_heading = "Drafting")]
     pub(crate) prompt_lookup: Option<usize>,
+
+    #[command(flatten)]
+    pub(crate) steering: SteeringArguments,
 
     /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]

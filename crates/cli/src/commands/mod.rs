@@ -1,6 +1,7 @@
 //! One file for each command with its arguments; `generate` has one for each source of prompts.
 
 pub(crate) mod bench;
+pub(crate) mod cache;
 mod continued;
 pub(crate) mod convert;
 pub(crate) mod generate;
@@ -8,9 +9,11 @@ mod generate_file;
 mod generate_interactive;
 mod generation_arguments;
 pub(crate) mod inspect;
+pub(crate) mod look;
 mod partial_file;
 mod prompt_lines;
 pub(crate) mod score;
+mod steering;
 mod texts;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod common;
+mod dictionary;
 mod laws;
 mod transformer_lens;
+mod tuned_lens;

@@ -1,6 +1,6 @@
 //! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/export_inside.py`).
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Tensor};
 use gpt2::{LogitsFor, Site, SiteKind};
 use gpt2_interpret::{
     Ablation, By, Excluded, Grid, Head, LensOptions, Likeness, Metric, OfHeads, Patching, Processing,
@@ -11,6 +11,8 @@ use gpt2_interpret::{
 use gpt2_testing::{assert_close, assert_close_absolute};
 
 use crate::common::{Case, ids};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// f32 beside f64: activations are sums of up to a hundred products of values near 1.
 const ACTIVATIONS: f64 = 1e-5;
@@ -60,7 +62,7 @@ fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
         let what = |name: &str| format!("{}: {name}", case.name);
         let accumulated = accumulated_residuals(&run, true)?;
         assert_eq!(accumulated.labels, case.labels("accumulated_resid"));
-        let expected = |name: &str| case.analysis(name).squeeze(1);
+        let expected = |name: &str| -> Result<Tensor> { Ok(case.analysis(name).squeeze(1)?) };
         assert_close(
             &centred(&accumulated.values)?,
             &expected("accumulated_resid")?,
@@ -112,7 +114,7 @@ fn attributions_are_those_of_transformer_lens() -> Result<()> {
             [("difference", case.metric()), ("answer", Metric { against: None, ..case.metric() })]
         {
             let (b_u, position) = (case.analysis("b_U"), metric.position);
-            let bias_of = |id: u32| b_u.get(id as usize)?.to_scalar::<f32>();
+            let bias_of = |id: u32| -> Result<f32> { Ok(b_u.get(id as usize)?.to_scalar()?) };
             let mut bias = bias_of(metric.answer)?;
             if let Some(against) = metric.against {
                 bias -= bias_of(against)?;
@@ -226,7 +228,7 @@ fn every_patching_grid_is_that_of_transformer_lens() -> Result<()> {
             ("attn_head_out_by_pos", SiteKind::Z, By::HeadAndPosition),
             ("attn_head_pattern_by_pos", SiteKind::Pattern, By::HeadAndPosition),
         ] {
-            let grid = patching.grid(kind, by)?;
+            let grid = patching.grid(kind, by, &|| ())?;
             let mut expected = case.analysis(&format!("patch.{name}"));
             if name == "attn_head_pattern_by_pos" {
                 expected = expected.transpose(1, 2)?; // [layer, head, query] there
@@ -249,7 +251,7 @@ fn ablations_are_those_of_transformer_lens() -> Result<()> {
             ("tl_zero", Ablation::TransformerLensZero),
             ("mean", Ablation::Mean(texts)),
         ] {
-            let grid = ablation_grid(&run, &case.metric(), &ablation)?;
+            let grid = ablation_grid(&run, &case.metric(), &ablation, &|| ())?;
             let expected = case.analysis(&format!("ablate.{name}"));
             assert_close(
                 &grid_tensor(&grid, expected.dims()),

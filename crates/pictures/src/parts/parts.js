@@ -3,10 +3,10 @@
 // Values are numbers, row-major; NaN stands for "not there".
 const parts = (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const ZERO = [[255, 255, 255], [24, 27, 33]];
+  const ZERO = [[255, 255, 255], [50, 55, 65]];
   const BLUE = [[[98, 163, 214], [12, 48, 110]], [[58, 122, 190], [196, 226, 255]]];
   const RED = [[[232, 132, 108], [146, 18, 38]], [[196, 82, 62], [255, 206, 190]]];
-  const NONE = [[224, 226, 231], [47, 51, 59]];
+  const NONE = [[224, 226, 231], [28, 30, 35]];
   // Larger views have a table of the chosen row only.
   const WHOLE_TABLE = 4096;
 
@@ -110,8 +110,8 @@ const parts = (() => {
     if (pen.measureText(text).width <= width) return text;
     const index = /(\s\d+)?$/.exec(text)[0];
     const letters = [...text.slice(0, text.length - index.length)];
-    while (letters.length && pen.measureText(letters.join("") + "…" + index).width > width) letters.pop();
-    return letters.join("") + "…" + index;
+    while (letters.length && pen.measureText(letters.join("") + "…\u200e" + index).width > width) letters.pop();
+    return letters.join("") + "…\u200e" + index;
   }
 
   // Which way a key goes, down and right; nothing for other keys and for the browser's own commands.

@@ -1,6 +1,6 @@
 //! Pages in a browser: what they draw, read from the page itself, and that they report no error and ask for nothing.
 //!
-//! Needs Chromium; where there is none, each test says that it was skipped.
+//! Needs Chromium; where there is none, each test says what was skipped.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,15 +12,22 @@ use crate::samples;
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
 fn browser() -> Option<&'static str> {
-    let has = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    let has = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
     BROWSERS.into_iter().find(has)
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+fn skipped(what: &str) {
+    eprintln!("skipped: {what}");
 }
 
 /// What a page has become after its script ran, at this fragment of its address; `after` is a further script at its end. `None`
 /// without a browser.
 fn opened(report: &Report, fragment: &str, after: &str) -> Option<String> {
     let Some(browser) = browser() else {
-        println!("skipped: a page in a browser, because there is no chromium");
+        skipped("a page in a browser, because there is no chromium");
         return None;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -29,7 +36,13 @@ fn opened(report: &Report, fragment: &str, after: &str) -> Option<String> {
     let html = page(report).replace("</body>", &format!("<script>{after};{count}</script></body>"));
     std::fs::write(&file, html).unwrap();
     let output = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=5000",
+        ])
         .arg(format!("--user-data-dir={}", Path::new(folder.path()).join("profile").display()))
         .args(["--dump-dom", &format!("file://{}#{fragment}", file.display())])
         .output()
@@ -52,7 +65,9 @@ fn text<'a>(dom: &'a str, id: &str) -> &'a str {
 fn cells(dom: &str) -> Vec<Vec<String>> {
     let (_, table) = dom.split_once("<table>").unwrap();
     let (table, _) = table.split_once("</table>").unwrap();
-    let row = |row: &str| row.split("<td>").skip(1).map(|cell| cell.split('<').next().unwrap().to_owned()).collect();
+    let row = |row: &str| {
+        row.split("<td>").skip(1).map(|cell| cell.split('<').next().unwrap().to_owned()).collect()
+    };
     table.split("<tr>").skip(2).map(row).collect()
 }
 
@@ -69,7 +84,10 @@ fn the_attention_page_shows_the_head_in_its_address() {
                 None => assert_eq!(cell, "none"),
                 Some(share) => {
                     let shown: f32 = cell.parse().unwrap();
-                    assert!((shown - share).abs() < 1.4 / 65535.0, "{query}, {key}: {shown}, expected {share}");
+                    assert!(
+                        (shown - share).abs() < 1.4 / 65535.0,
+                        "{query}, {key}: {shown}, expected {share}"
+                    );
                 }
             }
         }

@@ -43,7 +43,8 @@ fn plain(text: &str) -> String {
     assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
     let mut plain = String::new();
     for (place, piece) in text.split('&').enumerate() {
-        let (entity, after) = if place == 0 { ("", piece) } else { piece.split_once(';').expect("an entity ends") };
+        let (entity, after) =
+            if place == 0 { ("", piece) } else { piece.split_once(';').expect("an entity ends") };
         plain.push_str(match entity {
             "" => "",
             "amp" => "&",
@@ -86,7 +87,11 @@ fn every_picture_is_well_formed_and_asks_for_nothing() {
             let svg = svg(&report, width).unwrap();
             let (tags, _) = parsed(&svg);
             assert!(tags[0].starts_with("svg xmlns=\"http://www.w3.org/2000/svg\""));
-            assert!(tags[0].contains(if width == Width::OneColumn { "width=\"3.3in\"" } else { "width=\"6.8in\"" }));
+            assert!(tags[0].contains(if width == Width::OneColumn {
+                "width=\"3.3in\""
+            } else {
+                "width=\"6.8in\""
+            }));
             assert!(tags[0].contains("viewBox=\"0 0 "));
             assert_eq!(svg.matches("http").count(), 1);
             assert!(!tags.iter().any(|tag| tag.starts_with("script") || tag.starts_with("image")));
@@ -118,7 +123,10 @@ fn attention_has_a_panel_for_each_head_that_is_there() {
     let (tags, texts) = parsed(&svg(&report, Width::TwoColumns).unwrap());
     assert_eq!(cells(&tags, 5), 5 * len * (len + 1) / 2);
     let captions: Vec<&String> = texts.iter().filter(|text| text.contains('.')).collect();
-    assert_eq!(captions, ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; downwards: query; across: key"]);
+    assert_eq!(
+        captions,
+        ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; downwards: query; across: key"]
+    );
 }
 
 #[test]
@@ -142,7 +150,9 @@ fn one_axis_is_bars_and_a_long_one_a_line() {
     let mut report = samples::bars(Axis::numbers("position", 0..100), samples::sentence());
     report.values[50] = None;
     let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
-    let points = |tag: &String| tag.split("points=\"").nth(1).map_or(0, |points| points.split('"').next().unwrap().split(' ').count());
+    let points = |tag: &String| {
+        tag.split("points=\"").nth(1).map_or(0, |points| points.split('"').next().unwrap().split(' ').count())
+    };
     let runs: Vec<usize> = tags.iter().map(points).filter(|points| *points > 2).collect();
     assert_eq!(runs, [50, 49]);
 }

@@ -27,7 +27,8 @@ fn labels_keep_equal_tokens_apart() {
 #[test]
 fn json_reads_back_to_the_same_report() {
     let mut report = samples::layers_by_heads(2, 3);
-    report.values = vec![Some(0.1), Some(f32::MIN_POSITIVE), None, Some(16_777_217.0 / 3.0), Some(-0.0), Some(f32::MAX)];
+    report.values =
+        vec![Some(0.1), Some(f32::MIN_POSITIVE), None, Some(16_777_217.0 / 3.0), Some(-0.0), Some(f32::MAX)];
     let json = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();

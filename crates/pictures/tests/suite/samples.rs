@@ -4,7 +4,20 @@ use gpt2_pictures::{Axis, Metric, Report, Scale, Token};
 
 /// The tokens of a short sentence.
 pub(crate) fn sentence() -> Vec<Token> {
-    let texts = ["<|endoftext|>", "When", " John", " and", " Mary", " went", " to", " the", " store", ",", " John", " gave"];
+    let texts = [
+        "<|endoftext|>",
+        "When",
+        " John",
+        " and",
+        " Mary",
+        " went",
+        " to",
+        " the",
+        " store",
+        ",",
+        " John",
+        " gave",
+    ];
     tokens(texts.map(str::as_bytes))
 }
 
@@ -32,7 +45,11 @@ pub(crate) fn many(len: usize) -> Vec<Token> {
 }
 
 pub(crate) fn tokens<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Vec<Token> {
-    texts.into_iter().enumerate().map(|(index, text)| Token::new(index, u32::try_from(index).unwrap(), text)).collect()
+    texts
+        .into_iter()
+        .enumerate()
+        .map(|(index, text)| Token::new(index, u32::try_from(index).unwrap(), text))
+        .collect()
 }
 
 /// Attention whose shares are known: a query gives weights that fall with the distance, other ones in each head.
@@ -41,7 +58,8 @@ pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Repo
     let mut values = Vec::with_capacity(layers * heads * len * len);
     for head in 0..layers * heads {
         for query in 0..len {
-            let weight = |key: usize| if key == 0 { 2.0 } else { 1.0 / (1.0 + query.abs_diff(key + head % 5) as f32) };
+            let weight =
+                |key: usize| if key == 0 { 2.0 } else { 1.0 / (1.0 + query.abs_diff(key + head % 5) as f32) };
             let sum: f32 = (0..=query).map(weight).sum();
             values.extend((0..len).map(|key| (key <= query).then(|| weight(key) / sum)));
         }
@@ -78,7 +96,9 @@ pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
         axes: vec![Axis::numbers("layer", 0..layers), Axis::tokens("token", &tokens)],
         tokens,
         values: (0..cells).map(|cell| Some((cell * 37 % 100) as f32 / 100.0)).collect(),
-        texts: (0..cells).map(|cell| gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes())).collect(),
+        texts: (0..cells)
+            .map(|cell| gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes()))
+            .collect(),
         metric: None,
         notes: vec!["Each layer's residual stream, read as if it were the last.".into()],
         scale: Scale::Share,

@@ -19,7 +19,9 @@ fn words(line: &str) -> Vec<&str> {
 #[test]
 fn every_table_names_tokens_model_and_what_was_in_front() {
     let text = table(&samples::attention(1, 2, samples::sentence()));
-    assert!(text.starts_with("attention\nmodel: gpt2\ntokens (<|endoftext|> in front):\n  0 <|endoftext|>  1 When  2 ·John"));
+    assert!(text.starts_with(
+        "attention\nmodel: gpt2\ntokens (<|endoftext|> in front):\n  0 <|endoftext|>  1 When  2 ·John"
+    ));
     assert!(text.ends_with("\n  A head's shares add up to 1.\n"));
 }
 
@@ -29,7 +31,8 @@ fn attention_has_a_line_for_each_head() {
     // Head 0: weights (2), (2, 1), (2, 1/2, 1) over their sums.
     let expected = ["0.0", "0.6190", "0.3095", "0.4048", "·b", "1", "->", "·b", "1", "0.3333"];
     assert_eq!(words(line(&text, "0.0")), expected);
-    assert_eq!(words(line(&text, "0.2"))[..2], ["0.2", "0.6952"]);
+    // Head 2: weights (2), (2, 1/3), (2, 1/2, 1/3).
+    assert_eq!(words(line(&text, "0.2"))[..4], ["0.2", "0.7815", "0.1303", "0.5168"]);
 }
 
 #[test]

@@ -56,6 +56,26 @@ fn open_file(path: &Path) -> Result<Source, WeightsError> {
     read(file, kind)
 }
 
+/// Opens one file of any tensors, with what it says beside them.
+pub(crate) fn open_tensors(path: &Path) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+    let file = MappedFile::open(path)?;
+    let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
+    let (source, entries) = match sniff(&file) {
+        Some(Kind::Zip) => pytorch::read_all_zip(file)?,
+        Some(Kind::LegacyPickle) => pytorch::read_all_legacy(file)?,
+        kind @ (Some(Kind::Safetensors) | None) => {
+            let source = read(file, kind)?;
+            let entries = source.files.first().map(|file| safetensors::entries(file));
+            (source, entries.unwrap_or_default())
+        }
+        Some(_) => {
+            return Err(refuse("neither safetensors nor a file of torch.save; give one of them".into()));
+        }
+    };
+    check(&source).map_err(refuse)?;
+    Ok((source, entries))
+}
+
 /// Reads a safetensors file that is given as bytes.
 pub(crate) fn read_embedded(file: MappedFile) -> Result<Source, WeightsError> {
     read(file, Some(Kind::Safetensors))

@@ -3,11 +3,12 @@
 //! Source: `torch/serialization.py`, `_save` and `_legacy_save`. Besides plain state dicts this reads what wraps them:
 //! `state_dict`, `model_state_dict` (the book's), and nanoGPT's `model` with `model_args`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use gpt2::{Activation, Gpt2Config};
 
+use super::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};
 use crate::WeightsError;
 use crate::mapped_file::MappedFile;
@@ -18,23 +19,56 @@ use crate::stored::{StoredDType, StoredTensor};
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 /// How deep inside other dictionaries a state dict is looked for.
 const MAX_WRAPPERS: usize = 3;
+/// How deep dictionaries may lie in each other where all of them are read.
+const MAX_NESTING: usize = 8;
+/// Longest name that the keys of nested dictionaries may make, and longest text beside the tensors.
+const MAX_TEXT_BYTES: usize = 1024;
 /// The ends of the names that show a dictionary to be the state dict of a GPT-2.
 const ANCHORS: [&str; 2] = ["wte.weight", "tok_emb.weight"];
+
+/// What in its bytes shows an archive.
+const ZIP_EVIDENCE: &str = "zip archive with data.pkl";
+/// What in its bytes shows a legacy file.
+const LEGACY_EVIDENCE: &str = "pickle with PyTorch's magic number";
 
 /// The bytes of each storage, by its key.
 type Storages = HashMap<String, Range<usize>>;
 
-/// Reads a zip archive of `torch.save`.
-#[cfg(not(feature = "pytorch"))]
+/// Reads the model in a zip archive of `torch.save`.
 pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+    let (pickle, storages) = zip_contents(&file)?;
+    source(Format::PyTorchZip, ZIP_EVIDENCE, file, &pickle, &storages)
+}
+
+/// Reads the model in a legacy file of `torch.save`.
+pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
+    let (pickle, storages) = legacy_contents(&file)?;
+    source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
+}
+
+/// Every tensor of a zip archive of `torch.save`, and the texts and numbers beside them, see [`named_entries`].
+pub(crate) fn read_all_zip(file: MappedFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+    let (pickle, storages) = zip_contents(&file)?;
+    all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
+}
+
+/// The same of a legacy file of `torch.save`.
+pub(crate) fn read_all_legacy(file: MappedFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+    let (pickle, storages) = legacy_contents(&file)?;
+    all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
+}
+
+/// The pickle of a zip archive, and where the data of its tensors are.
+#[cfg(not(feature = "pytorch"))]
+fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
     let what =
         "a zip archive of PyTorch, which this program was built without; save the model as safetensors";
     Err(WeightsError::NotWeights { path: file.path().to_owned(), what: what.to_owned() })
 }
 
-/// Reads a zip archive of `torch.save`.
+/// The pickle of a zip archive, and where the data of its tensors are.
 #[cfg(feature = "pytorch")]
-pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
     use zip::{CompressionMethod, ZipArchive};
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: &str| refuse(format!("a damaged PyTorch file: {what}; download it again"));
@@ -76,7 +110,7 @@ pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
         )
     })?;
     let pickle = Pickle::read(&file[pickle]).map_err(&refuse)?;
-    source(Format::PyTorchZip, "zip archive with data.pkl", file, &pickle, &storages)
+    Ok((pickle, storages))
 }
 
 /// Whether the bytes start as a legacy file of `torch.save` does.
@@ -86,9 +120,9 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
         .is_some_and(|start| start.windows(LEGACY_MAGIC.len()).any(|window| window == LEGACY_MAGIC))
 }
 
-/// Reads a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
+/// The contents of a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
 /// for each storage its number of elements in 8 bytes, and its elements.
-pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
+fn legacy_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let truncated = || refuse("a truncated legacy PyTorch file; download it again".into());
     let mut position = 0;
@@ -130,8 +164,65 @@ pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
         storages.insert(key.clone(), start..end);
         position = end;
     }
-    let objects = pickles.swap_remove(3);
-    source(Format::PyTorchLegacy, "pickle with PyTorch's magic number", file, &objects, &storages)
+    Ok((pickles.swap_remove(3), storages))
+}
+
+fn all(
+    mut source: Source,
+    pickle: &Pickle,
+    storages: &Storages,
+) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+    let (tensors, entries) = named_entries(pickle, storages)
+        .map_err(|what| WeightsError::NotWeights { path: source.path.clone(), what })?;
+    source.tensors = tensors;
+    Ok((source, entries))
+}
+
+/// The tensors of all dictionaries, with the keys that lead to them joined by dots, and the texts, numbers and booleans beside
+/// them, written as text. Lists, and texts longer than a kilobyte, are left out.
+fn named_entries(
+    pickle: &Pickle,
+    storages: &Storages,
+) -> Result<(Vec<StoredTensor>, BTreeMap<String, String>), String> {
+    let (mut tensors, mut entries) = (Vec::new(), BTreeMap::new());
+    let mut dictionaries = vec![(String::new(), pickle.root(), 0)];
+    let mut seen = 0;
+    while let Some((prefix, dictionary, depth)) = dictionaries.pop() {
+        for (key, value) in pickle.entries(dictionary) {
+            // A dictionary can hold itself, so what counts is the way to a value, not the value.
+            seen += 1;
+            if seen > MAX_TENSORS || depth > MAX_NESTING {
+                return Err(format!(
+                    "more than {MAX_TENSORS} entries, or dictionaries more than {MAX_NESTING} deep in each other"
+                ));
+            }
+            if prefix.len() + key.len() > MAX_TEXT_BYTES {
+                return Err(format!("an entry with a name longer than {MAX_TEXT_BYTES} bytes"));
+            }
+            let name = if depth == 0 { key.to_owned() } else { format!("{prefix}.{key}") };
+            let text = match value {
+                Value::Tensor(reference) => {
+                    let tensor = stored(&name, reference, storages);
+                    tensors.push(tensor.map_err(|what| format!("tensor `{name}`: {what}"))?);
+                    continue;
+                }
+                Value::Dict(_) => {
+                    dictionaries.push((name, value, depth + 1));
+                    continue;
+                }
+                Value::Text(text) if text.len() <= MAX_TEXT_BYTES => text.clone(),
+                Value::Int(number) => number.to_string(),
+                Value::Float(number) => number.to_string(),
+                Value::Bool(value) => value.to_string(),
+                _ => continue,
+            };
+            entries.insert(name, text);
+        }
+    }
+    if tensors.is_empty() {
+        return Err("a PyTorch file without a dictionary of tensors; save a state_dict()".into());
+    }
+    Ok((tensors, entries))
 }
 
 fn source(

@@ -3,6 +3,8 @@
 //! The `safetensors` crate checks the header (size limit, ranges without holes or overlaps, sizes that fit shapes and
 //! types).
 
+use std::collections::BTreeMap;
+
 use safetensors::tensor::{Dtype, Metadata};
 use safetensors::{SafeTensorError, SafeTensors};
 
@@ -37,6 +39,13 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
     let evidence = "a JSON header after its length in 8 bytes";
     Ok(Source { tensors, ..Source::new(Format::Safetensors, evidence, file) })
+}
+
+/// What the header says beside the tensors; of a file that [`read`] took.
+pub(crate) fn entries(file: &[u8]) -> BTreeMap<String, String> {
+    let header = SafeTensors::read_metadata(file).ok();
+    let entries = header.and_then(|(_, metadata)| metadata.metadata().clone());
+    entries.into_iter().flatten().collect()
 }
 
 fn stored_dtype(dtype: Dtype) -> StoredDType {

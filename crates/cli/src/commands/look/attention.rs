@@ -1,0 +1,88 @@
+//! `gpt2 look attention`.
+
+use anyhow::Result;
+use candle_core::DType;
+use clap::Args;
+use gpt2::{Site, SiteKind};
+use gpt2_engine::HubOptions;
+use gpt2_interpret::Head;
+use gpt2_pictures::{Axis, Scale};
+use serde_json::Value;
+
+use super::view::{LookArguments, Reader};
+use crate::input::InputArguments;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 look attention \"The dog chased the cat because it\" --html attention.html
+  gpt2 look attention --ids 464,3290 --model gpt2 --layers 4-6 --json
+  gpt2 look attention \"The dog\" --model gpt2 --heads 4.11,5.5 --svg heads.svg --columns 1
+Values are the weights of query tokens (rows) over key tokens (columns); after its query a key has none.")]
+pub(crate) struct AttentionArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) look: LookArguments,
+    /// Only these layers: 3, 0-5 or 0,4,8-11
+    #[arg(long, value_name = "LAYERS", conflicts_with = "heads")]
+    pub(crate) layers: Option<String>,
+    /// Only these heads: LAYER.HEAD, separated by commas
+    #[arg(long, value_name = "HEADS")]
+    pub(crate) heads: Option<String>,
+}
+
+pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()> {
+    let (looked, (ids, heads)) = arguments.look.open(hub, |reader: &Reader| {
+        let all = |layers: Vec<usize>| {
+            layers
+                .into_iter()
+                .flat_map(|layer| (0..reader.n_head).map(move |head| Head { layer, head }))
+                .collect()
+        };
+        let heads: Vec<Head> = match (&arguments.layers, &arguments.heads) {
+            (Some(layers), _) => all(reader.layers(layers)?),
+            (None, Some(heads)) => reader.heads(heads)?,
+            (None, None) => all((0..reader.n_layer).collect()),
+        };
+        Ok((reader.input(&arguments.input)?, heads))
+    })?;
+    let sorted = |number: fn(&Head) -> usize| {
+        let mut numbers: Vec<usize> = heads.iter().map(number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    };
+    let (layers, columns) = (sorted(|head| head.layer), sorted(|head| head.head));
+    let site = |layer: usize| Site::in_block(layer, SiteKind::Pattern);
+    let record = looked.run(&ids)?.record_below_head(layers.iter().map(|layer| site(*layer)))?;
+    let tokens = ids.len();
+    let mut values = Vec::with_capacity(layers.len() * columns.len() * tokens * tokens);
+    for layer in &layers {
+        let pattern = record.get(site(*layer))?.squeeze(0)?.to_dtype(DType::F32)?;
+        for head in &columns {
+            if heads.contains(&Head { layer: *layer, head: *head }) {
+                let rows = pattern.get(*head)?.to_vec2::<f32>()?;
+                let seen = |(query, row): (usize, &Vec<f32>)| {
+                    row.iter()
+                        .enumerate()
+                        .map(|(key, weight)| (key <= query).then_some(*weight))
+                        .collect::<Vec<_>>()
+                };
+                values.extend(rows.iter().enumerate().flat_map(seen));
+            } else {
+                values.extend(std::iter::repeat_n(None, tokens * tokens));
+            }
+        }
+    }
+    let mut report = looked.report("attention", "attention patterns".into(), &ids);
+    report.axes = vec![
+        Axis::numbers("layer", layers),
+        Axis::numbers("head", columns),
+        Axis::tokens("query", &report.tokens),
+        Axis::tokens("key", &report.tokens),
+    ];
+    report.values = values;
+    report.scale = Scale::Share;
+    arguments.look.view.show(&report, Value::Null)
+}

@@ -1,0 +1,139 @@
+//! `gpt2 look lens`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use gpt2_engine::HubOptions;
+use gpt2_interpret::{LensCell, LensOptions, TunedLens, logit_lens};
+use gpt2_pictures::{Axis, Scale};
+use serde_json::json;
+
+use super::view::{LookArguments, Reader};
+use crate::input::InputArguments;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 look lens \"The capital of France is\" --model gpt2
+  gpt2 look lens \"The capital of France is\" --model gpt2 --watch \" Paris\" --show rank --html lens.html
+  gpt2 look lens \"The capital of France is\" --model gpt2 --tuned params.pt --json
+The residual stream before each block, and after the last, goes through the final norm and the output head. Logarithms are natural.")]
+pub(crate) struct LensArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) look: LookArguments,
+    /// The N most probable tokens of each cell, in the JSON
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) top: usize,
+    /// A token whose rank and probability are wanted too; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) watch: Vec<String>,
+    /// The value of a cell; rank and watched-probability are those of the first --watch
+    #[arg(long, value_name = "VALUE", default_value = "probability")]
+    pub(crate) show: Shown,
+    /// A tuned lens: its file (params.pt or safetensors) or folder
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tuned: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shown {
+    /// Probability of the most probable token
+    Probability,
+    /// Entropy of the prediction, in nats
+    Entropy,
+    /// Kullback-Leibler divergence from the last layer's prediction, in nats
+    Divergence,
+    /// Logarithm of the probability of the token that follows in the text
+    Next,
+    /// How many tokens are more probable than the watched one
+    Rank,
+    /// Probability of the watched token
+    WatchedProbability,
+}
+
+pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
+    let needs_watch = matches!(arguments.show, Shown::Rank | Shown::WatchedProbability);
+    if needs_watch && arguments.watch.is_empty() {
+        return Err(crate::exit::UsageError(
+            "--show rank and watched-probability are of a token: --watch TEXT".into(),
+        )
+        .into());
+    }
+    let (looked, (ids, watch)) = arguments.look.open(hub, |reader: &Reader| {
+        let watch =
+            arguments.watch.iter().map(|text| reader.token("--watch", text)).collect::<Result<Vec<_>>>()?;
+        Ok((reader.input(&arguments.input)?, watch))
+    })?;
+    let config = looked.loaded.config();
+    let tuned = match &arguments.tuned {
+        Some(path) => {
+            let path = if path.is_dir() { path.join("params.pt") } else { path.clone() };
+            Some(
+                TunedLens::from_tensors(
+                    &gpt2_weights::TensorFile::read(&path)?.tensors,
+                    config.n_layer,
+                    config.n_embd,
+                )?
+                .to_device(looked.loaded.device())?,
+            )
+        }
+        None => None,
+    };
+    let options = LensOptions { top: arguments.top.max(1), watch: watch.clone() };
+    let layers = logit_lens(&looked.run(&ids)?, &options, &|layer, x| match &tuned {
+        Some(lens) => lens.translate(layer, &x),
+        None => Ok(x),
+    })?;
+    let value = |cell: &LensCell| match arguments.show {
+        Shown::Probability => cell.top.first().map(|(_, logprob)| logprob.exp()),
+        Shown::Entropy => Some(cell.entropy),
+        Shown::Divergence => Some(cell.divergence),
+        Shown::Next => cell.next,
+        Shown::Rank => cell.watched.first().map(|(rank, _)| *rank as f32),
+        Shown::WatchedProbability => cell.watched.first().map(|(_, logprob)| logprob.exp()),
+    };
+    let cells = || layers.iter().flat_map(|layer| &layer.cells);
+    let what = if tuned.is_some() { "tuned lens" } else { "logit lens" };
+    let mut report = looked.report("lens", format!("{what}: {}", title(arguments.show)), &ids);
+    report.axes = vec![
+        Axis::new("layer", layers.iter().map(|layer| layer.label.clone())),
+        Axis::tokens("token", &report.tokens),
+    ];
+    report.values = cells().map(value).collect();
+    report.texts =
+        cells().map(|cell| cell.top.first().map_or(String::new(), |(id, _)| looked.shown(*id))).collect();
+    report.scale = match arguments.show {
+        Shown::Probability | Shown::WatchedProbability => Scale::Share,
+        Shown::Next => Scale::Signed,
+        _ => Scale::Amount,
+    };
+    report.notes.push("the text of a cell is the most probable token there".into());
+    let token = |id: u32| json!({ "id": id, "text": looked.shown(id) });
+    let watched = |(id, (rank, logprob)): (&u32, &(usize, f32))| json!({ "token": token(*id), "rank": rank, "logprob": logprob });
+    let detail = |cell: &LensCell| {
+        let top = cell.top.iter().map(|(id, logprob)| json!({ "token": token(*id), "logprob": logprob }));
+        json!({
+            "top": top.collect::<Vec<_>>(), "entropy": cell.entropy, "divergence": cell.divergence, "next_logprob": cell.next,
+            "watched": watch.iter().zip(&cell.watched).map(watched).collect::<Vec<_>>(),
+        })
+    };
+    let layers: Vec<_> = layers
+        .iter()
+        .map(|layer| json!({ "layer": layer.label, "cells": layer.cells.iter().map(detail).collect::<Vec<_>>() }))
+        .collect();
+    arguments.look.view.show(&report, json!({ "show": title(arguments.show), "layers": layers }))
+}
+
+fn title(shown: Shown) -> &'static str {
+    match shown {
+        Shown::Probability => "probability of the most probable token",
+        Shown::Entropy => "entropy in nats",
+        Shown::Divergence => "divergence from the last layer in nats",
+        Shown::Next => "log probability of the token that follows",
+        Shown::Rank => "rank of the watched token",
+        Shown::WatchedProbability => "probability of the watched token",
+    }
+}

@@ -1,0 +1,111 @@
+//! Steering: adding a direction to the residual stream while a text is made.
+//!
+//! Source: "Steering Language Models With Activation Engineering" (arXiv:2308.10248): the difference of two prompts' residual streams
+//! before a block, times a factor, is added at the first positions of the text.
+
+use candle_core::{DType, Tensor};
+use gpt2::{Gpt2LMHead, Observer, Site, SiteKind};
+
+use crate::error::Result;
+use crate::{InterpretError, Run};
+
+/// Adds vectors to the input of a block, at the first positions of every text or at all of them.
+#[derive(Debug)]
+pub struct Steering {
+    site: Site,
+    /// `(n, C)`.
+    vectors: Tensor,
+    is_everywhere: bool,
+    past_lengths: Vec<usize>,
+}
+
+impl Steering {
+    /// Adds row `i` of `vectors` at position `i` of each text.
+    ///
+    /// # Shapes
+    /// `vectors` `(n, C)`.
+    ///
+    /// # Errors
+    /// When the model has no such block, or is of another width.
+    pub fn new(model: &Gpt2LMHead, layer: usize, vectors: Tensor) -> Result<Self> {
+        let config = model.config();
+        if layer >= config.n_layer {
+            return Err(InterpretError::Layer { layer, n_layer: config.n_layer });
+        }
+        if vectors.dims().len() != 2 || vectors.dim(1)? != config.n_embd || vectors.dim(0)? == 0 {
+            return Err(InterpretError::Mismatch(format!(
+                "vectors to steer with: expected (n, {}), found {:?}",
+                config.n_embd,
+                vectors.dims()
+            )));
+        }
+        let site = Site::in_block(layer, SiteKind::ResidPre);
+        Ok(Self { site, vectors, is_everywhere: false, past_lengths: Vec::new() })
+    }
+
+    /// `scale` times the difference of two texts of as many tokens.
+    ///
+    /// # Errors
+    /// When a text does not fit the model, and those of the model.
+    pub fn between(
+        model: &Gpt2LMHead,
+        layer: usize,
+        [towards, away]: [&[u32]; 2],
+        scale: f64,
+    ) -> Result<Self> {
+        if towards.len() != away.len() {
+            return Err(InterpretError::Lengths { clean: towards.len(), corrupted: away.len() });
+        }
+        let site = Site::in_block(layer, SiteKind::ResidPre);
+        if layer >= model.config().n_layer {
+            return Err(InterpretError::Layer { layer, n_layer: model.config().n_layer });
+        }
+        let of = |ids: &[u32]| -> Result<Tensor> {
+            let record = Run::new(model, ids)?.record_below_head([site])?;
+            Ok(record.get(site)?.squeeze(0)?)
+        };
+        Self::new(model, layer, ((of(towards)? - of(away)?)? * scale)?)
+    }
+
+    /// The same at every position: the mean of the vectors.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn everywhere(self) -> Result<Self> {
+        Ok(Self { vectors: self.vectors.mean_keepdim(0)?, is_everywhere: true, ..self })
+    }
+}
+
+impl Observer for Steering {
+    fn wants(&self, site: Site) -> bool {
+        site == self.site
+    }
+
+    fn begin(&mut self, past_lengths: &[usize], _: usize) {
+        self.past_lengths = past_lengths.to_vec();
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        let vectors = self.vectors.to_dtype(value.dtype())?.to_device(value.device())?;
+        if self.is_everywhere {
+            return value.broadcast_add(&vectors);
+        }
+        let (rows, tokens, width) = value.dims3()?;
+        let count = vectors.dim(0)?;
+        if self.past_lengths.iter().all(|past| *past >= count) {
+            return Ok(value);
+        }
+        // Row `count` is the nothing that all other positions get.
+        let nothing = Tensor::zeros((1, width), value.dtype(), value.device())?;
+        let table = Tensor::cat(&[&vectors, &nothing], 0)?;
+        let place = |row: usize, token: usize| {
+            let position = self.past_lengths.get(row).copied().unwrap_or(0) + token;
+            position.min(count) as u32
+        };
+        let places: Vec<u32> =
+            (0..rows).flat_map(|row| (0..tokens).map(move |token| place(row, token))).collect();
+        let places = Tensor::from_vec(places, rows * tokens, value.device())?;
+        let added = table.index_select(&places, 0)?.reshape((rows, tokens, width))?;
+        value.to_dtype(DType::F32)?.add(&added.to_dtype(DType::F32)?)?.to_dtype(value.dtype())
+    }
+}

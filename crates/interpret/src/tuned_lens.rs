@@ -1,0 +1,107 @@
+//! Tuned lens: what a residual stream would have become, by a linear map of each layer.
+//!
+//! `h' = h + A_l · h + b_l` for the input `h` of block `l`; final norm and output head follow as in the logit lens. Source:
+//! arXiv:2303.08112 and AlignmentResearch/tuned-lens, `tuned_lens/nn/lenses.py` at 00dc043: `params.pt` holds `{l}.weight` `(C, C)` and
+//! `{l}.bias` `(C)` of layers `0..L`, `config.json` the sizes. Files are read elsewhere: here come their tensors and texts.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Tensor, bail};
+use serde_json::Value;
+
+use crate::dictionary::{FileError, tensor};
+
+/// The only kind of lens that is known.
+const LENS_TYPE: &str = "linear_tuned_lens";
+
+/// A linear map of each layer's residual stream.
+#[derive(Debug, Clone)]
+pub struct TunedLens {
+    /// Of each layer `A_l` transposed, `(C, C)`, and `b_l`, `(C)`.
+    layers: Vec<(Tensor, Tensor)>,
+}
+
+impl TunedLens {
+    /// The lens of a model of `n_layer` blocks and this width, of tensors on one device. A common beginning of the names
+    /// (`layer_translators.0.weight`) is found; tensors that stand outside it are not looked at.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape, or the lens has more layers.
+    pub fn from_tensors(
+        tensors: &BTreeMap<String, Tensor>,
+        n_layer: usize,
+        width: usize,
+    ) -> Result<Self, FileError> {
+        let is_prefix = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
+        let prefixes = tensors.keys().filter_map(|name| name.strip_suffix("0.weight")).filter(is_prefix);
+        let prefix = prefixes.min_by_key(|prefix| prefix.len()).unwrap_or_default();
+        let layer = |layer: usize| {
+            let weight = tensor(tensors, &format!("{prefix}{layer}.weight"), &[width, width])?;
+            let bias = tensor(tensors, &format!("{prefix}{layer}.bias"), &[width])?;
+            Ok((weight.t()?, bias))
+        };
+        let layers = (0..n_layer).map(layer).collect::<Result<Vec<_>, FileError>>()?;
+        let surplus = format!("{prefix}{n_layer}.weight");
+        if tensors.contains_key(&surplus) {
+            return Err(FileError::Key {
+                key: surplus,
+                expected: format!(
+                    "no more than the {n_layer} layers of the model; use the lens that was made for it"
+                ),
+                found: "one".into(),
+            });
+        }
+        Ok(Self { layers })
+    }
+
+    /// Checks that the text of a lens' `config.json` is of a model of these sizes.
+    ///
+    /// # Errors
+    /// When it is of another, of another kind of lens, or not JSON.
+    pub fn check_config(text: &str, n_layer: usize, width: usize) -> Result<(), FileError> {
+        let config: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
+            .map_err(|error| FileError::NotJson { error: error.to_string() })?;
+        for (key, expected) in [
+            ("d_model", width.into()),
+            ("num_hidden_layers", n_layer.into()),
+            ("lens_type", LENS_TYPE.into()),
+        ] {
+            let found = config.get(key).unwrap_or(&expected);
+            if *found != expected {
+                let (expected, found) = (format!("{expected}, for this model"), found.to_string());
+                return Err(FileError::Key { key: key.into(), expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// When the device has no memory for it.
+    pub fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
+        let moved =
+            |(weight, bias): &(Tensor, Tensor)| Ok((weight.to_device(device)?, bias.to_device(device)?));
+        Ok(Self { layers: self.layers.iter().map(moved).collect::<candle_core::Result<_>>()? })
+    }
+
+    /// What the input of block `layer` would have become: `h + A_l · h + b_l`, in the type of `h`.
+    ///
+    /// # Shapes
+    /// `h (…, C)`, result the same.
+    ///
+    /// # Errors
+    /// When there is no such layer, or the last axis is not `C`.
+    pub fn translate(&self, layer: usize, h: &Tensor) -> candle_core::Result<Tensor> {
+        let Some((weight, bias)) = self.layers.get(layer) else {
+            bail!("the tuned lens has no layer {layer}; its {} are counted from 0", self.layers.len());
+        };
+        let width = bias.elem_count();
+        if h.dims().last() != Some(&width) {
+            bail!("the tuned lens takes values of width {width}; found {:?}", h.dims());
+        }
+        let rows = h.reshape(((), width))?.to_dtype(DType::F32)?; // (N, C)
+        let change = rows.matmul(weight)?.broadcast_add(bias)?; // (N, C)
+        (rows + change)?.reshape(h.shape())?.to_dtype(h.dtype())
+    }
+}

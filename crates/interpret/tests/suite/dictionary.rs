@@ -1,0 +1,546 @@
+//! Dictionaries of features: numbers computed by hand, by slow loops and by PyTorch; files as SAELens and OpenAI write them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor, Var};
+use gpt2::{Gpt2Config, Site, SiteKind};
+use gpt2_interpret::{
+    Dictionary, DictionaryConfig, DictionaryFormat, LatentActivation, Processing, TrainedOn, openai_site,
+};
+use gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
+use gpt2_weights::TensorFile;
+use serde_json::{Value, json};
+
+use crate::common::Case;
+
+/// Sums of a dozen products in f32.
+const ROUNDING: f64 = 2e-5;
+
+type Tensors = BTreeMap<String, Tensor>;
+
+fn fixture(name: &str) -> PathBuf {
+    fixture_path("dictionaries").join(name)
+}
+
+fn rows(rows: &[&[f32]]) -> Tensor {
+    let width = rows[0].len();
+    Tensor::from_vec(rows.concat(), (rows.len(), width), &Device::Cpu).unwrap()
+}
+
+fn vector(values: &[f32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+/// Two numbers, three latents.
+fn small_tensors() -> Tensors {
+    let tensors = [
+        ("W_enc", rows(&[&[1., 0., -1.], &[0., 2., 1.]])),
+        ("b_enc", vector(&[0., -1., 0.5])),
+        ("W_dec", rows(&[&[1., 0.], &[0., 1.], &[2., -1.]])),
+        ("b_dec", vector(&[1., 0.])),
+        ("threshold", vector(&[2., 1., 0.4])),
+    ];
+    tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into()
+}
+
+fn small_config(activation: LatentActivation) -> DictionaryConfig {
+    DictionaryConfig {
+        site: Site::in_block(1, SiteKind::ResidPre),
+        format: DictionaryFormat::SaeLens,
+        d_in: Some(2),
+        d_sae: Some(3),
+        activation,
+        subtracts_bias: true,
+        normalizes_input: false,
+        scales_by_direction: false,
+        prepends_bos: Some(true),
+        trained_on: TrainedOn::Checkpoint,
+        trained_on_because: "a test says so",
+    }
+}
+
+fn small(activation: LatentActivation) -> Dictionary {
+    Dictionary::from_tensors(&small_tensors(), &small_config(activation)).unwrap()
+}
+
+#[test]
+fn latents_and_outputs_are_those_computed_by_hand() {
+    let x = rows(&[&[3., 2.], &[0., -1.]]);
+    for (activation, latents, output) in [
+        (LatentActivation::Relu, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
+        (LatentActivation::TopK { k: 1 }, [0., 3., 0., 0., 0., 0.5], [1., 3., 2., -0.5]),
+        // The second largest of the second row is negative.
+        (LatentActivation::TopK { k: 2 }, [2., 3., 0., 0., 0., 0.5], [3., 3., 2., -0.5]),
+        (LatentActivation::TopK { k: 3 }, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
+        // A number at its threshold is not above it.
+        (LatentActivation::JumpRelu, [0., 3., 0.5, 0., 0., 0.5], [2., 2.5, 2., -0.5]),
+    ] {
+        let dictionary = small(activation);
+        assert_eq!(values(&dictionary.encode(&x).unwrap()), latents, "{activation:?}");
+        assert_eq!(values(&dictionary.reconstruct(&x).unwrap()), output, "{activation:?}");
+    }
+    let config = DictionaryConfig { subtracts_bias: false, ..small_config(LatentActivation::Relu) };
+    let dictionary = Dictionary::from_tensors(&small_tensors(), &config).unwrap();
+    assert_eq!(values(&dictionary.encode(&x).unwrap()), [3., 3., 0., 0., 0., 0.]);
+    assert_eq!(values(&dictionary.direction(2).unwrap()), [2., -1.]);
+}
+
+#[test]
+fn of_equal_numbers_the_first_are_kept() {
+    let mut tensors = small_tensors();
+    tensors.insert("W_enc".into(), rows(&[&[1., 1., 1.], &[0., 0., 0.]]));
+    tensors.insert("b_enc".into(), vector(&[0., 0., 0.]));
+    let config = small_config(LatentActivation::TopK { k: 2 });
+    let dictionary = Dictionary::from_tensors(&tensors, &config).unwrap();
+    assert_eq!(values(&dictionary.encode(&rows(&[&[5., 0.]])).unwrap()), [4., 4., 0.]);
+}
+
+#[test]
+fn what_is_explained_is_what_was_computed_by_hand() {
+    let dictionary = small(LatentActivation::Relu);
+    let explained = dictionary.explained(&rows(&[&[3., 2.], &[0., -1.]])).unwrap();
+    assert_eq!(explained.mean_l0, 2.0);
+    assert_eq!(explained.mse, 5.5 / 4.0);
+    assert_eq!(explained.variance_explained, Some(1.0 - 5.5 / 9.0));
+    // One value has no variance.
+    let explained = dictionary.explained(&vector(&[3., 2.])).unwrap();
+    assert_eq!((explained.mean_l0, explained.mse), (3.0, 1.25 / 2.0));
+    assert_eq!(explained.variance_explained, None);
+}
+
+/// Encoder, decoder and their biases in f64, one value at a time.
+struct Slow<'a> {
+    tensors: &'a Tensors,
+    config: &'a DictionaryConfig,
+}
+
+impl Slow<'_> {
+    fn get(&self, name: &str) -> Vec<f64> {
+        values(&self.tensors[name])
+    }
+
+    fn latents_and_output(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let [encoder, encoder_bias, decoder, decoder_bias] =
+            ["W_enc", "b_enc", "W_dec", "b_dec"].map(|name| self.get(name));
+        let (width, count) = (decoder_bias.len(), encoder_bias.len());
+        let mean = x.iter().sum::<f64>() / width as f64;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (width as f64 - 1.0);
+        let (mean, deviation, scale) = if self.config.normalizes_input {
+            (mean, variance.sqrt(), variance.sqrt() + 1e-5)
+        } else {
+            (0.0, 1.0, 1.0)
+        };
+        let mut latents = Vec::new();
+        for latent in 0..count {
+            let mut sum = encoder_bias[latent];
+            for axis in 0..width {
+                let shift = if self.config.subtracts_bias { decoder_bias[axis] } else { 0.0 };
+                sum += ((x[axis] - mean) / scale - shift) * encoder[axis * count + latent];
+            }
+            latents.push(sum);
+        }
+        let before = latents.clone();
+        for (latent, value) in latents.iter_mut().enumerate() {
+            let is_active = match self.config.activation {
+                LatentActivation::TopK { k } => before.iter().filter(|other| **other > *value).count() < k,
+                LatentActivation::JumpRelu => *value > self.get("threshold")[latent],
+                LatentActivation::Relu => true,
+            };
+            *value = if is_active { value.max(0.0) } else { 0.0 };
+        }
+        let output = (0..width).map(|axis| {
+            let sum: f64 = (0..count).map(|latent| latents[latent] * decoder[latent * width + axis]).sum();
+            (sum + decoder_bias[axis]) * deviation + mean
+        });
+        let output = output.collect();
+        (latents, output)
+    }
+}
+
+#[test]
+fn every_activation_and_option_is_that_of_a_slow_loop() {
+    let tensors: Tensors = [
+        ("W_enc", pattern(&[7, 11], 1.0, 1)),
+        ("b_enc", pattern(&[11], 1.0, 2)),
+        ("W_dec", pattern(&[11, 7], 1.0, 3)),
+        ("b_dec", pattern(&[7], 1.0, 4)),
+        ("threshold", pattern(&[11], 0.5, 5).abs().unwrap()),
+    ]
+    .map(|(name, tensor)| (name.to_owned(), tensor))
+    .into();
+    let x = pattern(&[2, 5, 7], 3.0, 6).affine(1.0, 0.5).unwrap();
+    for activation in [LatentActivation::Relu, LatentActivation::TopK { k: 4 }, LatentActivation::JumpRelu] {
+        for (subtracts_bias, normalizes_input) in [(true, false), (false, false), (true, true), (false, true)]
+        {
+            let config = DictionaryConfig {
+                d_in: None,
+                d_sae: None,
+                subtracts_bias,
+                normalizes_input,
+                ..small_config(activation)
+            };
+            let what = format!("{activation:?}, bias {subtracts_bias}, normalized {normalizes_input}");
+            let dictionary = Dictionary::from_tensors(&tensors, &config).unwrap();
+            assert_eq!((dictionary.width(), dictionary.latents()), (7, 11));
+            assert_eq!(dictionary.config().d_in.zip(dictionary.config().d_sae), Some((7, 11)));
+            let slow = Slow { tensors: &tensors, config: &config };
+            let expected: Vec<_> = values(&x).chunks(7).map(|x| slow.latents_and_output(x)).collect();
+            let tensor = |part: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>, width: usize| {
+                let parts: Vec<f64> = expected.iter().flat_map(|pair| part(pair).clone()).collect();
+                Tensor::from_vec(parts, (2, 5, width), &Device::Cpu).unwrap()
+            };
+            let latents = dictionary.encode(&x).unwrap();
+            assert_close_absolute(&latents, &tensor(|pair| &pair.0, 11), ROUNDING, &what);
+            let output = dictionary.decode(&latents, &x).unwrap();
+            assert_close_absolute(&output, &tensor(|pair| &pair.1, 7), ROUNDING, &what);
+        }
+    }
+}
+
+/// Latents are asked for their gradients when a prediction is attributed to them.
+#[test]
+fn gradients_go_through_the_latents_that_are_kept() {
+    for (activation, expected) in
+        [(LatentActivation::TopK { k: 1 }, [0., 2.]), (LatentActivation::JumpRelu, [-1., 3.])]
+    {
+        let x = Var::from_tensor(&vector(&[3., 2.])).unwrap();
+        let latents = small(activation).encode(x.as_tensor()).unwrap();
+        let gradients = latents.sum_all().unwrap().backward().unwrap();
+        assert_eq!(values(gradients.get(&x).unwrap()), expected, "{activation:?}");
+    }
+}
+
+fn saelens(name: &str) -> Dictionary {
+    let folder = fixture(&format!("saelens-{name}"));
+    let config = std::fs::read_to_string(folder.join("cfg.json")).unwrap();
+    let file = TensorFile::read(&folder.join("sae_weights.safetensors")).unwrap();
+    Dictionary::from_tensors(&file.tensors, &DictionaryConfig::from_json(&config).unwrap()).unwrap()
+}
+
+#[track_caller]
+fn assert_expected(dictionary: &Dictionary, name: &str) {
+    let expected = Fixture::open("dictionaries/expected");
+    let of = |part: &str| expected.tensor(&format!("{name}.{part}"));
+    let latents = dictionary.encode(&of("input")).unwrap();
+    assert_close_absolute(&latents, &of("latents"), ROUNDING, name);
+    let output = dictionary.decode(&latents, &of("input")).unwrap();
+    assert_close_absolute(&output, &of("output"), ROUNDING, name);
+}
+
+#[test]
+fn dictionaries_of_saelens_give_its_numbers() {
+    let site = |layer, kind| Site::in_block(layer, kind);
+    for (name, site, activation, prepends_bos) in [
+        ("plain", site(1, SiteKind::ResidPre), LatentActivation::Relu, true),
+        ("topk", site(0, SiteKind::MlpOut), LatentActivation::TopK { k: 3 }, false),
+        ("jumprelu", site(1, SiteKind::ResidPost), LatentActivation::JumpRelu, true),
+    ] {
+        let dictionary = saelens(name);
+        assert_expected(&dictionary, name);
+        let config = dictionary.config();
+        assert_eq!((config.site, config.activation), (site, activation), "{name}");
+        assert_eq!(config.prepends_bos, Some(prepends_bos), "{name}");
+        assert_eq!(config.needs_centring(), name != "topk", "{name}: {}", config.trained_on_because);
+    }
+}
+
+/// Latents that count by the length of their directions are those of directions of length 1: SAELens folds the lengths, so that the
+/// numbers are the same.
+#[test]
+fn lengths_of_directions_are_folded() {
+    let dictionary = saelens("rescaled");
+    assert_expected(&dictionary, "rescaled");
+    for latent in 0..dictionary.latents() {
+        let length = values(&dictionary.direction(latent).unwrap().sqr().unwrap().sum_all().unwrap())[0];
+        assert!((length - 1.0).abs() < 1e-6, "latent {latent}: {length}");
+    }
+}
+
+#[test]
+fn dictionaries_of_openai_give_the_numbers_of_its_formulas() {
+    for (name, folder, kind) in
+        [("topk", "resid_post_mlp_v5_32k", SiteKind::ResidPost), ("relu", "mlp_post_act", SiteKind::MlpPost)]
+    {
+        let file = TensorFile::read(&fixture(&format!("openai-{name}.pt"))).unwrap();
+        let site = openai_site(folder, 8).unwrap();
+        assert_eq!(site, Site::in_block(8, kind));
+        let config = DictionaryConfig::openai(&file.entries, site).unwrap();
+        assert!(!config.needs_centring());
+        assert_eq!(config.normalizes_input, name == "topk");
+        assert_expected(
+            &Dictionary::from_tensors(&file.tensors, &config).unwrap(),
+            &format!("openai-{name}"),
+        );
+        assert_eq!(file.left_out[0].name, "stats_last_nonzero");
+    }
+    for (folder, kind) in [
+        ("resid_delta_attn_v5_128k", SiteKind::AttnOut),
+        ("resid_post_attn_v5_32k", SiteKind::ResidMid),
+        ("resid_delta_mlp_v4", SiteKind::MlpOut),
+    ] {
+        assert_eq!(openai_site(folder, 0), Some(Site::in_block(0, kind)));
+    }
+    assert_eq!(openai_site("resid", 0), None);
+}
+
+#[test]
+fn a_file_that_is_written_and_read_gives_the_same_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sae_weights.safetensors");
+    let tensors: HashMap<String, Tensor> = small_tensors().into_iter().collect();
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let read = TensorFile::read(&path).unwrap().tensors;
+    let x = pattern(&[4, 2], 3.0, 7);
+    for activation in [LatentActivation::Relu, LatentActivation::JumpRelu] {
+        let dictionary = Dictionary::from_tensors(&read, &small_config(activation)).unwrap();
+        let [read, held] =
+            [&dictionary, &small(activation)].map(|each| values(&each.reconstruct(&x).unwrap()));
+        assert_eq!(read, held);
+    }
+}
+
+/// What the configuration says of values is what TransformerLens shows of a model.
+#[test]
+fn the_input_is_the_models_value_as_transformer_lens_shows_it() {
+    let case = Case::open("plain");
+    let processing = Processing::new(&case.model).unwrap();
+    let model = case.model.config();
+    let (heads, width) = (model.n_head * model.head_dim(), model.n_embd);
+    let dictionary = |name: &str, width: usize, options: Value| {
+        let config =
+            json!({"hook_name": name, "d_in": width, "d_sae": 5, "model_from_pretrained_kwargs": options});
+        let tensors = [
+            ("W_enc", pattern(&[width, 5], 1.0, 1)),
+            ("b_enc", pattern(&[5], 1.0, 2)),
+            ("W_dec", pattern(&[5, width], 1.0, 3)),
+            ("b_dec", pattern(&[width], 1.0, 4)),
+        ];
+        let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
+        let config = DictionaryConfig::from_json(&config.to_string()).unwrap();
+        let dictionary = Dictionary::from_tensors(&tensors, &config).unwrap();
+        dictionary.check_model(model).unwrap();
+        dictionary
+    };
+    for (name, width, option) in [
+        ("blocks.1.hook_resid_post", width, "center_writing_weights"),
+        ("blocks.0.hook_attn_out", width, "center_writing_weights"),
+        ("blocks.1.attn.hook_z", heads, "fold_value_biases"),
+        ("blocks.0.mlp.hook_post", model.inner_width(), "center_writing_weights"),
+    ] {
+        for (options, fixture) in [(json!({}), &case.raw), (json!({option: true}), &case.compat)] {
+            let dictionary = dictionary(name, width, options);
+            let input = dictionary.input(&case.raw.tensor(name), &processing).unwrap();
+            let expected = fixture.tensor(name).reshape((1, (), width)).unwrap();
+            assert_close_absolute(&input, &expected, ROUNDING, name);
+            assert_eq!(dictionary.encode(&input).unwrap().dims(), [1, case.clean.len(), 5]);
+        }
+    }
+}
+
+/// Keys of a file that works, with some others.
+fn config(changes: Value) -> Result<DictionaryConfig, String> {
+    let mut keys = json!({"hook_name": "blocks.8.hook_resid_pre", "d_in": 768, "d_sae": 24_576});
+    for (key, value) in changes.as_object().unwrap() {
+        keys[key] = value.clone();
+    }
+    DictionaryConfig::from_json(&keys.to_string()).map_err(|error| error.to_string())
+}
+
+/// The keys of gpt2-small-res-jb, of files of SAELens 3 to 5, of its version 6, and of the first dictionaries of `z`.
+#[test]
+fn configurations_of_every_version_are_read() {
+    let oldest = json!({
+        "d_in": 768, "d_sae": 24_576, "hook_point": "blocks.6.hook_resid_pre", "hook_point_layer": 6,
+        "model_name": "gpt2-small", "dataset_path": "Skylion007/openwebtext", "context_size": 128,
+        "dtype": "torch.float32",
+    });
+    let read = DictionaryConfig::from_json(&oldest.to_string()).unwrap();
+    assert_eq!(read.site, Site::in_block(6, SiteKind::ResidPre));
+    assert_eq!((read.d_in, read.d_sae, read.activation), (Some(768), Some(24_576), LatentActivation::Relu));
+    assert!(read.subtracts_bias && !read.normalizes_input && read.needs_centring());
+    assert!(read.trained_on_because.contains("there is no `model_from_pretrained_kwargs`"));
+
+    let later = json!({"activation_fn_str": "relu", "normalize_activations": null, "model_from_pretrained_kwargs": {}});
+    assert_eq!(config(later).unwrap().trained_on, TrainedOn::Checkpoint);
+    let centred = json!({"model_from_pretrained_kwargs": {"center_writing_weights": true}});
+    assert!(config(centred).unwrap().needs_centring());
+    // Heads are moved by another option.
+    let z = json!({"hook_name": "blocks.2.attn.hook_z", "model_from_pretrained_kwargs": {"center_writing_weights": true}});
+    assert_eq!(config(z).unwrap().trained_on, TrainedOn::Checkpoint);
+    let newest =
+        json!({"hook_name": null, "metadata": {"hook_name": "blocks.2.hook_mlp_out", "prepend_bos": false}});
+    let read = config(newest).unwrap();
+    assert_eq!((read.site, read.prepends_bos), (Site::in_block(2, SiteKind::MlpOut), Some(false)));
+    assert_eq!(read.trained_on, TrainedOn::Checkpoint);
+    assert!(read.trained_on_because.contains("SAELens 6"));
+
+    let of_heads =
+        json!({"act_name": "blocks.5.attn.hook_z", "act_size": 768, "dict_size": 24_576, "l1_coeff": 1.8});
+    let read = DictionaryConfig::from_json(&of_heads.to_string()).unwrap();
+    assert_eq!((read.site, read.d_in), (Site::in_block(5, SiteKind::Z), Some(768)));
+    assert!(read.trained_on == TrainedOn::TransformerLens && !read.needs_centring());
+    assert_eq!(
+        config(json!({"architecture": "topk", "k": 32})).unwrap().activation,
+        LatentActivation::TopK { k: 32 }
+    );
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    for (changes, expected) in [
+        (json!({"hook_name": null}), "`hook_name`: expected the place of the model"),
+        (json!({"hook_name": 8}), "`hook_name`: expected a text; found 8"),
+        (json!({"hook_name": "blocks.8.hok_resid_pre"}), "the nearest name is `blocks.8.hook_resid_pre`"),
+        (json!({"d_in": null}), "`d_in` or `act_size`: expected a whole number from 1; found nothing"),
+        (json!({"d_in": 0}), "`d_in`: expected a whole number from 1; found 0"),
+        (json!({"d_sae": 1e30}), "`d_sae`: expected a whole number"),
+        (json!({"d_sae": "many"}), "`d_sae`: expected a whole number from 1; found \"many\""),
+        (json!({"architecture": "gated"}), "`architecture`: expected \"standard\", \"topk\" or \"jumprelu\""),
+        (
+            json!({"activation_fn": "tanh-relu"}),
+            "`activation_fn`: expected \"relu\" or \"topk\"; found \"tanh-relu\"",
+        ),
+        (json!({"activation_fn_str": "topk"}), "`k`: expected a whole number from 1; found nothing"),
+        (json!({"architecture": "topk", "k": 0}), "`k`: expected a whole number from 1; found 0"),
+        (json!({"normalize_activations": "expected_average_only_in"}), "fold_activation_norm_scaling_factor"),
+        (
+            json!({"normalize_activations": true}),
+            "`normalize_activations`: expected \"none\" or \"layer_norm\"",
+        ),
+        (json!({"normalize_activations": "constant_norm_rescale"}), "found \"constant_norm_rescale\""),
+        (
+            json!({"apply_b_dec_to_input": "no"}),
+            "`apply_b_dec_to_input`: expected true or false; found \"no\"",
+        ),
+        (json!({"hook_head_index": 3}), "dictionaries of a single head are not supported; found 3"),
+        (json!({"hook_name_out": "blocks.8.hook_mlp_out"}), "transcoders"),
+    ] {
+        let message = config(changes).unwrap_err();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    for text in ["", "{", "[1]", "null", &"[".repeat(100_000)] {
+        let message = DictionaryConfig::from_json(text).unwrap_err().to_string();
+        assert!(message.starts_with("the configuration is no JSON that can be used"), "{message}");
+    }
+    let entries =
+        |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+    for (pairs, expected) in [
+        (
+            &[("activation", "Identity")][..],
+            "`activation`: expected ReLU, or TopK with ReLU after it; found Identity",
+        ),
+        (&[("activation", "TopK")], "`activation_state_dict.k`: expected how many latents are kept"),
+        (&[("activation", "TopK"), ("activation_state_dict.k", "0")], "found 0"),
+        (
+            &[("activation", "TopK"), ("activation_state_dict.postact_fn", "Identity")],
+            "`activation_state_dict.postact_fn`",
+        ),
+    ] {
+        let site = Site::in_block(0, SiteKind::ResidPost);
+        let message = DictionaryConfig::openai(&entries(pairs), site).unwrap_err().to_string();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let refused = |change: &dyn Fn(&mut Tensors), config: &DictionaryConfig| {
+        let mut tensors = small_tensors();
+        change(&mut tensors);
+        Dictionary::from_tensors(&tensors, config).unwrap_err().to_string()
+    };
+    let jump = small_config(LatentActivation::JumpRelu);
+    let without = |name: &'static str| move |tensors: &mut Tensors| drop(tensors.remove(name));
+    let with = |name: &'static str, tensor: Tensor| {
+        move |tensors: &mut Tensors| drop(tensors.insert(name.into(), tensor.clone()))
+    };
+    for (message, expected) in [
+        (
+            refused(&without("W_enc"), &jump),
+            "tensor `W_enc` is missing: expected (width, latents); the file has W_dec, b_dec",
+        ),
+        (refused(&without("b_dec"), &jump), "tensor `b_dec` is missing: expected (2)"),
+        (refused(&without("threshold"), &jump), "tensor `threshold` is missing: expected (3)"),
+        (refused(&|tensors| tensors.clear(), &jump), "the file has no tensors"),
+        (
+            refused(&with("W_dec", pattern(&[2, 3], 1., 0)), &jump),
+            "tensor `W_dec`: expected (3, 2), found (2, 3)",
+        ),
+        (refused(&with("b_enc", pattern(&[2], 1., 0)), &jump), "tensor `b_enc`: expected (3), found (2)"),
+        (
+            refused(&with("W_enc", pattern(&[6], 1., 0)), &jump),
+            "tensor `W_enc`: expected (width, latents), found (6)",
+        ),
+        (
+            refused(&with("W_enc", pattern(&[1, 3], 1., 0)), &jump),
+            "tensor `W_enc`: expected (width, latents), found (1, 3)",
+        ),
+        (refused(&with("scaling_factor", vector(&[1., 1., 2.])), &jump), "`scaling_factor`: expected ones"),
+        (
+            refused(&|_| (), &DictionaryConfig { d_in: Some(4), ..jump.clone() }),
+            "tensor `W_enc`: expected (4, 3), found (2, 3)",
+        ),
+        (
+            refused(&|_| (), &small_config(LatentActivation::TopK { k: 4 })),
+            "`k`: expected from 1 to the number of latents, 3",
+        ),
+        (
+            refused(&|_| (), &DictionaryConfig { format: DictionaryFormat::OpenAi, ..jump.clone() }),
+            "tensor `encoder.weight` is missing: expected (latents, width)",
+        ),
+    ] {
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    // Ones change nothing, and training keeps the logarithm of the threshold.
+    let mut tensors = small_tensors();
+    tensors.insert("scaling_factor".into(), vector(&[1., 1., 1.]));
+    let threshold = tensors.remove("threshold").unwrap();
+    tensors.insert("log_threshold".into(), threshold.log().unwrap());
+    let dictionary = Dictionary::from_tensors(&tensors, &jump).unwrap();
+    let latents = dictionary.encode(&rows(&[&[3.5, 2.], &[0., -1.]])).unwrap();
+    assert_eq!(values(&latents), [2.5, 3., 0., 0., 0., 0.5]);
+}
+
+#[test]
+fn values_that_do_not_fit_are_refused() {
+    let dictionary = small(LatentActivation::Relu);
+    let x = pattern(&[4, 3], 1.0, 0);
+    for message in [
+        dictionary.encode(&x).unwrap_err().to_string(),
+        dictionary.decode(&pattern(&[4, 2], 1.0, 0), &x).unwrap_err().to_string(),
+        dictionary.decode(&x, &x).unwrap_err().to_string(),
+    ] {
+        assert!(
+            message.contains("blocks.1.hook_resid_pre takes values of width 2 and 3 latents; found [4, "),
+            "{message}"
+        );
+    }
+    let message = dictionary.direction(3).unwrap_err().to_string();
+    assert!(message.starts_with("there is no latent 3; the dictionary's 3 are counted from 0"), "{message}");
+
+    let model = Gpt2Config { n_embd: 2, n_layer: 2, n_head: 1, n_inner: Some(9), ..Gpt2Config::gpt2() };
+    let checked = |site: Site, model: &Gpt2Config| {
+        let config = DictionaryConfig { site, ..small_config(LatentActivation::Relu) };
+        Dictionary::from_tensors(&small_tensors(), &config)
+            .unwrap()
+            .check_model(model)
+            .map_err(|error| error.to_string())
+    };
+    for kind in [SiteKind::ResidPost, SiteKind::Z, SiteKind::Ln2Normalized] {
+        checked(Site::in_block(1, kind), &model).unwrap();
+    }
+    for (site, model, expected) in [
+        (Site::in_block(2, SiteKind::ResidPre), &model, "there is no block 2"),
+        (
+            Site::in_block(1, SiteKind::MlpPost),
+            &model,
+            "width 2, and the model has 9 at blocks.1.mlp.hook_post",
+        ),
+        (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, and the model has 768"),
+        (Site::in_block(1, SiteKind::Pattern), &model, "has no values that a dictionary could explain"),
+    ] {
+        let message = checked(site, model).unwrap_err();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+}
