@@ -44,7 +44,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
     })?;
     let named = places.into_iter().zip(found).map(|(site, gradient)| match gradient {
         Some(gradient) => Ok((site, gradient)),
-        None => return Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
+        None => Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
     });
     named.collect()
 }
@@ -148,7 +148,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
         })?;
         match found.into_iter().next().flatten() {
             Some(gradient) => Ok((gradient, values)),
-            None => return Err(InterpretError::Mismatch("the metric does not depend on the text".into())),
+            None => Err(InterpretError::Mismatch("the metric does not depend on the text".into())),
         }
     };
     let (weights, values) = match saliency {

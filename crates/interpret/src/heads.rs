@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
+use crate::run::rounded;
 use crate::{InterpretError, Run};
 
 /// A number for each head, `[layer][head]`.
@@ -86,7 +87,7 @@ pub fn head_scores(model: &Gpt2LMHead, rows: &[Vec<u32>], bos: Option<u32>) -> R
 fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f32>> {
     let (rows, heads, tokens, _) = pattern.dims4()?;
     let queries = tokens - offset;
-    let places: Vec<u32> = (0..queries).map(|query| ((query + offset) * tokens + query) as u32).collect();
+    let places: Vec<i64> = (0..queries).map(|query| ((query + offset) * tokens + query) as i64).collect();
     let places = Tensor::from_vec(places, queries, pattern.device())?;
     let flat = pattern.contiguous()?.reshape((rows, heads, tokens * tokens))?;
     flat.index_select(&places, 2)?.mean(2)?.mean(0)?.to_vec1()
@@ -108,9 +109,9 @@ struct MersenneTwister {
 impl MersenneTwister {
     fn new(seed: u32) -> Self {
         let mut state = [seed; 624];
-        for index in 1..state.len() {
+        for (index, number) in (1..state.len()).zip(1u32..) {
             let before = state[index - 1];
-            state[index] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(index as u32);
+            state[index] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(number);
         }
         Self { state, place: 624 }
     }
@@ -218,10 +219,55 @@ pub fn detect_heads(run: &Run, sought: &Sought, likeness: Likeness, excluded: Ex
                     difference += (seen - sought).abs();
                 }
                 match likeness {
-                    Likeness::Share => (on_sought / all) as f32,
-                    Likeness::Difference => (1.0 - difference / tokens as f64) as f32,
+                    Likeness::Share => rounded(on_sought / all),
+                    Likeness::Difference => rounded(1.0 - difference / tokens as f64),
                 }
             })
             .collect())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn patterns_that_are_what_is_looked_for_score_one() -> candle_core::Result<()> {
+        const TOKENS: usize = 7;
+        // Two rows, two heads: one that attends to the token `offset` before (and to itself where there is none), one evenly.
+        for offset in [1, 3, 6] {
+            let mut values = vec![0f32; 2 * 2 * TOKENS * TOKENS];
+            for row in 0..2 {
+                for query in 0..TOKENS {
+                    let start = (row * 2 * TOKENS + query) * TOKENS;
+                    values[start + query.checked_sub(offset).unwrap_or(query)] = 1.0;
+                    let start = ((row * 2 + 1) * TOKENS + query) * TOKENS;
+                    values[start..=start + query].fill(1.0 / (query + 1) as f32);
+                }
+            }
+            let pattern = Tensor::from_vec(values, (2, 2, TOKENS, TOKENS), &Device::Cpu)?;
+            let means = diagonal_means(&pattern, offset)?;
+            assert_eq!(means[0], 1.0, "offset {offset}");
+            let even = (offset..TOKENS).map(|query| 1.0 / (query + 1) as f32).sum::<f32>()
+                / (TOKENS - offset) as f32;
+            assert!((means[1] - even).abs() < 1e-6, "{} for {even}", means[1]);
+            let other = diagonal_means(&pattern, if offset == 1 { 2 } else { 1 })?;
+            assert_eq!(other[0], 0.0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn sought_places_are_those_of_the_tokens() {
+        let ids = [5, 9, 5, 9];
+        let ones = |sought: Sought| -> Vec<(usize, usize)> {
+            let matrix = sought.matrix(&ids);
+            (0..16).filter(|place| matrix[*place] == 1.0).map(|place| (place / 4, place % 4)).collect()
+        };
+        assert_eq!(ones(Sought::Previous), [(1, 0), (2, 1), (3, 2)]);
+        assert_eq!(ones(Sought::Duplicate), [(2, 0), (3, 1)]);
+        assert_eq!(ones(Sought::Induction), [(2, 1), (3, 2)]);
+    }
 }

@@ -7,7 +7,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::Run;
-use crate::run::log_softmax;
+use crate::run::{log_softmax, rounded};
 
 /// What is asked of each layer and token.
 #[derive(Debug, Clone, Default)]
@@ -93,8 +93,9 @@ pub fn logit_lens(
 
 /// A cell from logarithms of probabilities.
 fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32>) -> LensCell {
-    let mut order: Vec<usize> = (0..predicted.len()).collect();
-    let by_probability = |a: &usize, b: &usize| predicted[*b].total_cmp(&predicted[*a]).then(a.cmp(b));
+    let mut order: Vec<u32> = (0..).take(predicted.len()).collect();
+    let of = |id: &u32| predicted[*id as usize];
+    let by_probability = |a: &u32, b: &u32| of(b).total_cmp(&of(a)).then(a.cmp(b));
     let top = options.top.min(order.len());
     if top > 0 {
         order.select_nth_unstable_by(top - 1, by_probability);
@@ -107,9 +108,9 @@ fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32
     let share =
         |logarithm: f64, of: f64| if logarithm == f64::NEG_INFINITY { 0.0 } else { logarithm.exp() * of };
     LensCell {
-        top: order[..top].iter().map(|id| (*id as u32, predicted[*id])).collect(),
-        entropy: -weighted(&|p, _| share(p, p)) as f32,
-        divergence: weighted(&|p, q| share(q, q - p)) as f32,
+        top: order[..top].iter().map(|id| (*id, of(id))).collect(),
+        entropy: rounded(-weighted(&|p, _| share(p, p))),
+        divergence: rounded(weighted(&|p, q| share(q, q - p))),
         watched: options
             .watch
             .iter()

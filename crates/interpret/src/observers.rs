@@ -42,7 +42,7 @@ impl Observer for Record {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
         let kept = match &self.positions {
             Some(positions) if site.kind != SiteKind::Logits => {
-                let positions: Vec<u32> = positions.iter().map(|position| *position as u32).collect();
+                let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
                 let count = positions.len();
                 let positions = Tensor::from_vec(positions, count, value.device())?;
                 value.contiguous()?.index_select(&positions, token_axis(site.kind))?

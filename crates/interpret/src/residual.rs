@@ -9,6 +9,7 @@ use gpt2::{Gpt2LMHead, Site, SiteKind};
 
 use crate::error::Result;
 use crate::processing::centred;
+use crate::run::rounded;
 use crate::{InterpretError, Measure, Metric, Run};
 
 /// Parts of a residual stream.
@@ -206,7 +207,7 @@ fn neurons(
     }
     let sum: f64 = values.iter().map(|value| f64::from(*value)).sum();
     labels.push("remainder".to_owned());
-    values.push((f64::from(whole) - sum) as f32);
+    values.push(rounded(f64::from(whole) - sum));
     Ok((labels, values))
 }
 

@@ -167,3 +167,9 @@ pub(crate) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
     let shifted = logits.broadcast_sub(&logits.max_keepdim(last)?.detach())?;
     shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(last)?.log()?)
 }
+
+/// The nearest number of f32.
+#[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+pub(crate) fn rounded(value: f64) -> f32 {
+    value as f32
+}

@@ -100,9 +100,9 @@ impl Observer for Steering {
         let table = Tensor::cat(&[&vectors, &nothing], 0)?;
         let place = |row: usize, token: usize| {
             let position = self.past_lengths.get(row).copied().unwrap_or(0) + token;
-            position.min(count) as u32
+            position.min(count) as i64
         };
-        let places: Vec<u32> =
+        let places: Vec<i64> =
             (0..rows).flat_map(|row| (0..tokens).map(move |token| place(row, token))).collect();
         let places = Tensor::from_vec(places, rows * tokens, value.device())?;
         let added = table.index_select(&places, 0)?.reshape((rows, tokens, width))?;

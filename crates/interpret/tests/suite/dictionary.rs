@@ -185,15 +185,15 @@ fn every_activation_and_option_is_that_of_a_slow_loop() {
             assert_eq!((dictionary.width(), dictionary.latents()), (7, 11));
             assert_eq!(dictionary.config().d_in.zip(dictionary.config().d_sae), Some((7, 11)));
             let slow = Slow { tensors: &tensors, config: &config };
-            let expected: Vec<_> = values(&x).chunks(7).map(|x| slow.latents_and_output(x)).collect();
-            let tensor = |part: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>, width: usize| {
-                let parts: Vec<f64> = expected.iter().flat_map(|pair| part(pair).clone()).collect();
-                Tensor::from_vec(parts, (2, 5, width), &Device::Cpu).unwrap()
+            let (slow_latents, slow_output): (Vec<_>, Vec<_>) =
+                values(&x).chunks(7).map(|x| slow.latents_and_output(x)).unzip();
+            let tensor = |rows: Vec<Vec<f64>>, width: usize| {
+                Tensor::from_vec(rows.concat(), (2, 5, width), &Device::Cpu).unwrap()
             };
             let latents = dictionary.encode(&x).unwrap();
-            assert_close_absolute(&latents, &tensor(|pair| &pair.0, 11), ROUNDING, &what);
+            assert_close_absolute(&latents, &tensor(slow_latents, 11), ROUNDING, &what);
             let output = dictionary.decode(&latents, &x).unwrap();
-            assert_close_absolute(&output, &tensor(|pair| &pair.1, 7), ROUNDING, &what);
+            assert_close_absolute(&output, &tensor(slow_output, 7), ROUNDING, &what);
         }
     }
 }

@@ -1,1 +1,365 @@
-//! Laws.
+//! What holds for every model, whatever its numbers.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
+use gpt2_interpret::{
+    Ablate, Add, By, Chain, InterpretError, Measure, Metric, Patching, Place, Receiver, Record, Replace, Run,
+    Saliency, Steering, random_rows, site_gradients, token_weights,
+};
+use gpt2_testing::{assert_close, values};
+
+use crate::common::Case;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Sums of the same numbers in another order, in f32.
+const SAME: f64 = 2e-5;
+
+/// Wants some places and changes nothing.
+struct Onlooker(Vec<Site>);
+
+impl Observer for Onlooker {
+    fn wants(&self, site: Site) -> bool {
+        self.0.contains(&site)
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        Ok(value)
+    }
+}
+
+fn logits(run: &Run, observer: &mut dyn Observer) -> Result<Vec<f64>> {
+    Ok(values(&run.logits(LogitsFor::EveryToken, observer)?))
+}
+
+#[test]
+fn looking_changes_nothing() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let plain = values(&case.model.forward(
+            &run.input()?,
+            LogitsFor::EveryToken,
+            None,
+            &mut Pass::inference(),
+        )?);
+        assert_eq!(logits(&run, &mut Onlooker(Vec::new()))?, plain, "nobody looks at anything");
+        let all = Site::all(case.layers());
+        let seen = logits(&run, &mut Onlooker(all.clone()))?;
+        let mut record = Record::new(all.iter().copied());
+        assert_eq!(logits(&run, &mut record)?, seen, "one who looks and one who returns what was seen");
+        // Whoever looks at one place leaves the rest as it is computed otherwise.
+        for site in all {
+            let one = logits(&run, &mut Onlooker(vec![site]))?;
+            for (one, plain) in one.iter().zip(&plain) {
+                assert!((one - plain).abs() < SAME * plain.abs().max(1.0), "{site}: {one} for {plain}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_seen_can_take_its_own_place() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let all = Site::all(case.layers());
+        let mut record = Record::new(all.iter().copied());
+        let seen = logits(&run, &mut record)?;
+        let mut edits: Vec<_> =
+            record.values.iter().map(|(site, value)| Replace::new(*site, value.clone())).collect();
+        let mut chain = Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect());
+        assert_eq!(logits(&run, &mut chain)?, seen, "{}", case.name);
+        assert!(edits.iter().all(|edit| !edit.has_changed), "what changes nothing says so");
+        // And what is put anywhere reaches the logits.
+        for site in all {
+            let mut add = Add::new(site, Tensor::new(&[0.5f32], &Device::Cpu)?);
+            let changed = logits(&run, &mut add)?;
+            // A constant added to all scores of a query, to the input of a norm or to all logits changes nothing that follows.
+            let is_shift = matches!(site.kind, SiteKind::AttnScores);
+            assert!(add.has_changed, "{site}");
+            assert!(is_shift || changed != seen, "{}: {site} reaches nothing", case.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_residual_stream_is_a_sum() -> Result<()> {
+    for case in Case::all() {
+        let record = case.clean().record(Site::all(case.layers()))?;
+        let of = |layer, kind| record.get(Site::in_block(layer, kind));
+        let embeddings =
+            (record.get(Site::outside(SiteKind::Embed))? + record.get(Site::outside(SiteKind::PosEmbed))?)?;
+        assert_close(of(0, SiteKind::ResidPre)?, &embeddings, SAME, "embeddings");
+        for (layer, block) in case.model.transformer().blocks().iter().enumerate() {
+            let results = of(layer, SiteKind::Result)?
+                .sum(2)?
+                .broadcast_add(block.attn().out_proj().bias().unwrap())?;
+            assert_close(&results, of(layer, SiteKind::AttnOut)?, SAME, "results and bias");
+            let mid = (of(layer, SiteKind::ResidPre)? + of(layer, SiteKind::AttnOut)?)?;
+            assert_close(&mid, of(layer, SiteKind::ResidMid)?, SAME, "the middle");
+            let post = (of(layer, SiteKind::ResidMid)? + of(layer, SiteKind::MlpOut)?)?;
+            assert_close(&post, of(layer, SiteKind::ResidPost)?, SAME, "the end");
+            let sums = of(layer, SiteKind::Pattern)?.sum(3)?;
+            assert_close(&sums, &sums.ones_like()?, SAME, "attention adds up to 1");
+            if layer > 0 {
+                assert_eq!(
+                    values(of(layer, SiteKind::ResidPre)?),
+                    values(of(layer - 1, SiteKind::ResidPost)?),
+                    "a block begins where the one before ended"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_may_start_at_any_block() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        let whole = case.model.forward(&run.input()?, LogitsFor::LastToken, None, &mut Pass::inference())?;
+        for (layer, residual) in run.residuals()?.into_iter().enumerate() {
+            let pass = &mut Pass::inference();
+            let from = case.model.forward_from(layer, residual, LogitsFor::LastToken, pass)?;
+            assert_eq!(values(&from), values(&whole), "{}: from block {layer}", case.name);
+        }
+        let pass = &mut Pass::inference();
+        let x = run.residuals()?.remove(0);
+        let error = case.model.forward_from(case.layers() + 1, x, LogitsFor::LastToken, pass).unwrap_err();
+        assert!(error.to_string().contains("there is no block"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
+    let case = Case::open("relu_inner");
+    let run = case.clean();
+    let (tokens, kinds) = (run.ids.len(), [SiteKind::ResidPost, SiteKind::Z, SiteKind::Pattern, SiteKind::Q]);
+    let sites: Vec<Site> =
+        (0..case.layers()).flat_map(|layer| kinds.map(|kind| Site::in_block(layer, kind))).collect();
+    let whole = run.record(sites.iter().copied())?;
+    let mut cache = case.model.new_cache(1, tokens)?;
+    for (first, count) in [(0, 5), (5, 1), (6, 1), (7, tokens - 7)] {
+        let ids = run.input()?.narrow(1, first, count)?;
+        let mut record = Record::new(sites.iter().copied());
+        let pass = &mut Pass::inference().observed_by(&mut record);
+        case.model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?;
+        for site in &sites {
+            let axis = if site.kind == SiteKind::Pattern { 2 } else { 1 };
+            let mut expected = whole.get(*site)?.narrow(axis, first, count)?;
+            if site.kind == SiteKind::Pattern {
+                expected = expected.narrow(3, 0, first + count)?; // keys that are there by now
+            }
+            assert_close(record.get(*site)?, &expected, SAME, &format!("{site} from token {first}"));
+        }
+    }
+    // Places are positions of the text, whatever pieces it comes in.
+    let site = Site::in_block(1, SiteKind::ResidPre);
+    let edit = || -> candle_core::Result<_> { Ok(Ablate::zero(site)?.at(Place::position(6))) };
+    let expected = run.logits(LogitsFor::LastToken, &mut edit()?)?;
+    let (mut cache, mut edit, mut found) = (case.model.new_cache(1, tokens)?, edit()?, None);
+    for (first, count) in [(0, 4), (4, 5), (9, tokens - 9)] {
+        let ids = run.input()?.narrow(1, first, count)?;
+        let pass = &mut Pass::inference().observed_by(&mut edit);
+        found = Some(case.model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?);
+    }
+    assert_close(&found.unwrap(), &expected, SAME, "the same edit in pieces");
+    Ok(())
+}
+
+#[test]
+fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
+    let case = Case::open("plain");
+    let run = case.clean();
+    let vectors = Tensor::from_vec(vec![0.7f32; 2 * case.model.config().n_embd], (2, ()), &Device::Cpu)?;
+    let vectors = (vectors
+        * Tensor::from_vec(
+            (0..2 * case.model.config().n_embd).map(|index| (index % 3) as f32 - 1.0).collect::<Vec<_>>(),
+            (2, ()),
+            &Device::Cpu,
+        )?)?;
+    let mut steering = Steering::new(&case.model, 1, vectors.clone())?;
+    let expected = run.logits(LogitsFor::EveryToken, &mut steering)?;
+    let plain = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?;
+    assert!(values(&expected) != values(&plain));
+    let steered =
+        case.model.clone().observed_by(Arc::new(Mutex::new(Steering::new(&case.model, 1, vectors.clone())?)));
+    let found = steered.forward(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    assert_eq!(values(&found), values(&expected));
+    // Two rows of a cache at different positions: each gets what is due to its own.
+    let pieces = |first: usize| run.input()?.narrow(1, first, 1);
+    let mut cache = steered.new_cache(1, 4)?;
+    for position in 0..3 {
+        let logits = steered.forward(
+            &pieces(position)?,
+            LogitsFor::LastToken,
+            Some(&mut cache),
+            &mut Pass::inference(),
+        )?;
+        let expected = expected.narrow(1, position, 1)?;
+        assert_close(&logits, &expected, SAME, &format!("token {position} by itself"));
+    }
+    // Everywhere it is the mean, at every position.
+    let mean = vectors.mean_keepdim(0)?;
+    let mut add = Add::new(Site::in_block(1, SiteKind::ResidPre), mean);
+    let everywhere = &mut Steering::new(&case.model, 1, vectors)?.everywhere()?;
+    assert_eq!(logits(&run, everywhere)?, logits(&run, &mut add)?);
+    Ok(())
+}
+
+#[test]
+fn everything_from_the_clean_text_is_the_clean_text() -> Result<()> {
+    for case in Case::all() {
+        let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
+        for (layer, value) in patching.grid(SiteKind::ResidPre, By::Layer, &|| ())?.values.iter().enumerate()
+        {
+            assert!((value[0] - 1.0).abs() < 1e-4, "{}: block {layer}: {}", case.name, value[0]);
+        }
+        // A path that begins nowhere leaves the clean text.
+        let clean = patching.path(&[], Receiver::Final)?;
+        assert!((clean - patching.clean_value).abs() < 1e-4);
+    }
+    Ok(())
+}
+
+/// Central differences along the gradient itself, where the change is largest: `m(x + ε g) - m(x - ε g) = 2 ε g·g`.
+#[test]
+fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
+    const STEP: f64 = 1e-3;
+    for case in Case::all() {
+        let (run, metric) = (case.clean(), case.metric());
+        let sites: Vec<Site> = Site::all(case.layers())
+            .into_iter()
+            .filter(|site| !matches!(site.kind, SiteKind::Logits))
+            .collect();
+        for (site, gradient) in site_gradients(&run, &metric, &sites)? {
+            // Scores that the mask hides have none.
+            let length = gradient.sqr()?.sum_all()?.to_scalar::<f32>()?.sqrt();
+            assert!(length.is_finite() && length > 0.0, "{}: {site}: {length}", case.name);
+            let direction = (&gradient / f64::from(length))?;
+            let at = |step: f64| -> Result<f64> {
+                let mut add = Add::new(site, (&direction * step)?);
+                Ok(f64::from(metric.of_run(&run, &mut add)?))
+            };
+            let found = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
+            // Rounding of logits near 10 to 1e-6 over the step, and the curve of the function.
+            let expected = f64::from(length);
+            assert!(
+                (found - expected).abs() < 5e-3 + 0.01 * expected,
+                "{}: {site}: {found} for {expected}",
+                case.name
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn integrated_gradients_are_complete() -> Result<()> {
+    for case in Case::all() {
+        for measure in [Measure::Logit, Measure::LogProbability, Measure::Probability] {
+            let metric = Metric { measure, ..case.metric() };
+            let saliency = Saliency::Integrated { steps: 200, baseline: 0 };
+            let found = token_weights(&case.clean(), &metric, saliency)?;
+            let (sum, difference) =
+                (found.sums.iter().sum::<f32>(), found.values.0 - found.values.1.unwrap());
+            // The middle of 200 steps, over paths on which logits move by up to ten.
+            assert!(
+                (sum - difference).abs() < 0.02 * difference.abs().max(1.0),
+                "{}: {measure:?}: {sum} for {difference}",
+                case.name
+            );
+        }
+        let gradient = token_weights(&case.clean(), &case.metric(), Saliency::Gradient)?;
+        let expected = &site_gradients(&case.clean(), &case.metric(), &[Site::outside(SiteKind::Embed)])?;
+        let expected = expected[&Site::outside(SiteKind::Embed)].sqr()?.sum(2)?.sqrt()?.squeeze(0)?;
+        assert_close(
+            &Tensor::new(&gradient.norms[..], &Device::Cpu)?,
+            &expected,
+            SAME,
+            "norms of the gradient",
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn places_say_what_is_changed() -> Result<()> {
+    let case = Case::open("gelu");
+    let run = case.clean();
+    let site = Site::in_block(1, SiteKind::Z);
+    let z = run.record([site])?.get(site)?.clone(); // (1, T, H, D)
+    let place = Place { positions: Some(vec![2, 4]), channels: Some(vec![3]), ..Place::head(1) };
+    let mut edit = Ablate::zero(site)?.at(place).at(Place { channels: Some(vec![0]), ..Place::position(0) });
+    let mut record = Record::new([site]);
+    run.logits(LogitsFor::LastToken, &mut Chain(vec![&mut edit, &mut record]))?;
+    let (_, tokens, heads, width) = z.dims4()?;
+    let (before, after) = (values(&z), values(record.get(site)?));
+    for token in 0..tokens {
+        for head in 0..heads {
+            for channel in 0..width {
+                let index = (token * heads + head) * width + channel;
+                let is_changed =
+                    (head == 1 && [2, 4].contains(&token) && channel == 3) || (token == 0 && channel == 0);
+                let expected = if is_changed { 0.0 } else { before[index] };
+                assert_eq!(after[index], expected, "token {token}, head {head}, channel {channel}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn questions_that_cannot_be_answered_are_refused() -> Result<()> {
+    let case = Case::open("plain");
+    let (run, metric) = (case.clean(), case.metric());
+    let said = |error: InterpretError| {
+        assert!(error.is_usage(), "{error}");
+        error.to_string()
+    };
+    let long = vec![0; case.model.config().n_positions + 1];
+    assert!(said(Run::new(&case.model, &long).err().unwrap()).contains("the model takes 1 to 19"));
+    assert!(said(Run::new(&case.model, &[]).err().unwrap()).contains("0 tokens"));
+    assert!(said(Run::new(&case.model, &[61]).err().unwrap()).contains("outside the vocabulary of 61"));
+    let shorter = Run::new(&case.model, &case.corrupted[1..])?;
+    assert!(said(Patching::new(run, shorter, metric).err().unwrap()).contains("8 and 7 tokens"));
+    assert!(said(Patching::new(run, run, metric).err().unwrap()).contains("no difference to explain"));
+    let patching = Patching::new(run, case.corrupted(), metric)?;
+    for (kind, by, expected) in
+        [(SiteKind::ResidPre, By::Head, "has"), (SiteKind::Logits, By::Position, "outside the blocks")]
+    {
+        assert!(said(patching.grid(kind, by, &|| ()).unwrap_err()).contains(expected));
+    }
+    let head = gpt2_interpret::Head { layer: 1, head: 3 };
+    let error = said(patching.path(&[head], Receiver::Final).unwrap_err());
+    assert_eq!(error, "there is no head 1.3; the model has 2 layers of 3 heads, counted from 0");
+    let behind = Metric { position: 8, ..metric };
+    assert!(said(behind.check(&run).unwrap_err()).contains("behind the text"));
+    // What is put somewhere must be like what was there.
+    let site = Site::in_block(0, SiteKind::AttnOut);
+    struct Wrong(Site);
+    impl Observer for Wrong {
+        fn wants(&self, site: Site) -> bool {
+            site == self.0
+        }
+        fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
+            value.to_dtype(DType::F64)
+        }
+    }
+    let error = run.logits(LogitsFor::LastToken, &mut Wrong(site)).unwrap_err().to_string();
+    assert!(error.contains("blocks.0.hook_attn_out: expected ([1, 8, 21], F32) in its place"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn random_tokens_stay_in_their_range() {
+    let rows = random_rows(7, 3, 1000, 5, 9);
+    assert!(rows.iter().flatten().all(|id| (5..9).contains(id)));
+    assert!((5..9).all(|id| rows.iter().flatten().any(|other| *other == id)));
+    assert_ne!(rows[0], rows[1]);
+    assert_eq!(rows, random_rows(7, 3, 1000, 5, 9));
+}

@@ -198,7 +198,7 @@ fn the_lens_is_that_of_transformer_lens() -> Result<()> {
         }
         // The best three are the largest logits, in order.
         let of_last: Vec<f32> = expected.get(layers.len() - 1)?.get(run.ids.len() - 1)?.to_vec1()?;
-        let mut order: Vec<u32> = (0..of_last.len() as u32).collect();
+        let mut order: Vec<u32> = (0..).take(of_last.len()).collect();
         order.sort_by(|a, b| of_last[*b as usize].total_cmp(&of_last[*a as usize]));
         let top: Vec<u32> =
             layers[layers.len() - 1].cells[run.ids.len() - 1].top.iter().map(|(id, _)| *id).collect();
@@ -287,7 +287,7 @@ fn heads_are_detected_as_in_transformer_lens() -> Result<()> {
         }
         let rows: Vec<Vec<u32>> =
             case.recorded["head_scores"]["ids"].as_array().unwrap().iter().map(ids).collect();
-        let length = case.recorded["head_scores"]["length"].as_u64().unwrap() as usize;
+        let length = usize::try_from(case.recorded["head_scores"]["length"].as_u64().unwrap())?;
         let rows: Vec<Vec<u32>> = rows.into_iter().map(|row| row[..length].to_vec()).collect();
         let scores = head_scores(&case.model, &rows, None)?;
         for (name, found) in
