@@ -25,7 +25,7 @@ step cargo clippy --package gpt2-engine --no-default-features --all-targets --lo
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
-portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-engine)
+portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine)
 if has_target aarch64-unknown-linux-gnu; then
   # Without the hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target aarch64-unknown-linux-gnu --locked --no-default-features \

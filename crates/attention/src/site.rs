@@ -129,6 +129,20 @@ impl SiteKind {
         )
     }
 
+    /// The axis of the tokens of the pass: of queries, where there are keys too.
+    pub fn token_axis(self) -> usize {
+        if matches!(self, Self::AttnScores | Self::Pattern) { 2 } else { 1 }
+    }
+
+    /// The axis of the heads, where there is one.
+    pub fn head_axis(self) -> Option<usize> {
+        match self {
+            Self::AttnScores | Self::Pattern => Some(1),
+            Self::Q | Self::K | Self::V | Self::Z | Self::Result => Some(2),
+            _ => None,
+        }
+    }
+
     fn names(self) -> Names {
         let names = |own, hook, others, shorthand| Names { own, hook, others, shorthand };
         match self {

@@ -45,7 +45,7 @@ impl Observer for Record {
                 let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
                 let count = positions.len();
                 let positions = Tensor::from_vec(positions, count, value.device())?;
-                value.contiguous()?.index_select(&positions, token_axis(site.kind))?
+                value.contiguous()?.index_select(&positions, site.kind.token_axis())?
             }
             // A view would keep alive what it is a part of.
             _ if value.is_contiguous() && value.layout().start_offset() == 0 => value.clone(),
@@ -53,20 +53,6 @@ impl Observer for Record {
         };
         self.values.insert(site, kept.detach());
         Ok(value)
-    }
-}
-
-/// The axis of the pass' tokens.
-fn token_axis(kind: SiteKind) -> usize {
-    if matches!(kind, SiteKind::AttnScores | SiteKind::Pattern) { 2 } else { 1 }
-}
-
-/// The axis of the heads, where there is one.
-fn head_axis(kind: SiteKind) -> Option<usize> {
-    match kind {
-        SiteKind::AttnScores | SiteKind::Pattern => Some(1),
-        SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z | SiteKind::Result => Some(2),
-        _ => None,
     }
 }
 
@@ -185,7 +171,7 @@ impl Edit {
         }
         let dims = value.dims();
         let (rows, last) = (dims[0], dims.len() - 1);
-        let (tokens, heads) = (token_axis(self.site.kind), head_axis(self.site.kind));
+        let (tokens, heads) = (self.site.kind.token_axis(), self.site.kind.head_axis());
         let mut mask = vec![0u8; value.elem_count()];
         for place in &self.places {
             for row in 0..rows {

@@ -127,17 +127,7 @@ fn check_kind(kind: SiteKind, by: By) -> Result<()> {
         let reason = "it is outside the blocks, and a grid has a row for each of them";
         return Err(InterpretError::Site { site, reason });
     }
-    let has_heads = matches!(
-        kind,
-        SiteKind::Q
-            | SiteKind::K
-            | SiteKind::V
-            | SiteKind::Z
-            | SiteKind::Result
-            | SiteKind::AttnScores
-            | SiteKind::Pattern
-    );
-    if matches!(by, By::Head | By::HeadAndPosition) && !has_heads {
+    if matches!(by, By::Head | By::HeadAndPosition) && kind.head_axis().is_none() {
         let reason = "it has no heads; q, k, v, z, result, attn_scores and pattern have";
         return Err(InterpretError::Site { site, reason });
     }
