@@ -14,7 +14,7 @@ use gpt2_interpret::{Processing, Record};
 use gpt2_weights::replace_file;
 use serde_json::json;
 
-use super::look::view::{Failed, LookArguments, Looked, Reader, numbers};
+use super::look::view::{Failed, Looked, OpeningArguments, Reader, numbers};
 use crate::exit::UsageError;
 use crate::input::InputArguments;
 use crate::output;
@@ -41,7 +41,7 @@ pub(crate) struct CacheArguments {
     #[arg(long, value_name = "LAYERS")]
     pub(crate) layers: Option<String>,
     /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
-    #[arg(long, value_name = "POSITIONS")]
+    #[arg(long, value_name = "POSITIONS", allow_hyphen_values = true)]
     pub(crate) positions: Option<String>,
     /// The file: .safetensors or .npz
     #[arg(long, value_name = "FILE")]
@@ -63,8 +63,14 @@ pub(crate) enum Numbers {
 #[derive(Debug, Args)]
 pub(crate) struct CacheLook {
     #[command(flatten)]
-    pub(crate) look: LookArguments,
+    pub(crate) look: OpeningArguments,
+    /// Print one JSON object: schema, out, bytes, bos, tokens (index, id, text), tensors (name, shape)
+    #[arg(long)]
+    pub(crate) json: bool,
 }
+
+/// The axis of tokens in logits, `(B, T, V)`.
+const TOKEN_DIM: usize = 1;
 
 pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCode> {
     let extension = arguments.out.extension().and_then(|extension| extension.to_str());
@@ -86,6 +92,11 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
         if let Some(layers) = &arguments.layers {
             let layers = reader.layers(layers)?;
             sites.retain(|site| site.layer.is_none_or(|layer| layers.contains(&layer)));
+            if sites.is_empty() {
+                let message =
+                    format!("--sites {}: no place of these is in the layers of --layers", arguments.sites);
+                return Err(UsageError(message).into());
+            }
         }
         let positions =
             arguments.positions.as_ref().map(|positions| numbers(positions, ids.len())).transpose();
@@ -117,6 +128,15 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
             None => record.get(*site)?.clone(),
         };
         record.values.retain(|kept, _| kept != site || Some(*kept) == also);
+        // A record has the logits of every token that the pass gave them of.
+        let value = match &positions {
+            Some(positions) if site.kind == SiteKind::Logits => {
+                let positions = positions.iter().map(|position| Ok(u32::try_from(*position)?));
+                let positions = positions.collect::<Result<Vec<u32>>>()?;
+                value.index_select(&Tensor::new(positions, value.device())?, TOKEN_DIM)?
+            }
+            _ => value,
+        };
         tensors.insert(site.to_string(), value.contiguous()?);
     }
     let metadata = metadata(arguments, &looked, &ids, &sites, positions.as_deref())?;
@@ -133,7 +153,7 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
         .and_then(|file| file.metadata())
         .with_context(|| arguments.out.display().to_string())?
         .len();
-    if arguments.look.look.view.json {
+    if arguments.look.json {
         let shapes: Vec<_> =
             tensors.iter().map(|(name, value)| json!({ "name": name, "shape": value.dims() })).collect();
         output::write_json(&json!({

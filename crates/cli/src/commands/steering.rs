@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use gpt2_engine::{LoadedModel, Opened, Vocabulary};
 use gpt2_interpret::{InterpretError, Steering};
@@ -65,7 +65,15 @@ pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<Load
                 .into());
             };
             let vectors = if vectors.dims().len() == 1 { vectors.unsqueeze(0)? } else { vectors.clone() };
-            Steering::new(loaded.model(), layer, (vectors * arguments.scale)?)?
+            if !vectors.dtype().is_float() {
+                let found = vectors.dtype().as_str();
+                return Err(UsageError(format!(
+                    "--steer {steer}: expected numbers in floating point, found {found}"
+                ))
+                .into());
+            }
+            Steering::new(loaded.model(), layer, (vectors * arguments.scale)?)
+                .with_context(|| format!("--steer {steer}"))?
         }
     };
     let steering = if arguments.everywhere { steering.everywhere()? } else { steering };
@@ -80,6 +88,7 @@ fn texts(steer: &str) -> Result<Option<[&str; 2]>> {
     };
     let rest = rest.strip_suffix('"').ok_or_else(wrong)?;
     match rest.split_once("\"-\"") {
+        Some((_, away)) if away.contains("\"-\"") => Err(wrong().into()),
         Some((towards, away)) => Ok(Some([towards, away])),
         None if rest.contains('"') => Err(wrong().into()),
         None => Ok(Some([rest, ""])),

@@ -7,6 +7,7 @@ mod common;
 mod generation;
 #[cfg(feature = "hub")]
 mod hub;
+mod look;
 mod program;
 mod threads;
 mod train;

@@ -7,7 +7,8 @@ use gpt2_interpret::{Unit, attribute};
 use gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::json;
 
-use super::view::{LookArguments, MetricArguments, Reader};
+use super::view::{LookArguments, MeasureName, MetricArguments, Reader};
+use crate::exit::UsageError;
 use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
@@ -46,6 +47,10 @@ pub(crate) enum UnitName {
 }
 
 pub(crate) fn run(arguments: &AttributeArguments, hub: &HubOptions) -> Result<()> {
+    if arguments.metric.measure != MeasureName::Logit {
+        let message = "--measure: parts of the residual stream add up to logits, not to probabilities; leave it out, or give --measure logit";
+        return Err(UsageError(message.into()).into());
+    }
     let (looked, (ids, asked)) = arguments.look.open(hub, |reader: &Reader| {
         let ids = reader.input(&arguments.input)?;
         let asked = arguments.metric.read(reader, ids.len())?;

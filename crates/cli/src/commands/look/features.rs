@@ -55,8 +55,9 @@ fn open(arguments: &FeaturesArguments, model: &Gpt2Config) -> Result<Dictionary>
     };
     let of_file = |error| anyhow::Error::new(error).context(path.display().to_string());
     let (file, mut config) = if path.is_dir() {
-        let text =
-            String::from_utf8(read_file(&path.join("cfg.json"))?).context("cfg.json: expected UTF-8")?;
+        let config = path.join("cfg.json");
+        let text = String::from_utf8(read_file(&config)?)
+            .with_context(|| format!("{}: expected UTF-8", config.display()))?;
         let weights = path.join("sae_weights.safetensors");
         (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
     } else {

@@ -35,9 +35,9 @@ pub(crate) struct HeadsArguments {
     /// Seed of the random tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u32,
-    /// The lowest random token
-    #[arg(long, value_name = "ID", default_value_t = 100)]
-    pub(crate) from: u32,
+    /// The lowest random token [default: 100, or 0 in a vocabulary of no more]
+    #[arg(long, value_name = "ID")]
+    pub(crate) from: Option<u32>,
     /// Random tokens are below this one [default: 20000, or the size of the vocabulary]
     #[arg(long, value_name = "ID")]
     pub(crate) below: Option<u32>,
@@ -49,10 +49,17 @@ pub(crate) struct HeadsArguments {
     pub(crate) exclude_current: bool,
 }
 
+/// Tokens below are single bytes and the commonest pieces.
+const LOWEST_TOKEN: u32 = 100;
+
 pub(crate) fn run(arguments: &HeadsArguments, hub: &HubOptions) -> Result<()> {
     let has_text = arguments.input.text.is_some()
         || arguments.input.ids.is_some()
         || arguments.input.prompt_file.is_some();
+    if !has_text && (arguments.exclude_bos || arguments.exclude_current) {
+        let message = "--exclude-bos and --exclude-current are for a text; give one, or leave them out";
+        return Err(UsageError(message.into()).into());
+    }
     let (looked, ids) = arguments.look.open(hub, |reader: &Reader| {
         if has_text { reader.input(&arguments.input).map(Some) } else { Ok(None) }
     })?;
@@ -78,21 +85,22 @@ pub(crate) fn run(arguments: &HeadsArguments, hub: &HubOptions) -> Result<()> {
             }
             let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
             let below = arguments.below.unwrap_or(vocab_size.min(20_000));
-            if arguments.from >= below || below > vocab_size {
-                let from = arguments.from;
+            let from = arguments.from.unwrap_or(if below > LOWEST_TOKEN { LOWEST_TOKEN } else { 0 });
+            if from >= below || below > vocab_size {
                 return Err(UsageError(format!(
                     "--from {from} --below {below}: expected a range within the vocabulary of {vocab_size}"
                 ))
                 .into());
             }
-            let rows = random_rows(arguments.seed, arguments.rows.into(), length, arguments.from, below);
+            let rows = random_rows(arguments.seed, arguments.rows.into(), length, from, below);
             let found = head_scores(looked.loaded.model(), &rows, bos)?;
             let note = format!(
-                "{} rows of {length} random tokens from {} to {}, seed {}, each read twice",
+                "{} rows of {length} random tokens from {} to {}, seed {}, each read twice, with {} in front",
                 rows.len(),
-                arguments.from,
+                from,
                 below - 1,
-                arguments.seed
+                arguments.seed,
+                looked.in_front()
             );
             ([found.previous, found.duplicate, found.induction], Vec::new(), note)
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use gpt2_engine::HubOptions;
 use gpt2_interpret::{LensCell, LensOptions, TunedLens, logit_lens};
@@ -71,14 +71,10 @@ pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
     let tuned = match &arguments.tuned {
         Some(path) => {
             let path = if path.is_dir() { path.join("params.pt") } else { path.clone() };
-            Some(
-                TunedLens::from_tensors(
-                    &gpt2_weights::TensorFile::read(&path)?.tensors,
-                    config.n_layer,
-                    config.n_embd,
-                )?
-                .to_device(looked.loaded.device())?,
-            )
+            let tensors = gpt2_weights::TensorFile::read(&path)?.tensors;
+            let lens = TunedLens::from_tensors(&tensors, config.n_layer, config.n_embd)
+                .with_context(|| path.display().to_string())?;
+            Some(lens.to_device(looked.loaded.device())?)
         }
         None => None,
     };

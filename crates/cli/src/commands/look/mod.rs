@@ -74,6 +74,7 @@ impl Look {
             Self::Neurons(arguments) => &arguments.look,
             Self::Features(arguments) => &arguments.look,
         }
+        .opening
         .model
         .common
     }

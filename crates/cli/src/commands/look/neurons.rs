@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &NeuronsArguments, hub: &HubOptions) -> Result<()> 
         .into());
     }
     let bos = looked.has_bos.then(|| config.start_token()).flatten();
-    let window = config.n_positions - usize::from(bos.is_some());
+    let window = config.n_positions.saturating_sub(usize::from(bos.is_some()));
     let site = Site::in_block(layer, SiteKind::MlpPost);
     let bar = Terminal.start("reading", ids.len() as u64, Unit::Items("tokens"));
     let mut values: Vec<f32> = Vec::with_capacity(ids.len());
@@ -80,21 +80,31 @@ pub(crate) fn run(arguments: &NeuronsArguments, hub: &HubOptions) -> Result<()> 
             |range: std::ops::Range<usize>| ids[range].iter().map(|id| looked.shown(*id)).collect::<String>();
         (text(place.saturating_sub(CONTEXT)..place), text(place + 1..(place + 1 + CONTEXT).min(ids.len())))
     };
+    // Tokens are counted with the one in front, as by every look.
+    let index = |place: usize| place + usize::from(bos.is_some());
     let label = |place: &usize| {
         let (before, after) = around(*place);
-        format!("{place}: {before}[{}]{after}", looked.shown(ids[*place]))
+        format!("{}: {before}[{}]{after}", index(*place), looked.shown(ids[*place]))
     };
-    let mut report = looked.report("neurons", format!("where neuron {layer}.{neuron} is most active"), &[]);
+    let whole: Vec<u32> = bos.into_iter().chain(ids.iter().copied()).collect();
+    // A book's tokens would be longer than all else.
+    let listed = if whole.len() <= config.n_positions { &whole[..] } else { &[] };
+    let mut report =
+        looked.report("neurons", format!("where neuron {layer}.{neuron} is most active"), listed);
     report.axes = vec![Axis::new("place", order.iter().map(label))];
     report.values = order.iter().map(|place| Some(values[*place])).collect();
     let active = values.iter().filter(|value| **value > 0.0).count();
-    report.notes.push(format!("{} tokens read; above 0 at {active}", values.len()));
+    report.notes.push(format!(
+        "{} tokens read, with {} in front of each window; above 0 at {active}",
+        values.len(),
+        looked.in_front()
+    ));
     let places: Vec<_> = order
         .iter()
         .map(|place| {
             let (before, after) = around(*place);
             json!({
-                "index": place, "id": ids[*place], "text": looked.shown(ids[*place]), "before": before, "after": after,
+                "index": index(*place), "id": ids[*place], "text": looked.shown(ids[*place]), "before": before, "after": after,
                 "value": values[*place],
             })
         })

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use candle_core::DType;
 use clap::{Args, ValueEnum};
 use gpt2::{Site, SiteKind};
 use gpt2_engine::{HubOptions, Reporter, Unit};
@@ -48,7 +49,7 @@ pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()
         let ids = reader.input(&arguments.input)?;
         let asked = arguments.metric.read(reader, ids.len())?;
         let heads = arguments.heads.as_ref().map(|heads| reader.heads(heads)).transpose()?;
-        let at = arguments.at.map(|at| reader.position(at, ids.len())).transpose()?;
+        let at = arguments.at.map(|at| reader.position("--at", at, ids.len())).transpose()?;
         let ablation = ablation(reader, &arguments.with, ids.len())?;
         Ok((ids, asked, heads, at, ablation))
     })?;
@@ -72,7 +73,7 @@ pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()
         let plain = losses(&run.logits(gpt2::LogitsFor::EveryToken, &mut Chain(Vec::new()))?)?;
         let changed = losses(&logits)?;
         report.axes = vec![Axis::tokens("token", &report.tokens)];
-        let change = changed.iter().zip(&plain).map(|(after, before)| Some(after - before));
+        let change = changed.iter().zip(&plain).map(|(after, before)| Some(rounded(after - before)));
         report.values = std::iter::once(None).chain(change).collect();
         report.notes.push("values: change of each token's loss, in nats".into());
     } else {
@@ -89,10 +90,20 @@ pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()
 }
 
 /// The loss of each token but the first, in nats, from logits `(1, T, V)`.
-fn losses(logits: &candle_core::Tensor, ids: &[u32]) -> Result<Vec<f32>> {
-    let logprobs =
-        candle_core::Tensor::log(&gpt2_kernels::softmax(&logits.squeeze(0)?, 1)?)?.to_vec2::<f32>()?;
-    Ok(ids[1..].iter().zip(&logprobs).map(|(id, row)| -row[*id as usize]).collect())
+fn losses(logits: &candle_core::Tensor, ids: &[u32]) -> Result<Vec<f64>> {
+    let rows = logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let loss = |(id, row): (&u32, &Vec<f32>)| {
+        // Not through probabilities: those of very unlikely tokens are 0 in f32.
+        let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let sum: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+        largest + sum.ln() - f64::from(row[*id as usize])
+    };
+    Ok(ids.iter().skip(1).zip(&rows).map(loss).collect())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "reports have their values in f32")]
+fn rounded(value: f64) -> f32 {
+    value as f32
 }
 
 fn ablation(reader: &Reader, text: &str, tokens: usize) -> Result<Ablation> {
@@ -100,7 +111,8 @@ fn ablation(reader: &Reader, text: &str, tokens: usize) -> Result<Ablation> {
         let text = String::from_utf8(read_file(Path::new(path))?)
             .map_err(|_| UsageError(format!("{path}: expected text in UTF-8")))?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
-        let texts = lines.map(|line| reader.text(line)).collect::<Result<Vec<_>>>()?;
+        let texts = lines.map(|line| reader.text(line)).collect::<Result<Vec<_>>>();
+        let texts = texts.with_context(|| path.to_owned())?;
         if texts.is_empty() {
             return Err(UsageError(format!("{path}: no text; expected one in each line")).into());
         }

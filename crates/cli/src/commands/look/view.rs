@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use gpt2_engine::{HubOptions, LoadedModel, Vocabulary};
 use gpt2_interpret::{Head, Measure, Metric, Run};
-use gpt2_pictures::{Axis, Report, Scale, Token, Width, page, shown, svg, table};
+use gpt2_pictures::{Axis, PictureError, Report, Scale, Token, Width, page, shown, svg, table};
 use gpt2_weights::replace_file;
 use serde::Serialize;
 use serde_json::Value;
@@ -17,9 +17,18 @@ use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// The model and the token in front.
+/// The model, the token in front, and how the result is shown.
 #[derive(Debug, Args)]
 pub(crate) struct LookArguments {
+    #[command(flatten)]
+    pub(crate) opening: OpeningArguments,
+    #[command(flatten)]
+    pub(crate) view: ViewArguments,
+}
+
+/// The model and the token in front.
+#[derive(Debug, Args)]
+pub(crate) struct OpeningArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// Put the configuration's bos_token_id (<|endoftext|>) in front, as TransformerLens does by default
@@ -28,8 +37,6 @@ pub(crate) struct LookArguments {
     /// Read the text as it is, as transformers does [default]
     #[arg(long)]
     pub(crate) no_bos: bool,
-    #[command(flatten)]
-    pub(crate) view: ViewArguments,
 }
 
 /// How the result is shown.
@@ -53,12 +60,15 @@ impl ViewArguments {
     /// Shows a report everywhere it is asked for. `details` join the JSON.
     pub(crate) fn show(&self, report: &Report, details: Value) -> Result<()> {
         report.check().context("internal error, please report it")?;
+        // What cannot be drawn leaves no page behind.
+        let width = if self.columns == 1 { Width::OneColumn } else { Width::TwoColumns };
+        let picture = self.svg.as_ref().map(|path| Ok((path, svg(report, width)?)));
+        let picture = picture.transpose().map_err(|error: PictureError| UsageError(error.to_string()))?;
         if let Some(path) = &self.html {
             write_file(path, &page(report))?;
         }
-        if let Some(path) = &self.svg {
-            let width = if self.columns == 1 { Width::OneColumn } else { Width::TwoColumns };
-            write_file(path, &svg(report, width).map_err(|error| UsageError(error.to_string()))?)?;
+        if let Some((path, picture)) = picture {
+            write_file(path, &picture)?;
         }
         if self.json {
             #[derive(Serialize)]
@@ -104,6 +114,17 @@ pub(crate) struct Looked {
 }
 
 impl LookArguments {
+    /// As [`OpeningArguments::open`].
+    pub(crate) fn open<T>(
+        &self,
+        hub: &HubOptions,
+        texts: impl FnOnce(&Reader) -> Result<T>,
+    ) -> Result<(Looked, T)> {
+        self.opening.open(hub, texts)
+    }
+}
+
+impl OpeningArguments {
     /// Opens the model, reads the texts that `texts` makes of its tokens, checks them, and only then loads the weights.
     pub(crate) fn open<T>(
         &self,
@@ -219,19 +240,19 @@ impl Reader<'_> {
         Ok(id)
     }
 
-    /// A position of a text of so many tokens; negative ones count from the end.
-    pub(crate) fn position(&self, position: i64, tokens: usize) -> Result<usize> {
+    /// The position that an option names in a text of so many tokens; negative ones count from the end.
+    pub(crate) fn position(&self, option: &str, position: i64, tokens: usize) -> Result<usize> {
         let place = if position < 0 { position + tokens as i64 } else { position };
         let place = usize::try_from(place).ok().filter(|place| *place < tokens);
         let message = || {
             format!(
-                "--position {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
+                "{option} {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
             )
         };
         Ok(place.ok_or_else(|| UsageError(message()))?)
     }
 
-    /// Heads as `9.9,10.7`.
+    /// Heads as `9.9,10.7`, each once.
     pub(crate) fn heads(&self, text: &str) -> Result<Vec<Head>> {
         let head = |part: &str| -> Result<Head> {
             let numbers = part.trim().split_once('.').map(|(layer, head)| (layer.parse(), head.parse()));
@@ -242,7 +263,14 @@ impl Reader<'_> {
             head.check(self.n_layer, self.n_head).map_err(|error| UsageError(error.to_string()))?;
             Ok(head)
         };
-        text.split(',').map(head).collect()
+        let mut heads = Vec::new();
+        for part in text.split(',') {
+            let head = head(part)?;
+            if !heads.contains(&head) {
+                heads.push(head);
+            }
+        }
+        Ok(heads)
     }
 
     /// Layers as `3`, `0-5` or `0,4,8-11`.
@@ -313,7 +341,7 @@ impl MetricArguments {
         Ok(Asked {
             answer: token("--answer", &self.answer)?,
             against: token("--against", &self.against)?,
-            position: reader.position(self.position, tokens)?,
+            position: reader.position("--position", self.position, tokens)?,
             measure: match self.measure {
                 MeasureName::Logit => Measure::Logit,
                 MeasureName::LogProbability => Measure::LogProbability,
@@ -388,6 +416,11 @@ impl Looked {
             None => of(metric.answer),
         };
         format!("{name} after token {}", metric.position)
+    }
+
+    /// What stands in front of every text, for looks whose tables list no tokens.
+    pub(crate) fn in_front(&self) -> &'static str {
+        if self.has_bos { "<|endoftext|>" } else { "nothing" }
     }
 
     /// The axis of all heads of a layer.
