@@ -16,6 +16,9 @@ pub struct Site {
     pub kind: SiteKind,
 }
 
+/// The longest name or pattern that is looked at: those of all places are shorter by far.
+const LONGEST_NAME: usize = 100;
+
 /// What can be seen, in the order of computation. `B` batch, `T` tokens of the pass, `S` keys, `H` heads, `D` width of a head, `C`
 /// width of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -191,10 +194,13 @@ impl Site {
 
     /// Every place of a model of so many blocks, in the order of computation.
     pub fn all(n_layer: usize) -> Vec<Self> {
-        let [before, after] = [0..2, 20..24].map(|kinds| SiteKind::ALL[kinds].iter().copied());
         let inside = || SiteKind::ALL.into_iter().filter(|kind| kind.is_in_blocks());
+        let outside = |is_after: bool| {
+            let kinds = SiteKind::ALL.into_iter().filter(|kind| !kind.is_in_blocks());
+            kinds.filter(move |kind| (*kind > SiteKind::ResidPost) == is_after).map(Self::outside)
+        };
         let blocks = (0..n_layer).flat_map(|layer| inside().map(move |kind| Self::in_block(layer, kind)));
-        before.map(Self::outside).chain(blocks).chain(after.map(Self::outside)).collect()
+        outside(false).chain(blocks).chain(outside(true)).collect()
     }
 
     /// All names by which it is known, TransformerLens' own first.
@@ -224,6 +230,9 @@ impl Site {
         let all = Self::all(n_layer);
         let mut found = Vec::new();
         for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            if name.len() > LONGEST_NAME {
+                return Err(SiteError::unknown(name));
+            }
             let fits = |site: &&Self| {
                 let Names { own, hook, shorthand, .. } = site.kind.names();
                 let is_kind = [own, hook].contains(&name) || shorthand.contains(&name);
@@ -239,7 +248,7 @@ impl Site {
             }
         }
         if found.is_empty() {
-            return Err(SiteError::unknown(list));
+            return Err(SiteError::NoName);
         }
         found.sort_by_key(|site| all.iter().position(|other| other == site));
         found.dedup();
@@ -261,8 +270,18 @@ impl FromStr for Site {
     type Err = SiteError;
 
     fn from_str(text: &str) -> Result<Self, SiteError> {
+        if text.len() > LONGEST_NAME {
+            return Err(SiteError::unknown(text));
+        }
+        let kind = SiteKind::ALL.into_iter().find(|kind| kind.is_in_blocks() && kind.name() == text);
+        if let Some(kind) = kind {
+            let (name, example) = (text.to_owned(), Self::in_block(0, kind).to_string());
+            return Err(SiteError::NoBlock { name, example });
+        }
         let numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok());
-        let layers: Vec<usize> = numbers.chain([0]).collect();
+        let mut layers: Vec<usize> = numbers.chain([0]).collect();
+        layers.sort_unstable();
+        layers.dedup();
         let inside = layers.iter().flat_map(|layer| {
             let kinds = SiteKind::ALL.into_iter().filter(|kind| kind.is_in_blocks());
             kinds.map(|kind| Self::in_block(*layer, kind))
@@ -284,6 +303,19 @@ pub enum SiteError {
         /// The one that is most like it.
         nearest: String,
     },
+    /// It is a name of every block, and one is wanted.
+    #[error("`{name}` is in every block; name one, such as `{example}`")]
+    NoBlock {
+        /// The name.
+        name: String,
+        /// That of the first block.
+        example: String,
+    },
+    /// No name is given.
+    #[error(
+        "no place is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
+    )]
+    NoName,
     /// The block is not there.
     #[error("`{name}`: there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
     NoSuchBlock {
@@ -298,6 +330,7 @@ pub enum SiteError {
 
 impl SiteError {
     fn unknown(name: &str) -> Self {
+        let name = &name.chars().take(LONGEST_NAME).collect::<String>();
         // With the layer that the name has, if it has one.
         let layer = name.split(|c: char| !c.is_ascii_digit()).find_map(|digits| digits.parse().ok());
         let site = |kind: SiteKind| Site { layer: kind.is_in_blocks().then_some(layer.unwrap_or(0)), kind };
@@ -389,6 +422,18 @@ mod tests {
         assert_eq!(nearest("attn_scored1"), "attn_scores1");
         let error = Site::matching("z7", 3).unwrap_err().to_string();
         assert_eq!(error, "`z7`: there is no block 7; the model's 3 blocks are counted from 0");
+    }
+
+    #[test]
+    fn names_of_any_length_are_answered_at_once() {
+        let numbers = "1.".repeat(30_000);
+        for name in [&"x".repeat(3_000_000), &numbers] {
+            assert!(name.parse::<Site>().unwrap_err().to_string().len() < 300);
+            assert!(Site::matching(name, 12).is_err());
+        }
+        let error = "resid_pre".parse::<Site>().unwrap_err().to_string();
+        assert_eq!(error, "`resid_pre` is in every block; name one, such as `blocks.0.hook_resid_pre`");
+        assert_eq!(Site::matching(" , ", 3), Err(SiteError::NoName));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 
 use gpt2_engine::EngineError;
 use gpt2_generation::GenerationError;
-use gpt2_interpret::InterpretError;
+use gpt2_interpret::{FileError, InterpretError};
 use gpt2_kernels::DeviceError;
 use gpt2_training::TrainingError;
 use gpt2_weights::WeightsError;
@@ -32,7 +32,10 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
     let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
     let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
-    let interpret = error.downcast_ref::<InterpretError>().is_some_and(InterpretError::is_usage);
+    let file = error.chain().find_map(|cause| cause.downcast_ref::<FileError>());
+    let file =
+        file.is_some_and(|error| matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. }));
+    let interpret = file || error.downcast_ref::<InterpretError>().is_some_and(InterpretError::is_usage);
     let is_usage = error.is::<UsageError>() || interpret || engine || generation || training;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }

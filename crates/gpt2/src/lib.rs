@@ -31,7 +31,9 @@ mod recorder;
 pub use cache::{Gpt2Cache, KvPool};
 pub use config::{Gpt2Config, PRESETS};
 pub use error::{ConfigError, ModelError};
-pub use gpt2_attention::{KvDType, KvSlot, Observer, Pass, Site, SiteError, SiteKind};
+pub use gpt2_attention::{
+    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
+};
 pub use gpt2_kernels::Activation;
 pub use model::{Block, Gpt2LMHead, Gpt2Model, LogitsFor};
 pub use parameters::{

@@ -81,6 +81,11 @@ impl Block {
         &self.attn
     }
 
+    /// The norm before the MLP.
+    pub fn ln_2(&self) -> &LayerNorm {
+        &self.ln_2
+    }
+
     /// The MLP.
     pub fn mlp(&self) -> &FeedForward {
         &self.mlp
@@ -235,6 +240,7 @@ impl Gpt2Model {
         pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
         let token_embeddings = self.wte.embedding(ids)?; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
+            // Somebody wants both apart.
             let zeros = token_embeddings.zeros_like()?;
             let positions = self.add_positions(&zeros, past_lengths, pass)?;
             (pass.show(SiteKind::Embed, token_embeddings)? + pass.show(SiteKind::PosEmbed, positions)?)?
@@ -428,16 +434,6 @@ impl Gpt2LMHead {
 /// Keeps the hidden states in the order of transformers.
 struct KeepHiddenStates(Vec<Tensor>);
 
-/// Sees every pass of a model.
-#[derive(Clone)]
-struct Watcher(Arc<Mutex<dyn Observer + Send>>);
-
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watcher")
-    }
-}
-
 impl Observer for KeepHiddenStates {
     fn wants(&self, site: Site) -> bool {
         matches!(site.kind, SiteKind::ResidPre | SiteKind::FinalNorm)
@@ -446,5 +442,15 @@ impl Observer for KeepHiddenStates {
     fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
         self.0.push(value.clone());
         Ok(value)
+    }
+}
+
+/// Sees every pass of a model.
+#[derive(Clone)]
+struct Watcher(Arc<Mutex<dyn Observer + Send>>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
     }
 }

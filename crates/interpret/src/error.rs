@@ -63,7 +63,9 @@ pub enum InterpretError {
         corrupted: usize,
     },
     /// Both texts give the same number, so that no part of the difference can be told.
-    #[error("both texts give the same value, {value}; there is no difference to explain")]
+    #[error(
+        "both texts give the same value, {value}; there is no difference to explain: give texts that differ in what they predict, or another answer"
+    )]
     NoDifference {
         /// The number.
         value: String,

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Tensor, Var};
+use gpt2::{Before, gradients};
 use gpt2::{Observer, Pass, Site, SiteKind};
-use gpt2_attention::{Before, gradients};
 
 use crate::error::Result;
+use crate::patching::{BATCH_TOKENS, check_kind};
 use crate::{By, InterpretError, Metric, Patching, Run};
 
 /// Adds a variable of zeros to what is seen at some places.
@@ -56,6 +57,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
 /// # Errors
 /// Those of [`Patching::grid`] and of [`site_gradients`].
 pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec<Vec<f32>>> {
+    check_kind(kind, by)?;
     let n_layer = patching.clean().model.config().n_layer;
     let sites: Vec<Site> = (0..n_layer).map(|layer| Site::in_block(layer, kind)).collect();
     let clean = patching.clean().record_below_head(sites.iter().copied())?;
@@ -65,7 +67,11 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
     sites
         .iter()
         .map(|site| {
-            let difference = (clean.get(*site)? - corrupted.get(*site)?)?;
+            let (clean, corrupted) = (clean.get(*site)?, corrupted.get(*site)?);
+            let difference = (clean - corrupted)?;
+            // Scores that the mask hides are minus infinity in both.
+            let difference =
+                corrupted.ge(f64::from(f32::MIN))?.where_cond(&difference, &difference.zeros_like()?)?;
             let effects = ((difference * &gradients[site])? / range)?.squeeze(0)?.to_dtype(DType::F32)?;
             // (T, C), (T, H, D) or (H, T, S).
             let effects = match kind {
@@ -109,9 +115,6 @@ pub struct TokenWeights {
     /// The metric of the text, and where there is a baseline, of the baseline: the sums add up to the difference.
     pub values: (f32, Option<f32>),
 }
-
-/// Steps of integrated gradients that are computed together.
-const STEPS_TOGETHER: usize = 8;
 
 /// Puts other token embeddings into a pass.
 struct Embeddings(Tensor);
@@ -171,7 +174,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
             let mut sum = embedded.zeros_like()?;
             // The middle of each step.
             let shares: Vec<f64> = (0..steps).map(|step| (step as f64 + 0.5) / steps as f64).collect();
-            for shares in shares.chunks(STEPS_TOGETHER) {
+            for shares in shares.chunks((BATCH_TOKENS / run.ids.len()).max(1)) {
                 let rows = shares.iter().map(|share| at(*share)).collect::<candle_core::Result<Vec<_>>>()?;
                 sum = (sum + of(&Tensor::cat(&rows, 0)?)?.0.sum_keepdim(0)?)?;
             }

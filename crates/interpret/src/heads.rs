@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
+use crate::patching::BATCH_TOKENS;
 use crate::run::rounded;
 use crate::{InterpretError, Run};
 
@@ -71,13 +72,22 @@ pub fn head_scores(model: &Gpt2LMHead, rows: &[Vec<u32>], bos: Option<u32>) -> R
         rows.iter().map(|row| bos.into_iter().chain(row.iter().chain(row).copied()).collect()).collect();
     doubled.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
     let offsets = [1, length, length - 1];
-    let all = reduced(model, &doubled, |pattern| {
-        let mean = offsets
-            .iter()
-            .map(|offset| diagonal_means(pattern, *offset))
-            .collect::<candle_core::Result<Vec<_>>>()?;
-        Ok(mean.concat())
-    })?;
+    let mut all: OfHeads = Vec::new();
+    let together = (BATCH_TOKENS / doubled[0].len()).max(1);
+    for rows in doubled.chunks(together) {
+        let share = rows.len() as f32 / doubled.len() as f32;
+        let found = reduced(model, rows, |pattern| {
+            let mean = offsets
+                .iter()
+                .map(|offset| diagonal_means(pattern, *offset))
+                .collect::<candle_core::Result<Vec<_>>>()?;
+            Ok(mean.concat())
+        })?;
+        all.resize(found.len(), vec![0.0; found[0].len()]);
+        for (sums, found) in all.iter_mut().flatten().zip(found.iter().flatten()) {
+            *sums += share * found;
+        }
+    }
     let heads = model.config().n_head;
     let of = |part: usize| all.iter().map(|layer| layer[part * heads..][..heads].to_vec()).collect();
     Ok(HeadScores { previous: of(0), duplicate: of(1), induction: of(2) })

@@ -227,7 +227,9 @@ impl Observer for Edit {
             None => there,
         };
         if !self.has_changed {
-            let numbers = |x: &Tensor| x.detach().to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+            let numbers = |x: &Tensor| {
+                x.detach().to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()
+            };
             let same = |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan());
             self.has_changed = !numbers(&changed)?.iter().zip(&numbers(&value)?).all(same);
         }

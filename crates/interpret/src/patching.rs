@@ -4,6 +4,8 @@
 //! run without a change has there: a grid over layers and heads costs half as much arithmetic as runs of the whole model, and reads the
 //! weights once for a layer and not once for a cell.
 
+use std::cell::OnceCell;
+
 use candle_core::{DType, Tensor};
 use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
 
@@ -12,7 +14,7 @@ use crate::observers::{Edit, Place};
 use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 
 /// Rows of a batch together have at most so many tokens.
-const BATCH_TOKENS: usize = 512;
+pub(crate) const BATCH_TOKENS: usize = 512;
 
 /// What the cells of a grid stand for, besides their layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +123,7 @@ fn cells(
     Ok((found, has_changed))
 }
 
-fn check_kind(kind: SiteKind, by: By) -> Result<()> {
+pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
     let site = Site { layer: kind.is_in_blocks().then_some(0), kind };
     if !kind.is_in_blocks() {
         let reason = "it is outside the blocks, and a grid has a row for each of them";
@@ -143,6 +145,8 @@ pub struct Patching<'a> {
     pub clean_value: f32,
     /// That of the corrupted one.
     pub corrupted_value: f32,
+    /// The heads' outputs in both, once they are needed.
+    z: OnceCell<(Record, Record)>,
 }
 
 impl<'a> Patching<'a> {
@@ -161,7 +165,7 @@ impl<'a> Patching<'a> {
         if clean_value == corrupted_value {
             return Err(InterpretError::NoDifference { value: clean_value.to_string() });
         }
-        Ok(Self { clean, corrupted, metric, clean_value, corrupted_value })
+        Ok(Self { clean, corrupted, metric, clean_value, corrupted_value, z: OnceCell::new() })
     }
 
     /// The text that the answer is right for.
@@ -219,8 +223,14 @@ impl<'a> Patching<'a> {
             return Err(InterpretError::Site { site, reason });
         }
         let z = |layer| Site::in_block(layer, SiteKind::Z);
-        let clean = self.clean.record_below_head((0..config.n_layer).map(z))?;
-        let sent = self.corrupted.record_below_head(senders.iter().map(|head| z(head.layer)))?;
+        let kept = |run: &Run| run.record_below_head((0..config.n_layer).map(z));
+        let (clean, sent) = match self.z.get() {
+            Some(both) => both,
+            None => {
+                let both = (kept(&self.clean)?, kept(&self.corrupted)?);
+                self.z.get_or_init(|| both)
+            }
+        };
         let mut frozen: Vec<Edit> = (0..config.n_layer)
             .map(|layer| Ok(Replace::new(z(layer), clean.get(z(layer))?.clone())))
             .collect::<Result<_>>()?;
@@ -333,9 +343,11 @@ impl Ablation {
                 let mut sums: Vec<Tensor> = Vec::new();
                 for ids in texts {
                     let record = Run::new(run.model, ids)?.record_below_head(sites())?;
-                    let of_text = record.values.into_values().map(|z| match is_by_position {
-                        true => z.squeeze(0),                              // (T, H, D)
-                        false => z.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
+                    let of_text = record.values.into_values().map(|z| z.to_dtype(DType::F32)).map(|z| {
+                        match is_by_position {
+                            true => z?.squeeze(0),                              // (T, H, D)
+                            false => z?.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
+                        }
                     });
                     let of_text = of_text.collect::<candle_core::Result<Vec<_>>>()?;
                     sums = if sums.is_empty() {
@@ -384,5 +396,5 @@ pub fn ablated(
     let mut edits: Vec<Edit> = heads.iter().map(edit).collect();
     let mut chain = Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect());
     let logits = run.logits(LogitsFor::EveryToken, &mut chain)?;
-    Ok((logits, edits.iter().all(|edit| edit.has_changed)))
+    Ok((logits, edits.iter().any(|edit| edit.has_changed)))
 }

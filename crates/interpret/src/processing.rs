@@ -10,8 +10,8 @@
 //! - the output of the final norm is the normalized one; everything else is the same.
 
 use candle_core::{D, DType, Result, Tensor};
+use gpt2::QkvProjection;
 use gpt2::{Gpt2LMHead, Site, SiteKind};
-use gpt2_attention::QkvProjection;
 
 /// What leads from a model's values to TransformerLens' of the same model.
 #[derive(Debug)]
@@ -47,6 +47,11 @@ impl Processing {
     /// The constant part of the values of a block's heads, `(H, D)`: what TransformerLens has set to zero where it sets `z` to zero.
     pub fn value_constants(&self, layer: usize) -> Option<&Tensor> {
         self.values.get(layer)
+    }
+
+    /// What these constants write to the residual stream, `(H, C)`.
+    pub fn result_constants(&self, layer: usize) -> Option<&Tensor> {
+        self.results.get(layer)
     }
 
     /// TransformerLens' value of what was seen at a place. That of [`SiteKind::FinalNorm`] is [`SiteKind::LnFinalNormalized`], which

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use gpt2::{Gpt2LMHead, Site, SiteKind};
 
 use crate::error::Result;
-use crate::processing::centred;
+use crate::processing::{Processing, centred};
 use crate::run::rounded;
 use crate::{InterpretError, Measure, Metric, Run};
 
@@ -68,12 +68,12 @@ fn stack_of(run: &Run, sites: Vec<(Site, String)>) -> Result<Stack> {
     Stack::new(sites.into_iter().map(part).collect::<Result<_>>()?)
 }
 
-/// What each head adds, `L0H0`, `L0H1`, …, and the `remainder` of the last residual stream. TransformerLens' processing makes other
-/// parts of the same sum: [`Processing`](crate::Processing).
+/// What each head adds, `L0H0`, `L0H1`, …, and the `remainder` of the last residual stream. With `processing` what the constants of
+/// the heads' values write is in the remainder, as in TransformerLens, and not with the heads.
 ///
 /// # Errors
 /// Those of the model.
-pub fn head_results(run: &Run) -> Result<Stack> {
+pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack> {
     let (n_layer, n_head) = (run.model.config().n_layer, run.model.config().n_head);
     let last = Site::in_block(n_layer - 1, SiteKind::ResidPost);
     let z = (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::Z));
@@ -82,7 +82,10 @@ pub fn head_results(run: &Run) -> Result<Stack> {
     let mut parts = Vec::new();
     for (layer, block) in run.model.transformer().blocks().iter().enumerate() {
         let z = record.get(Site::in_block(layer, SiteKind::Z))?.flatten_from(2)?;
-        let results = block.attn().results(&z)?.to_dtype(DType::F32)?; // (1, T, H, C)
+        let mut results = block.attn().results(&z)?.to_dtype(DType::F32)?; // (1, T, H, C)
+        if let Some(constants) = processing.and_then(|processing| processing.result_constants(layer)) {
+            results = results.broadcast_sub(&constants.to_dtype(DType::F32)?)?;
+        }
         remainder = (remainder - results.sum(2)?)?;
         for head in 0..n_head {
             parts.push((format!("L{layer}H{head}"), results.narrow(2, head, 1)?.squeeze(2)?));
@@ -111,7 +114,7 @@ impl Direction {
         let row = |id: u32| head.embedding(&Tensor::new(&[id], model.device())?)?.squeeze(0);
         let other = match against {
             Some(against) => row(against)?,
-            None => head.weight().to_tensor()?.mean(0)?,
+            None => head.weight().to_tensor()?.to_dtype(DType::F32)?.mean(0)?,
         };
         let difference = (row(answer)?.to_dtype(DType::F32)? - other.to_dtype(DType::F32)?)?;
         let norm = model.transformer().ln_f();
@@ -133,6 +136,8 @@ pub enum Unit {
     Layer,
     /// Each head, and the remainder.
     Head,
+    /// The same as TransformerLens has it, see [`head_results`].
+    TransformerLensHead,
     /// Each neuron, and the remainder.
     Neuron,
 }
@@ -179,7 +184,8 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     let (labels, values) = match unit {
         Unit::Component => of_stack(decomposed_residual(run)?)?,
         Unit::Layer => of_stack(accumulated_residuals(run, true)?)?,
-        Unit::Head => of_stack(head_results(run)?)?,
+        Unit::Head => of_stack(head_results(run, None)?)?,
+        Unit::TransformerLensHead => of_stack(head_results(run, Some(&Processing::new(run.model)?))?)?,
         Unit::Neuron => neurons(run, metric.position, &direction.values, scale, whole)?,
     };
     Ok(Attribution { labels, values, bias: direction.bias, total: whole + direction.bias })

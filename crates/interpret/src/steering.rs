@@ -9,7 +9,8 @@ use gpt2::{Gpt2LMHead, Observer, Site, SiteKind};
 use crate::error::Result;
 use crate::{InterpretError, Run};
 
-/// Adds vectors to the input of a block, at the first positions of every text or at all of them.
+/// Adds vectors to the input of a block, at the first positions of every text or at all of them. The first positions are those of the
+/// pass that begins a text: of a prompt, or of its window where the context slides.
 #[derive(Debug)]
 pub struct Steering {
     site: Site,
@@ -67,6 +68,15 @@ impl Steering {
         Self::new(model, layer, ((of(towards)? - of(away)?)? * scale)?)
     }
 
+    /// Whether it adds nothing but zeros.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn is_nothing(&self) -> Result<bool> {
+        let largest = self.vectors.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        Ok(largest == 0.0)
+    }
+
     /// The same at every position: the mean of the vectors.
     ///
     /// # Errors
@@ -92,15 +102,16 @@ impl Observer for Steering {
         }
         let (rows, tokens, width) = value.dims3()?;
         let count = vectors.dim(0)?;
-        if self.past_lengths.iter().all(|past| *past >= count) {
+        if self.past_lengths.iter().all(|past| *past > 0) {
             return Ok(value);
         }
         // Row `count` is the nothing that all other positions get.
         let nothing = Tensor::zeros((1, width), value.dtype(), value.device())?;
         let table = Tensor::cat(&[&vectors, &nothing], 0)?;
         let place = |row: usize, token: usize| {
-            let position = self.past_lengths.get(row).copied().unwrap_or(0) + token;
-            position.min(count) as i64
+            // Of what comes after a text's first tokens, nothing: they are not the prompt's.
+            let has_begun = self.past_lengths.get(row).is_some_and(|past| *past > 0);
+            if has_begun { count as i64 } else { token.min(count) as i64 }
         };
         let places: Vec<i64> =
             (0..rows).flat_map(|row| (0..tokens).map(move |token| place(row, token))).collect();

@@ -76,7 +76,8 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
         _ => draw_panels(&mut drawing, report, width.points())?,
     };
     let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
-    let title = escaped(&format!("{}, {}", report.title, report.model));
+    let front = if report.bos { "<|endoftext|> in front" } else { "nothing in front" };
+    let title = escaped(&format!("{}, {}, {front}", report.title, report.model));
     Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{inches}in\" height=\"{high_inches}in\" viewBox=\"0 0 {wide} {high}\" \
          font-family=\"Helvetica, Arial, sans-serif\" fill=\"{INK}\">\n<title>{title}</title>\n\
@@ -469,7 +470,9 @@ fn ordered(text: &str) -> String {
 
 /// A label cut to a width.
 fn fitted(label: &str, width: f64, font: f64) -> String {
-    let lengths = (1..=label.chars().count()).rev();
+    // No letter is narrower than a quarter of the font.
+    let most = (4.0 * width / font).max(1.0);
+    let lengths = (1..=label.chars().count()).rev().filter(|length| (*length as f64) <= most);
     let cut = lengths.map(|length| shortened(label, length)).find(|cut| text_width(cut, font) <= width);
     cut.unwrap_or_else(|| shortened(label, 1))
 }

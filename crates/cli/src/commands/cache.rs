@@ -7,14 +7,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use candle_core::{DType, Tensor};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gpt2::{LogitsFor, Site, SiteKind};
 use gpt2_engine::HubOptions;
 use gpt2_interpret::{Processing, Record};
 use gpt2_weights::replace_file;
 use serde_json::json;
 
-use super::look::view::{Failed, Looked, OpeningArguments, Reader, numbers};
+use super::look::view::{Failed, Looked, Numbers, OpeningArguments, Reader, numbers};
 use crate::exit::UsageError;
 use crate::input::InputArguments;
 use crate::output;
@@ -49,14 +49,6 @@ pub(crate) struct CacheArguments {
     /// The numbers of the checkpoint as it is, or those that TransformerLens' compatibility mode shows of it (layer norms folded, centred, value biases moved)
     #[arg(long = "as", value_name = "NUMBERS", default_value = "raw")]
     pub(crate) numbers: Numbers,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Numbers {
-    /// As the checkpoint has them
-    Raw,
-    /// As TransformerLens' compatibility mode shows them
-    TransformerLens,
 }
 
 /// The model, the token in front, and the report of what was written.

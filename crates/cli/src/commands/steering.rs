@@ -10,6 +10,7 @@ use gpt2_interpret::{InterpretError, Steering};
 use gpt2_weights::TensorFile;
 
 use crate::exit::UsageError;
+use crate::output;
 use crate::progress::Terminal;
 
 /// What is added, and where.
@@ -76,6 +77,9 @@ pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<Load
                 .with_context(|| format!("--steer {steer}"))?
         }
     };
+    if steering.is_nothing()? {
+        output::print_note("--steer: what is added is zero everywhere; the text is as without it");
+    }
     let steering = if arguments.everywhere { steering.everywhere()? } else { steering };
     Ok(loaded.observed_by(Arc::new(Mutex::new(steering))))
 }

@@ -442,6 +442,13 @@ fn attributions_are_those_of_transformer_lens() {
         }
         let heads = case.metric_look("attribute", &["--unit", "head"]);
         assert_eq!(axis_names(&heads), ["layer", "head"]);
+        let heads = case.metric_look("attribute", &["--unit", "head", "--as", "transformer-lens"]);
+        let expected = case.analysis("logit_attrs.stack_head_results.difference").squeeze(1).unwrap();
+        let expected: Vec<Vec<f32>> = expected.to_vec2().unwrap();
+        for (found, expected) in numbers(&heads["values"]).iter().zip(&expected) {
+            let expected = f64::from(*expected.last().unwrap());
+            assert!((found - expected).abs() < GRIDS, "{found} for {expected}");
+        }
         // Every neuron, by its label; the strongest come first.
         let all = texts_of(&case.recorded["labels.stack_neuron_results"]);
         let expected = case.analysis("logit_attrs.stack_neuron_results.last.difference").squeeze(1).unwrap();
@@ -1275,7 +1282,13 @@ fn the_attention_page_of_300_tokens_draws_the_values_of_the_json() {
 
 fn text(more: &[&str]) -> String {
     let run = run(&[&["generate", "I think you are", "--max-new-tokens", "12"], more].concat());
-    assert_eq!((run.code, run.stderr.as_str()), (SUCCESS, ""));
+    let is_nothing = more.windows(2).any(|flags| flags == ["--scale", "0"]);
+    let note = if is_nothing {
+        "note: --steer: what is added is zero everywhere; the text is as without it\n"
+    } else {
+        ""
+    };
+    assert_eq!((run.code, run.stderr.as_str()), (SUCCESS, note));
     run.stdout
 }
 

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
 use gpt2_interpret::{
     Ablate, Add, By, Chain, InterpretError, Measure, Metric, Patching, Place, Receiver, Record, Replace, Run,
-    Saliency, Steering, random_rows, site_gradients, token_weights,
+    Saliency, Steering, estimated_grid, random_rows, site_gradients, token_weights,
 };
 use gpt2_testing::{assert_close, values};
 
@@ -190,18 +190,14 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
         case.model.clone().observed_by(Arc::new(Mutex::new(Steering::new(&case.model, 1, vectors.clone())?)));
     let found = steered.forward(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     assert_eq!(values(&found), values(&expected));
-    // Two rows of a cache at different positions: each gets what is due to its own.
-    let pieces = |first: usize| run.input()?.narrow(1, first, 1);
-    let mut cache = steered.new_cache(1, 4)?;
-    for position in 0..3 {
-        let logits = steered.forward(
-            &pieces(position)?,
-            LogitsFor::LastToken,
-            Some(&mut cache),
-            &mut Pass::inference(),
-        )?;
-        let expected = expected.narrow(1, position, 1)?;
-        assert_close(&logits, &expected, SAME, &format!("token {position} by itself"));
+    // With a cache: the pass that begins the text is steered, those of later tokens are not.
+    let mut cache = steered.new_cache(1, 5)?;
+    for (first, count) in [(0, 3), (3, 1), (4, 1)] {
+        let ids = run.input()?.narrow(1, first, count)?;
+        let logits =
+            steered.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+        let expected = expected.narrow(1, first, count)?;
+        assert_close(&logits, &expected, SAME, &format!("from token {first}"));
     }
     // Everywhere it is the mean, at every position.
     let mean = vectors.mean_keepdim(0)?;
@@ -253,6 +249,22 @@ fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
                 "{}: {site}: {found} for {expected}",
                 case.name
             );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn estimates_from_scores_are_sums_over_what_is_seen() -> Result<()> {
+    for case in Case::all() {
+        let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
+        let of = |by| estimated_grid(&patching, SiteKind::AttnScores, by);
+        let (whole, heads, places) = (of(By::Layer)?, of(By::Head)?, of(By::HeadAndPosition)?);
+        for layer in 0..case.layers() {
+            let (heads, places) = (heads[layer].iter().sum::<f32>(), places[layer].iter().sum::<f32>());
+            for sum in [heads, places] {
+                assert!((sum - whole[layer][0]).abs() < 1e-4, "{}: {sum} for {}", case.name, whole[layer][0]);
+            }
         }
     }
     Ok(())

@@ -4,5 +4,6 @@
 mod common;
 mod dictionary;
 mod laws;
+mod published;
 mod transformer_lens;
 mod tuned_lens;

@@ -77,31 +77,23 @@ fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
             STACKS,
             &what("decompose_resid"),
         );
-        // Of heads TransformerLens leaves out what the constant of the values writes, and puts it into the remainder.
-        let heads = head_results(&run)?;
+        // With the constants of the values in the remainder.
+        let heads = head_results(&run, Some(&Processing::new(&case.model)?))?;
         assert_eq!(heads.labels, case.labels("stack_head_results"));
-        let processing = Processing::new(&case.model)?;
-        let (mut processed, mut constants) = (Vec::new(), Vec::new());
-        for layer in 0..case.layers() {
-            for head in 0..case.heads() {
-                let part = heads.values.narrow(0, layer * case.heads() + head, 1)?;
-                // Of a value of zero what is processed is less the constant alone.
-                let zero = Tensor::zeros((1, 1, case.heads(), part.dim(2)?), part.dtype(), part.device())?;
-                let constant = processing.apply(Site::in_block(layer, SiteKind::Result), &zero)?.neg()?;
-                let constant = constant.narrow(2, head, 1)?.squeeze(2)?;
-                processed.push(centred(&part.broadcast_sub(&constant)?)?);
-                constants.push(constant);
-            }
-        }
-        let constants = Tensor::cat(&constants, 0)?.sum_keepdim(0)?;
-        let remainder = heads.values.narrow(0, heads.labels.len() - 1, 1)?.broadcast_add(&constants)?;
-        processed.push(centred(&remainder)?);
         assert_close(
-            &Tensor::cat(&processed, 0)?,
+            &centred(&heads.values)?,
             &expected("stack_head_results")?,
             STACKS,
             &what("stack_head_results"),
         );
+        let raw = head_results(&run, None)?.values;
+        assert_close(&raw.sum(0)?, &heads.values.sum(0)?, STACKS, "both add up to the residual stream");
+        let last = raw.narrow(0, raw.dim(0)? - 1, 1)?;
+        let of_raw = (raw.sum_keepdim(0)? - last)?;
+        let of_runs: Vec<Tensor> = (0..case.layers())
+            .map(|layer| case.raw.tensor(&format!("blocks.{layer}.attn.hook_result")).sum(2))
+            .collect::<candle_core::Result<_>>()?;
+        assert_close(&of_raw, &Tensor::stack(&of_runs, 0)?.sum(0)?, STACKS, "heads of the model as it is");
     }
     Ok(())
 }
@@ -123,6 +115,7 @@ fn attributions_are_those_of_transformer_lens() -> Result<()> {
                 (Unit::Component, "decompose_resid"),
                 (Unit::Layer, "accumulated_resid"),
                 (Unit::Neuron, "stack_neuron_results.last"),
+                (Unit::TransformerLensHead, "stack_head_results"),
             ] {
                 let found = attribute(&run, &metric, unit)?;
                 let expected = case.analysis(&format!("logit_attrs.{stack}.{name}"));

@@ -157,11 +157,7 @@ pub(crate) struct Adapter<'a> {
 /// # Shapes
 /// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. They fit, and both are of one type.
 pub(crate) fn packed_linear(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option<&Tensor>) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(
-        x: &Tensor,
-        weight: &Arc<PackedMatrix>,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option<&Tensor>) -> Result<Tensor> {
         let y = with_elements::<T, 2, _>([x, bias.unwrap_or(x)], |[x, values]| {
             T::packed_product(weight, x, bias.map(|_| values))
         })?;

@@ -412,7 +412,8 @@ fn adapters_beside_dense_and_packed_weights_equal_merged_ones() -> Result<()> {
 /// Packed weights are no variables, and what comes before them has its gradients.
 #[test]
 fn gradients_lead_through_packed_weights() -> Result<()> {
-    let (weight, bias, x) = (pattern(&[48, 64], 2.0, 99), pattern(&[48], 2.0, 5), pattern(&[3, 21, 64], 2.0, 7));
+    let (weight, bias, x) =
+        (pattern(&[48, 64], 2.0, 99), pattern(&[48], 2.0, 5), pattern(&[3, 21, 64], 2.0, 7));
     for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8] {
         let packed = Matrix::pack(&weight, format)?;
         let dense = Linear::new(packed.to_tensor()?, Some(bias.clone()))?;

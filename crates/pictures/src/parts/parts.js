@@ -94,12 +94,12 @@ const parts = (() => {
 
   // A canvas of this size on the page, sharp on every screen, and its pen.
   function canvasOf(width, height, properties) {
-    const sharp = window.devicePixelRatio || 1;
+    const sharp = Math.min(devicePixelRatio, 16e3 / Math.max(width, height));
     const canvas = element("canvas", { width: Math.ceil(width * sharp), height: Math.ceil(height * sharp), ...properties });
     Object.assign(canvas.style, { width: width + "px", height: height + "px" });
     const pen = canvas.getContext("2d");
     pen.scale(sharp, sharp);
-    pen.font = "12px system-ui, sans-serif";
+    pen.font = "12px system-ui";
     pen.textBaseline = "middle";
     pen.fillStyle = getComputedStyle(document.body).getPropertyValue("--ink");
     return [canvas, pen];
@@ -131,7 +131,7 @@ const parts = (() => {
     const [side, foot] = [longest(view.rows), longest(view.columns)];
     const room = Math.max(120, place.clientWidth - side - 20);
     const fit = room / columns;
-    const wide = view.texts ? clamp(fit, 58, 96) : clamp(fit > 4 ? Math.floor(fit) : fit, columns > 512 ? 1 : 2, 30);
+    const wide = view.texts ? clamp(fit, Math.min(58, 16e3 / columns), 96) : clamp(fit > 4 ? Math.floor(fit) : fit, columns > 512 ? 1 : 2, 30);
     const high = view.texts ? 22 : rows === columns ? wide : Math.max(wide, Math.min(22, 600 / rows));
     const top = row => (view.bottomUp ? rows - 1 - row : row) * high;
 

@@ -10,6 +10,7 @@ use gpt2_pictures::{Axis, Scale};
 use serde_json::Value;
 
 use super::view::{LookArguments, Reader};
+use crate::exit::UsageError;
 use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
@@ -32,6 +33,9 @@ pub(crate) struct AttentionArguments {
     pub(crate) heads: Option<String>,
 }
 
+/// Most attention weights that are shown at once: those of 144 heads over 1,024 tokens, and a few more.
+const MOST_VALUES: usize = 160_000_000;
+
 pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()> {
     let (looked, (ids, heads)) = arguments.look.open(hub, |reader: &Reader| {
         let all = |layers: Vec<usize>| {
@@ -53,13 +57,23 @@ pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()
         numbers.dedup();
         numbers
     };
+    let count = heads.len() * ids.len() * ids.len();
+    if count > MOST_VALUES {
+        return Err(UsageError(format!(
+            "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose --layers or --heads, or a shorter text",
+            heads.len(),
+            ids.len()
+        ))
+        .into());
+    }
     let (layers, columns) = (sorted(|head| head.layer), sorted(|head| head.head));
     let site = |layer: usize| Site::in_block(layer, SiteKind::Pattern);
-    let record = looked.run(&ids)?.record_below_head(layers.iter().map(|layer| site(*layer)))?;
+    let mut record = looked.run(&ids)?.record_below_head(layers.iter().map(|layer| site(*layer)))?;
     let tokens = ids.len();
     let mut values = Vec::with_capacity(layers.len() * columns.len() * tokens * tokens);
     for layer in &layers {
         let pattern = record.get(site(*layer))?.squeeze(0)?.to_dtype(DType::F32)?;
+        record.values.remove(&site(*layer));
         for head in &columns {
             if heads.contains(&Head { layer: *layer, head: *head }) {
                 let rows = pattern.get(*head)?.to_vec2::<f32>()?;

@@ -7,7 +7,7 @@ use gpt2_interpret::{Unit, attribute};
 use gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::json;
 
-use super::view::{LookArguments, MeasureName, MetricArguments, Reader};
+use super::view::{LookArguments, MeasureName, MetricArguments, Numbers, Reader};
 use crate::exit::UsageError;
 use crate::input::InputArguments;
 
@@ -29,6 +29,9 @@ pub(crate) struct AttributeArguments {
     /// The parts
     #[arg(long, value_name = "UNIT", default_value = "component")]
     pub(crate) unit: UnitName,
+    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode, which counts what constant values write with the remainder
+    #[arg(long = "as", value_name = "NUMBERS", default_value = "raw")]
+    pub(crate) numbers: Numbers,
     /// Only the N strongest parts of --unit neuron
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(crate) top: usize,
@@ -61,6 +64,7 @@ pub(crate) fn run(arguments: &AttributeArguments, hub: &HubOptions) -> Result<()
     let unit = match arguments.unit {
         UnitName::Component => Unit::Component,
         UnitName::Layer => Unit::Layer,
+        UnitName::Head if arguments.numbers == Numbers::TransformerLens => Unit::TransformerLensHead,
         UnitName::Head => Unit::Head,
         UnitName::Neuron => Unit::Neuron,
     };
@@ -86,7 +90,7 @@ pub(crate) fn run(arguments: &AttributeArguments, hub: &HubOptions) -> Result<()
     }
     let (heads, layers) = (looked.loaded.config().n_head, looked.loaded.config().n_layer);
     match unit {
-        Unit::Head => {
+        Unit::Head | Unit::TransformerLensHead => {
             report.axes = vec![looked.layer_axis(), looked.head_axis()];
             report.values = found.values[..layers * heads].iter().copied().map(Some).collect();
             report.notes.push(format!("all that is no head: {:.4}", found.values[layers * heads]));

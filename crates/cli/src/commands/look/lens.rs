@@ -10,7 +10,7 @@ use gpt2_pictures::{Axis, Scale};
 use serde_json::json;
 
 use super::view::{LookArguments, Reader};
-use crate::input::InputArguments;
+use crate::input::{InputArguments, read_file};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -25,8 +25,8 @@ pub(crate) struct LensArguments {
     #[command(flatten)]
     pub(crate) look: LookArguments,
     /// The N most probable tokens of each cell, in the JSON
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub(crate) top: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) top: u16,
     /// A token whose rank and probability are wanted too; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) watch: Vec<String>,
@@ -70,6 +70,12 @@ pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
     let config = looked.loaded.config();
     let tuned = match &arguments.tuned {
         Some(path) => {
+            let config_file = path.join("config.json");
+            if config_file.is_file() {
+                let text = String::from_utf8_lossy(&read_file(&config_file)?).into_owned();
+                TunedLens::check_config(&text, config.n_layer, config.n_embd)
+                    .with_context(|| config_file.display().to_string())?;
+            }
             let path = if path.is_dir() { path.join("params.pt") } else { path.clone() };
             let tensors = gpt2_weights::TensorFile::read(&path)?.tensors;
             let lens = TunedLens::from_tensors(&tensors, config.n_layer, config.n_embd)
@@ -78,7 +84,10 @@ pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
         }
         None => None,
     };
-    let options = LensOptions { top: arguments.top.max(1), watch: watch.clone() };
+    let options = LensOptions {
+        top: usize::from(if arguments.look.view.json { arguments.top } else { 1 }),
+        watch: watch.clone(),
+    };
     let layers = logit_lens(&looked.run(&ids)?, &options, &|layer, x| match &tuned {
         Some(lens) => lens.translate(layer, &x),
         None => Ok(x),

@@ -267,16 +267,15 @@ impl SiteArguments {
             ))
             .into());
         }
-        let has_heads = matches!(
-            kind,
-            SiteKind::Q
-                | SiteKind::K
-                | SiteKind::V
-                | SiteKind::Z
-                | SiteKind::Result
-                | SiteKind::AttnScores
-                | SiteKind::Pattern
-        );
+        if sites.len() != n_layer {
+            return Err(UsageError(format!(
+                "--site {}: the grid has a row for every layer; write {}",
+                self.site,
+                kind.name()
+            ))
+            .into());
+        }
+        let has_heads = kind.head_axis().is_some();
         let by = match self.by {
             Some(ByName::Layer) => By::Layer,
             Some(ByName::Position) => By::Position,
@@ -335,7 +334,8 @@ pub(crate) fn patch(arguments: &PatchArguments, hub: &HubOptions) -> Result<()> 
     report.values = grid.values.iter().flatten().copied().map(Some).collect();
     report.notes.push("values: 0 is as corrupted, 1 as clean".into());
     warn_of_unchanged(&mut report, &grid);
-    look.view.show(&report, json!({ "site": kind.name() }))
+    let corrupted = looked.tokens(&texts.corrupted);
+    look.view.show(&report, json!({ "site": kind.name(), "corrupted_tokens": corrupted }))
 }
 
 #[derive(Debug, Args)]
@@ -369,7 +369,8 @@ pub(crate) fn estimate(arguments: &EstimateArguments, hub: &HubOptions) -> Resul
                 .into(),
         );
     }
-    look.view.show(&report, json!({ "site": kind.name() }))
+    let corrupted = looked.tokens(&texts.corrupted);
+    look.view.show(&report, json!({ "site": kind.name(), "corrupted_tokens": corrupted }))
 }
 
 #[derive(Debug, Args)]
@@ -427,7 +428,8 @@ pub(crate) fn path(arguments: &PathArguments, hub: &HubOptions) -> Result<()> {
         report.axes = vec![Axis::numbers("layer", 0..end), looked.head_axis()];
     }
     report.title = format!("paths to {}: {}", arguments.to, report.title);
-    look.view.show(&report, json!({ "to": arguments.to }))
+    let corrupted = looked.tokens(&texts.corrupted);
+    look.view.show(&report, json!({ "to": arguments.to, "corrupted_tokens": corrupted }))
 }
 
 /// A receiver, and the layer before which senders must lie.
@@ -436,9 +438,9 @@ fn receiver(reader: &Reader, text: &str) -> Result<(Receiver, usize)> {
         return Ok((Receiver::Final, reader.n_layer));
     }
     let wrong =
-        || UsageError(format!("--to {text}: expected final, or LAYER.HEAD.q, .k or .v, such as 9.9.q"));
+        || UsageError(format!("--to {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"));
     let (head, part) = text.rsplit_once('.').ok_or_else(wrong)?;
-    let head = *reader.heads(head)?.first().ok_or_else(wrong)?;
+    let [head] = reader.heads(head)?[..] else { return Err(wrong().into()) };
     if head.layer == 0 {
         return Err(UsageError(format!("--to {text}: no head is before layer 0")).into());
     }

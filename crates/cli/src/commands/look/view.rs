@@ -297,6 +297,15 @@ pub(crate) fn numbers(text: &str, count: usize) -> std::result::Result<Vec<usize
     Ok(found)
 }
 
+/// Whose numbers are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Numbers {
+    /// As the checkpoint has them
+    Raw,
+    /// As TransformerLens' compatibility mode shows them
+    TransformerLens,
+}
+
 /// What a prediction is summed up in.
 #[derive(Debug, Args)]
 pub(crate) struct MetricArguments {

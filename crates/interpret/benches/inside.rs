@@ -1,0 +1,154 @@
+//! Grids over GPT-2 124M and the memory of a record, with made-up weights in f32: speed does not depend on the values.
+//!
+//! Run: `cargo bench -p gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
+//! `scripts/bench_inside.py` runs it beside TransformerLens. Cases:
+//!
+//! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position, one at a time
+//! - `patching`: the residual stream before each block at each position of a 15-token prompt as in another one, 180 cells
+//! - `memory`: all residual streams and patterns of 512 tokens, what they take and what the process had at most (Linux)
+//! - `memory_logits`: the same by a run that computes logits besides
+
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a bench prints, and ends where something is wrong"
+)]
+
+use std::time::Instant;
+
+use candle_core::{Result, Shape, Tensor};
+use gpt2::{Gpt2Config, Gpt2LMHead, Site, SiteKind};
+use gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
+use gpt2_kernels::{Matrix, ParameterSource, WeightFormat, limits, set_thread_count};
+use gpt2_testing::pattern;
+use serde_json::{Value, json};
+
+/// A measurement takes at least as many grids and as many seconds; the median counts.
+const SHORTEST: (usize, f64) = (3, 2.0);
+const GRID_TOKENS: usize = 15;
+const RECORDED_TOKENS: usize = 512;
+/// Spread of the weights, near that of a trained model.
+const WEIGHT_SCALE: f64 = 0.1;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let place = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(place + 1)
+    };
+    if let Some(threads) = value("--threads") {
+        set_thread_count(threads.parse().unwrap());
+    }
+    if let Some(name) = value("--instructions") {
+        let sets = limits::instruction_sets();
+        assert!(limits::choose_instruction_set(name), "{name}: this processor has {}", sets.join(", "));
+    }
+    let config = Gpt2Config::preset("gpt2").expect("a published model");
+    let model = Gpt2LMHead::load(&config, &Patterns { offset: 0 }).unwrap();
+    let found = match arguments.get(1).map(String::as_str) {
+        Some("ablation") => ablation(&model),
+        Some("patching") => patching(&model),
+        Some("memory") => memory(&model, false),
+        Some("memory_logits") => memory(&model, true),
+        _ => panic!("name a case: ablation, patching, memory or memory_logits"),
+    };
+    println!("{found}");
+}
+
+fn ablation(model: &Gpt2LMHead) -> Value {
+    let ids = prompt(GRID_TOKENS);
+    measure("ablation", || {
+        let run = Run::new(model, &ids).unwrap();
+        ablation_grid(&run, &metric(), &Ablation::TransformerLensZero, &|| ()).unwrap().values
+    })
+}
+
+/// Both prompts' own runs are measured too.
+fn patching(model: &Gpt2LMHead) -> Value {
+    let clean = prompt(GRID_TOKENS);
+    let mut corrupted = clean.clone();
+    corrupted[4] += 1;
+    measure("patching", || {
+        let [clean, corrupted] = [&clean, &corrupted].map(|ids| Run::new(model, ids).unwrap());
+        let patching = Patching::new(clean, corrupted, metric()).unwrap();
+        patching.grid(SiteKind::ResidPre, By::Position, &|| ()).unwrap().values
+    })
+}
+
+fn measure(case: &str, grid: impl Fn() -> Vec<Vec<f32>>) -> Value {
+    let cells: usize = grid().iter().map(Vec::len).sum();
+    let mut seconds = Vec::new();
+    while seconds.len() < SHORTEST.0 || seconds.iter().sum::<f64>() < SHORTEST.1 {
+        let start = Instant::now();
+        let values = grid();
+        seconds.push(start.elapsed().as_secs_f64());
+        drop(values);
+    }
+    seconds.sort_by(f64::total_cmp);
+    json!({ "case": case, "cells": cells, "tokens": GRID_TOKENS, "seconds": seconds[seconds.len() / 2] })
+}
+
+/// What a record takes, and how far above that and the model alone the process ever was.
+fn memory(model: &Gpt2LMHead, has_logits: bool) -> Value {
+    let ids = prompt(RECORDED_TOKENS);
+    let run = Run::new(model, &ids).unwrap();
+    let layers = model.config().n_layer;
+    // The end of a block is the start of the next one.
+    let last = Site::in_block(layers - 1, SiteKind::ResidPost);
+    let kinds = [SiteKind::ResidPre, SiteKind::ResidMid, SiteKind::Pattern];
+    let inside = (0..layers).flat_map(|layer| kinds.map(|kind| Site::in_block(layer, kind)));
+    let sites: Vec<Site> = inside.chain([last]).collect();
+    let loaded = status("VmRSS:");
+    // Makes the peak what is resident now.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let at_start = status("VmHWM:");
+    let record: Record = if has_logits { run.record(sites) } else { run.record_below_head(sites) }.unwrap();
+    let peak = status("VmHWM:");
+    let of = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+    let kept: usize = record.values.values().map(of).sum();
+    let megabytes = |bytes: usize| bytes as f64 / 1e6;
+    json!({
+        "case": if has_logits { "memory_logits" } else { "memory" },
+        "tokens": RECORDED_TOKENS,
+        "loaded_MB": megabytes(loaded),
+        "at_start_MB": megabytes(at_start),
+        "peak_MB": megabytes(peak),
+        "kept_MB": megabytes(kept),
+        "more_MB": megabytes(peak) - megabytes(loaded) - megabytes(kept),
+    })
+}
+
+/// Bytes that the kernel says of this process.
+fn status(name: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
+}
+
+fn prompt(tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|place| place * 37 % 50_000).collect()
+}
+
+fn metric() -> Metric {
+    Metric::logit_difference(5335, 1757, GRID_TOKENS - 1)
+}
+
+/// Weights from a pattern, each parameter from its own place of it, packed as a file's are.
+struct Patterns {
+    offset: u64,
+}
+
+impl ParameterSource for Patterns {
+    fn below(&self, name: impl ToString) -> Self {
+        let step = name.to_string().bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte));
+        Self { offset: self.offset.wrapping_mul(17).wrapping_add(step) }
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        Ok(pattern(shape.into().dims(), WEIGHT_SCALE, self.below(name).offset % (1 << 32)))
+    }
+
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name)?, WeightFormat::F32)
+    }
+}

@@ -1,0 +1,155 @@
+"""Speed of looking inside beside TransformerLens on PyTorch: grids of GPT-2 124M in f32 on the same threads.
+
+usage: python scripts/bench_inside.py [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
+
+Runs `cargo bench -p gpt2-interpret --bench inside` and the same grids with TransformerLens in turns, each round in a process of its
+own, and prints the medians in seconds, and TransformerLens' time over ours: above 1, ours is faster. The grids, of 15 tokens:
+
+  ablation   z of each of the 144 heads set to zero at every position, the logit difference at the last one
+  patching   the residual stream before each block at each position as in another text: 180 cells, with both texts' own runs
+
+TransformerLens is a bridge in compatibility mode without gradients; its ablation is a `run_with_hooks` for each head, its patching
+`transformer_lens.patching.get_act_patch_resid_pre`. Both models have random weights: speed does not depend on their values.
+Then the memory of a record of 512 tokens, of ours alone. With PROGRAM, a built `gpt2`, and MODEL, the folder of a checkpoint of
+124M, also the time from start to end of `gpt2 look attention` with 64 tokens and a page, of which files are read once before.
+`--isa avx2` holds both to AVX2 where the processor has AVX-512. Needs the packages of scripts/requirements.txt.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import bench_peers
+
+GRIDS = ("ablation", "patching")
+MEMORY = ("memory", "memory_logits")
+ATTENTION = "look attention"
+GRID_TOKENS, ATTENTION_TOKENS = 15, 64
+ANSWER, AGAINST = 5335, 1757
+LAYERS = HEADS = 12
+
+
+def lens_grid(case, threads):
+    """Seconds of one grid with TransformerLens, in this process, as a JSON line."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    import tokenizers
+    import torch
+    import transformers
+    from transformer_lens import patching
+    from transformer_lens.model_bridge import TransformerBridge
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    # TransformerLens asks for a tokenizer; without a bos_token, for with one it tries to load it again by its name.
+    words = tokenizers.models.WordLevel({f"t{index}": index for index in range(model.config.vocab_size)}, unk_token="t0")
+    backend = tokenizers.Tokenizer(words)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t0", pad_token="t0")
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer, device="cpu", dtype=torch.float32)
+    bridge.enable_compatibility_mode()
+
+    clean = torch.tensor([bench_peers.prompt(GRID_TOKENS)])
+    corrupted = clean.clone()
+    corrupted[0, 4] += 1
+
+    def metric(logits):
+        return logits[0, -1, ANSWER] - logits[0, -1, AGAINST]
+
+    def ablation():
+        grid = torch.zeros(LAYERS, HEADS)
+        for layer in range(LAYERS):
+            for head in range(HEADS):
+
+                def zero(z, hook, head=head):
+                    z[:, :, head] = 0
+                    return z
+
+                logits = bridge.run_with_hooks(clean, return_type="logits", fwd_hooks=[(f"blocks.{layer}.attn.hook_z", zero)])
+                grid[layer, head] = metric(logits)
+        return grid
+
+    def patched():
+        clean_logits, cache = bridge.run_with_cache(clean)
+        low, high = metric(bridge(corrupted)), metric(clean_logits)
+        return patching.get_act_patch_resid_pre(bridge, corrupted, cache, lambda logits: (metric(logits) - low) / (high - low))
+
+    run, shape = {"ablation": (ablation, (LAYERS, HEADS)), "patching": (patched, (LAYERS, GRID_TOKENS))}[case]
+    with torch.no_grad():
+        for _ in range(3):
+            bridge.run_with_cache(clean)
+        start = time.perf_counter()
+        grid = run()
+        seconds = time.perf_counter() - start
+    # A grid whose cells are alike would not have been changed by its hooks.
+    assert grid.shape == shape and len(grid.unique()) > grid.numel() / 4
+    print(json.dumps({"case": case, "cells": grid.numel(), "tokens": GRID_TOKENS, "seconds": seconds}))
+
+
+def look_attention(program, model, threads):
+    """Seconds of the whole process, and the bytes of the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = pathlib.Path(folder, "attention.html")
+        ids = ",".join(map(str, bench_peers.prompt(ATTENTION_TOKENS)))
+        command = [program, "look", "attention", "--ids", ids, "--model", model, "--threads", str(threads), "--html", page]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start, page.stat().st_size
+
+
+def run(command):
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isa", choices=["avx2"])
+    parser.add_argument("--only", default="", help="cases whose names hold this text")
+    parser.add_argument("--program", help="a built gpt2")
+    parser.add_argument("--model", help="the folder of a checkpoint of 124M")
+    parser.add_argument("--worker", choices=GRIDS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if bool(arguments.program) != bool(arguments.model):
+        parser.error("--program and --model go together")
+    if arguments.worker:
+        lens_grid(arguments.worker, arguments.threads)
+        return
+    if arguments.isa:
+        os.environ.update(bench_peers.ONLY_AVX2)
+    bench = ["cargo", "bench", "--quiet", "-p", "gpt2-interpret", "--bench", "inside", "--"]
+    options = ["--threads", str(arguments.threads)]
+    instructions = ["--instructions", arguments.isa] if arguments.isa else []
+
+    def ours(case):
+        return run([*bench, case, *options, *instructions])
+
+    def is_wanted(case):
+        return arguments.only in case
+
+    print(f"{'':16} {'ours':>9} {'TransformerLens':>16} {'theirs/ours':>12} {'of each round'}")
+    for case in filter(is_wanted, GRIDS):
+        theirs = [sys.executable, __file__, "--worker", case, *options]
+        rounds = [(ours(case)["seconds"], run(theirs)["seconds"]) for _ in range(arguments.rounds)]
+        mine, its = (statistics.median(seconds) for seconds in zip(*rounds))
+        ratios = " ".join(f"{its / mine:.2f}" for mine, its in rounds)
+        print(f"{case:16} {mine:9.3f} {its:16.3f} {its / mine:12.2f} {ratios}", flush=True)
+    for case in filter(is_wanted, MEMORY):
+        found = ours(case)
+        print(f"{case:16} kept {found['kept_MB']:.1f} MB, at most {found['more_MB']:.1f} MB more", flush=True)
+    if arguments.program and is_wanted(ATTENTION):
+        rounds = [look_attention(arguments.program, arguments.model, arguments.threads) for _ in range(arguments.rounds + 1)][1:]
+        seconds, size = (statistics.median(values) for values in zip(*rounds))
+        print(f"{ATTENTION:16} {seconds:.3f} s from start to end, a page of {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
