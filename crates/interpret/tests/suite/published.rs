@@ -13,7 +13,7 @@ use gpt2_interpret::{
     Processing, Record, Run, Sought, Unit, ablated, attribute, centred, detect_heads, estimated_grid,
     head_scores, random_rows,
 };
-use gpt2_testing::skipped;
+use gpt2_testing::{skipped, values};
 use gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encode_piece};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -21,9 +21,9 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Names the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Most numbers are published with three digits after the point.
-const THREE_DIGITS: f32 = 0.002;
-const TWO_DIGITS: f32 = 0.006;
-const LOSS: f32 = 0.0005;
+const THREE_DIGITS: f64 = 0.002;
+const TWO_DIGITS: f64 = 0.006;
+const LOSS: f64 = 0.0005;
 /// The last token of the indirect objects' prompts, and the second mention of the subject.
 const END: usize = 14;
 const SUBJECT: usize = 10;
@@ -104,7 +104,8 @@ impl Published {
 struct Compared(Vec<String>);
 
 impl Compared {
-    fn near(&mut self, what: &str, found: f32, expected: f32, tolerance: f32) {
+    fn near(&mut self, what: &str, found: impl Into<f64>, expected: f64, tolerance: f64) {
+        let found = found.into();
         // What is no number is near nothing.
         if (found - expected).abs() <= tolerance {
             return;
@@ -112,7 +113,7 @@ impl Compared {
         self.0.push(format!("{what}: {found} for {expected}"));
     }
 
-    fn row(&mut self, what: &str, found: &[f32], expected: &str, tolerance: f32) {
+    fn row(&mut self, what: &str, found: &[impl Into<f64> + Copy], expected: &str, tolerance: f64) {
         let expected = numbers(expected);
         assert_eq!(found.len(), expected.len(), "{what}");
         for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -140,7 +141,7 @@ impl Compared {
             .collect();
         above.sort_by(|a, b| b.1.total_cmp(&a.1));
         let score = |head: Head| published.iter().find(|(other, _)| *other == head).map(|(_, score)| *score);
-        let ranked: Option<Vec<f32>> = above.iter().map(|(head, _)| score(*head)).collect();
+        let ranked: Option<Vec<f64>> = above.iter().map(|(head, _)| score(*head)).collect();
         let count = published.iter().filter(|(_, score)| *score > 0.3).count();
         let is_same = ranked.is_some_and(|ranked| {
             ranked.len() == count
@@ -163,12 +164,12 @@ impl Compared {
 }
 
 /// Numbers as they stand in a text.
-fn numbers(text: &str) -> Vec<f32> {
+fn numbers(text: &str) -> Vec<f64> {
     text.split_whitespace().map(|number| number.parse().unwrap()).collect()
 }
 
 /// Heads and their numbers: `7.3 .135, 7.9 .183`.
-fn by_head(text: &str) -> Vec<(Head, f32)> {
+fn by_head(text: &str) -> Vec<(Head, f64)> {
     let of = |entry: &str| {
         let (head, number) = entry.trim().split_once(' ')?;
         let (layer, head) = head.split_once('.')?;
@@ -178,23 +179,23 @@ fn by_head(text: &str) -> Vec<(Head, f32)> {
 }
 
 /// Logits of one row of tokens less their mean over the vocabulary, and the natural logarithms of the probabilities.
-fn centred_and_log_probs(logits: &Tensor) -> Result<(Vec<f32>, Vec<f64>)> {
-    let logits: Vec<f32> = logits.to_vec1()?;
-    let mean = logits.iter().map(|logit| f64::from(*logit)).sum::<f64>() / logits.len() as f64;
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-    let log_probs = logits.iter().map(|logit| f64::from(*logit) - largest - sum.ln()).collect();
-    Ok((logits.iter().map(|logit| (f64::from(*logit) - mean) as f32).collect(), log_probs))
+fn centred_and_log_probs(logits: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+    let logits = values(logits);
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum = logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln() + largest;
+    let less = |of: f64| logits.iter().map(|logit| logit - of).collect();
+    Ok((less(mean), less(sum)))
 }
 
 /// The mean loss of the tokens after the first.
-fn loss(run: &Run, observer: &mut dyn Observer) -> Result<f32> {
+fn loss(run: &Run, observer: &mut dyn Observer) -> Result<f64> {
     let logits = run.logits(LogitsFor::EveryToken, observer)?.squeeze(0)?;
     let mut sum = 0.0;
     for (place, next) in run.ids.iter().enumerate().skip(1) {
         sum -= centred_and_log_probs(&logits.get(place - 1)?)?.1[*next as usize];
     }
-    Ok((sum / (run.ids.len() - 1) as f64) as f32)
+    Ok(sum / (run.ids.len() - 1) as f64)
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn losses() -> Result<()> {
 fn logits() -> Result<()> {
     let Some(gpt2) = published("logits less their mean, and the output head's bias") else { return Ok(()) };
     let mut compared = Compared::default();
-    let last = |ids: &[u32]| -> Result<(Vec<f32>, Vec<f64>)> {
+    let last = |ids: &[u32]| -> Result<(Vec<f64>, Vec<f64>)> {
         let logits = gpt2.run(ids).logits(LogitsFor::LastToken, &mut Chain(Vec::new()))?;
         centred_and_log_probs(&logits.flatten_all()?)
     };
@@ -244,13 +245,15 @@ fn logits() -> Result<()> {
         last(&gpt2.with_bos("After John and Mary went to the store, John gave a bottle of milk to"))?;
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    let best: Vec<f32> = order[..5].iter().map(|id| logits[*id]).collect();
+    let best: Vec<f64> = order[..5].iter().map(|id| logits[*id]).collect();
     compared.row("the best logits", &best, "18.09 15.38 15.35 15.25 14.84", TWO_DIGITS);
-    let best: Vec<f32> = order[..5].iter().map(|id| 100.0 * log_probs[*id].exp() as f32).collect();
+    let best: Vec<f64> = order[..5].iter().map(|id| 100.0 * log_probs[*id].exp()).collect();
     compared.row("their probabilities in percent", &best, "70.07 4.67 4.54 4.11 2.73", 0.02);
     for (rank, word) in [(0, " Mary"), (2, " John"), (3, " them"), (4, " his")] {
         let found = order.iter().position(|id| *id == gpt2.id(word) as usize).unwrap();
-        compared.near(&format!("rank of {word:?}"), found as f32, rank as f32, 0.0);
+        if found != rank {
+            compared.0.push(format!("the rank of {word:?} is {found} and not {rank}"));
+        }
     }
     for (word, expected) in [(" John", 2.8995), (" Mary", 1.6034)] {
         let bias = Direction::new(&gpt2.model, gpt2.id(word), None)?.bias;

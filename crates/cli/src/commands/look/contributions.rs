@@ -7,9 +7,8 @@ use gpt2_interpret::{Unit, attribute};
 use gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::json;
 
-use super::view::{LookArguments, MeasureName, MetricArguments, Numbers, Reader};
+use super::view::{AskedArguments, MeasureName, Numbers};
 use crate::exit::UsageError;
-use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -21,11 +20,7 @@ Each part of the residual stream is divided by the final norm's scale of the who
 difference of the two logits, or, without --against, to the answer's logit less the mean of all; with --unit layer they do not.")]
 pub(crate) struct AttributeArguments {
     #[command(flatten)]
-    pub(crate) input: InputArguments,
-    #[command(flatten)]
-    pub(crate) look: LookArguments,
-    #[command(flatten)]
-    pub(crate) metric: MetricArguments,
+    pub(crate) asked: AskedArguments,
     /// The parts
     #[arg(long, value_name = "UNIT", default_value = "component")]
     pub(crate) unit: UnitName,
@@ -50,15 +45,11 @@ pub(crate) enum UnitName {
 }
 
 pub(crate) fn run(arguments: &AttributeArguments, hub: &HubOptions) -> Result<()> {
-    if arguments.metric.measure != MeasureName::Logit {
+    if arguments.asked.metric.measure != MeasureName::Logit {
         let message = "--measure: parts of the residual stream add up to logits, not to probabilities; leave it out, or give --measure logit";
         return Err(UsageError(message.into()).into());
     }
-    let (looked, (ids, asked)) = arguments.look.open(hub, |reader: &Reader| {
-        let ids = reader.input(&arguments.input)?;
-        let asked = arguments.metric.read(reader, ids.len())?;
-        Ok((ids, asked))
-    })?;
+    let (looked, ids, asked, ()) = arguments.asked.open(hub, |_, _| Ok(()))?;
     let run = looked.run(&ids)?;
     let metric = asked.metric(&run)?;
     let unit = match arguments.unit {
@@ -108,5 +99,5 @@ pub(crate) fn run(arguments: &AttributeArguments, hub: &HubOptions) -> Result<()
             report.values = found.values.iter().copied().map(Some).collect();
         }
     }
-    arguments.look.view.show(&report, json!({ "bias": found.bias, "total": found.total }))
+    arguments.asked.look.view.show(&report, json!({ "bias": found.bias, "total": found.total }))
 }

@@ -64,13 +64,13 @@ impl Look {
         &match self {
             Self::Attention(arguments) => &arguments.look,
             Self::Lens(arguments) => &arguments.look,
-            Self::Attribute(arguments) => &arguments.look,
+            Self::Attribute(arguments) => &arguments.asked.look,
             Self::Heads(arguments) => &arguments.look,
-            Self::Ablate(arguments) => &arguments.look,
+            Self::Ablate(arguments) => &arguments.asked.look,
             Self::Patch(arguments) => &arguments.texts.look,
             Self::Path(arguments) => &arguments.texts.look,
             Self::Estimate(arguments) => &arguments.texts.look,
-            Self::Saliency(arguments) => &arguments.look,
+            Self::Saliency(arguments) => &arguments.asked.look,
             Self::Neurons(arguments) => &arguments.look,
             Self::Features(arguments) => &arguments.look,
         }

@@ -13,9 +13,9 @@ use gpt2_interpret::{
 use gpt2_pictures::{Axis, Metric as Shown, Report};
 use serde_json::{Value, json};
 
-use super::view::{Asked, LookArguments, Looked, MetricArguments, Reader};
+use super::view::{Asked, AskedArguments, LookArguments, Looked, MetricArguments, Reader};
 use crate::exit::UsageError;
-use crate::input::{Ids, InputArguments, read_file};
+use crate::input::{Ids, read_file};
 use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
@@ -28,11 +28,7 @@ Without --heads each head is left out in turn, and the table has the metric with
 transformer-lens-zero to what is zero in TransformerLens, which moves the values' biases elsewhere.")]
 pub(crate) struct AblateArguments {
     #[command(flatten)]
-    pub(crate) input: InputArguments,
-    #[command(flatten)]
-    pub(crate) look: LookArguments,
-    #[command(flatten)]
-    pub(crate) metric: MetricArguments,
+    pub(crate) asked: AskedArguments,
     /// Leave out these heads together: LAYER.HEAD, separated by commas
     #[arg(long, value_name = "HEADS")]
     pub(crate) heads: Option<String>,
@@ -45,13 +41,11 @@ pub(crate) struct AblateArguments {
 }
 
 pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()> {
-    let (looked, (ids, asked, heads, at, ablation)) = arguments.look.open(hub, |reader: &Reader| {
-        let ids = reader.input(&arguments.input)?;
-        let asked = arguments.metric.read(reader, ids.len())?;
+    let (looked, ids, asked, (heads, at, ablation)) = arguments.asked.open(hub, |reader, ids| {
         let heads = arguments.heads.as_ref().map(|heads| reader.heads(heads)).transpose()?;
         let at = arguments.at.map(|at| reader.position("--at", at, ids.len())).transpose()?;
         let ablation = ablation(reader, &arguments.with, ids.len())?;
-        Ok((ids, asked, heads, at, ablation))
+        Ok((heads, at, ablation))
     })?;
     let run = looked.run(&ids)?;
     let metric = asked.metric(&run)?;
@@ -86,7 +80,7 @@ pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()
         warn_of_unchanged(&mut report, &grid);
     }
     report.metric = Some(shown);
-    arguments.look.view.show(&report, Value::Null)
+    arguments.asked.look.view.show(&report, Value::Null)
 }
 
 /// The loss of each token but the first, in nats, from logits `(1, T, V)`.

@@ -7,9 +7,8 @@ use gpt2_interpret::{Saliency, token_weights};
 use gpt2_pictures::{Axis, Metric as Shown, Scale};
 use serde_json::json;
 
-use super::view::{LookArguments, MetricArguments, Reader};
+use super::view::AskedArguments;
 use crate::exit::UsageError;
-use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -20,11 +19,7 @@ Gradients are with regard to the token embeddings. Values are lengths of each to
 sums too, which with --method integrated add up to the metric's difference from a text of baseline tokens.")]
 pub(crate) struct SaliencyArguments {
     #[command(flatten)]
-    pub(crate) input: InputArguments,
-    #[command(flatten)]
-    pub(crate) look: LookArguments,
-    #[command(flatten)]
-    pub(crate) metric: MetricArguments,
+    pub(crate) asked: AskedArguments,
     /// How the weight of a token is found
     #[arg(long, value_name = "METHOD", default_value = "integrated")]
     pub(crate) method: Method,
@@ -48,12 +43,8 @@ pub(crate) enum Method {
 }
 
 pub(crate) fn run(arguments: &SaliencyArguments, hub: &HubOptions) -> Result<()> {
-    let (looked, (ids, asked, baseline)) = arguments.look.open(hub, |reader: &Reader| {
-        let ids = reader.input(&arguments.input)?;
-        let asked = arguments.metric.read(reader, ids.len())?;
-        let baseline =
-            arguments.baseline.as_ref().map(|text| reader.token("--baseline", text)).transpose()?;
-        Ok((ids, asked, baseline))
+    let (looked, ids, asked, baseline) = arguments.asked.open(hub, |reader, _| {
+        arguments.baseline.as_ref().map(|text| reader.token("--baseline", text)).transpose()
     })?;
     let run = looked.run(&ids)?;
     let metric = asked.metric(&run)?;
@@ -85,5 +76,5 @@ pub(crate) fn run(arguments: &SaliencyArguments, hub: &HubOptions) -> Result<()>
             looked.shown(baseline)
         ));
     }
-    arguments.look.view.show(&report, json!({ "sums": found.sums, "norms": found.norms }))
+    arguments.asked.look.view.show(&report, json!({ "sums": found.sums, "norms": found.norms }))
 }

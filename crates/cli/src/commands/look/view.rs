@@ -333,6 +333,34 @@ pub(crate) enum MeasureName {
     Probability,
 }
 
+/// A text, and what is asked of its prediction.
+#[derive(Debug, Args)]
+pub(crate) struct AskedArguments {
+    #[command(flatten)]
+    pub(crate) input: InputArguments,
+    #[command(flatten)]
+    pub(crate) look: LookArguments,
+    #[command(flatten)]
+    pub(crate) metric: MetricArguments,
+}
+
+impl AskedArguments {
+    /// The model, the tokens, the metric, and what `more` reads besides, all checked before the weights are loaded.
+    pub(crate) fn open<T>(
+        &self,
+        hub: &HubOptions,
+        more: impl FnOnce(&Reader, &[u32]) -> Result<T>,
+    ) -> Result<(Looked, Vec<u32>, Asked, T)> {
+        let (looked, (ids, asked, more)) = self.look.open(hub, |reader| {
+            let ids = reader.input(&self.input)?;
+            let asked = self.metric.read(reader, ids.len())?;
+            let more = more(reader, &ids)?;
+            Ok((ids, asked, more))
+        })?;
+        Ok((looked, ids, asked, more))
+    }
+}
+
 /// A metric whose answer may still be the model's to say.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
