@@ -34,7 +34,7 @@ impl Observer for Probes {
 /// Those of the model; and where the gradient does not reach a place.
 pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
     metric.check(run)?;
-    let record = run.record_below_head(sites.iter().copied())?;
+    let record = run.record(sites.iter().copied())?;
     let probe = |(site, value): (Site, Tensor)| Ok((site, Var::from_tensor(&value.zeros_like()?)?));
     let mut probes = Probes(record.values.into_iter().map(probe).collect::<Result<_>>()?);
     let places: Vec<Site> = probes.0.keys().copied().collect();
@@ -60,8 +60,8 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
     check_kind(kind, by)?;
     let n_layer = patching.clean().model.config().n_layer;
     let sites: Vec<Site> = (0..n_layer).map(|layer| Site::in_block(layer, kind)).collect();
-    let clean = patching.clean().record_below_head(sites.iter().copied())?;
-    let corrupted = patching.corrupted().record_below_head(sites.iter().copied())?;
+    let clean = patching.clean().record(sites.iter().copied())?;
+    let corrupted = patching.corrupted().record(sites.iter().copied())?;
     let gradients = site_gradients(patching.corrupted(), patching.metric(), &sites)?;
     let range = f64::from(patching.clean_value - patching.corrupted_value);
     sites
@@ -136,7 +136,7 @@ impl Observer for Embeddings {
 pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<TokenWeights> {
     metric.check(run)?;
     let site = Site::outside(SiteKind::Embed);
-    let embedded = run.record_below_head([site])?.get(site)?.clone(); // (1, T, C)
+    let embedded = run.record([site])?.get(site)?.clone(); // (1, T, C)
     // The gradients, (R, T, C), and the values of rows with these embeddings.
     let of = |rows: &Tensor| -> Result<(Tensor, Vec<f32>)> {
         let ids = run.input()?.repeat((rows.dim(0)?, 1))?;

@@ -195,7 +195,7 @@ impl<'a> Patching<'a> {
     pub fn grid(&self, kind: SiteKind, by: By, done: &dyn Fn()) -> Result<Grid> {
         check_kind(kind, by)?;
         let layers = 0..self.clean.model.config().n_layer;
-        let record = self.clean.record_below_head(layers.map(|layer| Site::in_block(layer, kind)))?;
+        let record = self.clean.record(layers.map(|layer| Site::in_block(layer, kind)))?;
         let values: Vec<Tensor> = record.values.into_values().collect();
         let mut grid = replaced_grid(&self.corrupted, &self.metric, (kind, by), &values, done)?;
         grid.values.iter_mut().flatten().for_each(|value| *value = self.share(*value));
@@ -223,7 +223,7 @@ impl<'a> Patching<'a> {
             return Err(InterpretError::Site { site, reason });
         }
         let z = |layer| Site::in_block(layer, SiteKind::Z);
-        let kept = |run: &Run| run.record_below_head((0..config.n_layer).map(z));
+        let kept = |run: &Run| run.record((0..config.n_layer).map(z));
         let (clean, sent) = match self.z.get() {
             Some(both) => both,
             None => {
@@ -336,13 +336,13 @@ impl Ablation {
                     let (clean, corrupted) = (run.ids.len(), ids.len());
                     return Err(InterpretError::Lengths { clean, corrupted });
                 }
-                Ok(sample.record_below_head(sites())?.values.into_values().collect())
+                Ok(sample.record(sites())?.values.into_values().collect())
             }
             Self::Mean(texts) => {
                 let is_by_position = texts.iter().all(|ids| ids.len() == run.ids.len());
                 let mut sums: Vec<Tensor> = Vec::new();
                 for ids in texts {
-                    let record = Run::new(run.model, ids)?.record_below_head(sites())?;
+                    let record = Run::new(run.model, ids)?.record(sites())?;
                     let of_text = record.values.into_values().map(|z| z.to_dtype(DType::F32)).map(|z| {
                         match is_by_position {
                             true => z?.squeeze(0),                              // (T, H, D)

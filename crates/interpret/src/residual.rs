@@ -63,7 +63,7 @@ pub fn decomposed_residual(run: &Run) -> Result<Stack> {
 }
 
 fn stack_of(run: &Run, sites: Vec<(Site, String)>) -> Result<Stack> {
-    let record = run.record_below_head(sites.iter().map(|(site, _)| *site))?;
+    let record = run.record(sites.iter().map(|(site, _)| *site))?;
     let part = |(site, label): (Site, String)| Ok((label, record.get(site)?.clone()));
     Stack::new(sites.into_iter().map(part).collect::<Result<_>>()?)
 }
@@ -77,7 +77,7 @@ pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack>
     let (n_layer, n_head) = (run.model.config().n_layer, run.model.config().n_head);
     let last = Site::in_block(n_layer - 1, SiteKind::ResidPost);
     let z = (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::Z));
-    let record = run.record_below_head(z.chain([last]))?;
+    let record = run.record(z.chain([last]))?;
     let mut remainder = record.get(last)?.to_dtype(DType::F32)?;
     let mut parts = Vec::new();
     for (layer, block) in run.model.transformer().blocks().iter().enumerate() {
@@ -170,7 +170,7 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     let direction = Direction::new(run.model, metric.answer, metric.against)?;
     let last = Site::in_block(run.model.config().n_layer - 1, SiteKind::ResidPost);
     let scale_site = Site::outside(SiteKind::LnFinalScale);
-    let record = run.record_below_head([last, scale_site])?;
+    let record = run.record([last, scale_site])?;
     let scale: f32 = at(record.get(scale_site)?, metric.position)?.squeeze(0)?.to_scalar()?;
     // Of parts (N, C).
     let of = |parts: &Tensor| -> Result<Vec<f32>> {
@@ -200,7 +200,7 @@ fn neurons(
     whole: f32,
 ) -> Result<(Vec<String>, Vec<f32>)> {
     let sites = (0..run.model.config().n_layer).map(|layer| Site::in_block(layer, SiteKind::MlpPost));
-    let record = run.record_below_head(sites)?;
+    let record = run.record(sites)?;
     let (mut labels, mut values) = (Vec::new(), Vec::new());
     for (layer, block) in run.model.transformer().blocks().iter().enumerate() {
         let weight = block.mlp().contract().weight().to_tensor()?.to_dtype(DType::F32)?; // (C, inner)

@@ -46,24 +46,25 @@ impl<'a> Run<'a> {
         self.model.forward(&self.input()?, logits_for, None, &mut Pass::inference().observed_by(observer))
     }
 
-    /// What is seen at these places.
+    /// What is seen at these places; the output head is computed only where logits are wanted.
     ///
     /// # Errors
     /// Those of the model.
     pub fn record(&self, sites: impl IntoIterator<Item = Site>) -> Result<Record> {
-        let mut record = Record::new(sites);
-        self.logits(LogitsFor::EveryToken, &mut record)?;
-        Ok(record)
+        self.filled(Record::new(sites))
     }
 
-    /// What is seen at these places, without logits: for all that lies before them.
+    /// A record of this run.
     ///
     /// # Errors
     /// Those of the model.
-    pub fn record_below_head(&self, sites: impl IntoIterator<Item = Site>) -> Result<Record> {
-        let mut record = Record::new(sites);
-        let pass = &mut Pass::inference().observed_by(&mut record);
-        self.model.transformer().forward(&self.input()?, None, pass)?;
+    pub fn filled(&self, mut record: Record) -> Result<Record> {
+        if record.wants(Site::outside(SiteKind::Logits)) {
+            self.logits(LogitsFor::EveryToken, &mut record)?;
+        } else {
+            let pass = &mut Pass::inference().observed_by(&mut record);
+            self.model.transformer().forward(&self.input()?, None, pass)?;
+        }
         Ok(record)
     }
 
@@ -74,7 +75,7 @@ impl<'a> Run<'a> {
     pub fn residuals(&self) -> Result<Vec<Tensor>> {
         let last = Site::in_block(self.model.config().n_layer - 1, SiteKind::ResidPost);
         let inputs = (0..self.model.config().n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre));
-        Ok(self.record_below_head(inputs.chain([last]))?.values.into_values().collect())
+        Ok(self.record(inputs.chain([last]))?.values.into_values().collect())
     }
 }
 

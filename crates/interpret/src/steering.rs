@@ -62,7 +62,7 @@ impl Steering {
             return Err(InterpretError::Layer { layer, n_layer: model.config().n_layer });
         }
         let of = |ids: &[u32]| -> Result<Tensor> {
-            let record = Run::new(model, ids)?.record_below_head([site])?;
+            let record = Run::new(model, ids)?.record([site])?;
             Ok(record.get(site)?.squeeze(0)?)
         };
         Self::new(model, layer, ((of(towards)? - of(away)?)? * scale)?)

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use candle_core::{DType, Tensor};
 use clap::Args;
-use gpt2::{LogitsFor, Site, SiteKind};
+use gpt2::{Site, SiteKind};
 use gpt2_engine::HubOptions;
 use gpt2_interpret::{Processing, Record};
 use gpt2_weights::replace_file;
@@ -104,13 +104,7 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
     if let Some(positions) = &positions {
         record = record.at(positions.clone());
     }
-    let run = looked.run(&ids)?;
-    if sites.contains(&Site::outside(SiteKind::Logits)) {
-        run.logits(LogitsFor::EveryToken, &mut record)?;
-    } else {
-        let pass = &mut gpt2::Pass::inference().observed_by(&mut record);
-        model.transformer().forward(&run.input()?, None, pass)?;
-    }
+    let mut record = looked.run(&ids)?.filled(record)?;
     let processing = is_processed.then(|| Processing::new(model)).transpose()?;
     let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
     for site in &sites {

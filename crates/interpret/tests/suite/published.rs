@@ -374,9 +374,11 @@ fn indirect_objects_by_attribution() -> Result<()> {
 
     let (mut clean, mut scales) = (Vec::new(), Vec::new());
     for (index, metric) in set.metrics.iter().enumerate() {
-        let (heads, scale) = gpt2.heads(&processing, &run(index), metric, None)?;
-        clean.push(heads);
-        scales.push(scale);
+        let mut heads = attribute(&run(index), metric, Unit::TransformerLensHead)?;
+        assert_eq!(heads.labels.pop().as_deref(), Some("remainder"));
+        heads.values.truncate(heads.labels.len());
+        clean.push(heads.values);
+        scales.push(gpt2.heads(&processing, &run(index), metric, None)?.1);
     }
     compared.row(
         "scales of the final norm",

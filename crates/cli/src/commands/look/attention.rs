@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()
     }
     let (layers, columns) = (sorted(|head| head.layer), sorted(|head| head.head));
     let site = |layer: usize| Site::in_block(layer, SiteKind::Pattern);
-    let mut record = looked.run(&ids)?.record_below_head(layers.iter().map(|layer| site(*layer)))?;
+    let mut record = looked.run(&ids)?.record(layers.iter().map(|layer| site(*layer)))?;
     let tokens = ids.len();
     let mut values = Vec::with_capacity(layers.len() * columns.len() * tokens * tokens);
     for layer in &layers {

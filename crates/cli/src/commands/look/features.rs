@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &FeaturesArguments, hub: &HubOptions) -> Result<()>
     let model = looked.loaded.model();
     let dictionary = open(arguments, model.config())?.to_device(model.device())?;
     let site = dictionary.config().site;
-    let record = looked.run(&ids)?.record_below_head([site])?;
+    let record = looked.run(&ids)?.record([site])?;
     let input = dictionary.input(record.get(site)?, &Processing::new(model)?)?;
     let latents = dictionary.encode(&input)?.flatten_to(1)?; // (T, F)
     let explained = dictionary.explained(&input)?;

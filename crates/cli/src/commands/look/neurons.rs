@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &NeuronsArguments, hub: &HubOptions) -> Result<()> 
     for part in ids.chunks(window.max(1)) {
         let read: Vec<u32> = bos.into_iter().chain(part.iter().copied()).collect();
         let run = Run::new(looked.loaded.model(), &read).map_err(|error| UsageError(error.to_string()))?;
-        let post = run.record_below_head([site])?.get(site)?.squeeze(0)?.narrow(1, neuron, 1)?;
+        let post = run.record([site])?.get(site)?.squeeze(0)?.narrow(1, neuron, 1)?;
         let post: Vec<f32> = post.squeeze(1)?.to_dtype(DType::F32)?.to_vec1()?;
         values.extend(&post[read.len() - part.len()..]);
         bar.advance(part.len() as u64);
