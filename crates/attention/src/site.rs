@@ -132,6 +132,20 @@ impl SiteKind {
         )
     }
 
+    /// Whether it is the residual stream or what is added to it.
+    pub fn is_residual(self) -> bool {
+        matches!(
+            self,
+            Self::Embed
+                | Self::PosEmbed
+                | Self::ResidPre
+                | Self::AttnOut
+                | Self::ResidMid
+                | Self::MlpOut
+                | Self::ResidPost
+        )
+    }
+
     /// The axis of the tokens of the pass: of queries, where there are keys too.
     pub fn token_axis(self) -> usize {
         if matches!(self, Self::AttnScores | Self::Pattern) { 2 } else { 1 }

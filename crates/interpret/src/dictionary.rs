@@ -170,17 +170,7 @@ impl DictionaryConfig {
 
     /// Whether what the model has at the place is to be made less its mean over the width, as TransformerLens shows it.
     pub fn needs_centring(&self) -> bool {
-        let is_centred = matches!(
-            self.site.kind,
-            SiteKind::Embed
-                | SiteKind::PosEmbed
-                | SiteKind::ResidPre
-                | SiteKind::AttnOut
-                | SiteKind::ResidMid
-                | SiteKind::MlpOut
-                | SiteKind::ResidPost
-        );
-        self.trained_on == TrainedOn::TransformerLens && is_centred
+        self.trained_on == TrainedOn::TransformerLens && self.site.kind.is_residual()
     }
 }
 

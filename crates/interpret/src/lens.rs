@@ -52,13 +52,22 @@ pub fn lens_logits(
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
     mut each: impl FnMut(usize, Tensor) -> Result<()>,
 ) -> Result<()> {
-    let residuals = run.residuals()?;
-    let last = residuals.len() - 1;
-    for (layer, residual) in residuals.into_iter().enumerate() {
-        let residual = if layer < last { translate(layer, residual)? } else { residual };
-        each(layer, run.model.lm_head().forward(&run.model.transformer().ln_f().forward(&residual)?)?)?;
+    for (layer, residual) in run.residuals()?.into_iter().enumerate() {
+        each(layer, logits_at(run, layer, residual, translate)?)?;
     }
     Ok(())
+}
+
+/// The logits of the lens at one layer.
+fn logits_at(
+    run: &Run,
+    layer: usize,
+    residual: Tensor,
+    translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let is_last = layer == run.model.config().n_layer;
+    let residual = if is_last { residual } else { translate(layer, residual)? };
+    run.model.lm_head().forward(&run.model.transformer().ln_f().forward(&residual)?)
 }
 
 /// The logit lens: for each layer and token what would be predicted. Logits of one layer at a time are in memory, and those of the
@@ -73,21 +82,18 @@ pub fn logit_lens(
 ) -> Result<Vec<LensLayer>> {
     let n_layer = run.model.config().n_layer;
     let rows = |logits: &Tensor| log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2::<f32>();
-    let last = {
-        let residuals = run.residuals()?;
-        let hidden = run.model.transformer().ln_f().forward(&residuals[n_layer])?;
-        rows(&run.model.lm_head().forward(&hidden)?)?
-    };
+    let residuals = run.residuals()?;
+    let last = rows(&logits_at(run, n_layer, residuals[n_layer].clone(), translate)?)?;
     let mut layers = Vec::new();
-    lens_logits(run, translate, |layer, logits| {
+    for (layer, residual) in residuals.into_iter().enumerate() {
+        let logits = logits_at(run, layer, residual, translate)?;
         let label = if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() };
         let predictions = rows(&logits)?.into_iter().zip(&last).enumerate();
         let cells = predictions.map(|(token, (predicted, last))| {
             cell(&predicted, last, options, run.ids.get(token + 1).copied())
         });
         layers.push(LensLayer { label, cells: cells.collect() });
-        Ok(())
-    })?;
+    }
     Ok(layers)
 }
 

@@ -68,14 +68,8 @@ impl Processing {
         match site.kind {
             SiteKind::V | SiteKind::Z => value.broadcast_sub(&of_layer(&self.values)?),
             SiteKind::Result => centred(&value.broadcast_sub(&of_layer(&self.results)?)?),
-            SiteKind::Embed
-            | SiteKind::PosEmbed
-            | SiteKind::ResidPre
-            | SiteKind::AttnOut
-            | SiteKind::ResidMid
-            | SiteKind::MlpOut
-            | SiteKind::ResidPost
-            | SiteKind::Logits => centred(value),
+            SiteKind::Logits => centred(value),
+            kind if kind.is_residual() => centred(value),
             _ => Ok(value.clone()),
         }
     }
