@@ -154,20 +154,23 @@ impl KvCache {
         let memory = KvMemory::new(num_heads, head_dim, tokens, memory.dtype(), memory.device())?;
         let mut fork = Self::in_memory(&memory, &slots);
         for (to, row) in rows.iter().enumerate() {
-            fork.copy_row(to, self, *row)?;
+            fork.copy_row(to, self, *row, self.lengths[*row])?;
         }
         Ok(fork)
     }
 
-    /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
+    /// Replaces the tokens of `row` by the first `added` of a row of another cache, such as a prompt that was computed alone.
     ///
     /// # Errors
-    /// When a row does not exist, the heads are others, or the tokens do not fit; the cache is then unchanged.
-    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
+    /// When a row does not exist or holds fewer, the heads are others, or the tokens do not fit; the cache is then unchanged.
+    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize, added: usize) -> Result<()> {
         self.expect_rows(&[row])?;
         source.expect_rows(&[source_row])?;
         self.expect(self.slots.len(), source.memory.num_heads(), source.memory.head_dim())?;
-        let (added, capacity) = (source.lengths[source_row], self.slots[row].capacity);
+        let (held, capacity) = (source.lengths[source_row], self.slots[row].capacity);
+        if added > held {
+            return Err(AttentionError::Truncate { row: source_row, kept: added, held }.into());
+        }
         if added > capacity {
             return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
         }

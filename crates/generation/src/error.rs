@@ -124,6 +124,12 @@ pub enum GenerationError {
     /// The model's logits are not numbers.
     #[error("the model's logits are not finite; verify its weights, and keep keys and values in f32")]
     NotFinite,
+    /// What the text must conform to cannot be followed.
+    #[error("{what}")]
+    Constraint {
+        /// What is wrong.
+        what: String,
+    },
     /// The options remove every token.
     #[error("no token is left to choose from: the options and processors remove all of them")]
     NoTokenLeft,

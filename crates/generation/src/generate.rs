@@ -101,10 +101,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
             // Requests are counted from 0 in their order, as prompts are.
             let prompt = |request: RequestId| usize::try_from(request.0).unwrap_or(usize::MAX);
             return Some(match self.events.next()? {
-                Ok(Event::Token { request, sequence, id, text, stop_reason, drafts }) => {
+                Ok(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
                     Ok(GeneratedToken { prompt: prompt(request), sequence, id, text, stop_reason, drafts })
                 }
-                Ok(Event::Empty { .. }) => continue,
+                Ok(Event::Begun { .. } | Event::Empty { .. }) => continue,
                 Ok(Event::Failed { request, error }) => {
                     Err(FailedPrompt { prompt: Some(prompt(request)), error })
                 }

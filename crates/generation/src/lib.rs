@@ -13,6 +13,8 @@ mod draft;
 mod error;
 mod generate;
 mod logits;
+mod logprobs;
+mod prefixes;
 mod processors;
 mod sampler;
 mod scheduler;
@@ -30,10 +32,9 @@ pub use contrastive_search::contrastive_search;
 pub use draft::Drafts;
 pub use error::GenerationError;
 pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, TokenGenerator};
-pub use processors::{AllowedTokens, History, LogitsProcessor};
+pub use logprobs::{TokenAlternatives, TokenLogprobs};
+pub use processors::{AllowedTokens, Constraint, History, LogitsProcessor};
 pub use sampler::Sampler;
 pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
-pub use score::{
-    Continuation, Score, TokenAlternatives, check_continuations, check_text, score, score_continuations,
-};
+pub use score::{Continuation, Score, check_continuations, check_text, score, score_continuations};
 pub use text_stream::TextStream;

@@ -47,6 +47,23 @@ impl fmt::Debug for AllowedTokens {
     }
 }
 
+/// What the text after a prompt must conform to, such as a grammar. What it says depends on the tokens that it is given alone:
+/// texts of one request ask the same constraint, on several threads and in any order.
+pub trait Constraint: Send + Sync + fmt::Debug {
+    /// Sets the entry of every token that may come next; `allowed` has one for each row of the vocabulary, all false. End tokens
+    /// may come where the text may end.
+    ///
+    /// # Errors
+    /// When the text cannot be followed, as where it does not conform.
+    fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError>;
+
+    /// Whether nothing may come next but the end.
+    ///
+    /// # Errors
+    /// As [`Constraint::allow`].
+    fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError>;
+}
+
 /// A change of the logits of one row.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -70,6 +87,8 @@ pub enum LogitsProcessor {
     },
     /// Keeps the tokens that the function names; where they were all removed before, it wins, and they become equal.
     AllowedTokens(AllowedTokens),
+    /// Keeps the tokens that the constraint allows; where they were all removed before, it wins, and they become equal.
+    Constraint(Arc<dyn Constraint>),
     /// Keeps one token as the first to generate.
     ForcedFirstToken(u32),
     /// Removes tokens.
@@ -98,7 +117,7 @@ impl LogitsProcessor {
     /// Applies the change; `logits` has one entry for each token of the vocabulary.
     ///
     /// # Errors
-    /// When the callback for allowed tokens names none, or one outside the vocabulary.
+    /// When the callback for allowed tokens names none, or one outside the vocabulary, and those of a [`Constraint`].
     pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
         match self {
             Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
@@ -118,6 +137,7 @@ impl LogitsProcessor {
                 }
             }
             Self::AllowedTokens(allowed) => keep_allowed(&(allowed.0)(history), logits)?,
+            Self::Constraint(constraint) => keep_conforming(&**constraint, history.generated(), logits)?,
             Self::ForcedFirstToken(id) => {
                 if history.generated().is_empty() {
                     logits.fill(f32::NEG_INFINITY);
@@ -191,6 +211,27 @@ impl LogitsProcessor {
         processors.insert(place.unwrap_or(processors.len()), self);
     }
 
+    /// The biases that `config` asks for; of biases on the same sequence the last holds.
+    pub(crate) fn biases_of(config: &GenerationConfig) -> Option<Self> {
+        let biases: BTreeMap<_, _> = config.sequence_bias.iter().cloned().collect();
+        (!biases.is_empty()).then(|| Self::SequenceBias(biases.into_iter().collect()))
+    }
+
+    /// Whether nothing may come after these tokens but the end.
+    pub(crate) fn is_complete(
+        processors: &[Self],
+        generated: impl Fn() -> Vec<u32>,
+    ) -> Result<bool, GenerationError> {
+        for processor in processors {
+            if let Self::Constraint(constraint) = processor
+                && constraint.is_complete(&generated())?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The processors that `config` asks for, in the order of transformers; those that change nothing are left out.
     pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
         let mut processors = Vec::new();
@@ -199,9 +240,7 @@ impl LogitsProcessor {
                 processors.push(processor);
             }
         };
-        // Of biases on the same sequence the last holds.
-        let biases: BTreeMap<_, _> = config.sequence_bias.iter().cloned().collect();
-        add(!biases.is_empty(), Self::SequenceBias(biases.into_iter().collect()));
+        Self::biases_of(config).into_iter().for_each(|biases| add(true, biases));
         add(config.repetition_penalty != 1.0, Self::RepetitionPenalty(config.repetition_penalty));
         add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
         add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));
@@ -288,6 +327,25 @@ fn keep_allowed(allowed: &[u32], logits: &mut [f32]) -> Result<(), GenerationErr
         indices.into_iter().map(|index| (index, if were_removed { 0.0 } else { logits[index] })).collect();
     logits.fill(f32::NEG_INFINITY);
     kept.into_iter().for_each(|(index, logit)| logits[index] = logit);
+    Ok(())
+}
+
+fn keep_conforming(
+    constraint: &dyn Constraint,
+    generated: &[u32],
+    logits: &mut [f32],
+) -> Result<(), GenerationError> {
+    let mut allowed = vec![false; logits.len()];
+    constraint.allow(generated, &mut allowed)?;
+    let mut is_any_left = false;
+    for (logit, allowed) in logits.iter_mut().zip(&allowed) {
+        *logit = if *allowed { *logit } else { f32::NEG_INFINITY };
+        is_any_left |= *logit > f32::NEG_INFINITY;
+    }
+    if !is_any_left {
+        let kept = logits.iter_mut().zip(&allowed).filter(|(_, allowed)| **allowed);
+        kept.for_each(|(logit, _)| *logit = 0.0);
+    }
     Ok(())
 }
 

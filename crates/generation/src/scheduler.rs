@@ -20,9 +20,11 @@ use crate::clock::Deadline;
 use crate::config::slid_tokens;
 use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up};
 use crate::logits::rows_of;
+use crate::logprobs::{Expected, biased, for_each_row};
+use crate::prefixes::{Beginning, Prefixes, PromptScores, Source, usable_tokens};
 use crate::{
     Clock, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, SearchMode, TextStream,
-    WhenFull,
+    TokenLogprobs, WhenFull,
 };
 
 /// Why a text ended.
@@ -33,6 +35,8 @@ pub enum StopReason {
     Eos,
     /// A stop string came up; the text ends in front of it, the ids with the token that completed it.
     StopString,
+    /// What the text must conform to allows nothing after it; see [`Constraint`](crate::Constraint).
+    Complete,
     /// As many tokens as were asked for.
     MaxNewTokens,
     /// The model's context is full.
@@ -49,6 +53,7 @@ impl StopReason {
         match self {
             Self::Eos => "eos",
             Self::StopString => "stop_string",
+            Self::Complete => "complete",
             Self::MaxNewTokens => "max_new_tokens",
             Self::Context => "context",
             Self::MaxTime => "max_time",
@@ -78,12 +83,30 @@ pub struct Request {
     pub config: Arc<GenerationConfig>,
     /// Changes of the logits besides those of the configuration; for their place see [`LogitsProcessor::add_to`].
     pub processors: Vec<LogitsProcessor>,
+    /// Its first text draws from this stream of the configuration's seed, the others from those after it.
+    pub stream: u64,
+    /// How probable each new token is, with so many alternatives: by the model's logits and the configuration's biases, before
+    /// anything else changes them.
+    pub logprobs: Option<usize>,
+    /// How probable each token of the prompt is, with so many alternatives.
+    pub prompt_logprobs: Option<usize>,
+    /// Requests of the same number may go on from what was computed for one another, where their prompts begin alike; on a CPU,
+    /// where that changes no bit. `None` is for oneself.
+    pub reuse: Option<u64>,
 }
 
 impl Request {
-    /// A request without processors of its own.
+    /// A request without anything of its own.
     pub fn new(prompt: Vec<u32>, config: impl Into<Arc<GenerationConfig>>) -> Self {
-        Self { prompt, config: config.into(), processors: Vec::new() }
+        Self {
+            prompt,
+            config: config.into(),
+            processors: Vec::new(),
+            stream: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+            reuse: None,
+        }
     }
 
     /// A request for each prompt, all with the same configuration.
@@ -112,6 +135,15 @@ pub struct RequestId(pub u64);
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
+    /// The prompt is computed; comes once for each request whose prompt is needed, before anything else of it.
+    Begun {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the prompt that had been computed for another request.
+        cached_tokens: usize,
+        /// How probable its tokens are, where that was asked for; `None` for the first one, which has nothing before it.
+        prompt: Vec<Option<TokenLogprobs>>,
+    },
     /// A text has one more token.
     Token {
         /// The request.
@@ -122,6 +154,8 @@ pub enum Event {
         id: u32,
         /// The text that it completes; empty without a tokenizer.
         text: String,
+        /// How probable it is, where that was asked for.
+        logprobs: Option<TokenLogprobs>,
         /// Why the text ends with it; `None` while it goes on.
         stop_reason: Option<StopReason>,
         /// What was drafted for the text so far.
@@ -166,6 +200,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     cache: Gpt2Cache,
     /// The last prompt, where the next text continues it too.
     shared: Option<SharedPrompt>,
+    /// What texts that have ended leave to others.
+    prefixes: Prefixes,
     /// Events that wait for the next step.
     ready: Vec<Event>,
 }
@@ -186,6 +222,10 @@ struct Accepted {
     capacity: usize,
     config: Arc<GenerationConfig>,
     processors: Vec<LogitsProcessor>,
+    stream: u64,
+    logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
+    reuse: Option<u64>,
 }
 
 /// A text in the making.
@@ -194,6 +234,8 @@ struct Text<T> {
     sequence: usize,
     /// Prompt and new tokens.
     ids: Vec<u32>,
+    /// How probable the tokens of its prompt are, as far as that is known.
+    scores: PromptScores,
     /// Counted from when its prompt is begun.
     deadline: Deadline,
     sampler: Sampler,
@@ -209,8 +251,15 @@ struct Text<T> {
 
 /// The next tokens of a text, and why there are no more.
 struct Chosen {
-    ids: Vec<u32>,
+    tokens: Vec<ChosenToken>,
     error: Option<GenerationError>,
+}
+
+struct ChosenToken {
+    id: u32,
+    logprobs: Option<TokenLogprobs>,
+    /// Whether nothing may come after it.
+    is_complete: bool,
 }
 
 /// Tokens on their way into a cache.
@@ -219,6 +268,8 @@ struct Prefill<T> {
     cache: Gpt2Cache,
     tokens: Vec<u32>,
     computed: usize,
+    /// Tokens that had been computed for another text.
+    cached: usize,
     /// Whether these are the tokens that a sliding window keeps. The text's last token is then not among them, and is read in
     /// the next step like that of any running text.
     is_window: bool,
@@ -267,6 +318,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             prefilling: VecDeque::new(),
             running: Vec::new(),
             shared: None,
+            prefixes: Prefixes::default(),
             ready: Vec::new(),
         })
     }
@@ -300,7 +352,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// long, an id is outside the vocabulary, stop strings have no tokenizer, or prompt and text have no room in the memory for
     /// keys and values, however long they wait.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
-        let Request { prompt, config, processors: others } = request;
+        let Request { prompt, config, processors: others, stream, logprobs, prompt_logprobs, reuse } =
+            request;
         let model = self.model.config();
         config.check_for(SearchMode::TokenByToken, model)?;
         if !config.stop_strings.is_empty() && self.tokenizer.is_none() {
@@ -318,10 +371,23 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let id = RequestId(self.requests);
         self.requests += 1;
         let texts = 0..config.num_return_sequences;
-        if max_new_tokens == 0 {
+        if max_new_tokens == 0 && prompt_logprobs.is_none() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            let request = Arc::new(Accepted { id, prompt, max_new_tokens, capacity, config, processors });
+            // On a GPU the rows of a step lie side by side, and what is kept would stand between them.
+            let reuse = reuse.filter(|_| self.slot_tokens.is_none());
+            let request = Arc::new(Accepted {
+                id,
+                prompt,
+                max_new_tokens,
+                capacity,
+                config,
+                processors,
+                stream,
+                logprobs,
+                prompt_logprobs,
+                reuse,
+            });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }
         Ok(id)
@@ -335,8 +401,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
-                self.running.remove(row);
-                drop(self.cache.take(row));
+                let text = self.running.remove(row);
+                if let Ok(cache) = self.cache.take(row) {
+                    self.leave(text, cache);
+                }
             } else {
                 row += 1;
             }
@@ -366,9 +434,14 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.running.len() + self.prefilling.len()
     }
 
-    /// Tokens whose keys and values have room taken in memory.
+    /// Tokens whose keys and values have room taken in memory, for texts that have begun.
     pub fn kv_tokens_in_use(&self) -> usize {
-        self.pool.tokens_in_use()
+        self.pool.tokens_in_use() - self.prefixes.kv_tokens()
+    }
+
+    /// Tokens whose keys and values are kept of texts that have ended, until the memory is needed; see [`Request::reuse`].
+    pub fn kv_tokens_kept(&self) -> usize {
+        self.prefixes.kv_tokens()
     }
 
     /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened.
@@ -383,6 +456,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.running.clear();
             self.cache = self.pool.empty_cache();
             self.shared = None;
+            self.prefixes = Prefixes::default();
         }
         stepped.map(|()| mem::take(&mut self.ready))
     }
@@ -411,9 +485,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let chosen = sample(&mut self.running, &drafts, logits.chunks_mut(tokens));
         for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
             // The cache keeps what the text goes on from.
-            let held = self.cache.lengths()[row] - tokens + chosen.ids.len();
+            let held = self.cache.lengths()[row] - tokens + chosen.tokens.len();
             self.cache.truncate(row, held)?;
-            self.running[row].count_draft(draft, &chosen.ids)?;
+            self.running[row].count_draft(draft, &chosen.tokens)?;
         }
         self.extend(0, chosen)
     }
@@ -480,7 +554,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let text = self.running.remove(row);
             let cache = self.cache.take(row)?;
             // A running text does not wait for the prompts of others.
-            self.prefilling.push_front(Prefill { text, cache, tokens, computed: 0, is_window: true });
+            let window = Prefill { text, cache, tokens, computed: 0, cached: 0, is_window: true };
+            self.prefilling.push_front(window);
         }
         Ok(())
     }
@@ -497,21 +572,35 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let count = budget.min(prefill.tokens.len() - prefill.computed);
             budget -= count;
             let hidden = prefill.compute(&self.model, count)?; // (1, count, C)
+            if let Err(error) = prefill.score(&self.model, &hidden) {
+                let request = prefill.text.request.id;
+                drop(prefill);
+                match error {
+                    GenerationError::NotFinite => self.fail(request, error),
+                    error => return Err(error),
+                }
+                continue;
+            }
             if prefill.computed < prefill.tokens.len() {
                 self.prefilling.push_front(prefill);
                 continue;
             }
-            let Prefill { text, cache, is_window, .. } = prefill;
+            let Prefill { text, cache, is_window, cached, .. } = prefill;
             if is_window {
                 self.run(text, cache)?;
-            } else {
-                let logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
-                if self.is_shared(&text) {
-                    let (request, logits) = (text.request.id, logits.clone());
-                    self.shared = Some(SharedPrompt { request, logits, row: None });
-                }
-                self.begin(text, cache, logits)?;
+                continue;
             }
+            self.tell_begun(&text, cached);
+            if text.request.max_new_tokens == 0 {
+                self.end_without_tokens(text, cache);
+                continue;
+            }
+            let logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+            if self.is_shared(&text) {
+                let (request, logits) = (text.request.id, logits.clone());
+                self.shared = Some(SharedPrompt { request, logits, row: None });
+            }
+            self.begin(text, cache, logits)?;
         }
         Ok(())
     }
@@ -522,12 +611,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if self.running() >= self.options.max_texts {
             return Ok(false);
         }
+        let request = Arc::clone(request);
         let capacity = request.capacity.max(self.slot_tokens.unwrap_or(0));
         let id = request.id;
         let mut shared = self.shared.take_if(|shared| shared.request == id);
         self.shared = None;
         let row = shared.as_mut().and_then(|shared| shared.row.take());
-        let Some(mut cache) = row.or_else(|| self.pool.cache(1, capacity)) else {
+        let is_first = row.is_none() && shared.is_none();
+        let mut beginning = if is_first { self.beginning_of(&request) } else { None };
+        let Some(mut cache) = row.or_else(|| self.room_for(capacity, &mut beginning)) else {
             self.shared = shared;
             return Ok(false);
         };
@@ -544,10 +636,16 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         };
         let mut text = Text {
             // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
-            sampler: Sampler::new(&request.config, request.processors.clone(), sequence as u64),
+            sampler: Sampler::new(
+                &request.config,
+                request.processors.clone(),
+                request.stream.wrapping_add(sequence as u64),
+            ),
             stream: self.tokenizer.as_ref().map(stream),
             deadline,
             ids: request.prompt.clone(),
+            // They are told once.
+            scores: PromptScores::new(request.prompt_logprobs.filter(|_| sequence == 0)),
             has_slid: false,
             success: Success::new(),
             right: 0,
@@ -562,15 +660,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             && let Some(other) = &other.assisted
             && other.lengths() >= &[prompt_len][..]
         {
-            own.copy_row(0, other, 0)?;
-            own.truncate(0, prompt_len)?;
+            own.copy_row(0, other, 0, prompt_len)?;
         }
         if shared.is_some()
             && cache.lengths() == [0]
             && let Some(row) = self.running.iter().position(sibling)
         {
-            cache.copy_row(0, &self.cache, row)?;
-            cache.truncate(0, prompt_len)?;
+            cache.copy_row(0, &self.cache, row, prompt_len)?;
         }
         match shared.filter(|_| cache.lengths() == [prompt_len]) {
             Some(shared) => {
@@ -580,11 +676,109 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             }
             // The only text, or all that had the prompt are gone.
             None => {
+                let cached = self.take_over(beginning, &mut text, &mut cache)?;
                 let tokens = text.ids.clone();
-                self.prefilling.push_back(Prefill { text, cache, tokens, computed: 0, is_window: false });
+                let prefill = Prefill { text, cache, tokens, computed: cached, cached, is_window: false };
+                self.prefilling.push_back(prefill);
             }
         }
         Ok(true)
+    }
+
+    /// The longest beginning of a prompt that was computed for a text that runs, or for one that has ended.
+    fn beginning_of(&self, request: &Accepted) -> Option<Beginning> {
+        let (reuse, wanted) = (request.reuse?, request.prompt_logprobs);
+        let rows = self.running.iter().zip(self.cache.lengths()).enumerate();
+        let rows = rows.filter(|(_, (text, _))| text.request.reuse == Some(reuse) && !text.has_slid);
+        let running = rows.map(|(row, (text, held))| {
+            let tokens = usable_tokens(&request.prompt, &text.ids[..*held], &text.scores, wanted);
+            Beginning { tokens, source: Source::Running(row) }
+        });
+        let kept = self.prefixes.longest(reuse, &request.prompt, wanted);
+        let kept = kept.map(|(number, tokens)| Beginning { tokens, source: Source::Kept(number) });
+        running.chain(kept).filter(|beginning| beginning.tokens > 0).max_by_key(|beginning| beginning.tokens)
+    }
+
+    /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
+    fn room_for(&mut self, capacity: usize, beginning: &mut Option<Beginning>) -> Option<Gpt2Cache> {
+        let is_free = |pool: &KvPool| pool.cache(1, capacity);
+        let used = self.kv_tokens_in_use();
+        if used + KvSlot::room_of(capacity) > self.pool.tokens() {
+            return None;
+        }
+        let needed = match beginning {
+            Some(Beginning { source: Source::Kept(number), .. }) => Some(*number),
+            _ => None,
+        };
+        loop {
+            if let Some(cache) = is_free(&self.pool) {
+                return Some(cache);
+            }
+            if !self.prefixes.forget_oldest(needed) {
+                break;
+            }
+        }
+        if let (Some(number), Some(found)) = (needed, beginning.as_mut()) {
+            if let Some((cache, scores)) = self.prefixes.give(number, capacity) {
+                found.source = Source::Taken(scores);
+                return Some(cache);
+            }
+            *beginning = None;
+        }
+        is_free(&self.pool)
+    }
+
+    /// Gives a text the beginning of its prompt that is computed already; returns how many tokens that is.
+    fn take_over(
+        &mut self,
+        beginning: Option<Beginning>,
+        text: &mut Text<T>,
+        cache: &mut Gpt2Cache,
+    ) -> Result<usize, GenerationError> {
+        let Some(Beginning { tokens, source }) = beginning else { return Ok(0) };
+        match source {
+            Source::Running(row) => {
+                cache.copy_row(0, &self.cache, row, tokens)?;
+                text.scores.take_over(&self.running[row].scores, tokens + 1);
+            }
+            Source::Kept(number) => {
+                let Some((kept, scores)) = self.prefixes.touch(number) else { return Ok(0) };
+                cache.copy_row(0, kept, 0, tokens)?;
+                text.scores.take_over(scores, tokens + 1);
+            }
+            Source::Taken(scores) => {
+                cache.truncate(0, tokens)?;
+                text.scores.take_over(&scores, tokens + 1);
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// Leaves what was computed for a text that has ended to others.
+    fn leave(&mut self, text: Text<T>, cache: Gpt2Cache) {
+        let held = cache.lengths().first().copied().unwrap_or(0);
+        if let (Some(reuse), false, 1..) = (text.request.reuse, text.has_slid, held) {
+            let mut ids = text.ids;
+            ids.truncate(held);
+            self.prefixes.keep(reuse, ids, cache, text.scores);
+        }
+    }
+
+    /// Says that the prompt of a request is computed, with its first text.
+    fn tell_begun(&mut self, text: &Text<T>, cached_tokens: usize) {
+        if text.sequence == 0 {
+            let (request, prompt) = (text.request.id, text.scores.known().to_vec());
+            self.ready.push(Event::Begun { request, cached_tokens, prompt });
+        }
+    }
+
+    /// Ends all texts of a request of which only the prompt was asked for.
+    fn end_without_tokens(&mut self, text: Text<T>, cache: Gpt2Cache) {
+        let request = text.request.id;
+        self.waiting.retain(|waiting| waiting.request.id != request);
+        let texts = 0..text.request.config.num_return_sequences;
+        self.ready.extend(texts.map(|sequence| Event::Empty { request, sequence }));
+        self.leave(text, cache);
     }
 
     /// Whether the next text that waits continues the same prompt.
@@ -611,20 +805,28 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
-        for (row, Chosen { ids, error }) in (first..).zip(chosen) {
+        for (row, Chosen { tokens, error }) in (first..).zip(chosen) {
             let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
             let (request, sequence) = (text.request.id, text.sequence);
-            let (mut left, mut error) = (ids.len(), error);
-            for id in ids {
+            let (mut left, mut error) = (tokens.len(), error);
+            for ChosenToken { id, logprobs, is_complete } in tokens {
                 left -= 1;
                 if text.right > 0 {
                     text.right -= 1;
                     text.success.drafts.accepted += 1;
                 }
                 let drafts = text.success.drafts;
-                match text.push(id, held - left >= n_positions) {
+                match text.push(id, is_complete, held - left >= n_positions) {
                     Ok((text, stop_reason)) => {
-                        self.ready.push(Event::Token { request, sequence, id, text, stop_reason, drafts });
+                        self.ready.push(Event::Token {
+                            request,
+                            sequence,
+                            id,
+                            text,
+                            logprobs,
+                            stop_reason,
+                            drafts,
+                        });
                         if stop_reason.is_some() {
                             ended.push(row);
                             error = None;
@@ -674,8 +876,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 self.running.swap_remove(row);
             }
             None => {
-                drop(self.cache.take(row)?);
-                self.running.remove(row);
+                let cache = self.cache.take(row)?;
+                let text = self.running.remove(row);
+                self.leave(text, cache);
             }
         }
         Ok(())
@@ -713,17 +916,19 @@ impl Event {
     /// The request that it is about.
     pub fn request(&self) -> RequestId {
         match self {
-            Self::Token { request, .. } | Self::Empty { request, .. } | Self::Failed { request, .. } => {
-                *request
-            }
+            Self::Begun { request, .. }
+            | Self::Token { request, .. }
+            | Self::Empty { request, .. }
+            | Self::Failed { request, .. } => *request,
         }
     }
 }
 
 impl<T: Deref<Target = Tokenizer>> Text<T> {
     /// Counts what was drafted and, of that, what the text goes on with, before it does.
-    fn count_draft(&mut self, draft: &[u32], chosen: &[u32]) -> Result<(), GenerationError> {
-        let accepted = draft.iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
+    fn count_draft(&mut self, draft: &[u32], chosen: &[ChosenToken]) -> Result<(), GenerationError> {
+        let is_right = |(drafted, chosen): &(&u32, &ChosenToken)| **drafted == chosen.id;
+        let accepted = draft.iter().zip(chosen).take_while(is_right).count();
         if !draft.is_empty() {
             self.success.count(draft.len(), accepted);
         }
@@ -736,13 +941,19 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
     }
 
     /// Adds a token; returns the text it completes and why the text ends with it, if it does.
-    fn push(&mut self, id: u32, is_full: bool) -> Result<(String, Option<StopReason>), GenerationError> {
+    fn push(
+        &mut self,
+        id: u32,
+        is_complete: bool,
+        is_full: bool,
+    ) -> Result<(String, Option<StopReason>), GenerationError> {
         self.ids.push(id);
         let mut text = self.stream.as_mut().map(|stream| stream.push(id)).transpose()?.unwrap_or_default();
         let Accepted { config, prompt, max_new_tokens, .. } = &*self.request;
         let reasons = [
             (config.eos_token_id.contains(&id), StopReason::Eos),
             (self.stream.as_ref().is_some_and(TextStream::is_stopped), StopReason::StopString),
+            (is_complete, StopReason::Complete),
             (self.ids.len() - prompt.len() >= *max_new_tokens, StopReason::MaxNewTokens),
             (config.when_full == WhenFull::Stop && is_full, StopReason::Context),
             (self.deadline.is_over(), StopReason::MaxTime),
@@ -763,6 +974,18 @@ impl<T> Prefill<T> {
         self.computed += count;
         Ok(model.transformer().forward(&ids, Some(&mut self.cache), &mut Pass::inference())?)
     }
+
+    /// Finds how probable the tokens are that come after those of `hidden`, `(1, count, C)`, which were computed last.
+    fn score(&mut self, model: &Gpt2LMHead, hidden: &Tensor) -> Result<(), GenerationError> {
+        let scores = &mut self.text.scores;
+        let (Some(wanted), false) = (scores.wanted(), self.is_window) else { return Ok(()) };
+        let next = &self.tokens[scores.known().len()..self.tokens.len().min(self.computed + 1)];
+        let found = for_each_row(model, hidden, 0..next.len(), |row, logits| {
+            Ok(Expected::of(logits, wanted)?.of_token(next[row]))
+        })?;
+        scores.extend(found);
+        Ok(())
+    }
 }
 
 /// The next tokens of each text, of which one is chosen after its last token and after each that was drafted rightly; on all
@@ -777,22 +1000,43 @@ fn sample<'a, T>(
         (request, ids, sampler, draft, logits)
     });
     map_items(rows, |(request, ids, sampler, draft, logits)| {
-        let (start, mut error) = (ids.len(), None);
+        let (start, mut tokens, mut error) = (ids.len(), Vec::new(), None);
         for (place, logits) in logits.iter_mut().enumerate() {
-            match sampler.sample(History { ids, prompt_len: request.prompt.len() }, logits) {
-                Ok(id) => ids.push(id),
+            let token = match choose(request, sampler, ids, logits) {
+                Ok(token) => token,
                 Err(found) => {
                     error = Some(found);
                     break;
                 }
-            }
-            let id = ids.last();
-            if id != draft.get(place) || id.is_some_and(|id| request.config.eos_token_id.contains(id)) {
+            };
+            ids.push(token.id);
+            let is_drafted = draft.get(place) == Some(&token.id);
+            let is_end = token.is_complete || request.config.eos_token_id.contains(&token.id);
+            tokens.push(token);
+            if is_end || !is_drafted {
                 break;
             }
         }
-        Chosen { ids: ids.split_off(start), error }
+        ids.truncate(start);
+        Chosen { tokens, error }
     })
+}
+
+/// The next token of a text.
+fn choose(
+    request: &Accepted,
+    sampler: &mut Sampler,
+    ids: &[u32],
+    logits: &mut [f32],
+) -> Result<ChosenToken, GenerationError> {
+    let history = History { ids, prompt_len: request.prompt.len() };
+    let before = request.logprobs.map(|_| biased(&request.config, history, logits)).transpose()?;
+    let id = sampler.sample(history, logits)?;
+    let expected = before.as_deref().map(|logits| Expected::of(logits, request.logprobs.unwrap_or(0)));
+    let logprobs = expected.transpose()?.map(|expected| expected.of_token(id));
+    let is_complete = !request.config.eos_token_id.contains(&id)
+        && LogitsProcessor::is_complete(&request.processors, || [history.generated(), &[id]].concat())?;
+    Ok(ChosenToken { id, logprobs, is_complete })
 }
 
 /// Tokens whose keys and values a text needs room for. The last token is produced and not read again.

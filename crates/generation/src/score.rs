@@ -8,19 +8,15 @@
 //! scored, as there.
 
 use std::iter::{once, repeat_n};
-use std::ops::Range;
 
-use candle_core::{D, DType, Tensor};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::map_items;
+use candle_core::Tensor;
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, Pass};
 
-use crate::GenerationError;
 use crate::config::check_ids;
 use crate::generate::last_logits;
-use crate::processors::{largest, log_sum_exp, most_probable};
-
-/// The most probable tokens of a position with their log-probabilities, most probable first.
-pub type TokenAlternatives = Vec<(u32, f64)>;
+use crate::logprobs::{Expected, for_each_row};
+use crate::processors::largest;
+use crate::{GenerationError, TokenAlternatives};
 
 /// The log-probabilities of a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,14 +60,11 @@ pub fn score(
         let first = scored.max(begin + 1);
         // Row r of the hidden states predicts token begin + r + 1.
         let found = for_each_row(model, &hidden, first - begin - 1..end - begin - 1, |row, logits| {
-            let normalizer = normalizer(logits)?;
-            let best = most_probable(logits, top_alternatives).into_iter();
-            let best = best.map(|(token, logit)| (token, f64::from(logit) - normalizer)).collect();
-            Ok((log_probability(logits, normalizer, ids[begin + row + 1]), best))
+            Ok(Expected::of(logits, top_alternatives)?.of_token(ids[begin + row + 1]))
         })?;
-        for (position, (logprob, best)) in (first..end).zip(found) {
-            logprobs[position] = Some(logprob);
-            alternatives[position] = best;
+        for (position, found) in (first..end).zip(found) {
+            logprobs[position] = Some(found.logprob);
+            alternatives[position] = found.alternatives;
         }
         progress((end - scored) as u64);
         scored = end;
@@ -82,29 +75,6 @@ pub fn score(
     let known: Vec<f64> = logprobs.iter().flatten().copied().collect();
     let loss = -known.iter().sum::<f64>() / known.len() as f64;
     Ok(Score { logprobs, alternatives, loss })
-}
-
-/// What `look` finds in the logits after each of these rows of hidden states `(1, T, C)`; on all threads, and in pieces, so that
-/// the logits of a long window are never held all at once.
-fn for_each_row<R: Send>(
-    model: &Gpt2LMHead,
-    hidden: &Tensor,
-    rows: Range<usize>,
-    look: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
-) -> Result<Vec<R>, GenerationError> {
-    /// Rows whose logits are held at once: 26 MB of GPT-2's.
-    const PIECE_ROWS: usize = 128;
-    let mut found = Vec::with_capacity(rows.len());
-    for first in rows.clone().step_by(PIECE_ROWS) {
-        let count = PIECE_ROWS.min(rows.end - first);
-        let logits = model.logits(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
-        let vocab_size = logits.dim(D::Minus1)?;
-        let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        for row in map_items(logits.chunks(vocab_size).zip(first..), |(logits, row)| look(row, logits)) {
-            found.push(row?);
-        }
-    }
-    Ok(found)
 }
 
 /// How probable a continuation of a prompt is.
@@ -147,7 +117,7 @@ pub fn score_continuations(
     check_continuations(prompt, continuations, model.config())?;
     let mut prefix = model.new_cache(1, prompt.len())?;
     let first = last_logits(model, prompt, &mut prefix)?;
-    let first_normalizer = normalizer(&first)?;
+    let expected_first = Expected::of(&first, 0)?;
     // The last token is scored and not read.
     let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
     let capacity = prompt.len() + longest - 1;
@@ -159,10 +129,8 @@ pub fn score_continuations(
         let rest = after_first(model, &prefix, &longer)?;
         let mut rest = rest.into_iter();
         for continuation in batch {
-            let of_first = (
-                log_probability(&first, first_normalizer, continuation[0]),
-                logit(&first, continuation[0]) == largest(&first),
-            );
+            let of_first =
+                (expected_first.logprob(continuation[0]), logit(&first, continuation[0]) == largest(&first));
             let tokens: Vec<(f64, bool)> =
                 once(of_first).chain(rest.by_ref().take(continuation.len() - 1)).collect();
             scored.push(Continuation {
@@ -188,8 +156,9 @@ fn after_first(
         return Ok(Vec::new());
     }
     let rows = continuations.len();
-    let mut cache = model.new_cache(rows, prefix.lengths()[0] + longest)?;
-    (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0))?;
+    let prompt_len = prefix.lengths()[0];
+    let mut cache = model.new_cache(rows, prompt_len + longest)?;
+    (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0, prompt_len))?;
     // What comes after the end of a continuation is not looked at, and changes nothing before it.
     let padded = continuations.iter().flat_map(|ids| {
         let read = ids.split_last().map_or(&[][..], |(_, read)| read);
@@ -206,7 +175,7 @@ fn after_first(
     let hidden = hidden.flatten(0, 1)?.index_select(&places, 0)?.unsqueeze(0)?; // (1, tokens, C)
     for_each_row(model, &hidden, 0..wanted.len(), |row, logits| {
         let is_greedy = logit(logits, wanted[row]) == largest(logits);
-        Ok((log_probability(logits, normalizer(logits)?, wanted[row]), is_greedy))
+        Ok((Expected::of(logits, 0)?.logprob(wanted[row]), is_greedy))
     })
 }
 
@@ -263,17 +232,6 @@ pub fn check_text(ids: &[u32], stride: usize, config: &Gpt2Config) -> Result<(),
         return Err(GenerationError::ContextTooShortToScore { n_positions });
     }
     Ok(())
-}
-
-/// What is subtracted from a logit to make it a log-probability.
-fn normalizer(logits: &[f32]) -> Result<f64, GenerationError> {
-    let normalizer = log_sum_exp(logits);
-    if normalizer.is_finite() { Ok(normalizer) } else { Err(GenerationError::NotFinite) }
-}
-
-/// Logarithm of the softmax at `token`, computed in f64; `-inf` for a probability of zero.
-fn log_probability(logits: &[f32], normalizer: f64, token: u32) -> f64 {
-    f64::from(logit(logits, token)) - normalizer
 }
 
 fn logit(logits: &[f32], token: u32) -> f32 {

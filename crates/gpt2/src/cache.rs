@@ -156,17 +156,17 @@ impl Gpt2Cache {
         Ok(Self { layers, slots, pool, steps: Steps::default() })
     }
 
-    /// Replaces the tokens of `row` by those of a row of another cache, such as a prompt that was computed alone.
+    /// Replaces the tokens of `row` by the first `tokens` of a row of another cache, such as a prompt that was computed alone.
     ///
     /// # Errors
-    /// When a row does not exist, the caches are for different models, or the tokens do not fit.
-    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize) -> Result<()> {
+    /// When a row does not exist or holds fewer, the caches are for different models, or the tokens do not fit.
+    pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize, tokens: usize) -> Result<()> {
         if self.layers.len() != source.layers.len() {
             let (expected, found) = (self.layers.len(), source.layers.len());
             return Err(ModelError::CacheLayers { expected, found }.into());
         }
         let layers = self.layers.iter_mut().zip(&source.layers);
-        layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row))
+        layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row, tokens))
     }
 
     /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, where it is the number of rows, after

@@ -103,7 +103,7 @@ fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
         for (row, prompt) in prompts.iter().enumerate() {
             let mut prefix = model.new_cache(1, 48).unwrap();
             step(prompt, 1, &mut prefix);
-            cache.copy_row(row, &prefix, 0).unwrap();
+            cache.copy_row(row, &prefix, 0, prefix.lengths()[0]).unwrap();
         }
         let alone: Vec<Vec<u32>> = (0..ROWS)
             .map(|row| step(&next[row..=row], 1, &mut cache.fork(&[row]).unwrap()).remove(0))

@@ -7,6 +7,7 @@ mod draft;
 mod parity;
 mod processors;
 mod published;
+mod requests;
 mod scheduler;
 mod score;
 mod search;

@@ -132,7 +132,7 @@ fn a_copied_row_goes_on_like_the_original() -> Result<()> {
     for (row, prompt) in [(0, &[1u32, 2][..]), (2, &[40, 41, 42, 43, 44])] {
         let mut alone = Gpt2Cache::new(model.config(), 1, prompt.len(), dtype(), &device())?;
         step(&model, &ids(&[prompt]), &mut alone)?;
-        batch.copy_row(row, &alone, 0)?;
+        batch.copy_row(row, &alone, 0, alone.lengths()[0])?;
     }
     assert_eq!(batch.lengths(), [2, 4, 5]);
     let together = step(&model, &ids(&[&[30], &[31], &[32]]), &mut batch)?;
@@ -142,14 +142,19 @@ fn a_copied_row_goes_on_like_the_original() -> Result<()> {
     }
     let mut small = Gpt2Cache::new(model.config(), 1, 4, dtype(), &device())?;
     for (row, source_row) in [(0, 0), (1, 0), (0, 3)] {
-        let refused = small.copy_row(row, &batch, source_row);
+        let refused = small.copy_row(row, &batch, source_row, 3);
         assert_eq!(refused.is_ok(), (row, source_row) == (0, 0), "{row} from {source_row}");
     }
-    assert!(small.copy_row(0, &batch, 1).is_err(), "five tokens into room for four");
+    assert!(small.copy_row(0, &batch, 1, 5).is_err(), "five tokens into room for four");
+    assert!(small.copy_row(0, &batch, 0, 4).is_err(), "four of three tokens");
     assert_eq!(small.lengths(), [3], "unchanged");
+    small.copy_row(0, &batch, 1, 2)?;
+    assert_eq!(small.lengths(), [2], "a beginning");
+    let alone = all_logits(&model, &ids(&[&[5, 9, 8]]))?.narrow(1, 2, 1)?;
+    assert_parity(&step(&model, &ids(&[&[8]]), &mut small)?, &alone, SAME, "after a beginning");
     let shallow = Gpt2Config { n_layer: 2, ..model.config().clone() };
     let shallow = Gpt2Cache::new(&shallow, 1, 4, dtype(), &device())?;
-    assert!(small.copy_row(0, &shallow, 0).is_err(), "a cache of another model");
+    assert!(small.copy_row(0, &shallow, 0, shallow.lengths()[0]).is_err(), "a cache of another model");
     Ok(())
 }
 
@@ -224,7 +229,7 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
         batch.truncate(0, 2)?;
         let mut alone = model.new_cache(1, 5)?;
         step(&model, &ids(&[&[40, 41, 42, 43, 44]]), &mut alone)?;
-        batch.copy_row(2, &alone, 0)?;
+        batch.copy_row(2, &alone, 0, alone.lengths()[0])?;
         let ragged = step(&model, &ids(&[&[30], &[31], &[32]]), &mut batch)?;
         let mut forked = batch.fork(&[2, 0])?;
         let forked = step(&model, &ids(&[&[8], &[9]]), &mut forked)?;
