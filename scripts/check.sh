@@ -24,6 +24,23 @@ step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnin
 step cargo clippy --package gpt2-engine --no-default-features --all-targets --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
+# The plain program stays light, and what `serve` and `grammar` add is counted.
+crates_of() { cargo tree --package gpt2-cli --edges normal --prefix none --locked "$@" | awk '{print $1}' | sort -u; }
+light_program() {
+  local plain served
+  plain=$(crates_of --no-default-features)
+  served=$(crates_of --no-default-features --features serve)
+  if grep -xE 'tokio|hyper|llguidance' <<<"$plain"; then
+    echo "the plain program needs what only the server does"
+    return 1
+  fi
+  local more
+  more=$(comm -13 <(echo "$plain") <(echo "$served") | grep -cv '^gpt2-')
+  echo "the server adds $more crates"
+  [ "$more" -le 30 ]
+}
+step light_program
+
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
 portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine)
 if has_target aarch64-unknown-linux-gnu; then

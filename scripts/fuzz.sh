@@ -32,6 +32,7 @@ seeds pytorch_zip "$fixtures"/formats/pytorch-zip/pytorch_model.bin "$fixtures"/
   "$fixtures"/formats/nanogpt/ckpt.pt "$fixtures"/formats/book/model_and_optimizer.pth
 seeds tokenizer_json "$fixtures"/tiny-checkpoint/tokenizer.json
 seeds generation_config "$fixtures"/tiny-checkpoint/generation_config.json
+seeds completion_request crates/api/tests/bodies/*.json
 # These targets put bytes before or after the input themselves.
 seeds pickle
 tail -c +138 "$fixtures"/formats/pytorch-legacy/pytorch_model.bin >target/fuzz/corpus/pickle/seed-1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the engines that scripts/bench.sh compares with, and makes the checkpoint that all of them run: GPT-2 124M with
-# random weights.
+# Installs the engines that scripts/bench.sh and scripts/bench_serving.py compare with, and makes the checkpoint that all of them
+# run: GPT-2 124M with random weights.
 # usage: scripts/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
 # Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
 # where the processor has AVX-512).
@@ -33,7 +33,7 @@ done
 # llama.cpp, as the source distribution of its Python package holds it: for this processor, and where that has AVX-512 for AVX2
 # alone as well.
 package=llama_cpp_python-0.3.36
-programs="llama-bench llama-batched-bench"
+programs="llama-bench llama-batched-bench llama-server"
 install cmake ninja
 if [ ! -d "$package" ]; then
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
@@ -41,12 +41,15 @@ if [ ! -d "$package" ]; then
 fi
 build() { # FOLDER PROGRAMS CMAKE_OPTIONS…
   PATH=$PWD/venv/bin:$PATH cmake -S "$package/vendor/llama.cpp" -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF \
-    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF "${@:3}" >/dev/null
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF \
+    -DLLAMA_USE_PREBUILT_UI=OFF "${@:3}" >/dev/null
   # shellcheck disable=SC2086  # the programs' names are words
   PATH=$PWD/venv/bin:$PATH ninja -C "$1" $2 >/dev/null
 }
-[ -e llama.cpp/bin/llama-quantize ] || build llama.cpp "$programs llama-quantize" -DGGML_NATIVE=ON
-if grep -q avx512f /proc/cpuinfo && [ ! -e llama.cpp-avx2/bin/llama-batched-bench ]; then
+if [ ! -e llama.cpp/bin/llama-quantize ] || [ ! -e llama.cpp/bin/llama-server ]; then
+  build llama.cpp "$programs llama-quantize" -DGGML_NATIVE=ON
+fi
+if grep -q avx512f /proc/cpuinfo && [ ! -e llama.cpp-avx2/bin/llama-server ]; then
   build llama.cpp-avx2 "$programs" -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 fi
 # Our own converter writes what llama.cpp reads; its tool makes the other types from that. Names end in .gguf for both.

@@ -9,6 +9,8 @@ use crate::commands::generate::GenerateArguments;
 use crate::commands::inspect::InspectArguments;
 use crate::commands::look::LookCommandArguments;
 use crate::commands::score::ScoreArguments;
+#[cfg(feature = "serve")]
+use crate::commands::serve::ServeArguments;
 use crate::commands::train::TrainArguments;
 use crate::commands::verify::VerifyArguments;
 
@@ -37,6 +39,9 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
+    /// Serve a model over HTTP: OpenAI's routes, a page to write on, metrics
+    #[cfg(feature = "serve")]
+    Serve(Box<ServeArguments>),
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
     Look(Box<LookCommandArguments>),
     /// Write what a run has at chosen places into a file: residual streams, patterns, neurons
@@ -59,6 +64,8 @@ impl Command {
         let common = match self {
             Self::Generate(arguments) => &arguments.model.common,
             Self::Score(arguments) => &arguments.model.common,
+            #[cfg(feature = "serve")]
+            Self::Serve(arguments) => &arguments.model.common,
             Self::Bench(arguments) => &arguments.model.common,
             Self::Look(arguments) => arguments.look.common(),
             Self::Cache(arguments) => &arguments.look.look.model.common,

@@ -7,6 +7,8 @@ use gpt2_engine::EngineError;
 use gpt2_generation::GenerationError;
 use gpt2_interpret::{FileError, InterpretError};
 use gpt2_kernels::DeviceError;
+#[cfg(feature = "serve")]
+use gpt2_server::ServerError;
 use gpt2_training::TrainingError;
 use gpt2_weights::WeightsError;
 
@@ -36,7 +38,11 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let file =
         file.is_some_and(|error| matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. }));
     let interpret = file || error.downcast_ref::<InterpretError>().is_some_and(InterpretError::is_usage);
-    let is_usage = error.is::<UsageError>() || interpret || engine || generation || training;
+    #[cfg(feature = "serve")]
+    let server = error.downcast_ref::<ServerError>().is_some_and(ServerError::is_usage);
+    #[cfg(not(feature = "serve"))]
+    let server = false;
+    let is_usage = error.is::<UsageError>() || interpret || engine || generation || training || server;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
@@ -66,7 +72,22 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
     let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
     let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
-    engine.or_else(generation).or_else(training).or_else(weights)
+    let found = engine.or_else(generation).or_else(training).or_else(weights);
+    #[cfg(feature = "serve")]
+    let found = found.or_else(|| error.downcast_ref::<ServerError>().and_then(of_server));
+    found
+}
+
+#[cfg(feature = "serve")]
+fn of_server(error: &ServerError) -> Option<&'static str> {
+    match error {
+        ServerError::NoKey { .. } => Some("--api-key-file, --host, --no-auth"),
+        ServerError::PortInUse { .. } => Some("--port"),
+        ServerError::SocketInUse { .. } | ServerError::NotASocket { .. } => Some("--unix-socket"),
+        ServerError::Engine(EngineError::NoRoom { .. }) => Some("--parallel, --kv-tokens, --kv-dtype f16"),
+        ServerError::CutOff { .. } => Some("--drain-timeout"),
+        _ => None,
+    }
 }
 
 fn of_engine(error: &EngineError) -> Option<&'static str> {

@@ -61,6 +61,8 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
     match command {
         Command::Generate(arguments) => commands::generate::run(arguments, hub),
         Command::Score(arguments) => commands::score::run(arguments, hub),
+        #[cfg(feature = "serve")]
+        Command::Serve(arguments) => commands::serve::run(arguments, hub),
         Command::Look(arguments) => commands::look::run(arguments, hub),
         Command::Cache(arguments) => commands::cache::run(arguments, hub),
         Command::Train(arguments) => commands::train::run(arguments, hub),

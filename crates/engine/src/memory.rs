@@ -4,7 +4,7 @@ use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use gpt2_kernels::free_memory;
 
-use crate::EngineError;
+use crate::{EngineError, LoadedModel};
 
 /// The keys and values of what is made at once.
 #[derive(Debug, PartialEq)]
@@ -75,6 +75,18 @@ impl Room {
             return Err(EngineError::NoRoom { rows: self.rows, tokens: self.longest, needed, available });
         }
         Ok(())
+    }
+}
+
+impl LoadedModel {
+    /// Checks that the keys and values of so many texts at once, of `kv_tokens` tokens in all, fit into the memory that is free,
+    /// where the system says how much that is.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub fn check_kv_room(&self, texts: usize, kv_tokens: usize) -> Result<(), EngineError> {
+        let longest = kv_tokens.div_ceil(texts.max(1));
+        Room { rows: texts, longest, kv_tokens }.check(self.model(), self.assistant())
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Vocabulary {
     /// Where a tokenizer was looked for.
     folder: PathBuf,
     padding: Vec<u32>,
+    /// What is wrong with it matters to those who hold conversations only.
+    chat_template: Arc<Result<Option<String>, WeightsError>>,
 }
 
 impl Vocabulary {
@@ -27,6 +29,7 @@ impl Vocabulary {
             padding: checkpoint.padding_token_ids(tokenizer.as_ref()),
             tokenizer: tokenizer.map(Arc::new),
             folder: checkpoint.folder().to_owned(),
+            chat_template: Arc::new(checkpoint.chat_template()),
         }
     }
 
@@ -60,6 +63,15 @@ impl Vocabulary {
     /// Rows of the vocabulary that are no tokens.
     pub fn padding(&self) -> &[u32] {
         &self.padding
+    }
+
+    /// The Jinja template that makes a prompt of a conversation, where the checkpoint has one. It is the checkpoint's author's: a
+    /// program, to be run with care.
+    ///
+    /// # Errors
+    /// When its file cannot be used.
+    pub fn chat_template(&self) -> Result<Option<&str>, &WeightsError> {
+        self.chat_template.as_ref().as_ref().map(Option::as_deref)
     }
 
     /// The tokens of a text, with the special tokens that the tokenizer puts around it.

@@ -5,6 +5,7 @@
 //! it is the tuned lens (arXiv:2303.08112).
 
 use candle_core::{DType, Result, Tensor};
+use gpt2::Gpt2LMHead;
 
 use crate::Run;
 use crate::run::{log_softmax, rounded};
@@ -42,6 +43,49 @@ pub struct LensLayer {
     pub cells: Vec<LensCell>,
 }
 
+/// Which number of a cell is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LensValue {
+    /// Probability of the most probable token.
+    Probability,
+    /// [`LensCell::entropy`].
+    Entropy,
+    /// [`LensCell::divergence`].
+    Divergence,
+    /// [`LensCell::next`].
+    Next,
+    /// Rank of the first watched token.
+    Rank,
+    /// Probability of the first watched token.
+    WatchedProbability,
+}
+
+impl LensValue {
+    /// That number of a cell.
+    pub fn of(self, cell: &LensCell) -> Option<f32> {
+        match self {
+            Self::Probability => cell.top.first().map(|(_, logprob)| logprob.exp()),
+            Self::Entropy => Some(cell.entropy),
+            Self::Divergence => Some(cell.divergence),
+            Self::Next => cell.next,
+            Self::Rank => cell.watched.first().map(|(rank, _)| *rank as f32),
+            Self::WatchedProbability => cell.watched.first().map(|(_, logprob)| logprob.exp()),
+        }
+    }
+
+    /// What it is, in words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Probability => "probability of the most probable token",
+            Self::Entropy => "entropy in nats",
+            Self::Divergence => "divergence from the last layer in nats",
+            Self::Next => "log probability of the token that follows",
+            Self::Rank => "rank of the watched token",
+            Self::WatchedProbability => "probability of the watched token",
+        }
+    }
+}
+
 /// The logits of the lens at each layer in turn, `(1, T, V)`: the inputs of the blocks, then the output of the last. `translate`
 /// is what a tuned lens does to the residual stream of a layer; the identity otherwise.
 ///
@@ -53,21 +97,24 @@ pub fn lens_logits(
     mut each: impl FnMut(usize, Tensor) -> Result<()>,
 ) -> Result<()> {
     for (layer, residual) in run.residuals()?.into_iter().enumerate() {
-        each(layer, logits_at(run, layer, residual, translate)?)?;
+        each(layer, lens_logits_at(run.model, layer, residual, translate)?)?;
     }
     Ok(())
 }
 
-/// The logits of the lens at one layer.
-fn logits_at(
-    run: &Run,
+/// The logits of the lens at one layer, from its residual stream `(1, T, C)`.
+///
+/// # Errors
+/// Those of the model and of `translate`.
+pub fn lens_logits_at(
+    model: &Gpt2LMHead,
     layer: usize,
     residual: Tensor,
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let is_last = layer == run.model.config().n_layer;
+    let is_last = layer == model.config().n_layer;
     let residual = if is_last { residual } else { translate(layer, residual)? };
-    run.model.lm_head().forward(&run.model.transformer().ln_f().forward(&residual)?)
+    model.lm_head().forward(&model.transformer().ln_f().forward(&residual)?)
 }
 
 /// The logit lens: for each layer and token what would be predicted. Logits of one layer at a time are in memory, and those of the
@@ -81,20 +128,42 @@ pub fn logit_lens(
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
 ) -> Result<Vec<LensLayer>> {
     let n_layer = run.model.config().n_layer;
-    let rows = |logits: &Tensor| log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2::<f32>();
     let residuals = run.residuals()?;
-    let last = rows(&logits_at(run, n_layer, residuals[n_layer].clone(), translate)?)?;
+    let last = lens_logprobs(&lens_logits_at(run.model, n_layer, residuals[n_layer].clone(), translate)?)?;
     let mut layers = Vec::new();
     for (layer, residual) in residuals.into_iter().enumerate() {
-        let logits = logits_at(run, layer, residual, translate)?;
-        let label = if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() };
-        let predictions = rows(&logits)?.into_iter().zip(&last).enumerate();
-        let cells = predictions.map(|(token, (predicted, last))| {
-            cell(&predicted, last, options, run.ids.get(token + 1).copied())
-        });
-        layers.push(LensLayer { label, cells: cells.collect() });
+        let logits = lens_logits_at(run.model, layer, residual, translate)?;
+        let cells = lens_cells(&lens_logprobs(&logits)?, &last, options, &run.ids[1..]);
+        layers.push(LensLayer { label: lens_label(layer, n_layer), cells });
     }
     Ok(layers)
+}
+
+/// The natural logarithms of the probabilities that logits `(1, T, V)` stand for, a row for each token.
+///
+/// # Errors
+/// When candle cannot compute them for the type.
+pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
+    log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2()
+}
+
+/// The cells of some tokens of a layer, from rows of [`lens_logprobs`] of this layer and of the last; `next` are the tokens that
+/// follow them in the text.
+pub fn lens_cells(
+    predicted: &[Vec<f32>],
+    last: &[Vec<f32>],
+    options: &LensOptions,
+    next: &[u32],
+) -> Vec<LensCell> {
+    let tokens = predicted.iter().zip(last).enumerate();
+    tokens
+        .map(|(token, (predicted, last))| cell(predicted, last, options, next.get(token).copied()))
+        .collect()
+}
+
+/// What a layer of the lens is called.
+pub fn lens_label(layer: usize, n_layer: usize) -> String {
+    if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() }
 }
 
 /// A cell from logarithms of probabilities.

@@ -36,7 +36,9 @@ mod heads;
 mod lens;
 mod observers;
 mod patching;
+mod patterns;
 mod processing;
+mod recording;
 mod residual;
 mod run;
 mod steering;
@@ -49,13 +51,18 @@ pub use dictionary::{
 pub use error::InterpretError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
-pub use lens::{LensCell, LensLayer, LensOptions, lens_logits, logit_lens};
+pub use lens::{
+    LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
+    lens_logprobs, logit_lens,
+};
 pub use observers::{Ablate, Add, Chain, Edit, Place, Record, Replace};
 pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablation_grid, replaced_grid};
+pub use patterns::Patterns;
 pub use processing::{Processing, centred};
+pub use recording::Recording;
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
-pub use run::{Measure, Metric, Run};
+pub use run::{Measure, Metric, Run, residual_sites};
 pub use steering::Steering;
 pub use tuned_lens::TunedLens;

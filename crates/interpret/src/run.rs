@@ -73,10 +73,14 @@ impl<'a> Run<'a> {
     /// # Errors
     /// Those of the model.
     pub fn residuals(&self) -> Result<Vec<Tensor>> {
-        let last = Site::in_block(self.model.config().n_layer - 1, SiteKind::ResidPost);
-        let inputs = (0..self.model.config().n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre));
-        Ok(self.record(inputs.chain([last]))?.values.into_values().collect())
+        Ok(self.record(residual_sites(self.model.config().n_layer))?.values.into_values().collect())
     }
+}
+
+/// The input of every block, and the output of the last.
+pub fn residual_sites(n_layer: usize) -> impl Iterator<Item = Site> {
+    let last = n_layer.checked_sub(1).map(|layer| Site::in_block(layer, SiteKind::ResidPost));
+    (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre)).chain(last)
 }
 
 /// Which number of the logits at a position is looked at.

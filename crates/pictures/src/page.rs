@@ -9,10 +9,13 @@ use crate::packed::{Pattern, pack};
 use crate::report::printable;
 use crate::{Axis, Metric, Report, Scale, Token};
 
-/// Style of the parts: heatmap, bars, line of tokens, table, small heads.
+/// Style of the parts: heatmap, bars, line of tokens, table, small heads, a whole report.
 pub const PARTS_CSS: &str = include_str!("parts/parts.css");
-/// Script of the parts: one object `parts` of functions that decode patterns and draw.
-pub const PARTS_JS: &str = include_str!("parts/parts.js");
+/// Script of the parts: one object `parts` of functions that decode patterns and draw; `parts.report` draws what [`data`] gives
+/// into [`REPORT_HTML`].
+pub const PARTS_JS: &str = concat!(include_str!("parts/parts.js"), include_str!("parts/report.js"));
+/// Where `parts.report` draws: a page that shows reports holds this once.
+pub const REPORT_HTML: &str = include_str!("parts/report.html");
 
 const PAGE: &str = include_str!("parts/page.html");
 const PAGE_CSS: &str = include_str!("parts/page.css");
@@ -46,6 +49,22 @@ struct Data<'a> {
 /// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
 /// [`Report::check`] gives a page that says so.
 pub fn page(report: &Report) -> String {
+    let data = data(report).replace('<', "\\u003c");
+    // Between pairs of `@@` stand the names of what goes there.
+    PAGE.split("@@")
+        .map(|piece| match piece {
+            "report" => REPORT_HTML.to_owned(),
+            "title" => escaped(&report.title),
+            "style" => compact_style(&[PARTS_CSS, PAGE_CSS].concat()),
+            "script" => compact_script(&[PARTS_JS, PAGE_JS].concat()),
+            "data" => data.clone(),
+            html => html.to_owned(),
+        })
+        .collect()
+}
+
+/// A report as the JSON that `parts.report` of [`PARTS_JS`] draws; patterns of attention are packed.
+pub fn data(report: &Report) -> String {
     let fault = report.check().err();
     let pattern = if fault.is_none() { pack(report) } else { None };
     let data = Data {
@@ -63,17 +82,7 @@ pub fn page(report: &Report) -> String {
         scale: report.scale,
         bottom_up: report.is_bottom_up(),
     };
-    let data = serde_json::to_string(&data).unwrap_or_default().replace('<', "\\u003c");
-    // Between pairs of `@@` stand the names of what goes there.
-    PAGE.split("@@")
-        .map(|piece| match piece {
-            "title" => escaped(&report.title),
-            "style" => compact_style(&[PARTS_CSS, PAGE_CSS].concat()),
-            "script" => compact_script(&[PARTS_JS, PAGE_JS].concat()),
-            "data" => data.clone(),
-            html => html.to_owned(),
-        })
-        .collect()
+    serde_json::to_string(&data).unwrap_or_default()
 }
 
 /// A text between tags, of HTML and of XML.
@@ -92,7 +101,7 @@ fn compact_style(style: &str) -> String {
 }
 
 /// A script without lines of comment and the spaces and line ends that mean nothing. It is no parser: comments stand on lines of
-/// their own, every statement ends in `;` or `}`, and no regular expression holds a space or a quote.
+/// their own, every statement ends in `;` or `}`, none is empty, and no regular expression holds a space or a quote.
 fn compact_script(script: &str) -> String {
     let code = script.lines().filter(|line| !line.trim_start().starts_with("//"));
     let is_word = |character: char| character.is_alphanumeric() || "_$".contains(character);
@@ -108,6 +117,9 @@ fn compact_script(script: &str) -> String {
             _ => true,
         };
         if is_needed {
+            if character == '}' && quote.is_none() && before == ';' {
+                compact.pop();
+            }
             compact.push(character);
         }
         if quote == Some(character) {

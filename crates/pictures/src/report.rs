@@ -83,6 +83,47 @@ pub enum Scale {
 }
 
 impl Report {
+    /// A report of this kind, such as `attention`, that has no values yet.
+    pub fn new(kind: &str, title: String, model: String, tokens: Vec<Token>, bos: bool) -> Self {
+        Self {
+            schema: format!("gpt2.look.{kind}/1"),
+            title,
+            model,
+            tokens,
+            bos,
+            axes: Vec::new(),
+            values: Vec::new(),
+            texts: Vec::new(),
+            metric: None,
+            notes: Vec::new(),
+            scale: Scale::Signed,
+        }
+    }
+
+    /// The same with attention patterns: values by layer, head, query and key.
+    pub fn with_patterns(self, layers: Vec<usize>, heads: Vec<usize>, values: Vec<Option<f32>>) -> Self {
+        let axes = vec![
+            Axis::numbers("layer", layers),
+            Axis::numbers("head", heads),
+            Axis::tokens("query", &self.tokens),
+            Axis::tokens("key", &self.tokens),
+        ];
+        Self { axes, values, scale: Scale::Share, ..self }
+    }
+
+    /// The same with a value and the most probable token for each layer, by its label, and token of the text.
+    pub fn with_lens(
+        mut self,
+        layers: Vec<String>,
+        values: Vec<Option<f32>>,
+        texts: Vec<String>,
+        scale: Scale,
+    ) -> Self {
+        self.notes.push("the text of a cell is the most probable token there".into());
+        let axes = vec![Axis::new("layer", layers), Axis::tokens("token", &self.tokens)];
+        Self { axes, values, texts, scale, ..self }
+    }
+
     /// Checks that values and texts are as many as the axes say.
     ///
     /// # Errors

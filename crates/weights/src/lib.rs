@@ -12,6 +12,7 @@
 //! Opening reads the configuration and the list of tensors, and compares them; loading reads the values. A file is
 //! not trusted: sizes are checked against the file before anything is allocated.
 
+mod chat_template;
 mod checkpoint;
 mod config_file;
 mod convert;

@@ -13,6 +13,8 @@ pub(crate) mod look;
 mod partial_file;
 mod prompt_lines;
 pub(crate) mod score;
+#[cfg(feature = "serve")]
+pub(crate) mod serve;
 mod steering;
 mod texts;
 pub(crate) mod train;

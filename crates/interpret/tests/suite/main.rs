@@ -5,5 +5,6 @@ mod common;
 mod dictionary;
 mod laws;
 mod published;
+mod recording;
 mod transformer_lens;
 mod tuned_lens;

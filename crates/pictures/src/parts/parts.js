@@ -197,8 +197,9 @@ const parts = (() => {
   }
 
   // Moves the focus among buttons by arrow keys; one of them is in the order of the tab key.
-  function roving(buttons, onMove) {
+  function roving(buttons, onMove, onAct) {
     buttons.forEach((button, n) => button.onkeydown = event => {
+      if (onAct && event.key === "Enter") onAct(n);
       const way = direction(event);
       if (!way) return;
       const next = clamp(n + way[0] + way[1], 0, buttons.length - 1);
@@ -233,8 +234,9 @@ const parts = (() => {
     };
   }
 
-  // A bar for each label. view: columns (labels), values, texts, scale, top, name.
-  function bars(place, view, onChoose) {
+  // A bar for each label. view: columns (labels), values, texts, scale, top, decimals, name.
+  // Calls onChoose(n) for arrow keys, onAct(n) for click and the enter key.
+  function bars(place, view, onChoose, onAct = onChoose) {
     const signed = view.scale === "signed";
     const lines = view.columns.map((label, n) => {
       const value = view.values[n];
@@ -246,10 +248,10 @@ const parts = (() => {
         track.append(element("b"));
         Object.assign(track.firstChild.style, { left: left + "%", width: length + "%", background });
       }
-      const text = full(value) + (view.texts && view.texts[n] ? "  " + view.texts[n] : "");
-      return element("div", { role: "option", onclick: () => onChoose(n) }, element("span", {}, label), track, element("span", {}, text));
+      const text = full(value, view.decimals) + (view.texts && view.texts[n] ? "  " + view.texts[n] : "");
+      return element("div", { role: "option", onclick: () => onAct(n) }, element("span", {}, label), track, element("span", {}, text));
     });
-    const focusable = roving(lines, onChoose);
+    const focusable = roving(lines, onChoose, onAct);
     Object.assign(place, { className: "bars", role: "listbox", ariaLabel: view.name });
     place.replaceChildren(...lines);
     return {
@@ -275,5 +277,5 @@ const parts = (() => {
       ...rows.map(n => line(view.rows[n], "td", view.columns.map((_, column) => cell(n * columns + column))))));
   }
 
-  return { bars, clamp, colour, dark, decode, direction, element, full, heatmap, image, largest, scaleBar, short, table, tokenLine };
+  return { bars, clamp, colour, css, dark, decode, direction, element, full, heatmap, image, ink, largest, scaleBar, table, tokenLine };
 })();

@@ -93,10 +93,10 @@ fn the_attention_page_shows_the_head_in_its_address() {
         }
     }
     assert_eq!(cells(&dom).len(), len);
-    assert_eq!(text(&dom, "name"), "layer 2, head 1");
+    assert_eq!(text(&dom, "report-name"), "layer 2, head 1");
     let expected = format!("query ·went\u{200e} 5 → key ·and\u{200e} 3: {:.5}", head[5 * len + 3].unwrap());
-    assert_eq!(text(&dom, "readout"), expected);
-    assert!(text(&dom, "about").contains("values to 1/65535"));
+    assert_eq!(text(&dom, "report-readout"), expected);
+    assert!(text(&dom, "report-about").contains("values to 1/65535"));
     assert_eq!(dom.matches("aria-pressed=\"true\"").count(), 1);
     assert_eq!(dom.matches("aria-pressed=\"false\"").count(), 11);
 }
@@ -117,9 +117,9 @@ fn arrow_keys_choose_heads_and_cells_and_the_address_follows() {
         document.body.dataset.address = location.hash";
     let Some(dom) = opened(&report, "", script) else { return };
     // Head 1 of layer 0 is not there. The token line goes to the next query, and the key stays within it.
-    assert_eq!(text(&dom, "name"), "layer 1, head 2");
+    assert_eq!(text(&dom, "report-name"), "layer 1, head 2");
     assert!(dom.contains("data-address=\"#layer=1&amp;head=2&amp;row=3&amp;column=3\""));
-    assert!(text(&dom, "readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: 0."));
+    assert!(text(&dom, "report-readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: 0."));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn without_column_0_the_rest_is_shown() {
     let report = samples::attention(1, 2, samples::sentence());
     let Some(dom) = opened(&report, "row=4&first=hidden", "") else { return };
     assert!(cells(&dom).iter().all(|row| row[0] == "none"));
-    assert!(text(&dom, "readout").ends_with(": left out"));
+    assert!(text(&dom, "report-readout").ends_with(": left out"));
     assert!(dom.contains("type=\"checkbox\""));
 }
 
@@ -135,7 +135,7 @@ fn without_column_0_the_rest_is_shown() {
 fn a_text_of_300_tokens_shows_the_strongest_sources_of_a_row() {
     let report = samples::attention(8, 6, samples::many(300));
     let Some(dom) = opened(&report, "layer=7&head=5&row=200", "") else { return };
-    assert!(text(&dom, "about").contains("the 8 strongest sources of each token"));
+    assert!(text(&dom, "report-about").contains("the 8 strongest sources of each token"));
     let rows = cells(&dom);
     assert_eq!(rows.len(), 1, "the chosen row only");
     let head = &report.values[(47 * 300 + 200) * 300..][..300];
@@ -164,7 +164,7 @@ fn the_lens_page_shows_values_and_texts_with_the_last_layer_first() {
         })
         .collect();
     assert_eq!(cells(&dom), expected);
-    assert_eq!(text(&dom, "readout"), "layer 3, token When\u{200e} 1: 0.69  ·the");
+    assert_eq!(text(&dom, "report-readout"), "layer 3, token When\u{200e} 1: 0.69  ·the");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn the_bars_page_shows_each_label_with_its_value() {
     let report = samples::bars(Axis::tokens("token", &tokens), tokens);
     let Some(dom) = opened(&report, "row=3", "") else { return };
     assert_eq!(dom.matches("role=\"option\"").count(), 12);
-    assert_eq!(text(&dom, "readout"), "·and\u{200e} 3: 1.25");
+    assert_eq!(text(&dom, "report-readout"), "·and\u{200e} 3: 1.25");
     let expected: Vec<String> = report.values.iter().map(|value| value.unwrap().to_string()).collect();
     assert_eq!(cells(&dom), [expected]);
     assert_eq!(dom.matches("aria-current=\"true\"").count(), 1);
@@ -187,7 +187,7 @@ fn three_axes_have_a_list_to_choose_from() {
         list.value = 1;
         list.dispatchEvent(new Event('change'))";
     let Some(dom) = opened(&report, "site=attention", script) else { return };
-    assert_eq!(text(&dom, "name"), "site mlp");
+    assert_eq!(text(&dom, "report-name"), "site mlp");
     assert_eq!(cells(&dom)[0][0], report.values[36].unwrap().to_string());
 }
 

@@ -1,12 +1,9 @@
 //! `gpt2 look attention`.
 
 use anyhow::Result;
-use candle_core::DType;
 use clap::Args;
-use gpt2::{Site, SiteKind};
 use gpt2_engine::HubOptions;
-use gpt2_interpret::Head;
-use gpt2_pictures::{Axis, Scale};
+use gpt2_interpret::{Head, Patterns};
 use serde_json::Value;
 
 use super::view::{LookArguments, Reader};
@@ -51,12 +48,6 @@ pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()
         };
         Ok((reader.input(&arguments.input)?, heads))
     })?;
-    let sorted = |number: fn(&Head) -> usize| {
-        let mut numbers: Vec<usize> = heads.iter().map(number).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers
-    };
     let count = heads.len() * ids.len() * ids.len();
     if count > MOST_VALUES {
         return Err(UsageError(format!(
@@ -66,37 +57,8 @@ pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()
         ))
         .into());
     }
-    let (layers, columns) = (sorted(|head| head.layer), sorted(|head| head.head));
-    let site = |layer: usize| Site::in_block(layer, SiteKind::Pattern);
-    let mut record = looked.run(&ids)?.record(layers.iter().map(|layer| site(*layer)))?;
-    let tokens = ids.len();
-    let mut values = Vec::with_capacity(layers.len() * columns.len() * tokens * tokens);
-    for layer in &layers {
-        let pattern = record.get(site(*layer))?.squeeze(0)?.to_dtype(DType::F32)?;
-        record.values.remove(&site(*layer));
-        for head in &columns {
-            if heads.contains(&Head { layer: *layer, head: *head }) {
-                let rows = pattern.get(*head)?.to_vec2::<f32>()?;
-                let seen = |(query, row): (usize, &Vec<f32>)| {
-                    row.iter()
-                        .enumerate()
-                        .map(|(key, weight)| (key <= query).then_some(*weight))
-                        .collect::<Vec<_>>()
-                };
-                values.extend(rows.iter().enumerate().flat_map(seen));
-            } else {
-                values.extend(std::iter::repeat_n(None, tokens * tokens));
-            }
-        }
-    }
-    let mut report = looked.report("attention", "attention patterns".into(), &ids);
-    report.axes = vec![
-        Axis::numbers("layer", layers),
-        Axis::numbers("head", columns),
-        Axis::tokens("query", &report.tokens),
-        Axis::tokens("key", &report.tokens),
-    ];
-    report.values = values;
-    report.scale = Scale::Share;
-    arguments.look.view.show(&report, Value::Null)
+    let record = looked.run(&ids)?.record(Patterns::sites(&heads))?;
+    let Patterns { layers, heads, values } = Patterns::of(record, &heads)?;
+    let report = looked.report("attention", "attention patterns".into(), &ids);
+    arguments.look.view.show(&report.with_patterns(layers, heads, values), Value::Null)
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use gpt2_engine::HubOptions;
-use gpt2_interpret::{LensCell, LensOptions, TunedLens, logit_lens};
-use gpt2_pictures::{Axis, Scale};
+use gpt2_interpret::{LensCell, LensOptions, LensValue, TunedLens, logit_lens};
+use gpt2_pictures::Scale;
 use serde_json::json;
 
 use super::view::{LookArguments, Reader};
@@ -92,30 +92,21 @@ pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
         Some(lens) => lens.translate(layer, &x),
         None => Ok(x),
     })?;
-    let value = |cell: &LensCell| match arguments.show {
-        Shown::Probability => cell.top.first().map(|(_, logprob)| logprob.exp()),
-        Shown::Entropy => Some(cell.entropy),
-        Shown::Divergence => Some(cell.divergence),
-        Shown::Next => cell.next,
-        Shown::Rank => cell.watched.first().map(|(rank, _)| *rank as f32),
-        Shown::WatchedProbability => cell.watched.first().map(|(_, logprob)| logprob.exp()),
-    };
+    let value = LensValue::from(arguments.show);
     let cells = || layers.iter().flat_map(|layer| &layer.cells);
     let what = if tuned.is_some() { "tuned lens" } else { "logit lens" };
-    let mut report = looked.report("lens", format!("{what}: {}", title(arguments.show)), &ids);
-    report.axes = vec![
-        Axis::new("layer", layers.iter().map(|layer| layer.label.clone())),
-        Axis::tokens("token", &report.tokens),
-    ];
-    report.values = cells().map(value).collect();
-    report.texts =
-        cells().map(|cell| cell.top.first().map_or(String::new(), |(id, _)| looked.shown(*id))).collect();
-    report.scale = match arguments.show {
-        Shown::Probability | Shown::WatchedProbability => Scale::Share,
-        Shown::Next => Scale::Signed,
+    let scale = match value {
+        LensValue::Probability | LensValue::WatchedProbability => Scale::Share,
+        LensValue::Next => Scale::Signed,
         _ => Scale::Amount,
     };
-    report.notes.push("the text of a cell is the most probable token there".into());
+    let most_probable = |cell: &LensCell| cell.top.first().map_or(String::new(), |(id, _)| looked.shown(*id));
+    let report = looked.report("lens", format!("{what}: {}", value.title()), &ids).with_lens(
+        layers.iter().map(|layer| layer.label.clone()).collect(),
+        cells().map(|cell| value.of(cell)).collect(),
+        cells().map(most_probable).collect(),
+        scale,
+    );
     let token = |id: u32| json!({ "id": id, "text": looked.shown(id) });
     let watched = |(id, (rank, logprob)): (&u32, &(usize, f32))| json!({ "token": token(*id), "rank": rank, "logprob": logprob });
     let detail = |cell: &LensCell| {
@@ -129,16 +120,18 @@ pub(crate) fn run(arguments: &LensArguments, hub: &HubOptions) -> Result<()> {
         .iter()
         .map(|layer| json!({ "layer": layer.label, "cells": layer.cells.iter().map(detail).collect::<Vec<_>>() }))
         .collect();
-    arguments.look.view.show(&report, json!({ "show": title(arguments.show), "layers": layers }))
+    arguments.look.view.show(&report, json!({ "show": value.title(), "layers": layers }))
 }
 
-fn title(shown: Shown) -> &'static str {
-    match shown {
-        Shown::Probability => "probability of the most probable token",
-        Shown::Entropy => "entropy in nats",
-        Shown::Divergence => "divergence from the last layer in nats",
-        Shown::Next => "log probability of the token that follows",
-        Shown::Rank => "rank of the watched token",
-        Shown::WatchedProbability => "probability of the watched token",
+impl From<Shown> for LensValue {
+    fn from(shown: Shown) -> Self {
+        match shown {
+            Shown::Probability => Self::Probability,
+            Shown::Entropy => Self::Entropy,
+            Shown::Divergence => Self::Divergence,
+            Shown::Next => Self::Next,
+            Shown::Rank => Self::Rank,
+            Shown::WatchedProbability => Self::WatchedProbability,
+        }
     }
 }

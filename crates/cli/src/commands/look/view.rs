@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use gpt2_engine::{HubOptions, LoadedModel, Vocabulary};
 use gpt2_interpret::{Head, Measure, Metric, Run};
-use gpt2_pictures::{Axis, PictureError, Report, Scale, Token, Width, page, shown, svg, table};
+use gpt2_pictures::{Axis, PictureError, Report, Token, Width, page, shown, svg, table};
 use gpt2_weights::replace_file;
 use serde::Serialize;
 use serde_json::Value;
@@ -425,19 +425,7 @@ impl Looked {
 
     /// A report without its values.
     pub(crate) fn report(&self, what: &str, title: String, ids: &[u32]) -> Report {
-        Report {
-            schema: format!("gpt2.look.{what}/1"),
-            title,
-            model: self.name.clone(),
-            tokens: self.tokens(ids),
-            bos: self.has_bos,
-            axes: Vec::new(),
-            values: Vec::new(),
-            texts: Vec::new(),
-            metric: None,
-            notes: Vec::new(),
-            scale: Scale::Signed,
-        }
+        Report::new(what, title, self.name.clone(), self.tokens(ids), self.has_bos)
     }
 
     /// What a metric is, in words.

@@ -1,0 +1,113 @@
+//! What the server tells of itself.
+
+use serde_json::{Value, json};
+
+use crate::call::MAX_TOKENS;
+use crate::{ApiError, ServedModel};
+
+/// `/v1/models`: the model under each of its names.
+pub fn models(served: &ServedModel) -> String {
+    let names = std::iter::once(&served.options.name).chain(&served.options.aliases);
+    let data: Vec<Value> = names.map(|name| described(name, served)).collect();
+    json!({ "object": "list", "data": data }).to_string()
+}
+
+/// `/v1/models/{id}`; the id is what stands in the path.
+///
+/// # Errors
+/// 404 when there is no such model.
+pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
+    let name = percent_decoded(id);
+    served.check_name(Some(&name))?;
+    Ok(described(&name, served).to_string())
+}
+
+/// OpenAI's four keys, vLLM's `root` and `max_model_len`, llama.cpp's `meta`.
+fn described(name: &str, served: &ServedModel) -> Value {
+    let config = served.config();
+    json!({
+        "id": name,
+        "object": "model",
+        "created": served.options.created,
+        "owned_by": "gpt2",
+        "root": served.name(),
+        "max_model_len": config.n_positions,
+        "meta": {
+            "n_vocab": config.vocab_size,
+            "n_ctx_train": config.n_positions,
+            "n_embd": config.n_embd,
+            "n_params": served.parameters,
+        },
+    })
+}
+
+/// A part of a path without its `%20`; what is no text is no name of a model.
+fn percent_decoded(part: &str) -> String {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part;
+    while let Some((before, after)) = rest.split_once('%') {
+        bytes.extend_from_slice(before.as_bytes());
+        let digits = after.get(..2).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(b'%');
+                rest = after;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// `/version`.
+pub fn version() -> String {
+    json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
+}
+
+/// `/props`: what a request gets that says nothing else, in llama.cpp's words.
+pub fn props(served: &ServedModel) -> String {
+    let params = json!({
+        "n_predict": MAX_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+        "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    });
+    json!({
+        "default_generation_settings": { "n_ctx": served.config().n_positions, "params": params },
+        "total_slots": served.options.parallel,
+        "model_path": served.name(),
+        "model_alias": served.name(),
+        "build_info": concat!("gpt2-", env!("CARGO_PKG_VERSION")),
+    })
+    .to_string()
+}
+
+/// `/health` of a server that serves; one that does not answers with an error.
+pub fn health() -> String {
+    json!({ "status": "ok" }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_decoded;
+
+    #[test]
+    fn parts_of_paths_are_decoded() {
+        let cases = [
+            ("gpt2", "gpt2"),
+            ("openai%2Fgpt2", "openai/gpt2"),
+            ("openai/gpt2", "openai/gpt2"),
+            ("%c3%A9%20", "é "),
+            ("100%", "100%"),
+            ("%zz%4", "%zz%4"),
+            ("%é", "%é"),
+            ("%ff", "\u{FFFD}"),
+            ("%+1", "%+1"),
+        ];
+        for (part, expected) in cases {
+            assert_eq!(percent_decoded(part), expected, "{part}");
+        }
+    }
+}

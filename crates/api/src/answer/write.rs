@@ -1,0 +1,205 @@
+//! Responses as JSON.
+//!
+//! Source: OpenAI's OpenAPI description, `CreateCompletionResponse`, `CreateChatCompletionResponse` and
+//! `CreateChatCompletionStreamResponse`.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::json;
+
+use super::entries::{Entry, of_prompt, of_text};
+use super::text::{PromptAnswer, Sent, TextAnswer};
+use super::{Head, Shape, Wants};
+use crate::pieces::Pieces;
+
+/// What tells apart servers that may write different texts under a seed.
+const FINGERPRINT: &str = concat!("gpt2-", env!("CARGO_PKG_VERSION"));
+
+/// A whole response, or a chunk.
+pub(super) struct Response<'a> {
+    pub(super) head: &'a Head,
+    pub(super) wants: &'a Wants,
+    pub(super) choices: &'a [Choice<'a>],
+    /// Absent, null, or told.
+    pub(super) usage: Option<Option<Usage>>,
+}
+
+/// Tokens that were read and written.
+pub(super) struct Usage {
+    pub(super) prompt_tokens: usize,
+    pub(super) completion_tokens: usize,
+    pub(super) cached_tokens: usize,
+}
+
+/// A text, or the next piece of it.
+pub(super) struct Choice<'a> {
+    pub(super) index: usize,
+    pub(super) wants: &'a Wants,
+    pub(super) pieces: &'a Pieces,
+    pub(super) prompt: &'a PromptAnswer,
+    /// Whether it tells the prompt too.
+    pub(super) echo: bool,
+    /// Whether nothing of it was sent before.
+    pub(super) is_first: bool,
+    /// The text, behind what was sent of it.
+    pub(super) text: Option<(&'a TextAnswer, Sent)>,
+}
+
+/// JSON of what cannot fail to be JSON: maps have names, and numbers are numbers.
+pub(super) fn json(response: &Response<'_>) -> String {
+    serde_json::to_string(response).unwrap_or_default()
+}
+
+impl Serialize for Response<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Head { id, created, model, seed } = self.head;
+        let object = match (self.wants.shape, self.wants.stream) {
+            (Shape::Completion, _) => "text_completion",
+            (Shape::Chat, false) => "chat.completion",
+            (Shape::Chat, true) => "chat.completion.chunk",
+        };
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("id", id)?;
+        map.serialize_entry("object", object)?;
+        map.serialize_entry("created", created)?;
+        map.serialize_entry("model", model)?;
+        map.serialize_entry("system_fingerprint", FINGERPRINT)?;
+        map.serialize_entry("choices", self.choices)?;
+        if let Some(usage) = &self.usage {
+            map.serialize_entry("usage", usage)?;
+        }
+        if let Some(seed) = seed {
+            map.serialize_entry("seed", seed)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Usage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { prompt_tokens, completion_tokens, cached_tokens } = self;
+        json!({
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": cached_tokens },
+        })
+        .serialize(serializer)
+    }
+}
+
+impl Serialize for Choice<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("index", &self.index)?;
+        self.write_text(&mut map)?;
+        if self.wants.logprobs {
+            let entries = self.entries();
+            match self.wants.shape {
+                Shape::Completion => map.serialize_entry("logprobs", &CompletionLogprobs(&entries))?,
+                Shape::Chat => map.serialize_entry("logprobs", &ChatLogprobs(&entries, self.pieces))?,
+            }
+        } else {
+            map.serialize_entry("logprobs", &())?;
+        }
+        let finish = self.text.and_then(|(text, _)| text.finish.as_ref());
+        map.serialize_entry("finish_reason", &finish.map(|finish| finish.reason))?;
+        map.serialize_entry("stop_reason", &finish.map(|finish| &finish.stop_reason))?;
+        if self.wants.return_token_ids {
+            let ids = self.text.and_then(|(text, sent)| text.ids.get(sent.ids..));
+            map.serialize_entry("token_ids", &ids.unwrap_or_default())?;
+            let is_told = self.is_first || !self.wants.stream;
+            map.serialize_entry("prompt_token_ids", &is_told.then_some(&self.prompt.ids))?;
+        }
+        map.end()
+    }
+}
+
+impl Choice<'_> {
+    fn write_text<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let new = self.text.and_then(|(text, sent)| text.text.get(sent.text..)).unwrap_or_default();
+        match (self.wants.shape, self.wants.stream) {
+            (Shape::Completion, _) => {
+                let echoed = if self.echo { self.prompt.text.as_str() } else { "" };
+                map.serialize_entry("text", &format_args!("{echoed}{new}"))
+            }
+            (Shape::Chat, false) => map
+                .serialize_entry("message", &json!({ "role": "assistant", "content": new, "refusal": null })),
+            (Shape::Chat, true) if self.is_first => {
+                map.serialize_entry("delta", &json!({ "role": "assistant", "content": new }))
+            }
+            (Shape::Chat, true) if new.is_empty() => map.serialize_entry("delta", &json!({})),
+            (Shape::Chat, true) => map.serialize_entry("delta", &json!({ "content": new })),
+        }
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let mut entries =
+            if self.echo { of_prompt(self.prompt, self.wants, self.pieces) } else { Vec::new() };
+        if let Some((text, sent)) = self.text {
+            entries.extend(of_text(text, sent.entries, self.prompt.chars, self.wants, self.pieces));
+        }
+        entries
+    }
+}
+
+/// Four lists of the same length.
+struct CompletionLogprobs<'a>(&'a [Entry]);
+
+impl Serialize for CompletionLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(entries) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("tokens", &List(|| entries.iter().map(|entry| entry.name.as_str())))?;
+        map.serialize_entry("token_logprobs", &List(|| entries.iter().map(|entry| entry.logprob)))?;
+        map.serialize_entry("top_logprobs", &List(|| entries.iter().map(TopLogprobs)))?;
+        map.serialize_entry("text_offset", &List(|| entries.iter().map(|entry| entry.offset)))?;
+        map.end()
+    }
+}
+
+/// What an iterator gives, as a list.
+struct List<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+/// The tokens that were expected, and the one that came; null where nothing was before it.
+struct TopLogprobs<'a>(&'a Entry);
+
+impl Serialize for TopLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Entry { id, name, logprob, alternatives, .. } = self.0;
+        let Some(logprob) = logprob else { return serializer.serialize_none() };
+        let is_among = alternatives.iter().any(|alternative| alternative.id == *id);
+        let own = (!is_among).then_some((name, logprob));
+        let others = alternatives.iter().map(|alternative| (&alternative.name, &alternative.logprob));
+        serializer.collect_map(others.chain(own))
+    }
+}
+
+/// `{content: [{token, logprob, bytes, top_logprobs}]}`.
+struct ChatLogprobs<'a>(&'a [Entry], &'a Pieces);
+
+impl Serialize for ChatLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(entries, pieces) = self;
+        let token = |id: u32, name: &str, logprob: Option<f64>| {
+            let bytes = if name.is_empty() { &[] } else { pieces.bytes(id) };
+            json!({ "token": name, "logprob": logprob, "bytes": bytes })
+        };
+        let told = |entry: &Entry| {
+            let alternatives = entry.alternatives.iter();
+            let mut told = token(entry.id, &entry.name, entry.logprob);
+            told["top_logprobs"] =
+                alternatives.map(|other| token(other.id, &other.name, Some(other.logprob))).collect();
+            told
+        };
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("content", &List(|| entries.iter().map(told)))?;
+        map.serialize_entry("refusal", &())?;
+        map.end()
+    }
+}

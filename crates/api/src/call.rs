@@ -1,0 +1,265 @@
+//! From a body that was read to requests for the scheduler.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use gpt2_engine::EngineError;
+use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
+
+use crate::answer::{Head, PromptAnswer, Shape, Wants};
+use crate::options::Options;
+use crate::prompts::{PromptTokens, check_context, tokens_of};
+use crate::served::{Limits, fresh_number};
+use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel};
+
+/// New tokens where a request does not say how many, as OpenAI's completions have it.
+pub(crate) const MAX_TOKENS: usize = 16;
+
+/// What a body asks for.
+#[derive(Debug)]
+pub struct Call {
+    /// One for each prompt.
+    pub requests: Vec<Request>,
+    /// Puts together what happens to them.
+    pub answer: Answer,
+    /// Whether it is sent piece by piece.
+    pub stream: bool,
+}
+
+/// What both routes make of a body.
+struct Plan {
+    shape: Shape,
+    prompts: Vec<PromptTokens>,
+    max_tokens: usize,
+    best_of: usize,
+    echo: bool,
+    logprobs: Option<usize>,
+    options: Options,
+}
+
+impl Call {
+    /// A call of `/v1/completions`. Calls with the same number `reuse` may share what was computed of equal beginnings.
+    ///
+    /// # Errors
+    /// When the model cannot serve the request.
+    pub fn of_completion(
+        request: CompletionRequest,
+        served: &ServedModel,
+        reuse: Option<u64>,
+    ) -> Result<Self, ApiError> {
+        let CompletionRequest { prompts, best_of, echo, logprobs, options } = request;
+        served.check_name(options.model.as_deref())?;
+        let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
+        check_limits(&served.options.limits, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
+        let prompts = tokens_of(prompts, options.truncation, max_tokens, served)?;
+        let plan = Plan { shape: Shape::Completion, prompts, max_tokens, best_of, echo, logprobs, options };
+        plan.into_call(served, reuse)
+    }
+
+    /// A call of `/v1/chat/completions`.
+    ///
+    /// # Errors
+    /// When the model cannot serve the request, above all when it has no chat template.
+    pub fn of_chat(request: ChatRequest, served: &ServedModel, reuse: Option<u64>) -> Result<Self, ApiError> {
+        served.check_name(request.options.model.as_deref())?;
+        let ids = request.prompt(served)?;
+        let ChatRequest { logprobs, options, .. } = request;
+        let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
+        let max_tokens = options.max_tokens.unwrap_or(room);
+        check_limits(&served.options.limits, 1, options.n, max_tokens, logprobs)?;
+        check_context("messages", ids.len(), max_tokens, served)?;
+        let prompts = vec![PromptTokens { ids, told_from: 0 }];
+        let (shape, best_of) = (Shape::Chat, options.n);
+        Plan { shape, prompts, max_tokens, best_of, echo: false, logprobs, options }.into_call(served, reuse)
+    }
+}
+
+/// What could be too much is refused before anything is made of it.
+fn check_limits(
+    limits: &Limits,
+    prompts: usize,
+    texts: usize,
+    max_tokens: usize,
+    logprobs: Option<usize>,
+) -> Result<(), ApiError> {
+    let total = prompts.saturating_mul(texts).saturating_mul(max_tokens);
+    let checks = [
+        ("prompt", "prompts", limits.max_prompts, prompts),
+        ("n", "texts of a prompt (n, best_of)", limits.max_n, texts),
+        ("logprobs", "logprobs", limits.max_logprobs, logprobs.unwrap_or(0)),
+        ("max_tokens", "new tokens (prompts × texts × max_tokens)", limits.max_total_tokens, total),
+    ];
+    for (param, what, most, found) in checks {
+        if found > most {
+            let message = format!("{param}: this server takes at most {most} {what}, found {found}");
+            return Err(ApiError::invalid(message).with_param(param));
+        }
+    }
+    Ok(())
+}
+
+impl Plan {
+    fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
+        let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options } = self;
+        let stream = options.stream;
+        // The most probable texts are all the same.
+        let is_copied = !options.draws() && best_of > 1;
+        let made = if is_copied { 1 } else { best_of };
+        let seed = options.seed.or_else(|| options.draws().then(fresh_seed));
+        let config = Arc::new(config_of(&options, max_tokens, made, seed, served)?);
+        let processors = processors_of(&options, &config, served)?;
+        let prompt_logprobs = logprobs.filter(|_| echo);
+        // The most probable texts are told by their log-probabilities.
+        let logprobs_made = logprobs.or((made > options.n).then_some(0));
+        let share =
+            options.cache_prompt.then(|| served.reuse(reuse, options.cache_salt.as_deref())).flatten();
+        let streams = (0..).step_by(best_of);
+        let requests = prompts.iter().zip(streams).map(|(prompt, stream)| {
+            let mut request = Request::new(prompt.ids.clone(), Arc::clone(&config));
+            request.processors.clone_from(&processors);
+            (request.stream, request.logprobs, request.prompt_logprobs) =
+                (stream, logprobs_made, prompt_logprobs);
+            request.reuse = share;
+            request
+        });
+        let requests = requests.collect();
+        let answer_of =
+            |prompt: PromptTokens| PromptAnswer::new(prompt.ids, prompt.told_from, made, &served.pieces);
+        let prompts = prompts.into_iter().map(answer_of).collect();
+        let head = head_of(shape, &options, seed, served);
+        let wants = Wants {
+            shape,
+            stream,
+            include_usage: options.include_usage,
+            echo,
+            logprobs: logprobs.is_some(),
+            n: options.n,
+            best_of,
+            is_copied,
+            stops: options.config.stop_strings,
+            stop_token_ids: options.stop_token_ids,
+            include_stop: options.include_stop,
+            return_token_ids: options.return_token_ids,
+            tokens_as_ids: options.tokens_as_ids,
+        };
+        let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts);
+        Ok(Call { requests, answer, stream })
+    }
+}
+
+/// One that JSON's readers keep, whose numbers are f64.
+fn fresh_seed() -> i64 {
+    i64::try_from(fresh_number() >> 11).unwrap_or(0)
+}
+
+fn head_of(shape: Shape, options: &Options, seed: Option<i64>, served: &ServedModel) -> Head {
+    let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
+    let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    Head {
+        id: format!("{prefix}-{}", options.request_id.clone().unwrap_or_else(number)),
+        created: since_1970.map_or(0, |time| time.as_secs()),
+        model: served.name().to_owned(),
+        seed,
+    }
+}
+
+fn config_of(
+    options: &Options,
+    max_tokens: usize,
+    texts: usize,
+    seed: Option<i64>,
+    served: &ServedModel,
+) -> Result<GenerationConfig, ApiError> {
+    let asked = &options.config;
+    if asked.min_new_tokens > max_tokens {
+        let found = asked.min_new_tokens;
+        let message =
+            format!("min_tokens: expected at most max_tokens, which is {max_tokens}, found {found}");
+        return Err(ApiError::invalid(message).with_param("min_tokens"));
+    }
+    for (ids, _) in &asked.sequence_bias {
+        ids.iter().try_for_each(|id| served.check_token(*id, || format!("logit_bias.{id}")))?;
+    }
+    for (place, id) in options.stop_token_ids.iter().enumerate() {
+        served.check_token(*id, || format!("stop_token_ids[{place}]"))?;
+    }
+    // Of the files only what belongs to the model: how to choose is the request's business.
+    let files = served.defaults.config();
+    let own_ends = files.eos_token_id.iter().filter(|_| !options.ignore_eos);
+    let config = GenerationConfig {
+        max_new_tokens: max_tokens,
+        num_return_sequences: texts,
+        seed: seed.map_or(0, i64::cast_unsigned),
+        eos_token_id: own_ends.chain(&options.stop_token_ids).copied().collect(),
+        bad_words_ids: files.bad_words_ids.iter().cloned().chain(bad_words(options, served)?).collect(),
+        suppress_tokens: files.suppress_tokens.clone(),
+        begin_suppress_tokens: files.begin_suppress_tokens.clone(),
+        ..asked.clone()
+    };
+    served.defaults.complete(config).map_err(refused)
+}
+
+/// The tokens of words that are never generated, at the beginning of a line and within one.
+fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+    let mut sequences = Vec::new();
+    for (place, word) in options.bad_words.iter().enumerate() {
+        let word = word.trim_start();
+        for written in [word.to_owned(), format!(" {word}")] {
+            let ids = crate::prompts::encode_piece(&written, &format!("bad_words[{place}]"), served)?;
+            if !ids.is_empty() && !sequences.contains(&ids) {
+                sequences.push(ids);
+            }
+        }
+    }
+    Ok(sequences)
+}
+
+fn processors_of(
+    options: &Options,
+    config: &GenerationConfig,
+    served: &ServedModel,
+) -> Result<Vec<LogitsProcessor>, ApiError> {
+    let mut processors = Vec::new();
+    if let Some(ids) = &options.allowed_token_ids {
+        for (place, id) in ids.iter().enumerate() {
+            served.check_token(*id, || format!("allowed_token_ids[{place}]"))?;
+        }
+        let ids = ids.clone();
+        processors.push(LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| ids.clone())));
+    }
+    if let Some(grammar) = &options.grammar {
+        let without = || {
+            ApiError::invalid("a text that conforms to something needs a tokenizer, and this model has none")
+        };
+        let compiler = served.compiler.as_ref().ok_or_else(without)?;
+        let compiled = compiler.compile(grammar, &config.eos_token_id);
+        processors.push(compiled.map_err(|error| ApiError::invalid(error.to_string()))?);
+    }
+    Ok(processors)
+}
+
+/// What the library refuses, in the words of the request.
+fn refused(error: EngineError) -> ApiError {
+    match error {
+        EngineError::Generation(GenerationError::OptionOutOfRange { option, expected, found }) => {
+            let message = format!("{option}: expected {expected}, found {found}");
+            ApiError::invalid(message).with_param(option)
+        }
+        EngineError::Generation(GenerationError::StopStringsWithoutTokenizer) => {
+            let message =
+                "stop: strings are searched in the text, and this model has no tokenizer to make it";
+            ApiError::invalid(message).with_param("stop")
+        }
+        EngineError::Generation(error) => (&error).into(),
+        _ => ApiError::internal(),
+    }
+}
+
+impl From<&GenerationError> for ApiError {
+    /// Where the request is at fault it is told so; of the inside nothing is told.
+    fn from(error: &GenerationError) -> Self {
+        let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
+        if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::internal() }
+    }
+}

@@ -1,0 +1,131 @@
+//! The body of `/v1/chat/completions`.
+//!
+//! Source: OpenAI's OpenAPI description, `CreateChatCompletionRequest`.
+
+mod template;
+
+use serde::Serialize;
+
+pub(crate) use template::Template;
+
+use crate::body::{Field, Fields, Given, Use, fields};
+use crate::completion::known;
+use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
+use crate::prompts::encode_piece;
+use crate::{ApiError, ServedModel};
+
+/// Most messages of a conversation, and parts of a message: more than any context holds.
+const MAX_MESSAGES: usize = 2048;
+/// Longest name of a role, or of who speaks, in bytes.
+const MAX_ROLE_BYTES: usize = 64;
+
+const SERVED: [Field; 4] =
+    fields(["messages", "logprobs", "top_logprobs", "add_generation_prompt"], Use::Served);
+const ALIASES: [Field; 1] = [Field { name: "max_completion_tokens", use_: Use::Alias("max_tokens") }];
+const REFUSED: [Field; 2] = [
+    Field { name: "chat_template", use_: Use::Refused("the server's --chat-template names one") },
+    Field {
+        name: "continue_final_message",
+        use_: Use::Refused("write the whole prompt for /v1/completions"),
+    },
+];
+const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
+
+/// What `/v1/chat/completions` is asked for, with every field in its range.
+#[derive(Debug, Clone)]
+pub struct ChatRequest {
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) options: Options,
+}
+
+/// A message, as templates read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Message {
+    role: String,
+    content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
+impl ChatRequest {
+    /// Reads a body. Fields that nobody knows are ignored.
+    ///
+    /// # Errors
+    /// As [`CompletionRequest::parse`](crate::CompletionRequest::parse).
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
+        let fields = Fields::of_body(body, &tables)?;
+        let messages =
+            fields.read("messages", |given| given.list("a list of messages", MAX_MESSAGES, message))?;
+        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
+            let message = "messages: expected a list of at least one message, found none";
+            return Err(ApiError::invalid(message).with_param("messages"));
+        };
+        let logprobs = fields.boolean("logprobs", false)?;
+        let top_logprobs = fields.read("top_logprobs", |given| match given.count(0..=MAX_LOGPROBS)? {
+            1.. if !logprobs => Err(given.wrong_as("logprobs to be true with it", "it is not")),
+            top_logprobs => Ok(top_logprobs),
+        })?;
+        Ok(Self {
+            messages,
+            add_generation_prompt: fields.boolean("add_generation_prompt", true)?,
+            logprobs: logprobs.then_some(top_logprobs.unwrap_or(0)),
+            options: Options::read(&fields)?,
+        })
+    }
+
+    /// The names of the fields that it reads or lets pass.
+    pub fn fields() -> impl Iterator<Item = &'static str> {
+        known(TABLES)
+    }
+
+    /// The tokens of the conversation, as the model's template writes it.
+    pub(crate) fn prompt(&self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+        let unusable = |what: &String| {
+            let message = format!(
+                "the chat template of this model cannot be used ({what}); use /v1/completions, or start the server with another \
+                 --chat-template"
+            );
+            ApiError::invalid(message).with_code("chat_template_unusable")
+        };
+        let Some(template) = served.template.as_ref().map_err(unusable)? else {
+            let message = "this model has no chat template: it continues texts, and was not trained on conversations; use \
+                           /v1/completions, or start the server with --chat-template";
+            return Err(ApiError::invalid(message).with_code("no_chat_template"));
+        };
+        let text = template.render(&self.messages, self.add_generation_prompt, served)?;
+        let ids = encode_piece(&text, "messages", served)?;
+        Ok(served.vocabulary.start_if_empty(ids))
+    }
+}
+
+fn message(given: Given<'_, '_>) -> Result<Message, ApiError> {
+    const MESSAGE: &[Field] = &fields(["role", "content", "name"], Use::Served);
+    let message = Fields::of(given, &[MESSAGE])?;
+    let name = |given: Given<'_, '_>| given.short_text(MAX_ROLE_BYTES);
+    let role = message.get("role").ok_or_else(|| given.wrong("an object with a role"))?;
+    Ok(Message {
+        role: name(role)?,
+        content: message.read("content", content)?.unwrap_or_default(),
+        name: message.read("name", name)?,
+    })
+}
+
+/// A text, or parts of which each is one.
+fn content(given: Given<'_, '_>) -> Result<String, ApiError> {
+    const PART: &[Field] = &fields(["type", "text"], Use::Served);
+    if given.is_text() {
+        return given.text();
+    }
+    let parts = given.list("a string or a list of parts", MAX_MESSAGES, |part| {
+        let fields = Fields::of(part, &[PART])?;
+        let kind = fields.get("type").ok_or_else(|| part.wrong("an object with a type"))?;
+        if kind.text()? != "text" {
+            return Err(kind.wrong("\"text\": this model reads nothing else"));
+        }
+        fields.get("text").ok_or_else(|| part.wrong("an object with a text"))?.text()
+    })?;
+    Ok(parts.concat())
+}

@@ -1,0 +1,128 @@
+//! The body of `/v1/completions`.
+//!
+//! Source: OpenAI's OpenAPI description, `CreateCompletionRequest`; vLLM's and llama.cpp's fields beside it.
+
+use crate::ApiError;
+use crate::body::{Field, Fields, Given, Use, fields};
+use crate::options::{MAX_LOGPROBS, MAX_N, OPTIONS, Options};
+
+/// Most prompts; a server may allow fewer.
+const MAX_PROMPTS: usize = 2048;
+/// Most tokens of a prompt, more than any context: what is cut may be longer.
+const MAX_PROMPT_TOKENS: usize = 1 << 20;
+/// Largest `best_of`, as OpenAI has it.
+const MAX_BEST_OF: usize = 20;
+
+const SERVED: [Field; 4] = fields(["prompt", "best_of", "echo", "logprobs"], Use::Served);
+const ALIASES: [Field; 1] = [Field { name: "n_probs", use_: Use::Alias("logprobs") }];
+const REFUSED: [Field; 1] = fields(["suffix"], Use::Refused("GPT-2 cannot fill in; give a prompt alone"));
+const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
+
+/// What `/v1/completions` is asked for, with every field in its range.
+#[derive(Debug, Clone)]
+pub struct CompletionRequest {
+    pub(crate) prompts: Prompts,
+    /// At least `n`.
+    pub(crate) best_of: usize,
+    pub(crate) echo: bool,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) options: Options,
+}
+
+/// The prompts of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Prompts {
+    pub(crate) prompts: Vec<Prompt>,
+    /// Whether they were a list, so that messages count them.
+    pub(crate) is_list: bool,
+}
+
+/// A prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    /// Not empty.
+    Ids(Vec<u32>),
+}
+
+impl Prompts {
+    /// The path of a prompt.
+    pub(crate) fn path(&self, prompt: usize) -> String {
+        if self.is_list { format!("prompt[{prompt}]") } else { "prompt".into() }
+    }
+}
+
+impl CompletionRequest {
+    /// Reads a body. Fields that nobody knows are ignored.
+    ///
+    /// # Errors
+    /// When it is no JSON object, or a field is of the wrong type, out of its range or not served: which one, what was
+    /// expected and what was found.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
+        let fields = Fields::of_body(body, &tables)?;
+        let options = Options::read(&fields)?;
+        let best_of = fields.read("best_of", |given| best_of(given, &options))?.unwrap_or(options.n);
+        // llama.cpp's clients send 0 for none.
+        let logprobs =
+            fields.get("logprobs").filter(|given| !given.is_named("n_probs") || given.json() != "0");
+        Ok(Self {
+            prompts: match fields.get("prompt") {
+                Some(given) => prompts(given)?,
+                None => Prompts { prompts: vec![Prompt::Text(String::new())], is_list: false },
+            },
+            best_of,
+            echo: fields.boolean("echo", false)?,
+            logprobs: logprobs.map(|given| given.count(0..=MAX_LOGPROBS)).transpose()?,
+            options,
+        })
+    }
+
+    /// The names of the fields that it reads or lets pass.
+    pub fn fields() -> impl Iterator<Item = &'static str> {
+        known(TABLES)
+    }
+}
+
+/// The names of these fields and of those that both routes know, without those that are refused.
+pub(crate) fn known(tables: &'static [&'static [Field]]) -> impl Iterator<Item = &'static str> {
+    let fields = tables.iter().chain(OPTIONS).copied().flatten();
+    fields.filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
+}
+
+fn best_of(given: Given<'_, '_>, options: &Options) -> Result<usize, ApiError> {
+    // As many as n may always be asked for.
+    let best_of = given.count(0..=MAX_BEST_OF.max(options.n).min(MAX_N))?.max(1);
+    if best_of < options.n {
+        return Err(given.wrong(format!("at least n, which is {}", options.n)));
+    }
+    if options.stream && best_of > options.n {
+        return Err(given.wrong("n where the texts are streamed"));
+    }
+    Ok(best_of)
+}
+
+/// A text, a list of texts, a list of token ids, or a list of such lists: the first item tells.
+fn prompts(given: Given<'_, '_>) -> Result<Prompts, ApiError> {
+    const SHAPES: &str = "a string, strings, token ids, or lists of token ids";
+    let single = |prompt| Prompts { prompts: vec![prompt], is_list: false };
+    if given.is_text() {
+        return Ok(single(Prompt::Text(given.text()?)));
+    }
+    if !given.is_list() {
+        return Err(given.wrong(SHAPES));
+    }
+    let list = if given.first_item_begins_with(&['"']) {
+        given.list(SHAPES, MAX_PROMPTS, |item| Ok(Prompt::Text(item.text()?)))?
+    } else if given.first_item_begins_with(&['[']) {
+        given.list(SHAPES, MAX_PROMPTS, |item| match item.token_ids(MAX_PROMPT_TOKENS)? {
+            ids if ids.is_empty() => Err(item.wrong("at least one token id")),
+            ids => Ok(Prompt::Ids(ids)),
+        })?
+    } else if given.first_item_begins_with(&[']']) {
+        return Err(given.wrong("at least one prompt"));
+    } else {
+        return Ok(single(Prompt::Ids(given.token_ids(MAX_PROMPT_TOKENS)?)));
+    };
+    Ok(Prompts { prompts: list, is_list: true })
+}

@@ -1,0 +1,120 @@
+//! Errors as OpenAI's clients read them: `{"error":{"message","type","param","code"}}`, always with the four keys.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+/// Why a request was not served.
+#[derive(Debug, Clone, Error, PartialEq)]
+#[error("{message}")]
+pub struct ApiError {
+    status: u16,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    allow: Option<&'static str>,
+    retry_after: Option<Duration>,
+    /// Numbers beside the four keys, such as `n_ctx`.
+    numbers: Vec<(&'static str, u64)>,
+}
+
+impl ApiError {
+    /// An error with the HTTP status that tells its kind.
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+            allow: None,
+            retry_after: None,
+            numbers: Vec::new(),
+        }
+    }
+
+    /// A request that is wrong: status 400.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(400, message)
+    }
+
+    /// What went wrong inside, of which the client is told nothing more: status 500.
+    pub fn internal() -> Self {
+        Self::new(500, "the server failed to serve this request; its log says why")
+    }
+
+    /// The same, about a field: its path, such as `prompt[3]`.
+    pub fn with_param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// The same with a code that programs tell errors apart by.
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// The same with the time after which it is worth trying again.
+    pub fn with_retry_after(self, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..self }
+    }
+
+    /// The same with a number beside the message.
+    pub fn with_number(mut self, name: &'static str, number: u64) -> Self {
+        self.numbers.push((name, number));
+        self
+    }
+
+    /// The same with the methods that the path knows.
+    pub(crate) fn with_allow(self, allow: &'static str) -> Self {
+        Self { allow: Some(allow), ..self }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// The kind of error, by its status: what stands under `type`.
+    pub fn kind(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "unavailable_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The path of the field that is wrong.
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// The code that programs tell errors apart by.
+    pub fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    /// What belongs into the header `Allow`.
+    pub fn allow(&self) -> Option<&'static str> {
+        self.allow
+    }
+
+    /// The time after which it is worth trying again: the header `Retry-After`.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// The body of the answer, or an event of a stream.
+    pub fn to_json(&self) -> String {
+        let mut error = Map::new();
+        error.insert("message".into(), json!(self.message));
+        error.insert("type".into(), json!(self.kind()));
+        error.insert("param".into(), json!(self.param));
+        error.insert("code".into(), json!(self.code));
+        error.extend(self.numbers.iter().map(|(name, number)| ((*name).to_owned(), json!(number))));
+        json!({ "error": Value::Object(error) }).to_string()
+    }
+}

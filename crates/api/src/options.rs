@@ -1,0 +1,361 @@
+//! The fields that `/v1/completions` and `/v1/chat/completions` share.
+
+use std::collections::BTreeMap;
+
+use gpt2_generation::{GenerationConfig, MIN_TEMPERATURE};
+use gpt2_grammar::Grammar;
+
+use crate::ApiError;
+use crate::body::{Field, Fields, Given, Use, fields};
+
+/// Largest `n`, as OpenAI has it; a server may allow fewer.
+pub(crate) const MAX_N: usize = 128;
+/// Most alternatives for each token; OpenAI's completions allow 5, its chat 20.
+pub(crate) const MAX_LOGPROBS: usize = 20;
+/// Most stop strings; OpenAI allows 4, and lm-evaluation-harness sends more.
+const MAX_STOPS: usize = 32;
+/// Longest stop string in bytes. A search keeps nine bytes for each of them.
+const MAX_STOP_BYTES: usize = 1024;
+/// Most tokens with a bias.
+const MAX_BIASES: usize = 1024;
+/// Most words that are never generated, and the bytes of each.
+const MAX_BAD_WORDS: usize = 128;
+const MAX_BAD_WORD_BYTES: usize = 256;
+/// Most tokens that end a text.
+const MAX_STOP_TOKENS: usize = 128;
+/// Most tokens that a text is restricted to: more than any vocabulary of this model has.
+const MAX_ALLOWED_TOKENS: usize = 1 << 18;
+/// Longest name, salt or number of a request, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+/// Longest number of a request: it comes back in every chunk.
+const MAX_ID_BYTES: usize = 64;
+/// Longest grammar, as it is written in a body.
+const MAX_GRAMMAR_BYTES: usize = gpt2_grammar::MAX_SOURCE_BYTES;
+
+const SERVED: [Field; 32] = fields(
+    [
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "n",
+        "stop",
+        "stream",
+        "stream_options",
+        "seed",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words",
+        "allowed_token_ids",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "truncate_prompt_tokens",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "cache_prompt",
+        "cache_salt",
+        "request_id",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+    ],
+    Use::Served,
+);
+const GUIDED: [Field; 2] = fields(["guided_regex", "guided_grammar"], Use::Served);
+const ALIASES: [Field; 4] = [
+    Field { name: "n_predict", use_: Use::Alias("max_tokens") },
+    Field { name: "repeat_penalty", use_: Use::Alias("repetition_penalty") },
+    Field { name: "typical", use_: Use::Alias("typical_p") },
+    Field { name: "json_schema", use_: Use::Alias("guided_json") },
+];
+const IGNORED: [Field; 8] = fields(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "priority",
+        "add_special_tokens",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ],
+    Use::Ignored,
+);
+const REFUSED: [Field; 6] = [
+    Field { name: "use_beam_search", use_: Use::Refused("leave it out, or use `gpt2 generate --num-beams`") },
+    Field { name: "prompt_logprobs", use_: Use::Refused("ask for echo and logprobs at /v1/completions") },
+    Field { name: "guided_choice", use_: Use::Refused("write the choices as guided_regex: (first|second)") },
+    Field { name: "grammar", use_: Use::Refused("write it in Lark's syntax as guided_grammar") },
+    Field { name: "tools", use_: Use::Refused(NO_TOOLS) },
+    Field { name: "functions", use_: Use::Refused(NO_TOOLS) },
+];
+const NO_TOOLS: &str = "the model calls no tools; leave it out";
+
+/// The fields that both routes know.
+pub(crate) const OPTIONS: &[&[Field]] = &[&SERVED, &GUIDED, &ALIASES, &IGNORED, &REFUSED];
+
+/// What both routes are asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) model: Option<String>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) n: usize,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    /// What needs no model to be said.
+    pub(crate) config: GenerationConfig,
+    pub(crate) seed: Option<i64>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) bad_words: Vec<String>,
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    pub(crate) include_stop: bool,
+    pub(crate) truncation: Option<Truncation>,
+    pub(crate) return_token_ids: bool,
+    pub(crate) tokens_as_ids: bool,
+    pub(crate) cache_prompt: bool,
+    pub(crate) cache_salt: Option<String>,
+    pub(crate) request_id: Option<String>,
+    pub(crate) grammar: Option<Grammar>,
+}
+
+/// What is kept of a long prompt, at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Truncation {
+    /// What leaves room for the new tokens.
+    ToContext,
+    /// At most so many tokens.
+    ToTokens(usize),
+}
+
+impl Options {
+    pub(crate) fn read(fields: &Fields<'_, '_>) -> Result<Self, ApiError> {
+        let stream = fields.boolean("stream", false)?;
+        let max_tokens = fields.read("max_tokens", |given| given.count(0..=MAX_TOKENS))?;
+        let min_tokens = fields.read("min_tokens", |given| {
+            let min_tokens = given.count(0..=MAX_TOKENS)?;
+            let is_more = max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens);
+            if is_more { Err(given.wrong("at most max_tokens")) } else { Ok(min_tokens) }
+        })?;
+        let config = GenerationConfig { min_new_tokens: min_tokens.unwrap_or(0), ..sampling(fields)? };
+        Ok(Self {
+            model: fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?,
+            max_tokens,
+            n: fields.read("n", |given| given.count(1..=MAX_N))?.unwrap_or(1),
+            include_usage: fields
+                .read("stream_options", |given| include_usage(given, stream))?
+                .unwrap_or(false),
+            stream,
+            config,
+            seed: fields.read("seed", |given| given.integer(i64::MIN..=i64::MAX))?,
+            stop_token_ids: fields
+                .read("stop_token_ids", |given| given.token_ids(MAX_STOP_TOKENS))?
+                .unwrap_or_default(),
+            ignore_eos: fields.boolean("ignore_eos", false)?,
+            bad_words: fields.read("bad_words", bad_words)?.unwrap_or_default(),
+            allowed_token_ids: fields
+                .read("allowed_token_ids", |given| given.token_ids(MAX_ALLOWED_TOKENS))?
+                .filter(|ids| !ids.is_empty()),
+            include_stop: fields.boolean("include_stop_str_in_output", false)?,
+            truncation: fields.read("truncate_prompt_tokens", truncation)?,
+            return_token_ids: fields.boolean("return_token_ids", false)?,
+            tokens_as_ids: fields.boolean("return_tokens_as_token_ids", false)?,
+            cache_prompt: fields.boolean("cache_prompt", true)?,
+            cache_salt: fields.read("cache_salt", |given| given.short_text(MAX_NAME_BYTES))?,
+            request_id: fields.read("request_id", request_id)?,
+            grammar: grammar(fields)?,
+        })
+    }
+
+    /// The seed of the texts, and whether anything is drawn with it.
+    pub(crate) fn draws(&self) -> bool {
+        self.config.do_sample
+    }
+}
+
+/// More than any context holds; the model's own is checked later.
+const MAX_TOKENS: usize = u32::MAX as usize;
+
+/// How the next token is chosen.
+fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
+    let number = |name, range: std::ops::RangeInclusive<f64>| {
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        fields.read(name, |given| given.number(&expected, |number| range.contains(&number)))
+    };
+    let temperature = number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
+    let top_p = number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
+    let draws = temperature >= MIN_TEMPERATURE && top_p > 0.0;
+    let typical = |given: Given<'_, '_>| {
+        given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
+    };
+    let above_0 = |given: Given<'_, '_>| given.number("a number above 0", |number| number > 0.0);
+    let top_k = |given: Given<'_, '_>| given.integer(-1..=i64::from(u32::MAX));
+    Ok(GenerationConfig {
+        do_sample: draws,
+        temperature: if draws { temperature } else { 1.0 },
+        top_p: if draws { top_p } else { 1.0 },
+        // -1 and 0 keep all.
+        top_k: fields.read("top_k", top_k)?.and_then(|top_k| top_k.try_into().ok()).unwrap_or(0),
+        min_p: number("min_p", 0.0..=1.0)?.filter(|min_p| *min_p > 0.0),
+        typical_p: fields.read("typical_p", typical)?.unwrap_or(1.0),
+        repetition_penalty: fields.read("repetition_penalty", above_0)?.unwrap_or(1.0),
+        presence_penalty: number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        no_repeat_ngram_size: fields
+            .read("no_repeat_ngram_size", |given| given.count(0..=MAX_TOKENS))?
+            .unwrap_or(0),
+        sequence_bias: fields.read("logit_bias", logit_bias)?.unwrap_or_default(),
+        stop_strings: fields.read("stop", stop)?.unwrap_or_default(),
+        ..GenerationConfig::default()
+    })
+}
+
+fn include_usage(given: Given<'_, '_>, stream: bool) -> Result<bool, ApiError> {
+    const STREAM_OPTIONS: &[Field] = &fields(["include_usage"], Use::Served);
+    let options = Fields::of(given, &[STREAM_OPTIONS])?;
+    match stream {
+        true => options.boolean("include_usage", false),
+        false => Err(given.wrong_as("nothing where stream is false", given.json())),
+    }
+}
+
+fn stop(given: Given<'_, '_>) -> Result<Vec<String>, ApiError> {
+    let string = |given: Given<'_, '_>| given.short_text(MAX_STOP_BYTES);
+    if given.is_text() {
+        return Ok(vec![string(given)?]);
+    }
+    given.list("a string or a list of strings", MAX_STOPS, string)
+}
+
+fn logit_bias(given: Given<'_, '_>) -> Result<Vec<(Vec<u32>, f64)>, ApiError> {
+    let mut biases = BTreeMap::new();
+    given.each_entry("an object of token ids and biases", |id, bias| {
+        let Ok(id) = id.parse::<u32>() else {
+            return Err(bias.wrong_as("a token id as its name", "another"));
+        };
+        let bias_of =
+            bias.number("a number from -100 to 100", |number| (-100.0..=100.0).contains(&number))?;
+        if biases.len() == MAX_BIASES {
+            return Err(given.wrong_as(format!("at most {MAX_BIASES} biases"), "more"));
+        }
+        match biases.insert(vec![id], bias_of) {
+            None => Ok(()),
+            Some(_) => Err(bias.wrong_as("one bias for a token", "a second one")),
+        }
+    })?;
+    Ok(biases.into_iter().collect())
+}
+
+fn bad_words(given: Given<'_, '_>) -> Result<Vec<String>, ApiError> {
+    given.list("a list of strings", MAX_BAD_WORDS, |word| word.short_text(MAX_BAD_WORD_BYTES))
+}
+
+fn truncation(given: Given<'_, '_>) -> Result<Truncation, ApiError> {
+    match given.integer(-1..=i64::from(u32::MAX))? {
+        -1 => Ok(Truncation::ToContext),
+        tokens => match usize::try_from(tokens) {
+            Ok(tokens @ 1..) => Ok(Truncation::ToTokens(tokens)),
+            _ => Err(given.wrong("-1, or a whole number of at least 1")),
+        },
+    }
+}
+
+fn request_id(given: Given<'_, '_>) -> Result<String, ApiError> {
+    let id = given.short_text(MAX_ID_BYTES)?;
+    let is_visible = id.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_visible { Ok(id) } else { Err(given.wrong("visible ASCII characters")) }
+}
+
+/// What the text must conform to: at most one of the fields that say so.
+fn grammar(fields: &Fields<'_, '_>) -> Result<Option<Grammar>, ApiError> {
+    let mut found: Option<Grammar> = None;
+    for (name, read) in [
+        ("response_format", response_format as fn(Given<'_, '_>) -> Result<Option<Grammar>, ApiError>),
+        ("structured_outputs", structured_outputs),
+        ("guided_json", |given| schema(given).map(Some)),
+        ("guided_regex", |given| regex(given).map(Some)),
+        ("guided_grammar", |given| lark(given).map(Some)),
+    ] {
+        let Some(given) = fields.get(name) else { continue };
+        // Empty is what some clients send for nothing.
+        let Some(grammar) = (if given.is_nothing() { None } else { read(given)? }) else { continue };
+        if found.replace(grammar).is_some() {
+            return Err(given.wrong_as("one description of the text", "a second one"));
+        }
+    }
+    Ok(found)
+}
+
+fn schema(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
+    if given.json() == "true" {
+        return Ok(Grammar::JsonObject);
+    }
+    let schema = match given.is_text() {
+        true => serde_json::from_str(&given.short_text(MAX_GRAMMAR_BYTES)?)
+            .map_err(|_| given.wrong("a JSON schema"))?,
+        false => given.tree(MAX_GRAMMAR_BYTES)?,
+    };
+    match schema {
+        serde_json::Value::Object(_) => Ok(Grammar::JsonSchema(schema)),
+        _ => Err(given.wrong("a JSON schema, which is an object")),
+    }
+}
+
+fn regex(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
+    Ok(Grammar::Regex(given.short_text(MAX_GRAMMAR_BYTES)?))
+}
+
+fn lark(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
+    Ok(Grammar::Lark(given.short_text(MAX_GRAMMAR_BYTES)?))
+}
+
+/// OpenAI's `response_format`.
+fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
+    const FORMAT: &[Field] = &fields(["type", "json_schema", "schema"], Use::Served);
+    const SCHEMA: &[Field] = &fields(["schema"], Use::Served);
+    const TYPES: &str = "\"text\", \"json_object\" or \"json_schema\"";
+    let format = Fields::of(given, &[FORMAT])?;
+    let Some(kind) = format.get("type") else { return Err(given.wrong(format!("a type, {TYPES}"))) };
+    match kind.text()?.as_str() {
+        "text" => Ok(None),
+        // llama.cpp's form names a schema here.
+        "json_object" => Ok(Some(format.read("schema", schema)?.unwrap_or(Grammar::JsonObject))),
+        "json_schema" => {
+            let named = format.get("json_schema").ok_or_else(|| given.wrong("an object with json_schema"))?;
+            let inner = Fields::of(named, &[SCHEMA])?;
+            let inner = inner.get("schema").ok_or_else(|| named.wrong("an object with a schema"))?;
+            schema(inner).map(Some)
+        }
+        _ => Err(kind.wrong(TYPES)),
+    }
+}
+
+/// vLLM's `structured_outputs`.
+fn structured_outputs(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
+    const OUTPUTS: [Field; 4] = fields(["json", "regex", "grammar", "json_object"], Use::Served);
+    const CHOICE: [Field; 1] =
+        fields(["choice"], Use::Refused("write the choices as a regex: (first|second)"));
+    let outputs = Fields::of(given, &[&OUTPUTS, &CHOICE])?;
+    let is_object = outputs.boolean("json_object", false)?;
+    let mut found: Vec<Grammar> = [
+        outputs.read("json", schema)?,
+        outputs.read("regex", regex)?,
+        outputs.read("grammar", lark)?,
+        is_object.then_some(Grammar::JsonObject),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        _ => Err(given.wrong("one of json, regex, grammar and json_object")),
+    }
+}

@@ -1,0 +1,129 @@
+//! From the prompts of a request to tokens that fit into the context.
+
+use gpt2_engine::EngineError;
+use gpt2_weights::{WeightsError, encode_piece as encode_ids};
+
+use crate::completion::{Prompt, Prompts};
+use crate::options::Truncation;
+use crate::{ApiError, ServedModel};
+
+/// A prompt as the model gets it.
+pub(crate) struct PromptTokens {
+    pub(crate) ids: Vec<u32>,
+    /// Where the part begins that an echo tells: an empty prompt starts from a token that it does not.
+    pub(crate) told_from: usize,
+}
+
+/// The tokens of all prompts, each with room for the new tokens.
+pub(crate) fn tokens_of(
+    prompts: Prompts,
+    truncation: Option<Truncation>,
+    max_tokens: usize,
+    served: &ServedModel,
+) -> Result<Vec<PromptTokens>, ApiError> {
+    let paths: Vec<String> = (0..prompts.prompts.len()).map(|prompt| prompts.path(prompt)).collect();
+    let mut tokens = Vec::with_capacity(paths.len());
+    for (prompt, path) in prompts.prompts.into_iter().zip(&paths) {
+        let mut ids = match prompt {
+            Prompt::Ids(ids) => check_ids(ids, path, served)?,
+            Prompt::Text(text) => {
+                if truncation.is_none() {
+                    check_length(&text, path, max_tokens, served)?;
+                }
+                encode(&text, path, served)?
+            }
+        };
+        let is_empty = ids.is_empty();
+        ids = served.vocabulary.start_if_empty(ids);
+        if ids.is_empty() {
+            let message = format!("{path}: it is empty, and this model has no token that texts begin with");
+            return Err(ApiError::invalid(message).with_param(path.clone()));
+        }
+        let kept = match truncation {
+            None => usize::MAX,
+            Some(Truncation::ToTokens(tokens)) => tokens,
+            Some(Truncation::ToContext) => served.config().n_positions.saturating_sub(max_tokens).max(1),
+        };
+        ids.drain(..ids.len().saturating_sub(kept));
+        check_context(path, ids.len(), max_tokens, served)?;
+        tokens.push(PromptTokens { ids, told_from: usize::from(is_empty) });
+    }
+    Ok(tokens)
+}
+
+fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    for (place, id) in ids.iter().enumerate() {
+        served.check_token(*id, || format!("{path}[{place}]"))?;
+    }
+    Ok(ids)
+}
+
+/// Checks that a prompt leaves room for its new tokens.
+pub(crate) fn check_context(
+    path: &str,
+    prompt_tokens: usize,
+    max_tokens: usize,
+    served: &ServedModel,
+) -> Result<(), ApiError> {
+    let n_positions = served.config().n_positions;
+    let total = prompt_tokens.saturating_add(max_tokens);
+    if total <= n_positions {
+        return Ok(());
+    }
+    let message = format!(
+        "{path}: this model's context is {n_positions} tokens, and {total} were asked for: {prompt_tokens} of the prompt and \
+         {max_tokens} new ones (max_tokens); shorten the prompt, or ask for fewer"
+    );
+    Err(too_long(message, path, prompt_tokens, n_positions))
+}
+
+/// Refuses a text that cannot fit, however few tokens it has, before they are looked for.
+fn check_length(text: &str, path: &str, max_tokens: usize, served: &ServedModel) -> Result<(), ApiError> {
+    let least = text.len().div_ceil(served.pieces.longest());
+    let n_positions = served.config().n_positions;
+    if least <= n_positions {
+        return Ok(());
+    }
+    let message = format!(
+        "{path}: this model's context is {n_positions} tokens, and the prompt alone has at least {least}, besides {max_tokens} \
+         new ones (max_tokens); shorten the prompt"
+    );
+    Err(too_long(message, path, least, n_positions))
+}
+
+fn too_long(message: String, path: &str, prompt_tokens: usize, n_positions: usize) -> ApiError {
+    let number = |tokens: usize| u64::try_from(tokens).unwrap_or(u64::MAX);
+    ApiError::invalid(message)
+        .with_param(path)
+        .with_code("context_length_exceeded")
+        .with_number("n_prompt_tokens", number(prompt_tokens))
+        .with_number("n_ctx", number(n_positions))
+}
+
+/// The tokens of a text, with those that the tokenizer puts around it.
+pub(crate) fn encode(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    served.vocabulary.encode(text).map_err(|error| unreadable(&error, path))
+}
+
+/// The tokens of a piece of a text.
+pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    let encoded =
+        served.vocabulary.required_tokenizer().and_then(|tokenizer| Ok(encode_ids(tokenizer, text)?));
+    let ids = encoded.map_err(|error| unreadable(&error, path))?;
+    match ids.iter().all(|id| served.config().has_token(*id)) {
+        true => Ok(ids),
+        false => Err(ApiError::internal()),
+    }
+}
+
+/// Nothing is told of where the model's files are.
+fn unreadable(error: &EngineError, path: &str) -> ApiError {
+    let what = match error {
+        EngineError::Weights(WeightsError::NoTokenizer { .. }) => {
+            "this model has no tokenizer; give token ids"
+        }
+        EngineError::Weights(WeightsError::Encode { .. }) => "the tokenizer cannot read this text",
+        _ => return ApiError::internal(),
+    };
+    ApiError::invalid(format!("{path}: {what}")).with_param(path)
+}

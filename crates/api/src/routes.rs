@@ -1,0 +1,107 @@
+//! The paths of the server: one list, by which requests are routed and which the OpenAPI description is held against.
+
+use crate::ApiError;
+
+/// The OpenAPI description of all routes.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+/// What a route does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The page.
+    Page,
+    /// Continues prompts.
+    Completions,
+    /// Answers a conversation.
+    ChatCompletions,
+    /// Lists the models.
+    Models,
+    /// Describes one model.
+    Model,
+    /// Text to tokens.
+    Tokenize,
+    /// Tokens to text.
+    Detokenize,
+    /// Describes the tokenizer.
+    TokenizerInfo,
+    /// Whether requests are served.
+    Health,
+    /// Counters and histograms.
+    Metrics,
+    /// The version of the program.
+    Version,
+    /// What the server is set to.
+    Props,
+    /// The OpenAPI description.
+    OpenApi,
+    /// Attention of a text.
+    LookAttention,
+    /// The lens on a text.
+    LookLens,
+}
+
+/// A path with a method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// `GET` or `POST`; whoever answers `GET` answers `HEAD` too.
+    pub method: &'static str,
+    /// The path, with `{id}` for the part that differs.
+    pub path: &'static str,
+    /// What it does.
+    pub endpoint: Endpoint,
+    /// Whether it asks for the key, where the server has one.
+    pub needs_key: bool,
+}
+
+const fn open(method: &'static str, path: &'static str, endpoint: Endpoint) -> Route {
+    Route { method, path, endpoint, needs_key: false }
+}
+
+const fn keyed(method: &'static str, path: &'static str, endpoint: Endpoint) -> Route {
+    Route { method, path, endpoint, needs_key: true }
+}
+
+/// All routes.
+pub const ROUTES: &[Route] = &[
+    open("GET", "/", Endpoint::Page),
+    keyed("POST", "/v1/completions", Endpoint::Completions),
+    keyed("POST", "/v1/chat/completions", Endpoint::ChatCompletions),
+    keyed("GET", "/v1/models", Endpoint::Models),
+    keyed("GET", "/v1/models/{id}", Endpoint::Model),
+    keyed("POST", "/tokenize", Endpoint::Tokenize),
+    keyed("POST", "/detokenize", Endpoint::Detokenize),
+    keyed("GET", "/tokenizer_info", Endpoint::TokenizerInfo),
+    open("GET", "/health", Endpoint::Health),
+    open("GET", "/v1/health", Endpoint::Health),
+    keyed("GET", "/metrics", Endpoint::Metrics),
+    keyed("GET", "/version", Endpoint::Version),
+    keyed("GET", "/props", Endpoint::Props),
+    keyed("GET", "/openapi.json", Endpoint::OpenApi),
+    keyed("POST", "/look/attention", Endpoint::LookAttention),
+    keyed("POST", "/look/lens", Endpoint::LookLens),
+];
+
+/// The route of a request, with the part of the path that `{id}` stands for, as it is written.
+///
+/// # Errors
+/// 404 for a path that is none of these, 405 for another method.
+pub fn find_route<'path>(
+    method: &str,
+    path: &'path str,
+) -> Result<(&'static Route, Option<&'path str>), ApiError> {
+    let mut matches = ROUTES.iter().filter_map(|route| match route.path.strip_suffix("{id}") {
+        None => (route.path == path).then_some((route, None)),
+        // A model's name may have a slash in it.
+        Some(before) => path.strip_prefix(before).filter(|id| !id.is_empty()).map(|id| (route, Some(id))),
+    });
+    let Some((route, id)) = matches.next() else {
+        let message = "there is nothing at this path; /openapi.json describes those that there are";
+        return Err(ApiError::new(404, message));
+    };
+    if route.method == method || (route.method == "GET" && method == "HEAD") {
+        return Ok((route, id));
+    }
+    let allow = if route.method == "GET" { "GET, HEAD" } else { route.method };
+    let message = format!("{} takes {allow}", route.path);
+    Err(ApiError::new(405, message).with_allow(allow))
+}

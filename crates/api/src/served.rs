@@ -1,0 +1,187 @@
+//! The model that is served, with all that requests are checked against.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Defaults, EngineError, LoadedModel, Vocabulary};
+use gpt2_grammar::Compiler;
+use thiserror::Error;
+
+use crate::ApiError;
+use crate::chat::Template;
+use crate::pieces::Pieces;
+
+/// The most that a request may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most prompts of a request.
+    pub max_prompts: usize,
+    /// Most texts for each prompt: `n` and `best_of`.
+    pub max_n: usize,
+    /// Most alternatives for each token: `logprobs`.
+    pub max_logprobs: usize,
+    /// Most new tokens of a request: those of all texts of all prompts together.
+    pub max_total_tokens: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_prompts: 64, max_n: 16, max_logprobs: 20, max_total_tokens: 65_536 }
+    }
+}
+
+/// How a conversation becomes a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ChatTemplateChoice {
+    /// By the checkpoint's own template, where it has one.
+    #[default]
+    Checkpoint,
+    /// Each message followed by the token that ends texts, as DialoGPT was trained.
+    EosJoin,
+    /// By this Jinja template.
+    Jinja(String),
+}
+
+/// DialoGPT's own.
+const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
+
+/// What the operator sets.
+#[derive(Debug, Clone, Default)]
+pub struct ApiOptions {
+    /// The name that the model is served under.
+    pub name: String,
+    /// Further names of it.
+    pub aliases: Vec<String>,
+    /// When the server was started, in seconds since 1970.
+    pub created: u64,
+    /// How a conversation becomes a prompt.
+    pub chat_template: ChatTemplateChoice,
+    /// The most that a request may ask for.
+    pub limits: Limits,
+    /// Texts that are made at once: what `/props` tells as `total_slots`.
+    pub parallel: usize,
+}
+
+/// Why a model cannot be served.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// What the checkpoint says cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The chat template that was named cannot be used.
+    #[error("the chat template: {what}")]
+    ChatTemplate {
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
+/// and answered with it on any thread.
+#[derive(Debug)]
+pub struct ServedModel {
+    pub(crate) options: ApiOptions,
+    pub(crate) vocabulary: Arc<Vocabulary>,
+    pub(crate) defaults: Defaults,
+    pub(crate) pieces: Arc<Pieces>,
+    /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
+    pub(crate) template: Result<Option<Template>, String>,
+    pub(crate) compiler: Option<Compiler>,
+    pub(crate) parameters: usize,
+    /// Makes numbers that nobody can foresee.
+    random: RandomState,
+}
+
+impl ServedModel {
+    /// What requests need of a model.
+    ///
+    /// # Errors
+    /// When the checkpoint's `generation_config.json` cannot be used, or the chat template that `options` names.
+    pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
+        let vocabulary = Arc::clone(model.vocabulary());
+        let named = |what| SetupError::ChatTemplate { what };
+        let template = match &options.chat_template {
+            ChatTemplateChoice::EosJoin => Ok(Some(Template::new(EOS_JOIN).map_err(named)?)),
+            ChatTemplateChoice::Jinja(source) => Ok(Some(Template::new(source).map_err(named)?)),
+            ChatTemplateChoice::Checkpoint => {
+                let source = vocabulary.chat_template().map_err(ToString::to_string);
+                source.and_then(|source| source.map(Template::new).transpose())
+            }
+        };
+        let served = Self {
+            defaults: model.defaults()?.clone(),
+            pieces: Arc::new(Pieces::new(&vocabulary)),
+            template,
+            // Without a tokenizer there is none.
+            compiler: Compiler::new(&vocabulary).ok(),
+            parameters: model.model().parameter_count(),
+            vocabulary,
+            options,
+            random: RandomState::new(),
+        };
+        if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {
+            return Err(named("the model has no token that ends texts, to be put between messages".into()));
+        }
+        Ok(served)
+    }
+
+    /// The name that it is served under.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// The configuration of the model.
+    pub(crate) fn config(&self) -> &Gpt2Config {
+        self.vocabulary.config()
+    }
+
+    /// Whether a request for this name is for this model; one without a name is.
+    pub(crate) fn check_name(&self, name: Option<&str>) -> Result<(), ApiError> {
+        let is_served =
+            |name: &str| name == self.name() || self.options.aliases.iter().any(|alias| alias == name);
+        if name.is_none_or(is_served) {
+            return Ok(());
+        }
+        let message = format!("there is no such model here; this server has `{}`", self.name());
+        Err(ApiError::new(404, message).with_param("model").with_code("model_not_found"))
+    }
+
+    /// Checks that a token is one of the vocabulary.
+    pub(crate) fn check_token(&self, id: u32, path: impl FnOnce() -> String) -> Result<(), ApiError> {
+        if self.config().has_token(id) {
+            return Ok(());
+        }
+        let (path, vocab_size) = (path(), self.config().vocab_size);
+        let message =
+            format!("{path}: expected a token id below the vocabulary's size of {vocab_size}, found {id}");
+        Err(ApiError::invalid(message).with_param(path))
+    }
+
+    /// The name of the token that ends texts.
+    pub(crate) fn eos_token(&self) -> Option<String> {
+        self.token_name(self.defaults.config().eos_token_id.first().copied())
+    }
+
+    /// The name of the token that begins texts.
+    pub(crate) fn bos_token(&self) -> Option<String> {
+        self.token_name(self.config().start_token())
+    }
+
+    fn token_name(&self, id: Option<u32>) -> Option<String> {
+        self.vocabulary.tokenizer()?.id_to_token(id?)
+    }
+
+    /// The number under which requests share what was computed: that of the caller, and of the salt that a request names.
+    pub(crate) fn reuse(&self, caller: Option<u64>, salt: Option<&str>) -> Option<u64> {
+        let caller = caller?;
+        Some(salt.map_or(caller, |salt| self.random.hash_one((caller, salt))))
+    }
+}
+
+/// A number that nobody can foresee, and that comes only once.
+pub(crate) fn fresh_number() -> u64 {
+    // Each has keys of its own.
+    RandomState::new().hash_one(())
+}

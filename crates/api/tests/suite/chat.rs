@@ -1,0 +1,232 @@
+//! Conversations.
+
+use gpt2_api::{ApiError, ApiOptions, ChatRequest, ChatTemplateChoice, ServedModel};
+use serde_json::{Value, json};
+
+use crate::common::{Tested, load, options, tiny, tiny_with};
+
+fn joined() -> Tested {
+    tiny_with("unused", "", ChatTemplateChoice::EosJoin)
+}
+
+fn with_template(template: &str) -> Tested {
+    tiny_with("chat_template.jinja", template, ChatTemplateChoice::Checkpoint)
+}
+
+fn prompt(tested: &Tested, messages: Value) -> String {
+    let call = tested.chat(&json!({ "messages": messages, "max_tokens": 1 })).unwrap();
+    let tokenizer = tested.model.vocabulary().tokenizer().unwrap();
+    tokenizer.decode(&call.requests[0].prompt, false).unwrap()
+}
+
+fn refused(tested: &Tested, body: &Value) -> ApiError {
+    match tested.chat(body) {
+        Ok(_) => panic!("{body} was not refused"),
+        Err(error) => error,
+    }
+}
+
+fn hello() -> Value {
+    json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Yes" }, { "role": "user", "content": "so" }])
+}
+
+#[test]
+fn a_base_model_names_the_way_out() {
+    let error = refused(tiny(), &json!({ "messages": hello() }));
+    assert_eq!((error.status(), error.code()), (400, Some("no_chat_template")));
+    assert_eq!(
+        error.to_string(),
+        "this model has no chat template: it continues texts, and was not trained on conversations; use /v1/completions, or \
+         start the server with --chat-template"
+    );
+}
+
+#[test]
+fn messages_are_joined_by_the_end_of_texts() {
+    let tested = joined();
+    assert_eq!(prompt(&tested, hello()), "Hi<|endoftext|>Yes<|endoftext|>so<|endoftext|>");
+    let parts = json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
+    assert_eq!(prompt(&tested, parts), "ab<|endoftext|>");
+    assert_eq!(prompt(&tested, json!([{ "role": "user", "content": null }])), "<|endoftext|>");
+}
+
+#[test]
+fn a_checkpoints_own_template_is_run() {
+    let template = "{% for message in messages %}\n  {% if message['role'] == 'user' %}\nQ: {{ message.content.strip() | upper }}\n\
+                    {% else %}\nA: {{ message['content'] }}{{ eos_token }}\n{% endif %}\n{% endfor %}\n\
+                    {% if add_generation_prompt %}\nA:{% endif %}";
+    let expected = "Q: HI\nA: Yes<|endoftext|>\nQ: SO\nA:";
+    assert_eq!(prompt(&with_template(template), hello()), expected);
+    let config = json!({ "chat_template": template }).to_string();
+    assert_eq!(
+        prompt(&tiny_with("tokenizer_config.json", &config, ChatTemplateChoice::Checkpoint), hello()),
+        expected
+    );
+    let named = json!({ "chat_template": [{ "name": "tool_use", "template": "x" }, { "name": "default", "template": template }] });
+    let named = tiny_with("tokenizer_config.json", &named.to_string(), ChatTemplateChoice::Checkpoint);
+    assert_eq!(prompt(&named, hello()), expected);
+    let given = tiny_with("chat_template.jinja", "no", ChatTemplateChoice::Jinja(template.into()));
+    assert_eq!(prompt(&given, hello()), expected);
+}
+
+#[test]
+fn a_template_that_cannot_be_used_harms_conversations_only() {
+    for (file, contents) in [
+        ("chat_template.jinja", "{% for %}"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "{\"chat_template\": \"{{\"}"),
+    ] {
+        let tested = tiny_with(file, contents, ChatTemplateChoice::Checkpoint);
+        let error = refused(&tested, &json!({ "messages": hello() }));
+        assert_eq!((error.status(), error.code()), (400, Some("chat_template_unusable")), "{file}");
+        assert_eq!(tested.complete(&json!({ "max_tokens": 1 }))["usage"]["completion_tokens"], 1);
+    }
+    // One that the operator names is looked at when the server starts.
+    let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja("{% if %}".into()), ..options() };
+    let error = ServedModel::new(&tiny().model, options).unwrap_err();
+    assert!(error.to_string().starts_with("the chat template: syntax error"), "{error}");
+}
+
+#[test]
+fn a_strangers_template_is_bounded() {
+    let cases = [
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "ran out of fuel",
+        ),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ 'x' * 10000000000 }}", "too large"),
+        ("{% for i in range(100000) %}{{ messages[0].content * 100 }}{% endfor %}", "too long"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.nothing() }}", "method"),
+        ("{% include '/etc/passwd' %}", "does not exist"),
+    ];
+    for (template, expected) in cases {
+        let tested = tiny_with("unused", "", ChatTemplateChoice::Jinja(template.into()));
+        let error = refused(&tested, &json!({ "messages": hello() }));
+        assert_eq!((error.status(), error.param()), (400, Some("messages")), "{template}");
+        assert!(error.to_string().contains(expected), "{template}: {error}");
+    }
+}
+
+#[test]
+fn a_response_has_the_shape_of_a_conversation() {
+    let tested = joined();
+    let body = json!({ "messages": hello(), "max_completion_tokens": 5, "temperature": 0, "logprobs": true, "top_logprobs": 2, "n": 2 });
+    let (answer, _) = tested.run(tested.chat(&body).unwrap()).unwrap();
+    assert!(answer.id().starts_with("chatcmpl-"));
+    let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
+    assert_eq!((&response["object"], &response["model"]), (&json!("chat.completion"), &json!("tiny")));
+    assert_eq!(response["choices"].as_array().unwrap().len(), 2);
+    let choice = &response["choices"][1];
+    let message = choice["message"].as_object().unwrap();
+    assert_eq!((&message["role"], &message["refusal"]), (&json!("assistant"), &Value::Null));
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), response["usage"]["completion_tokens"].as_u64().unwrap() as usize / 2);
+    for entry in content {
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
+        assert_eq!(entry["logprob"], entry["top_logprobs"][0]["logprob"], "greedy");
+        let bytes: Vec<u8> = serde_json::from_value(entry["bytes"].clone()).unwrap();
+        let token = entry["token"].as_str().unwrap();
+        assert!(token.is_empty() || token.starts_with("bytes:") || token.as_bytes() == bytes, "{entry}");
+    }
+}
+
+#[test]
+fn chunks_begin_with_the_role_and_are_the_whole_message() {
+    let tested = joined();
+    let mut body = json!({ "messages": hello(), "max_tokens": 12, "seed": 3, "n": 2, "logprobs": true });
+    let (answer, _) = tested.run(tested.chat(&body).unwrap()).unwrap();
+    let whole: Value = serde_json::from_str(&answer.into_response()).unwrap();
+    (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+    let (_, said) = tested.run(tested.chat(&body).unwrap()).unwrap();
+    let chunks: Vec<Value> = said.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
+    let (last, chunks) = chunks.split_last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+    for index in 0..2 {
+        let of_choice: Vec<&Value> = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        assert_eq!(of_choice[0]["delta"], json!({ "role": "assistant", "content": "" }));
+        let content: String =
+            of_choice.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(whole["choices"][index]["message"]["content"], content);
+        let finishes: Vec<&Value> = of_choice
+            .iter()
+            .map(|choice| &choice["finish_reason"])
+            .filter(|reason| !reason.is_null())
+            .collect();
+        assert_eq!(finishes, [&whole["choices"][index]["finish_reason"]]);
+        let entries: Vec<Value> = of_choice
+            .iter()
+            .flat_map(|choice| choice["logprobs"]["content"].as_array().unwrap().clone())
+            .collect();
+        assert_eq!(json!(entries), whole["choices"][index]["logprobs"]["content"]);
+    }
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk"));
+}
+
+#[test]
+fn without_a_number_a_message_goes_on_to_the_end_of_the_context() {
+    let tested = joined();
+    let call = tested.chat(&json!({ "messages": hello() })).unwrap();
+    assert_eq!(call.requests[0].prompt.len() + call.requests[0].config.max_new_tokens, 48);
+    let long = json!([{ "role": "user", "content": "word ".repeat(60) }]);
+    let error = refused(&tested, &json!({ "messages": long }));
+    assert_eq!((error.code(), error.param()), (Some("context_length_exceeded"), Some("messages")));
+    let error = refused(&tested, &json!({ "messages": hello(), "max_tokens": 48 }));
+    assert_eq!(error.code(), Some("context_length_exceeded"));
+}
+
+#[test]
+fn what_is_wrong_with_a_message_is_named() {
+    let part = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
+    let cases = [
+        (json!({}), "messages: expected a list of at least one message, found none"),
+        (json!({ "messages": "Hi" }), "messages: expected a list of messages, found \"Hi\""),
+        (
+            json!({ "messages": [{ "content": "Hi" }] }),
+            "messages[0]: expected an object with a role, found {\"content\":\"Hi\"}",
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": 5 }] }),
+            "messages[0].content: expected a string or a list of parts, found 5",
+        ),
+        (
+            json!({ "messages": part }),
+            "messages[0].content[0].type: expected \"text\": this model reads nothing else, found \"image_url\"",
+        ),
+        (
+            json!({ "messages": hello(), "top_logprobs": 2 }),
+            "top_logprobs: expected logprobs to be true with it, found it is not",
+        ),
+        (json!({ "messages": hello(), "logprobs": 2 }), "logprobs: expected true or false, found 2"),
+        (
+            json!({ "messages": hello(), "max_completion_tokens": -1 }),
+            "max_completion_tokens: expected a whole number from 0 to 4294967295, found -1",
+        ),
+        (
+            json!({ "messages": hello(), "chat_template": "x" }),
+            "chat_template: this server does not serve this field; the server's --chat-template names one",
+        ),
+    ];
+    for (body, expected) in cases {
+        let error = ChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
+fn a_model_without_an_end_joins_no_messages() {
+    let folder =
+        gpt2_testing::CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": []}");
+    let model = load(folder.path());
+    let options = ApiOptions { chat_template: ChatTemplateChoice::EosJoin, ..options() };
+    let error = ServedModel::new(&model, options).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the chat template: the model has no token that ends texts, to be put between messages"
+    );
+}

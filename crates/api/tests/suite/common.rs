@@ -1,0 +1,139 @@
+//! The tiny checkpoint, served; requests run to their end.
+
+use std::sync::{Arc, OnceLock};
+
+use gpt2_api::{
+    Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel,
+};
+use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
+use gpt2_generation::{Drafts, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TokenLogprobs};
+use gpt2_testing::{CheckpointFolder, fixture_path};
+use serde_json::{Value, json};
+
+/// A model, and what requests need of it.
+pub(crate) struct Tested {
+    pub(crate) model: LoadedModel,
+    pub(crate) served: ServedModel,
+}
+
+pub(crate) fn options() -> ApiOptions {
+    ApiOptions {
+        name: "tiny".into(),
+        aliases: vec!["owner/tiny".into()],
+        created: 1_700_000_000,
+        parallel: 4,
+        ..ApiOptions::default()
+    }
+}
+
+pub(crate) fn load(folder: &std::path::Path) -> LoadedModel {
+    let options = ModelOptions { model: folder.into(), device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+/// The tiny checkpoint: 48 positions, 300 tokens, of which the first ends texts.
+pub(crate) fn tiny() -> &'static Tested {
+    static TINY: OnceLock<Tested> = OnceLock::new();
+    TINY.get_or_init(|| {
+        let model = load(&fixture_path("tiny-checkpoint"));
+        let served = ServedModel::new(&model, options()).unwrap();
+        Tested { model, served }
+    })
+}
+
+/// The tiny checkpoint with another file in its folder, with these options.
+pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice) -> Tested {
+    let folder = CheckpointFolder::tiny().with(file, contents);
+    let model = load(folder.path());
+    let served = ServedModel::new(&model, ApiOptions { chat_template: template, ..options() }).unwrap();
+    Tested { model, served }
+}
+
+/// The call of a body.
+pub(crate) fn call(body: &Value) -> Result<Call, ApiError> {
+    let request = CompletionRequest::parse(body.to_string().as_bytes())?;
+    Call::of_completion(request, &tiny().served, None)
+}
+
+/// What is wrong with a body.
+pub(crate) fn error(body: &Value) -> ApiError {
+    match call(body) {
+        Ok(_) => panic!("{body} was not refused"),
+        Err(error) => error,
+    }
+}
+
+impl Tested {
+    /// Runs a call to its end; the answer with what it said on the way.
+    pub(crate) fn run(&self, call: Call) -> Result<(Answer, Vec<String>), ApiError> {
+        let options = SchedulerOptions { max_texts: 3, kv_tokens: 1024, chunk_tokens: 16 };
+        let tokenizer = self.model.vocabulary().tokenizer().map(Arc::clone);
+        let mut scheduler = Scheduler::new(self.model.model(), tokenizer, options).unwrap();
+        let ids: Vec<RequestId> =
+            call.requests.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
+        let (mut answer, mut said) = (call.answer, Vec::new());
+        for event in scheduler.into_events() {
+            let event = event.unwrap();
+            let prompt = ids.iter().position(|id| *id == event.request()).unwrap();
+            said.extend(answer.take(prompt, event)?);
+        }
+        said.extend(answer.last_chunks());
+        Ok((answer, said))
+    }
+
+    /// The response to a completion.
+    pub(crate) fn complete(&self, body: &Value) -> Value {
+        let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
+        let (answer, said) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
+        assert_eq!(said, Vec::<String>::new(), "only streams say something on the way");
+        serde_json::from_str(&answer.into_response()).unwrap()
+    }
+
+    /// The chunks of a completion.
+    pub(crate) fn stream(&self, body: &Value) -> Vec<Value> {
+        let mut body = body.clone();
+        body["stream"] = json!(true);
+        let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
+        let (_, said) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
+        said.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
+    }
+
+    /// The call of a conversation.
+    pub(crate) fn chat(&self, body: &Value) -> Result<Call, ApiError> {
+        Call::of_chat(ChatRequest::parse(body.to_string().as_bytes())?, &self.served, None)
+    }
+
+    /// The tokens of a text.
+    pub(crate) fn ids(&self, text: &str) -> Vec<u32> {
+        self.model.vocabulary().encode(text).unwrap()
+    }
+}
+
+pub(crate) fn begun(prompt: Vec<Option<TokenLogprobs>>) -> Event {
+    Event::Begun { request: RequestId(0), cached_tokens: 0, prompt }
+}
+
+/// A token with its log-probability and those of others.
+pub(crate) fn logprobs(logprob: f64, alternatives: &[(u32, f64)]) -> Option<TokenLogprobs> {
+    Some(TokenLogprobs { logprob, alternatives: alternatives.to_vec() })
+}
+
+pub(crate) fn token(
+    id: u32,
+    text: &str,
+    logprobs: Option<TokenLogprobs>,
+    stop_reason: Option<StopReason>,
+) -> Event {
+    token_of(0, id, text, logprobs, stop_reason)
+}
+
+pub(crate) fn token_of(
+    sequence: usize,
+    id: u32,
+    text: &str,
+    logprobs: Option<TokenLogprobs>,
+    stop_reason: Option<StopReason>,
+) -> Event {
+    let (request, text, drafts) = (RequestId(0), text.to_owned(), Drafts::default());
+    Event::Token { request, sequence, id, text, logprobs, stop_reason, drafts }
+}

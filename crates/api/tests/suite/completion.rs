@@ -1,0 +1,215 @@
+//! Whole responses.
+
+use gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
+use serde_json::{Value, json};
+
+use crate::common::{call, logprobs, tiny, token_of};
+
+#[test]
+fn a_response_has_openais_shape() {
+    let response = tiny().complete(&json!({ "prompt": "Wh", "max_tokens": 3, "temperature": 0 }));
+    let keys: Vec<&String> = response.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]);
+    assert!(response["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(response["object"], "text_completion");
+    assert!(response["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(response["model"], "tiny");
+    assert_eq!(
+        response["usage"],
+        json!({ "prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4,
+                "prompt_tokens_details": { "cached_tokens": 0 } })
+    );
+    let choice = response["choices"][0].as_object().unwrap();
+    let keys: Vec<&String> = choice.keys().collect();
+    assert_eq!(keys, ["index", "text", "logprobs", "finish_reason", "stop_reason"]);
+    assert_eq!(
+        (&choice["index"], &choice["logprobs"], &choice["finish_reason"]),
+        (&json!(0), &Value::Null, &json!("length"))
+    );
+    let named = tiny().complete(&json!({ "request_id": "mine-1", "max_tokens": 0, "seed": 5 }));
+    assert_eq!((&named["id"], &named["seed"]), (&json!("cmpl-mine-1"), &json!(5)));
+}
+
+#[test]
+fn a_seed_gives_the_same_texts_again() {
+    let body = json!({ "prompt": "Wh", "max_tokens": 12, "n": 3, "temperature": 1.2 });
+    let first = tiny().complete(&body);
+    let mut again = body.clone();
+    again["seed"] = first["seed"].clone();
+    assert_eq!(tiny().complete(&again)["choices"], first["choices"]);
+    assert_ne!(first["choices"][0]["text"], first["choices"][1]["text"]);
+    assert_ne!(tiny().complete(&body)["choices"], first["choices"]);
+}
+
+#[test]
+fn choices_are_counted_through_all_prompts() {
+    let body =
+        json!({ "prompt": ["Wh", "the"], "max_tokens": 5, "n": 2, "seed": 3, "return_token_ids": true });
+    let response = tiny().complete(&body);
+    let choices = response["choices"].as_array().unwrap();
+    let indices: Vec<&Value> = choices.iter().map(|choice| &choice["index"]).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(choice["prompt_token_ids"], json!(tiny().ids(["Wh", "the"][index / 2])));
+    }
+    // Each draws as it would alone, from the stream of its place.
+    assert_ne!(choices[0]["token_ids"], choices[1]["token_ids"]);
+    let alone = tiny().complete(&json!({ "prompt": "Wh", "max_tokens": 5, "n": 2, "seed": 3 }));
+    assert_eq!(alone["choices"][1]["text"], choices[1]["text"]);
+    assert_eq!(response["usage"]["prompt_tokens"], tiny().ids("Wh").len() + tiny().ids("the").len());
+    let made: usize = choices.iter().map(|choice| choice["token_ids"].as_array().unwrap().len()).sum();
+    assert_eq!(response["usage"]["completion_tokens"], made);
+}
+
+#[test]
+fn greedy_texts_are_made_once_and_told_as_often_as_asked_for() {
+    let body = json!({ "prompt": "Wh", "max_tokens": 5, "n": 3, "temperature": 0, "logprobs": 1 });
+    let response = tiny().complete(&body);
+    let choices = response["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["text"]), (&json!(index), &choices[0]["text"]));
+        assert_eq!(choice["logprobs"], choices[0]["logprobs"]);
+    }
+    assert_eq!(response["usage"]["completion_tokens"], 15);
+}
+
+#[test]
+fn the_most_probable_texts_are_told() {
+    let call = call(&json!({ "prompt": "x", "n": 2, "best_of": 4 })).unwrap();
+    let mut answer = call.answer;
+    // The means are -2, -1, -3 and -1.5; the sum of the second is the least but one.
+    let texts = [("a", vec![-2.0]), ("b", vec![-1.0, -1.0, -1.0]), ("c", vec![-3.0]), ("d", vec![-1.5])];
+    for (sequence, (text, numbers)) in texts.iter().enumerate() {
+        for (place, number) in numbers.iter().enumerate() {
+            let reason = (place + 1 == numbers.len()).then_some(StopReason::MaxNewTokens);
+            answer.take(0, token_of(sequence, 7, text, logprobs(*number, &[]), reason)).unwrap();
+        }
+    }
+    let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
+    let told: Vec<(&Value, &Value)> = response["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| (&choice["index"], &choice["text"]))
+        .collect();
+    assert_eq!(told, [(&json!(0), &json!("bbb")), (&json!(1), &json!("d"))]);
+    assert_eq!(response["choices"][0]["logprobs"], Value::Null, "they were not asked for");
+    assert_eq!(response["usage"]["completion_tokens"], 6, "those of the dropped texts too");
+}
+
+#[test]
+fn an_echo_without_new_tokens_scores_the_prompt() {
+    let text = "The citizen of the word; ";
+    let ids = tiny().ids(text);
+    let body = json!({ "prompt": text, "max_tokens": 0, "echo": true, "logprobs": 3 });
+    let response = tiny().complete(&body);
+    let choice = &response["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(text), &json!("length")));
+    let scored = score(tiny().model.model(), &ids, 48, 3, &|_| ()).unwrap();
+    let listed = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    let listed: Vec<Option<f64>> = listed.iter().map(Value::as_f64).collect();
+    assert_eq!(listed, scored.logprobs, "the numbers of `score`, to the last bit");
+    let tokens: Vec<&str> = choice["logprobs"]["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_str().unwrap())
+        .collect();
+    assert_eq!(tokens.concat(), text);
+    let offsets: Vec<usize> = tokens
+        .iter()
+        .scan(0, |place, token| {
+            let before = *place;
+            *place += token.chars().count();
+            Some(before)
+        })
+        .collect();
+    assert_eq!(choice["logprobs"]["text_offset"], json!(offsets));
+    for (top, own) in choice["logprobs"]["top_logprobs"].as_array().unwrap().iter().zip(&tokens).skip(1) {
+        let names = top.as_object().unwrap();
+        assert!((3..=4).contains(&names.len()) && names.contains_key(*own), "{top}");
+    }
+    assert_eq!(
+        response["usage"],
+        json!({
+            "prompt_tokens": ids.len(), "completion_tokens": 0, "total_tokens": ids.len(),
+            "prompt_tokens_details": { "cached_tokens": 0 },
+        })
+    );
+    // Ids are echoed as their text.
+    let of_ids = tiny().complete(&json!({ "prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 3 }));
+    assert_eq!(of_ids["choices"], response["choices"]);
+}
+
+#[test]
+fn an_empty_prompt_starts_texts_and_is_not_echoed() {
+    for prompt in [json!(""), json!(null), json!([""])] {
+        let body =
+            json!({ "prompt": prompt, "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0 });
+        let response = tiny().complete(&body);
+        let choice = &response["choices"][0];
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 2, "{prompt}");
+        assert_eq!(choice["logprobs"]["text_offset"][0], 0);
+        assert_eq!(response["usage"]["prompt_tokens"], 1);
+        // Written out, the token is a prompt as any.
+        let named = json!({ "prompt": "<|endoftext|>", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0 });
+        let named = &tiny().complete(&named)["choices"][0];
+        assert_eq!(
+            named["text"].as_str().unwrap(),
+            format!("<|endoftext|>{}", choice["text"].as_str().unwrap())
+        );
+        assert_eq!(named["logprobs"]["tokens"].as_array().unwrap().len(), 3);
+        assert_eq!(named["logprobs"]["text_offset"][1], 13);
+    }
+}
+
+#[test]
+fn texts_conform_to_what_is_asked_for() {
+    let regex = json!({ "prompt": "Wh", "max_tokens": 20, "guided_regex": "[0-9]{3}", "seed": 1 });
+    let response = tiny().complete(&regex);
+    let choice = &response["choices"][0];
+    let text = choice["text"].as_str().unwrap();
+    assert!(text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit()), "{text}");
+    assert_eq!(choice["finish_reason"], "stop");
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": ["x", "y"] } }, "required": ["a"],
+                         "additionalProperties": false });
+    for body in [
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": schema } } }),
+        json!({ "guided_json": schema }),
+        json!({ "guided_json": schema.to_string() }),
+        json!({ "structured_outputs": { "json": schema } }),
+    ] {
+        let mut body = body;
+        (body["prompt"], body["max_tokens"], body["temperature"]) = (json!("Wh"), json!(30), json!(0));
+        let response = tiny().complete(&body);
+        let text = response["choices"][0]["text"].as_str().unwrap();
+        let parsed: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(["x", "y"].contains(&parsed["a"].as_str().unwrap()), "{text}");
+    }
+    let Err(error) = call(&json!({ "guided_regex": "(" })) else { panic!("it was taken") };
+    assert_eq!(error.status(), 400);
+    assert!(error.to_string().starts_with("regular expression: "), "{error}");
+}
+
+#[test]
+fn a_text_is_restricted_to_tokens() {
+    let body =
+        json!({ "prompt": "Wh", "max_tokens": 6, "allowed_token_ids": [70, 80], "return_token_ids": true });
+    let response = tiny().complete(&body);
+    let ids = response["choices"][0]["token_ids"].as_array().unwrap();
+    assert!(ids.len() == 6 && ids.iter().all(|id| *id == 70 || *id == 80), "{ids:?}");
+}
+
+#[test]
+fn what_fails_on_the_way_is_told_without_the_inside() {
+    let fail = |error| {
+        let mut answer = call(&json!({})).unwrap().answer;
+        answer.take(0, Event::Failed { request: RequestId(0), error }).unwrap_err()
+    };
+    let error = fail(GenerationError::NotFinite);
+    assert_eq!((error.status(), error.kind()), (500, "server_error"));
+    assert_eq!(error.to_string(), "the server failed to serve this request; its log says why");
+    assert_eq!(fail(GenerationError::NoTokenLeft).status(), 400);
+    assert_eq!(fail(GenerationError::Constraint { what: "no".into() }).to_string(), "no");
+}

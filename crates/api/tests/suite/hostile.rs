@@ -1,0 +1,241 @@
+//! Bodies that mean no good: each is refused, or harmless.
+
+use gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, detokenize, tokenize};
+
+use crate::common::tiny;
+
+fn refused(body: &[u8]) -> ApiError {
+    let request =
+        CompletionRequest::parse(body).and_then(|request| Call::of_completion(request, &tiny().served, None));
+    match request {
+        Ok(_) => panic!("{} was not refused", String::from_utf8_lossy(body)),
+        Err(error) => error,
+    }
+}
+
+fn message(body: &str) -> String {
+    let error = refused(body.as_bytes());
+    assert_eq!((error.status(), error.kind()), (400, "invalid_request_error"));
+    error.to_string()
+}
+
+#[test]
+fn what_is_no_object_is_refused() {
+    assert_eq!(message(""), "the body: expected a JSON object, found nothing");
+    assert_eq!(message(" \n "), "the body: expected a JSON object, found nothing");
+    assert_eq!(message("[]"), "the body: expected a JSON object, found []");
+    assert_eq!(message("null"), "the body: expected a JSON object, found null");
+    assert_eq!(message("\"prompt\""), "the body: expected a JSON object, found \"prompt\"");
+    assert_eq!(message("5"), "the body: expected a JSON object, found 5");
+    assert_eq!(message("{"), "the body is not JSON: EOF while parsing an object at line 1 column 1");
+    assert_eq!(
+        message("{\"prompt\": \"a\""),
+        "the body is not JSON: EOF while parsing an object at line 1 column 14"
+    );
+    assert_eq!(message("{} {}"), "the body is not JSON: trailing characters at line 1 column 4");
+    assert_eq!(message("{\"n\": 1,}"), "the body is not JSON: trailing comma at line 1 column 9");
+    assert_eq!(message("{\"n\": 01}"), "the body is not JSON: invalid number at line 1 column 8");
+    assert_eq!(message("{\"n\": NaN}"), "the body is not JSON: expected value at line 1 column 7");
+    assert_eq!(message("{'n': 1}"), "the body is not JSON: key must be a string at line 1 column 2");
+    assert_eq!(message("\u{FEFF}{}"), "the body is not JSON: expected value at line 1 column 1");
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused() {
+    assert_eq!(
+        refused(b"{\"prompt\": \"\xff\"}").to_string(),
+        "the body: expected UTF-8, found another byte at 12"
+    );
+    assert_eq!(refused(b"\x00\x01").status(), 400);
+    assert_eq!(refused(b"{\"unknown\": \"\xc3\"}").status(), 400, "in fields that nobody reads too");
+    assert_eq!(
+        message(r#"{"prompt": "\ud83d"}"#),
+        "prompt: expected a string of Unicode characters, found unexpected end of hex escape"
+    );
+    assert_eq!(
+        message(r#"{"stop": ["a", "\ude00"]}"#),
+        "stop[1]: expected a string of Unicode characters, found lone leading surrogate in hex escape"
+    );
+    // A pair is a character.
+    CompletionRequest::parse(br#"{"prompt": "\ud83d\ude00"}"#).unwrap();
+    assert_eq!(
+        message("{\"prompt\": \"a\nb\"}"),
+        "the body is not JSON: control character (\\u0000-\\u001F) found while parsing a string at line 2 column 0"
+    );
+}
+
+#[test]
+fn numbers_beyond_everything_are_refused() {
+    assert_eq!(
+        message("{\"temperature\": 1e999}"),
+        "temperature: expected a number from 0 to 2, found 1e999"
+    );
+    assert_eq!(
+        message("{\"temperature\": -1e999}"),
+        "temperature: expected a number from 0 to 2, found -1e999"
+    );
+    assert_eq!(
+        message("{\"max_tokens\": 1e3000}"),
+        "max_tokens: expected a whole number from 0 to 4294967295, found 1e3000"
+    );
+    assert_eq!(message("{\"n\": -0.5}"), "n: expected a whole number from 1 to 128, found -0.5");
+    assert_eq!(message("{\"n\": -1}"), "n: expected a whole number from 1 to 128, found -1");
+    assert_eq!(
+        message("{\"n\": 18446744073709551617}"),
+        "n: expected a whole number from 1 to 128, found 18446744073709551617"
+    );
+    let digits = "9".repeat(100_000);
+    let expected = format!("n: expected a whole number from 1 to 128, found {}…", "9".repeat(40));
+    assert_eq!(message(&format!("{{\"n\": {digits}}}")), expected);
+    assert_eq!(
+        message(&format!("{{\"temperature\": {digits}}}")).len(),
+        "temperature: expected a number from 0 to 2, found …".len() + 40
+    );
+    assert_eq!(
+        message("{\"logit_bias\": {\"5\": 1e999}}"),
+        "logit_bias.5: expected a number from -100 to 100, found 1e999"
+    );
+    assert_eq!(message("{\"prompt\": [1e999]}"), "prompt[0]: expected a token id, found 1e999");
+    assert_eq!(
+        message("{\"prompt\": [99999999999999999999999]}"),
+        "prompt[0]: expected a token id, found 99999999999999999999999"
+    );
+    assert_eq!(message("{\"best_of\": 1e100}"), "best_of: expected a whole number from 0 to 20, found 1e100");
+}
+
+#[test]
+fn a_field_comes_once() {
+    assert_eq!(message("{\"n\": 1, \"n\": 2}"), "n: expected one value, found a second one");
+    assert_eq!(message("{\"n\": null, \"n\": 2}"), "n: expected one value, found a second one");
+    assert_eq!(
+        message(
+            "{\"stream\": true, \"stream_options\": {\"include_usage\": true, \"include_usage\": false}}"
+        ),
+        "stream_options.include_usage: expected one value, found a second one"
+    );
+    // Of a field that nobody knows nobody counts.
+    CompletionRequest::parse(b"{\"x\": 1, \"x\": 2, \"user\": 1, \"user\": 2}").unwrap();
+}
+
+#[test]
+fn depth_costs_nothing() {
+    let depth = 1_000_000;
+    let nested = |open: &str, close: &str| format!("{}{}", open.repeat(depth), close.repeat(depth));
+    let lists = nested("[", "]");
+    for field in [
+        "prompt",
+        "stop",
+        "logit_bias",
+        "guided_json",
+        "response_format",
+        "messages",
+        "logprobs",
+        "model",
+        "tools",
+    ] {
+        let found = message_of_either(&format!("{{\"{field}\": {lists}}}"));
+        assert!(found.len() < 300, "{field}: a message of {} bytes", found.len());
+    }
+    CompletionRequest::parse(format!("{{\"unknown\": {lists}}}").as_bytes()).unwrap();
+    CompletionRequest::parse(
+        format!("{{\"unknown\": {}}}", nested("{\"a\":", "}").replace(":}", ":1}")).as_bytes(),
+    )
+    .unwrap();
+    assert!(message(&"[".repeat(depth)).starts_with("the body is not JSON"));
+    let schema = format!("{{\"guided_json\": {}1{}}}", "{\"a\":".repeat(200), "}".repeat(200));
+    assert_eq!(message(&schema), "guided_json: expected JSON, found recursion limit exceeded");
+}
+
+/// What either route says; one of them knows the field.
+fn message_of_either(body: &str) -> String {
+    let completion = CompletionRequest::parse(body.as_bytes()).err();
+    completion.or_else(|| ChatRequest::parse(body.as_bytes()).err()).unwrap().to_string()
+}
+
+#[test]
+fn lists_are_bounded() {
+    let many = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
+    let cases = [
+        (
+            format!("{{\"prompt\": {}}}", many("\"\"", 300_000)),
+            "prompt: expected at most 2048 items, found more",
+        ),
+        (
+            format!("{{\"prompt\": {}}}", many("[1]", 300_000)),
+            "prompt: expected at most 2048 items, found more",
+        ),
+        (
+            format!("{{\"prompt\": {}}}", many("1", 1_500_000)),
+            "prompt: expected at most 1048576 items, found more",
+        ),
+        (format!("{{\"stop\": {}}}", many("\"a\"", 100_000)), "stop: expected at most 32 items, found more"),
+        (
+            format!("{{\"bad_words\": {}}}", many("\"a\"", 129)),
+            "bad_words: expected at most 128 items, found more",
+        ),
+        (
+            format!("{{\"stop_token_ids\": {}}}", many("1", 129)),
+            "stop_token_ids: expected at most 128 items, found more",
+        ),
+    ];
+    for (body, expected) in cases {
+        assert_eq!(message(&body), expected);
+    }
+    let biases: Vec<String> = (0..1025).map(|id| format!("\"{id}\": 1")).collect();
+    let found = message(&format!("{{\"logit_bias\": {{{}}}}}", biases.join(",")));
+    assert_eq!(found, "logit_bias: expected at most 1024 biases, found more");
+    let schema = format!("{{\"guided_json\": {{\"description\": \"{}\"}}}}", "a".repeat(300_000));
+    assert_eq!(
+        message(&schema),
+        "guided_json: expected JSON of at most 262144 bytes, found one of 300020 bytes"
+    );
+}
+
+#[test]
+fn long_names_are_not_repeated() {
+    let name = "a".repeat(100_000);
+    let found = message(&format!("{{\"logit_bias\": {{\"{name}\": 1}}}}"));
+    assert_eq!(
+        found,
+        format!("logit_bias.{}…: expected a token id as its name, found another", "a".repeat(40))
+    );
+    let error = refused(format!("{{\"model\": \"{}\"}}", "a".repeat(200)).as_bytes());
+    assert_eq!(error.status(), 404);
+    assert!(error.to_json().len() < 300);
+}
+
+#[test]
+fn the_other_bodies_are_read_as_carefully() {
+    let served = &tiny().served;
+    for body in [
+        "",
+        "[]",
+        "{",
+        "{\"content\": 5}",
+        "{\"content\": \"\\ud800\"}",
+        "{\"content\": \"a\", \"prompt\": \"b\"}",
+        "{}",
+    ] {
+        assert_eq!(tokenize(body.as_bytes(), served).unwrap_err().status(), 400, "{body}");
+    }
+    for body in [
+        "",
+        "{\"tokens\": \"a\"}",
+        "{\"tokens\": [300]}",
+        "{\"tokens\": [-1]}",
+        "{\"tokens\": [[1]]}",
+        "{\"tokens\": null}",
+    ] {
+        assert_eq!(detokenize(body.as_bytes(), served).unwrap_err().status(), 400, "{body}");
+    }
+    for body in [
+        "",
+        "{}",
+        "{\"messages\": []}",
+        "{\"messages\": [5]}",
+        "{\"messages\": [{}]}",
+        "{\"messages\": {\"role\": 1}}",
+    ] {
+        assert_eq!(ChatRequest::parse(body.as_bytes()).unwrap_err().status(), 400, "{body}");
+    }
+}

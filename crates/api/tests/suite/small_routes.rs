@@ -1,0 +1,97 @@
+//! Tokens, models, and what the server tells of itself.
+
+use gpt2_api::{detokenize, health, model, models, props, tokenize, tokenizer_info, version};
+use serde_json::{Value, json};
+
+use crate::common::tiny;
+
+fn tokens(body: &Value) -> Value {
+    serde_json::from_str(&tokenize(body.to_string().as_bytes(), &tiny().served).unwrap()).unwrap()
+}
+
+#[test]
+fn texts_become_tokens_in_every_dialect() {
+    let ids = tiny().ids("the é word");
+    let plain = json!({ "count": ids.len(), "max_model_len": 48, "tokens": ids, "token_strs": null });
+    assert_eq!(tokens(&json!({ "content": "the é word" })), plain);
+    assert_eq!(tokens(&json!({ "prompt": "the é word", "add_special_tokens": false })), plain);
+    assert_eq!(tokens(&json!({ "model": "tiny", "prompt": "the é word", "unknown": 1 })), plain);
+    // lm-evaluation-harness takes the first token of this.
+    assert_eq!(
+        tokens(&json!({ "prompt": "<|endoftext|>", "add_special_tokens": false }))["tokens"],
+        json!([0])
+    );
+    assert_eq!(tokens(&json!({ "prompt": "" }))["tokens"], json!([]));
+    let strings = tokens(&json!({ "prompt": "é中", "return_token_strs": true }));
+    assert_eq!(
+        strings["token_strs"],
+        json!(["bytes:\\xc3", "bytes:\\xa9", "bytes:\\xe4", "bytes:\\xb8", "bytes:\\xad"])
+    );
+    let pieces = tokens(&json!({ "content": "the", "with_pieces": true }));
+    assert_eq!(pieces["tokens"], json!([{ "id": tiny().ids("the")[0], "piece": "the" }]));
+}
+
+#[test]
+fn tokens_become_texts() {
+    let text = |tokens: Value| {
+        let body = json!({ "tokens": tokens }).to_string();
+        serde_json::from_str::<Value>(&detokenize(body.as_bytes(), &tiny().served).unwrap()).unwrap()
+    };
+    let ids = tiny().ids("the é word<|endoftext|>");
+    assert_eq!(
+        text(json!(ids)),
+        json!({ "content": "the é word<|endoftext|>", "prompt": "the é word<|endoftext|>" })
+    );
+    assert_eq!(text(json!([])), json!({ "content": "", "prompt": "" }));
+    let error = detokenize(b"{\"tokens\": [1, 300]}", &tiny().served).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "tokens[1]: expected a token id below the vocabulary's size of 300, found 300"
+    );
+    let error = detokenize(b"{}", &tiny().served).unwrap_err();
+    assert_eq!(error.to_string(), "tokens: expected a list of token ids, found nothing");
+    let error = tokenize(b"{\"content\": \"a\", \"parse_special\": false}", &tiny().served).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "parse_special: expected true: names of special tokens are always read, found false"
+    );
+}
+
+#[test]
+fn the_tokenizer_is_described_for_those_who_make_prompts() {
+    let info: Value = serde_json::from_str(&tokenizer_info(&tiny().served)).unwrap();
+    assert_eq!(
+        info,
+        json!({ "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": null, "chat_template": null,
+                "tokenizer_class": "GPT2Tokenizer" })
+    );
+}
+
+#[test]
+fn the_model_is_listed_under_each_of_its_names() {
+    let list: Value = serde_json::from_str(&models(&tiny().served)).unwrap();
+    assert_eq!(list["object"], "list");
+    let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["tiny", "owner/tiny"]);
+    let parameters = tiny().model.model().parameter_count();
+    let expected = json!({
+        "id": "owner/tiny", "object": "model", "created": 1_700_000_000, "owned_by": "gpt2", "root": "tiny",
+        "max_model_len": 48, "meta": { "n_vocab": 300, "n_ctx_train": 48, "n_embd": 28, "n_params": parameters },
+    });
+    assert_eq!(list["data"][1], expected);
+    for id in ["owner/tiny", "owner%2Ftiny"] {
+        assert_eq!(serde_json::from_str::<Value>(&model(id, &tiny().served).unwrap()).unwrap(), expected);
+    }
+    let error = model("other", &tiny().served).unwrap_err();
+    assert_eq!((error.status(), error.code()), (404, Some("model_not_found")));
+}
+
+#[test]
+fn the_server_describes_itself() {
+    assert_eq!(health(), "{\"status\":\"ok\"}");
+    assert_eq!(version(), format!("{{\"version\":\"{}\"}}", env!("CARGO_PKG_VERSION")));
+    let props: Value = serde_json::from_str(&props(&tiny().served)).unwrap();
+    assert_eq!((&props["total_slots"], &props["model_path"]), (&json!(4), &json!("tiny")));
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 48);
+    assert_eq!(props["default_generation_settings"]["params"]["n_predict"], 16);
+}

@@ -1,0 +1,145 @@
+//! A grammar as a constraint: which tokens may follow those that were generated.
+
+use std::fmt;
+use std::sync::Arc;
+
+use gpt2_generation::{Constraint, GenerationError};
+use llguidance::Matcher;
+
+use crate::GrammarError;
+use crate::error::told;
+use crate::states::{State, States};
+use crate::tokens::Tokens;
+
+/// A grammar for the tokens of a vocabulary.
+pub(crate) struct GrammarConstraint {
+    rules: Rules,
+    /// The state before the first token.
+    start: Arc<State>,
+    states: States,
+}
+
+/// What holds in every state.
+struct Rules {
+    kind: &'static str,
+    tokens: Arc<Tokens>,
+    /// Tokens that end a text and write nothing.
+    silent_ends: Vec<u32>,
+    /// Tokens that end a text and write something, which belongs to it.
+    written_ends: Vec<u32>,
+}
+
+impl fmt::Debug for GrammarConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarConstraint").field("kind", &self.rules.kind).finish_non_exhaustive()
+    }
+}
+
+impl GrammarConstraint {
+    /// A constraint to the texts that `matcher`, which has read nothing, accepts.
+    pub(crate) fn new(
+        kind: &'static str,
+        matcher: Matcher,
+        tokens: Arc<Tokens>,
+        end_tokens: &[u32],
+    ) -> Result<Self, GrammarError> {
+        let wrong = |what: String| GrammarError::Grammar { kind, what };
+        let (written_ends, silent_ends) = end_tokens.iter().partition(|id| tokens.is_written(**id));
+        let rules = Rules { kind, tokens, silent_ends, written_ends };
+        let start = rules.state(matcher, true).map_err(wrong)?;
+        if start.is_complete {
+            return Err(wrong("it allows no text but the empty one".into()));
+        }
+        Ok(Self { rules, start: Arc::new(start), states: States::default() })
+    }
+
+    fn state(&self, generated: &[u32]) -> Result<Arc<State>, GenerationError> {
+        if generated.is_empty() {
+            return Ok(Arc::clone(&self.start));
+        }
+        let (known, from) = self.states.longest(generated).unwrap_or_else(|| (0, Arc::clone(&self.start)));
+        if known == generated.len() {
+            return Ok(from);
+        }
+        let failed = |what: String| GenerationError::Constraint { what };
+        let state = Arc::new(self.rules.read(&from.matcher, generated, known).map_err(failed)?);
+        self.states.keep(generated, known, &state);
+        Ok(state)
+    }
+}
+
+impl Constraint for GrammarConstraint {
+    fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
+        let state = self.state(generated)?;
+        state.allowed.iter_set_entries(|index| allowed.get_mut(index).into_iter().for_each(|entry| *entry = true));
+        Ok(())
+    }
+
+    fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError> {
+        let has_ended = generated.last().is_some_and(|id| self.rules.is_end(*id));
+        Ok(has_ended || self.state(generated)?.is_complete)
+    }
+}
+
+impl Rules {
+    /// The state after `generated`, of which `matcher` has read the first `known` tokens.
+    fn read(&self, matcher: &Matcher, generated: &[u32], known: usize) -> Result<State, String> {
+        let mut matcher = matcher.clone();
+        for (index, id) in generated.iter().enumerate().skip(known) {
+            let unfit = |why: &str| {
+                format!("{}: token {id}, number {} of the text, does not conform: {why}", self.kind, index + 1)
+            };
+            if !self.tokens.is_written(*id) {
+                return Err(unfit("it writes nothing"));
+            }
+            matcher.consume_token(self.tokens.in_trie(*id)).map_err(|error| unfit(&told(&error.to_string())))?;
+        }
+        let failed = |what: String| format!("{} after {} tokens: {what}", self.kind, generated.len());
+        self.state(matcher, false).map_err(failed)
+    }
+
+    /// What may follow where `matcher` is.
+    fn state(&self, mut matcher: Matcher, is_start: bool) -> Result<State, String> {
+        /// How the library says that there is no token.
+        const NO_TOKEN: &str = "NoExtensionBias";
+        let no_token = "no token of the vocabulary writes what must come next";
+        let set = self.tokens.trie.tok_trie().alloc_token_set();
+        // A matcher that nothing can be added to has stopped.
+        let (mut allowed, may_end) = if matcher.is_stopped() && !matcher.is_error() {
+            (set, true)
+        } else {
+            let mut allowed = matcher.compute_mask().map_err(|error| match told(&error.to_string()) {
+                what if what == NO_TOKEN => no_token.to_owned(),
+                what => what,
+            })?;
+            let may_end = allowed.is_allowed(self.tokens.end);
+            allowed.disallow_token(self.tokens.end);
+            self.tokens.complete(&mut allowed, is_start);
+            (allowed, may_end)
+        };
+        let (mut ends, written) = (Vec::new(), self.written_ends.iter().copied());
+        for id in written.filter(|id| allowed.is_allowed(*id)).collect::<Vec<_>>() {
+            allowed.disallow_token(id);
+            ends.extend(self.may_end_with(&matcher, id).then_some(id));
+        }
+        let is_complete = may_end && allowed.is_zero();
+        ends.into_iter().for_each(|id| allowed.allow_token(id));
+        if may_end {
+            self.silent_ends.iter().for_each(|id| allowed.allow_token(*id));
+        }
+        if allowed.is_zero() && !may_end {
+            return Err(no_token.to_owned());
+        }
+        Ok(State { matcher, allowed, is_complete })
+    }
+
+    /// Whether the text may end with a token that writes something.
+    fn may_end_with(&self, matcher: &Matcher, id: u32) -> bool {
+        let mut matcher = matcher.clone();
+        matcher.consume_token(self.tokens.in_trie(id)).is_ok() && matcher.is_accepting().unwrap_or(false)
+    }
+
+    fn is_end(&self, id: u32) -> bool {
+        self.silent_ends.contains(&id) || self.written_ends.contains(&id)
+    }
+}

@@ -1,0 +1,83 @@
+//! A record of a text that is computed a few tokens at a time, so that a model which is shared can do other work in between.
+
+use candle_core::{DType, Result, Tensor};
+use gpt2::{Gpt2Cache, Gpt2LMHead, Pass, Site, SiteKind};
+
+use crate::{InterpretError, Record, Run};
+
+/// The axis of the keys in scores and patterns.
+const KEY_DIM: usize = 3;
+
+/// A [`Record`] in the making.
+#[derive(Debug)]
+pub struct Recording {
+    ids: Vec<u32>,
+    cache: Gpt2Cache,
+    sites: Vec<Site>,
+    /// What was seen of the tokens so far, a few of them each.
+    parts: Vec<Record>,
+}
+
+impl Recording {
+    /// Of these places; the output head is not computed, so that there are no logits.
+    ///
+    /// # Errors
+    /// As [`Run::new`], and when there is no memory for keys and values.
+    pub fn new(
+        model: &Gpt2LMHead,
+        ids: Vec<u32>,
+        sites: Vec<Site>,
+    ) -> std::result::Result<Self, InterpretError> {
+        Run::new(model, &ids)?;
+        // In f32 nothing is lost: the record is that of the whole text at once.
+        let cache = Gpt2Cache::new(model.config(), 1, ids.len(), DType::F32, model.device())?;
+        Ok(Self { ids, cache, sites, parts: Vec::new() })
+    }
+
+    /// Whether every token is computed.
+    pub fn is_complete(&self) -> bool {
+        self.done() == self.ids.len()
+    }
+
+    fn done(&self) -> usize {
+        self.cache.lengths().iter().sum()
+    }
+
+    /// Computes the next tokens, at most so many.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn advance(&mut self, model: &Gpt2LMHead, tokens: usize) -> Result<()> {
+        let Some(ids) = self.ids[self.done()..].chunks(tokens.max(1)).next() else { return Ok(()) };
+        let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
+        let mut record = Record::new(self.sites.iter().copied());
+        let pass = &mut Pass::inference().observed_by(&mut record);
+        model.transformer().forward(&input, Some(&mut self.cache), pass)?;
+        self.parts.push(record);
+        Ok(())
+    }
+
+    /// The record of all tokens computed so far. Of scores and patterns, keys behind the tokens of a part are zeros.
+    ///
+    /// # Errors
+    /// When a place was not seen, or the device has no memory left.
+    pub fn into_record(self) -> Result<Record> {
+        let keys = self.done();
+        let mut whole = Record::new(self.sites.iter().copied());
+        for site in self.sites {
+            let parts = self.parts.iter().map(|part| {
+                let part = part.get(site)?;
+                match site.kind {
+                    SiteKind::AttnScores | SiteKind::Pattern => {
+                        let (.., seen) = part.dims4()?; // (B, H, T, S)
+                        part.pad_with_zeros(KEY_DIM, 0, keys - seen)
+                    }
+                    _ => Ok(part.clone()),
+                }
+            });
+            let parts = parts.collect::<Result<Vec<_>>>()?;
+            whole.values.insert(site, Tensor::cat(&parts, site.kind.token_axis())?);
+        }
+        Ok(whole)
+    }
+}

@@ -1,0 +1,254 @@
+//! The engine: one thread that owns the scheduler. Calls come over a channel, what happens to each goes back over its own, and
+//! nobody is waited for: neither the thread for a reader, nor a caller for the thread.
+
+mod worker;
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpt2_engine::LoadedModel;
+use gpt2_generation::{Event, GenerationError, Request};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::metrics::Metrics;
+use worker::Worker;
+
+/// What an engine holds at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EngineOptions {
+    /// Most texts that are made at once.
+    pub(crate) parallel: usize,
+    /// Most prompts that wait.
+    pub(crate) queue: usize,
+    /// Tokens that there is memory for, those of prompts and texts.
+    pub(crate) kv_tokens: usize,
+    /// Most tokens of prompts that are computed between two tokens of a text.
+    pub(crate) prefill_chunk: usize,
+    /// How long a call may wait before it begins.
+    pub(crate) queue_timeout: Duration,
+}
+
+/// The way to the engine's thread; a clone is the same engine. The thread ends with the last of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Engine {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+    life: watch::Receiver<Life>,
+}
+
+/// Why a call is not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// As many prompts wait as may; there is probably room after this time.
+    QueueFull { retry_after: Duration },
+    /// The server is about to end.
+    Draining,
+}
+
+/// What happens to an accepted call. Dropping it cancels the call.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    updates: mpsc::UnboundedReceiver<Update>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// Of a prompt, by its place in the call.
+    Event { prompt: usize, event: Event },
+    /// The call cannot go on; nothing more comes.
+    Failed(CallFailure),
+}
+
+#[derive(Debug)]
+pub(crate) enum CallFailure {
+    /// It has waited too long; there is probably room after this time.
+    QueueTimeout { retry_after: Duration },
+    /// The server is about to end.
+    Draining,
+    /// A prompt is refused or cannot be continued.
+    Request { prompt: usize, error: GenerationError },
+    /// The engine has failed; standard error says how.
+    Engine,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Life {
+    Running,
+    /// After [`Engine::drain`]: nothing is left to do.
+    Drained,
+    Died(String),
+}
+
+enum Command {
+    Submit(Submitted),
+    Ask(Box<dyn FnOnce(&LoadedModel) + Send>),
+    Drain,
+    Stop,
+}
+
+/// A call on its way to the thread.
+struct Submitted {
+    requests: Vec<Request>,
+    updates: mpsc::UnboundedSender<Update>,
+    at: Instant,
+    /// Its place in the queue, which is free when the last of it is dropped.
+    places: Vec<Place>,
+}
+
+/// What callers and the thread both look at.
+#[derive(Debug)]
+struct Shared {
+    options: EngineOptions,
+    /// Prompts that wait.
+    queued: AtomicUsize,
+    /// Their tokens, and those that they ask for.
+    queued_tokens: AtomicUsize,
+    /// Tokens in a second, as bits of an `f64`; 0 until known.
+    rate: AtomicU64,
+    draining: AtomicBool,
+}
+
+/// A prompt's place in the queue; free when dropped.
+#[derive(Debug)]
+struct Place {
+    shared: Arc<Shared>,
+    tokens: usize,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+        self.shared.queued_tokens.fetch_sub(self.tokens, Ordering::AcqRel);
+    }
+}
+
+impl Shared {
+    /// Takes a place for each of these requests, or none.
+    fn places(self: &Arc<Self>, requests: &[Request]) -> Option<Vec<Place>> {
+        let most = self.options.queue;
+        let taken = |queued: usize| queued.checked_add(requests.len()).filter(|queued| *queued <= most);
+        self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
+        let place = |request: &Request| {
+            let new = request.config.max_new_tokens.saturating_mul(request.config.num_return_sequences);
+            // Far from overflow, however many there are.
+            let tokens = request.prompt.len().saturating_add(new).min(u32::MAX as usize);
+            self.queued_tokens.fetch_add(tokens, Ordering::AcqRel);
+            Place { shared: Arc::clone(self), tokens }
+        };
+        Some(requests.iter().map(place).collect())
+    }
+
+    /// When what waits now is probably done.
+    fn retry_after(&self) -> Duration {
+        const LONGEST: f64 = 60.0;
+        let rate = f64::from_bits(self.rate.load(Ordering::Acquire));
+        let seconds = self.queued_tokens.load(Ordering::Acquire) as f64 / rate;
+        Duration::from_secs_f64(if rate > 0.0 { seconds.ceil().clamp(1.0, LONGEST) } else { 1.0 })
+    }
+}
+
+impl Engine {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the memory for keys and values cannot be allocated, or the system gives no thread.
+    pub(crate) fn start(
+        model: LoadedModel,
+        options: EngineOptions,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, GenerationError> {
+        let (commands, received) = channel();
+        let (life, seen) = watch::channel(Life::Running);
+        let shared = Arc::new(Shared {
+            options,
+            queued: AtomicUsize::new(0),
+            queued_tokens: AtomicUsize::new(0),
+            rate: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        });
+        let worker = Worker::new(model, Arc::clone(&shared), metrics, received)?;
+        let run = move || {
+            let end = worker.run();
+            // Nobody may be left to hear it.
+            _ = life.send(end);
+        };
+        let thread = thread::Builder::new().name("engine".into()).spawn(run);
+        thread.map_err(|error| GenerationError::Candle(candle_core::Error::wrap(error)))?;
+        Ok(Self { commands, shared, life: seen })
+    }
+
+    /// Hands over the requests of a call, which begin in turn with those of others. Never waits.
+    ///
+    /// # Errors
+    /// When they do not all have room in the queue, or the server is about to end.
+    pub(crate) fn submit(&self, requests: Vec<Request>) -> Result<Ticket, Refused> {
+        if self.is_draining() {
+            return Err(Refused::Draining);
+        }
+        let Some(places) = self.shared.places(&requests) else {
+            return Err(Refused::QueueFull { retry_after: self.shared.retry_after() });
+        };
+        let (updates, received) = mpsc::unbounded_channel();
+        let submitted = Submitted { requests, updates, at: Instant::now(), places };
+        self.commands.send(Command::Submit(submitted)).map_err(|_| Refused::Draining)?;
+        Ok(Ticket { updates: received })
+    }
+
+    /// What a short look at the model gives, between two steps; `None` where the engine has ended.
+    pub(crate) fn ask<R: Send + 'static>(
+        &self,
+        question: impl FnOnce(&LoadedModel) -> R + Send + 'static,
+    ) -> impl Future<Output = Option<R>> + Send {
+        let (answer, received) = oneshot::channel();
+        let ask = move |model: &LoadedModel| {
+            // Whoever asked may be gone.
+            _ = answer.send(question(model));
+        };
+        let is_sent = self.commands.send(Command::Ask(Box::new(ask))).is_ok();
+        async move { if is_sent { received.await.ok() } else { None } }
+    }
+
+    /// Refuses what comes and what waits; what has begun goes on.
+    pub(crate) fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+        // An engine that has ended has nothing to drain.
+        _ = self.commands.send(Command::Drain);
+    }
+
+    /// Ends everything, telling the calls that the server is about to end.
+    pub(crate) fn stop(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+        _ = self.commands.send(Command::Stop);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Returns when nothing is left to do after [`Engine::drain`], or the engine has died.
+    pub(crate) async fn drained(&self) {
+        // An error says that the thread is gone.
+        _ = self.life.clone().wait_for(|life| *life != Life::Running).await;
+    }
+
+    /// Returns when the engine has died, and says why.
+    pub(crate) async fn died(&self) -> String {
+        let mut life = self.life.clone();
+        match life.wait_for(|life| matches!(life, Life::Died(_))).await.as_deref() {
+            Ok(Life::Died(why)) => why.clone(),
+            // It ended in peace.
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+impl Ticket {
+    /// What happens next; `None` when all texts have ended.
+    pub(crate) async fn next(&mut self) -> Option<Update> {
+        self.updates.recv().await
+    }
+}

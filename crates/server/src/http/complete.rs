@@ -1,0 +1,241 @@
+//! Completions: from a body to a call of the engine, and from what the engine tells to an answer, whole or in pieces.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest};
+use gpt2_generation::Request;
+use hyper::Response;
+use hyper::body::Bytes;
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::body::{Content, Stream};
+use super::fault::{blocking, caught};
+use super::receive::Received;
+use super::record::{Accepted, CLIENT_GONE, Numbers, log};
+use super::reply;
+use super::stream::ReadHalf;
+use super::{Caller, Shared};
+use crate::engine::{CallFailure, Refused, Ticket, Update};
+
+/// Which of the two routes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Completion,
+    Chat,
+}
+
+/// A line that clients skip.
+const PING: Bytes = Bytes::from_static(b":\n\n");
+
+/// Serves a request for a completion.
+pub(crate) async fn answer(kind: Kind, received: Received, caller: &Caller) -> Result<Response<Content>, ApiError> {
+    let shared = &caller.shared;
+    let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
+    // Tokenising takes up to a second for a large body, in which others are served.
+    let Call { mut requests, answer, stream } = blocking(move || {
+        let body = &received.bytes;
+        match kind {
+            Kind::Completion => Call::of_completion(CompletionRequest::parse(body)?, &served, reuse),
+            Kind::Chat => Call::of_chat(ChatRequest::parse(body)?, &served, reuse),
+        }
+    })
+    .await?;
+    limit_time(&mut requests, shared.options.max_time);
+    caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
+    let ticket = shared.engine.submit(requests).map_err(|refused| refusal(refused, shared))?;
+    let numbers = Arc::clone(&caller.numbers);
+    let running = Running { answer, ticket, numbers, _accepted: Accepted::new(&shared.calls) };
+    let peer = Arc::clone(&caller.peer);
+    if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
+}
+
+fn limit_time(requests: &mut [Request], most: Option<Duration>) {
+    let Some(most) = most.map(|most| most.as_secs_f64()) else { return };
+    for request in requests {
+        let config = Arc::make_mut(&mut request.config);
+        config.max_time = Some(config.max_time.map_or(most, |asked| asked.min(most)));
+    }
+}
+
+/// A call that the engine has accepted. Dropping it cancels the call.
+struct Running {
+    answer: Answer,
+    ticket: Ticket,
+    numbers: Arc<Numbers>,
+    _accepted: Accepted,
+}
+
+impl Running {
+    /// What there is to send next; `None` when all texts have ended.
+    async fn next(&mut self) -> Result<Option<Vec<String>>, ApiError> {
+        match self.ticket.next().await {
+            None => Ok(None),
+            Some(Update::Event { prompt, event }) => {
+                self.numbers.count(&event);
+                Ok(Some(self.answer.take(prompt, event)?))
+            }
+            Some(Update::Failed(failure)) => Err(failure.into()),
+        }
+    }
+
+    async fn whole(mut self, peer: &ReadHalf) -> Result<Response<Content>, ApiError> {
+        let made = async {
+            while self.next().await?.is_some() {}
+            Ok::<(), ApiError>(())
+        };
+        tokio::select! {
+            biased;
+            made = made => made?,
+            () = peer.closed() => return Err(gone()),
+        }
+        Ok(reply::json(self.answer.into_response()))
+    }
+
+    /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
+    async fn in_pieces(mut self, shared: &Shared, peer: Arc<ReadHalf>) -> Result<Response<Content>, ApiError> {
+        let timeouts = shared.options.timeouts;
+        let first = tokio::select! {
+            biased;
+            first = timeout(timeouts.head, self.next()) => first.map_or(Ok(First::Waits), |first| first.map(First::Happened))?,
+            () = peer.closed() => return Err(gone()),
+        };
+        let stream = Stream::new(move |out| self.send(first, out, peer, timeouts.ping));
+        let response = Response::builder()
+            .header(CONTENT_TYPE, "text/event-stream")
+            .header(CACHE_CONTROL, "no-cache")
+            .header(HeaderName::from_static("x-accel-buffering"), "no")
+            .body(Content::Stream(stream));
+        response.map_err(|_| ApiError::internal())
+    }
+
+    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<ReadHalf>, ping: Duration) {
+        let end = End { numbers: Arc::clone(&self.numbers), is_told: false };
+        let told = tokio::select! {
+            biased;
+            told = caught(self.tell(first, &out, ping)) => told,
+            () = peer.closed() => Err(gone()),
+        };
+        let mut last = String::new();
+        match told {
+            Ok(()) => self.answer.last_chunks().iter().for_each(|chunk| last.push_str(&event(chunk))),
+            Err(error) => {
+                // The head has gone out as a success, but for the log.
+                self.numbers.set_code(error.status());
+                last.push_str(&event(&error.to_json()));
+            }
+        }
+        last.push_str("data: [DONE]\n\n");
+        end.told();
+        // An error says that nobody reads any more.
+        _ = out.send(last.into()).await;
+    }
+
+    async fn tell(&mut self, first: First, out: &mpsc::Sender<Bytes>, ping: Duration) -> Result<(), ApiError> {
+        let mut next = match first {
+            First::Happened(pieces) => pieces,
+            First::Waits => {
+                _ = out.send(PING).await;
+                Some(Vec::new())
+            }
+        };
+        while let Some(pieces) = next {
+            for piece in pieces {
+                _ = out.send(event(&piece).into()).await;
+            }
+            next = loop {
+                match timeout(ping, self.next()).await {
+                    Ok(next) => break next?,
+                    Err(_) => _ = out.send(PING).await,
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// What has happened before the head of a stream is sent.
+enum First {
+    Happened(Option<Vec<String>>),
+    /// Nothing, for a long time.
+    Waits,
+}
+
+/// Notes, when it is dropped, that a stream was given up before its end.
+struct End {
+    numbers: Arc<Numbers>,
+    is_told: bool,
+}
+
+impl End {
+    fn told(mut self) {
+        self.is_told = true;
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.numbers.set_code(CLIENT_GONE);
+        }
+    }
+}
+
+fn event(json: &str) -> String {
+    format!("data: {json}\n\n")
+}
+
+/// A client that has closed its side is taken to be gone: most are. One that only sends nothing more reads this.
+pub(crate) fn gone() -> ApiError {
+    let message = "the connection's sending side was closed before the answer, which cancels the request; keep it open until the \
+                   answer has come";
+    ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
+}
+
+fn refusal(refused: Refused, shared: &Shared) -> ApiError {
+    shared.metrics.reject(match refused {
+        Refused::QueueFull { .. } => "queue_full",
+        Refused::Draining => "draining",
+    });
+    refused.into()
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::QueueFull { retry_after } => {
+                let message = "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
+                Self::new(429, message).with_code("server_overloaded").with_retry_after(retry_after)
+            }
+            Refused::Draining => draining(),
+        }
+    }
+}
+
+impl From<CallFailure> for ApiError {
+    fn from(failure: CallFailure) -> Self {
+        match failure {
+            CallFailure::QueueTimeout { retry_after } => {
+                let message = "the request has waited too long for its turn; try again after Retry-After seconds";
+                Self::new(503, message).with_code("queue_timeout").with_retry_after(retry_after)
+            }
+            CallFailure::Draining => draining(),
+            CallFailure::Request { prompt, error } if error.is_usage() => {
+                Self::invalid(error.to_string()).with_param(format!("prompt[{prompt}]"))
+            }
+            CallFailure::Request { error, .. } => {
+                log(&format!("a request failed: {error}"));
+                Self::internal()
+            }
+            CallFailure::Engine => Self::internal(),
+        }
+    }
+}
+
+/// The answer to what comes while the server ends.
+pub(crate) fn draining() -> ApiError {
+    let error = ApiError::new(503, "the server is about to end").with_code("server_draining");
+    error.with_retry_after(Duration::from_secs(1))
+}

@@ -1,0 +1,121 @@
+//! A connection, from its first byte to its last.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::pin::pin;
+use std::sync::Arc;
+
+use gpt2_api::ApiError;
+use hyper::StatusCode;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::guarded::{Activity, Guarded, TimedOut};
+use super::stream::{ReadHalf, WriteHalf};
+use super::{Shared, routes};
+
+/// Most bytes of a head, and of what is read ahead.
+const MAX_HEAD: usize = 64 << 10;
+/// Most lines of a head.
+const MAX_HEADERS: usize = 100;
+/// Most bytes that are read from a client to tell it why it was refused.
+const MAX_LINGER: usize = 64 << 20;
+
+/// What the requests of a connection share.
+pub(crate) struct Connection {
+    pub(crate) peer: Arc<ReadHalf>,
+    pub(crate) activity: Arc<Activity>,
+}
+
+/// Serves a connection until it is closed. The permit is its place among the connections.
+pub(crate) async fn serve(shared: Arc<Shared>, (read, write): (ReadHalf, WriteHalf), _place: OwnedSemaphorePermit) {
+    let activity = Arc::new(Activity::default());
+    let connection = Arc::new(Connection { peer: Arc::new(read), activity: Arc::clone(&activity) });
+    let mut bytes = Guarded::new(Arc::clone(&connection.peer), write, activity, shared.options.timeouts);
+    let ended = run(&shared, connection, &mut bytes).await;
+    let refusal = ended.err().and_then(|error| refusal(&error, &bytes));
+    let is_at_end = bytes.is_at_end() || bytes.timed_out() == Some(TimedOut::Write);
+    let (read, write) = bytes.into_halves();
+    let linger = shared.options.timeouts.linger;
+    if let Some(error) = refusal {
+        // Whether the client reads it is the client's business.
+        _ = timeout(linger, send(&write, &error)).await;
+        shared.metrics.count_request("none", error.status(), std::time::Duration::ZERO);
+    }
+    drop(write);
+    if !is_at_end && !shared.is_ending() {
+        // Closing while the client still sends makes its system throw away what it has not read yet.
+        _ = timeout(linger, read_on(&read)).await;
+    }
+}
+
+async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guarded) -> hyper::Result<()> {
+    let service = service_fn(|request| routes::answer(Arc::clone(shared), Arc::clone(&connection), request));
+    let mut builder = http1::Builder::new();
+    // Heads are under the clock of `Guarded`. A client that has closed its side is told so by the routes.
+    builder.header_read_timeout(None).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS).half_close(true);
+    let mut connection = pin!(builder.serve_connection(bytes, service));
+    tokio::select! {
+        ended = connection.as_mut() => return ended,
+        () = shared.ending() => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await
+}
+
+/// What is wrong with a head that hyper could not read, or that has not come.
+fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
+    if !bytes.is_between_requests() {
+        return None;
+    }
+    match bytes.timed_out() {
+        Some(TimedOut::Head) => {
+            return Some(ApiError::new(408, "the head was not complete in time").with_code("request_timeout"));
+        }
+        Some(TimedOut::Idle | TimedOut::Write) => return None,
+        None => {}
+    }
+    if error.is_parse_too_large() {
+        let message = format!("the head is larger than {MAX_HEAD} bytes or has more than {MAX_HEADERS} lines");
+        return Some(ApiError::new(431, message).with_code("head_too_large"));
+    }
+    if error.is_parse() {
+        let message = "this is no request that HTTP/1.1 knows; the server speaks plain HTTP/1.1, and TLS or HTTP/2 is the \
+                       business of a proxy in front of it";
+        return Some(ApiError::invalid(message).with_code("bad_request"));
+    }
+    if error.is_incomplete_message() {
+        return Some(ApiError::invalid("the head ended before its empty line").with_code("bad_request"));
+    }
+    None
+}
+
+async fn send(write: &WriteHalf, error: &ApiError) -> std::io::Result<()> {
+    let body = error.to_json();
+    let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::BAD_REQUEST);
+    let message = format!(
+        "HTTP/1.1 {} {}\r\nserver: gpt2\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        status.as_u16(),
+        status.canonical_reason().unwrap_or_default(),
+        body.len()
+    );
+    let mut rest = message.as_bytes();
+    while !rest.is_empty() {
+        let count = poll_fn(|cx| write.poll_write(cx, &[IoSlice::new(rest)])).await?;
+        rest = rest.get(count..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+async fn read_on(read: &ReadHalf) {
+    let mut buffer = [0; 16 << 10];
+    let mut total = 0;
+    while total < MAX_LINGER {
+        match poll_fn(|cx| read.poll_read(cx, &mut buffer)).await {
+            Ok(count) if count > 0 => total += count,
+            _ => return,
+        }
+    }
+}

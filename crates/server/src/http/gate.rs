@@ -1,0 +1,203 @@
+//! Which requests are heard at all: by the name that the server is called by, by the page that they come from, by their key.
+
+use std::net::IpAddr;
+
+use gpt2_api::ApiError;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::http::uri::Authority;
+use hyper::{Method, Version};
+
+use super::keys::Keys;
+use crate::ServerOptions;
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    keys: Keys,
+    /// Names that the server may be called by; without, any.
+    hosts: Option<Vec<String>>,
+    allow_hosts: Vec<String>,
+    cors_origins: Vec<String>,
+}
+
+/// What the gate says of a request's origin.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// None, or this server itself.
+    Own,
+    /// A page of another server that may use this one.
+    Shared(HeaderValue),
+}
+
+impl Gate {
+    pub(crate) fn new(options: &ServerOptions, loopback: Option<IpAddr>) -> Self {
+        let lower = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase()).collect::<Vec<_>>();
+        let allow_hosts = lower(&options.allow_hosts);
+        let own = loopback.map(|address| match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        });
+        // A page can give its own name the address of this machine, and then reads what the browser may reach alone.
+        let hosts = (own.is_some() || !allow_hosts.is_empty()).then(|| {
+            let known = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+            known.into_iter().chain(own).chain(allow_hosts.iter().cloned()).collect()
+        });
+        Self { keys: Keys::new(&options.keys), hosts, allow_hosts, cors_origins: lower(&options.cors_origins) }
+    }
+
+    /// Checks the name that the server is called by.
+    pub(crate) fn check_host(&self, head: &Parts) -> Result<(), ApiError> {
+        let mut values = head.headers.get_all(header::HOST).iter();
+        let host = match (values.next(), values.next()) {
+            (None, _) if head.version < Version::HTTP_11 => return Ok(()),
+            (Some(value), None) => authority(value).ok_or_else(|| bad_host("the header Host is no host"))?,
+            (None, _) => return Err(bad_host("a request has a header Host")),
+            (Some(_), Some(_)) => return Err(bad_host("a request has one header Host, this one has more")),
+        };
+        self.check_name(host.host())?;
+        // `GET http://name/path HTTP/1.1`.
+        head.uri.authority().map_or(Ok(()), |named| {
+            if named.as_str().contains('@') { Err(bad_host("a target has no user name")) } else { self.check_name(named.host()) }
+        })
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ApiError> {
+        let is_known = |hosts: &Vec<String>| hosts.iter().any(|host| host.eq_ignore_ascii_case(name));
+        if self.hosts.as_ref().is_none_or(is_known) {
+            return Ok(());
+        }
+        let message = "this server is not called by the name in the header Host: it is 127.0.0.1, localhost, or a name that \
+                       --allow-host adds";
+        Err(ApiError::new(403, message).with_code("host_not_allowed"))
+    }
+
+    /// Checks the page that a request comes from. Browsers say it, other programs need not.
+    pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<Origin, ApiError> {
+        let mut values = headers.get_all(header::ORIGIN).iter();
+        let (Some(value), more) = (values.next(), values.next()) else {
+            return Ok(Origin::Own);
+        };
+        let origin = value.to_str().unwrap_or_default().to_ascii_lowercase();
+        let refused = || {
+            let message = "pages of this origin may not use the server; --cors-origin allows one";
+            Err(ApiError::new(403, message).with_code("origin_not_allowed"))
+        };
+        if more.is_some() {
+            return refused();
+        }
+        if self.cors_origins.contains(&origin) {
+            return Ok(Origin::Shared(value.clone()));
+        }
+        let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let Some(from) = rest.and_then(|rest| rest.parse::<Authority>().ok()) else {
+            return refused();
+        };
+        let host = headers.get(header::HOST).and_then(authority);
+        let is_own = host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(from.as_str()));
+        // A proxy may give the server another name than the browser knows.
+        if is_own || self.allow_hosts.iter().any(|allowed| allowed == from.host()) {
+            Ok(Origin::Own)
+        } else {
+            refused()
+        }
+    }
+
+    /// The number of the key that a request shows; 0 where none is asked for.
+    pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
+        self.keys.check(headers)
+    }
+
+    /// Whether answers differ by the page that asks.
+    pub(crate) fn shares(&self) -> bool {
+        !self.cors_origins.is_empty()
+    }
+}
+
+/// Whether a browser asks what a page of another server may do.
+pub(crate) fn is_preflight(head: &Parts) -> bool {
+    head.method == Method::OPTIONS && head.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+fn authority(value: &HeaderValue) -> Option<Authority> {
+    let authority: Authority = value.to_str().ok()?.parse().ok()?;
+    let is_host = !authority.as_str().contains('@') && !authority.host().is_empty();
+    is_host.then_some(authority)
+}
+
+fn bad_host(what: &str) -> ApiError {
+    ApiError::invalid(what).with_code("bad_host")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use hyper::Request;
+
+    use super::*;
+
+    fn gate(allow_hosts: &[&str], cors_origins: &[&str], loopback: Option<IpAddr>) -> Gate {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let options = ServerOptions {
+            allow_hosts: owned(allow_hosts),
+            cors_origins: owned(cors_origins),
+            ..ServerOptions::default()
+        };
+        Gate::new(&options, loopback)
+    }
+
+    fn head(target: &str, headers: &[(&str, &str)]) -> Parts {
+        let request = headers.iter().fold(Request::builder().uri(target), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn host(gate: &Gate, target: &str, host: &str) -> u16 {
+        gate.check_host(&head(target, &[("host", host)])).map_or_else(|error| error.status(), |()| 200)
+    }
+
+    #[test]
+    fn a_server_of_this_machine_answers_to_its_own_names_only() {
+        let gate = gate(&["model.lan"], &[], Some(Ipv4Addr::new(127, 0, 0, 5).into()));
+        for name in ["localhost", "LocalHost:99", "127.0.0.1:8080", "[::1]:8080", "[::1]", "127.0.0.5", "Model.lan:1"] {
+            assert_eq!(host(&gate, "/", name), 200, "{name}");
+        }
+        for name in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "0.0.0.0", "[::2]"] {
+            assert_eq!(host(&gate, "/", name), 403, "{name}");
+        }
+        for name in ["", "localhost@evil.example", "a b", "localhost/x"] {
+            assert_eq!(host(&gate, "/", name), 400, "{name}");
+        }
+        assert_eq!(host(&gate, "http://evil.example/health", "localhost"), 403, "the target names another");
+        assert_eq!(host(&gate, "http://localhost/health", "localhost"), 200);
+        assert_eq!(gate.check_host(&head("/", &[])).unwrap_err().status(), 400);
+        let two = [("host", "localhost"), ("host", "localhost")];
+        assert_eq!(gate.check_host(&head("/", &two)).unwrap_err().status(), 400);
+    }
+
+    #[test]
+    fn a_server_that_others_reach_answers_to_any_name_unless_told() {
+        assert_eq!(host(&gate(&[], &[], None), "/", "anything.example"), 200);
+        assert_eq!(host(&gate(&["model.lan"], &[], None), "/", "anything.example"), 403);
+        assert_eq!(host(&gate(&[], &[], Some(Ipv6Addr::LOCALHOST.into())), "/", "anything.example"), 403);
+    }
+
+    #[test]
+    fn pages_of_other_servers_are_refused_unless_allowed() {
+        let gate = gate(&["model.lan"], &["https://app.example"], Some(Ipv4Addr::LOCALHOST.into()));
+        let check = |origin: &str| {
+            let head = head("/", &[("host", "localhost:8080"), ("origin", origin)]);
+            gate.check_origin(&head.headers).map_err(|error| error.status())
+        };
+        assert_eq!(check("http://localhost:8080"), Ok(Origin::Own));
+        assert_eq!(check("https://model.lan"), Ok(Origin::Own));
+        let shared = Origin::Shared(HeaderValue::from_static("https://app.example"));
+        assert_eq!(check("https://app.example"), Ok(shared));
+        let foreign = ["http://localhost:8081", "http://evil.example", "null", "", "https://app.example.evil", "file://", "http://localhost:8080@evil"];
+        for origin in foreign {
+            assert_eq!(check(origin), Err(403), "{origin:?}");
+        }
+        assert_eq!(gate.check_origin(&head("/", &[]).headers), Ok(Origin::Own));
+    }
+}

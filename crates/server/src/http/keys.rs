@@ -1,0 +1,96 @@
+//! The keys that requests show. Comparing takes as long for every key that is shown, right or wrong.
+
+use gpt2_api::ApiError;
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, HeaderValue};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use crate::options::MAX_KEY;
+
+#[derive(Debug)]
+pub(crate) struct Keys(Vec<Padded>);
+
+/// A key with zeros behind it, which no key has.
+type Padded = [u8; MAX_KEY];
+
+impl Keys {
+    /// The options' keys, which have been checked.
+    pub(crate) fn new(keys: &[String]) -> Self {
+        Self(keys.iter().filter_map(|key| padded(key.as_bytes())).collect())
+    }
+
+    /// The number of the key that a request shows; 0 where none is asked for.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
+        if self.0.is_empty() {
+            return Ok(0);
+        }
+        let mut values = headers.get_all(AUTHORIZATION).iter();
+        let shown = match (values.next().and_then(bearer), values.next()) {
+            (Some(key), None) => padded(key),
+            _ => return Err(refusal("it wants a key: send the header `Authorization: Bearer KEY`")),
+        };
+        let shown = shown.ok_or_else(|| refusal("the key is wrong"))?;
+        // All are compared, whichever it is.
+        let mut found = 0_u64;
+        for (number, key) in (1_u64..).zip(&self.0) {
+            found.conditional_assign(&number, key.ct_eq(&shown));
+        }
+        if found == 0 { Err(refusal("the key is wrong")) } else { Ok(found) }
+    }
+}
+
+/// What follows `Bearer`.
+fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+    let key = scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())?;
+    (!key.is_empty()).then_some(key)
+}
+
+fn padded(key: &[u8]) -> Option<Padded> {
+    let mut padded = [0; MAX_KEY];
+    padded.get_mut(..key.len())?.copy_from_slice(key);
+    Some(padded)
+}
+
+fn refusal(what: &str) -> ApiError {
+    ApiError::new(401, format!("this server was started with a key: {what}")).with_code("invalid_api_key")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(keys: &[&str], authorization: &[&str]) -> Result<u64, u16> {
+        let keys = Keys::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>());
+        let mut headers = HeaderMap::new();
+        for value in authorization {
+            headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
+        keys.check(&headers).map_err(|error| error.status())
+    }
+
+    #[test]
+    fn every_key_is_tried_and_nothing_else_passes() {
+        let keys = ["first", "second"];
+        assert_eq!(check(&keys, &["Bearer first"]), Ok(1));
+        assert_eq!(check(&keys, &["bearer  second "]), Ok(2));
+        let longest = "k".repeat(MAX_KEY);
+        assert_eq!(check(&[&longest], &[&format!("Bearer {longest}")]), Ok(1));
+        let wrong = [
+            "Bearer firs", "Bearer firsts", "Bearer First", "Bearer", "Bearer ", "Basic first", "first", "Bearer first second", "",
+        ];
+        for value in wrong {
+            assert_eq!(check(&keys, &[value]), Err(401), "{value:?}");
+        }
+        assert_eq!(check(&[&longest], &[&format!("Bearer {longest}k")]), Err(401), "longer than any key");
+        assert_eq!(check(&keys, &[]), Err(401));
+        assert_eq!(check(&keys, &["Bearer first", "Bearer first"]), Err(401), "one header, not two");
+    }
+
+    #[test]
+    fn without_keys_everything_passes() {
+        for headers in [&[][..], &["Bearer "], &["Bearer anything"]] {
+            assert_eq!(check(&[], headers), Ok(0));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! HTTP: connections, their limits, who may ask, what answers, and the end.
+
+mod body;
+mod complete;
+mod connection;
+mod fault;
+mod gate;
+mod guarded;
+mod keys;
+mod listener;
+mod receive;
+mod record;
+mod reply;
+mod routes;
+mod run;
+mod stream;
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpt2_api::ServedModel;
+use tokio::sync::{Semaphore, watch};
+
+use gate::Gate;
+pub(crate) use listener::Listener;
+use record::Numbers;
+pub(crate) use run::run;
+use stream::ReadHalf;
+
+use crate::ServerOptions;
+use crate::engine::Engine;
+use crate::metrics::Metrics;
+
+/// What all connections share.
+pub(crate) struct Shared {
+    options: ServerOptions,
+    engine: Engine,
+    served: Arc<ServedModel>,
+    metrics: Arc<Metrics>,
+    gate: Gate,
+    phase: watch::Sender<Phase>,
+    /// Calls that the engine has accepted and that are not answered.
+    calls: watch::Sender<usize>,
+    large_bodies: Arc<Semaphore>,
+    ids: AtomicU64,
+}
+
+/// Where a server stands between its start and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// What runs is served to its end.
+    Draining,
+    /// Connections close.
+    Ending,
+}
+
+/// Who asks, as far as a route needs to know.
+struct Caller {
+    shared: Arc<Shared>,
+    peer: Arc<ReadHalf>,
+    numbers: Arc<Numbers>,
+    /// The number of its key. Callers with the same one share what was computed of equal beginnings.
+    key: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: ServerOptions,
+        listener: &Listener,
+        engine: Engine,
+        served: ServedModel,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            gate: Gate::new(&options, listener.loopback()),
+            options,
+            engine,
+            served: Arc::new(served),
+            metrics,
+            phase: watch::Sender::new(Phase::Serving),
+            calls: watch::Sender::new(0),
+            large_bodies: Arc::new(Semaphore::new(receive::LARGE_BODIES)),
+            ids: AtomicU64::new(0),
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.phase.borrow() != Phase::Serving
+    }
+
+    fn is_ending(&self) -> bool {
+        *self.phase.borrow() == Phase::Ending
+    }
+
+    /// Returns when connections close.
+    async fn ending(&self) {
+        // The sender is here, so this does not fail.
+        _ = self.phase.subscribe().wait_for(|phase| *phase == Phase::Ending).await;
+    }
+
+    /// A number for a request that has none: not to be guessed, and another one for each.
+    fn fresh_id(&self) -> String {
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u64(self.ids.fetch_add(1, Ordering::Relaxed));
+        format!("req-{:016x}", hasher.finish())
+    }
+}

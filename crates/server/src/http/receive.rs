@@ -1,0 +1,99 @@
+//! The body of a request, under limits of size, time and kind.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use gpt2_api::ApiError;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::Shared;
+
+/// A body up to this size is kept whoever sends it. Of larger ones there are [`LARGE_BODIES`] at once, so that many connections
+/// cannot fill the memory.
+const SMALL: usize = 64 << 10;
+
+/// Larger bodies that are held at once.
+pub(crate) const LARGE_BODIES: usize = 16;
+
+/// A body, and its right to be there while it is read.
+pub(crate) struct Received {
+    pub(crate) bytes: Vec<u8>,
+    _large: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads a body of JSON.
+pub(crate) async fn read(headers: &HeaderMap, body: &mut Incoming, shared: &Shared) -> Result<Received, ApiError> {
+    check_kind(headers)?;
+    let limit = shared.options.timeouts.body;
+    match timeout(limit, collect(body, shared)).await {
+        Ok(received) => received,
+        Err(_) => {
+            let message = format!("the body was not complete after {} s", limit.as_secs_f64());
+            Err(ApiError::new(408, message).with_code("request_timeout"))
+        }
+    }
+}
+
+/// Other kinds than JSON are refused, which also makes browsers ask before they send what another server's page wants to.
+fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
+    let values: Vec<_> = headers.get_all(CONTENT_TYPE).iter().collect();
+    let is_json = match values.as_slice() {
+        [value] => value.to_str().is_ok_and(|value| {
+            let essence = value.split(';').next().unwrap_or_default();
+            essence.trim().eq_ignore_ascii_case("application/json")
+        }),
+        _ => false,
+    };
+    if !is_json {
+        return Err(ApiError::new(415, "a body is JSON: send the header `Content-Type: application/json`"));
+    }
+    let is_plain = |value: &hyper::header::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
+        return Err(ApiError::new(415, "a body is sent as it is, without Content-Encoding"));
+    }
+    if headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING) {
+        return Err(ApiError::invalid("a body has Content-Length or Transfer-Encoding, this one has both"));
+    }
+    Ok(())
+}
+
+async fn collect(body: &mut Incoming, shared: &Shared) -> Result<Received, ApiError> {
+    let most = shared.options.max_body;
+    let too_large = || {
+        let message = format!("the body is larger than {most} bytes, which --max-body raises");
+        ApiError::new(413, message).with_code("body_too_large")
+    };
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > most {
+        return Err(too_large());
+    }
+    let mut large = None;
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+        // Trailers say nothing that is wanted.
+        let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
+        if bytes.len() + data.len() > most {
+            return Err(too_large());
+        }
+        if large.is_none() && bytes.len() + data.len() > SMALL {
+            large = Arc::clone(&shared.large_bodies).acquire_owned().await.ok();
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Received { bytes, _large: large })
+}
+
+fn broken(error: &hyper::Error) -> ApiError {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    let is_cut = cause.is_some_and(|cause| cause.kind() == io::ErrorKind::UnexpectedEof);
+    ApiError::invalid(match is_cut || error.is_incomplete_message() {
+        true => "the body ended before the length that was announced",
+        false => "the body's chunks cannot be read",
+    })
+}

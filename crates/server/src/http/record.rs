@@ -1,0 +1,105 @@
+//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use gpt2_generation::Event;
+use tokio::sync::watch;
+
+use super::Shared;
+
+/// A request from its head to the end of its answer. Dropping it counts the request.
+pub(crate) struct Record {
+    shared: Arc<Shared>,
+    id: String,
+    method: &'static str,
+    route: &'static str,
+    begun: Instant,
+    numbers: Arc<Numbers>,
+}
+
+/// What is found out while a request is served.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    code: AtomicU16,
+    prompt_tokens: AtomicUsize,
+    new_tokens: AtomicUsize,
+}
+
+impl Numbers {
+    /// Sets the code that the request is counted under.
+    pub(crate) fn set_code(&self, code: u16) {
+        self.code.store(code, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_prompt_tokens(&self, tokens: usize) {
+        self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count(&self, event: &Event) {
+        if matches!(event, Event::Token { .. }) {
+            self.new_tokens.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The code of a request whose client was gone before its end.
+pub(crate) const CLIENT_GONE: u16 = 499;
+
+impl Record {
+    pub(crate) fn new(shared: &Arc<Shared>, id: String, method: &'static str, route: &'static str) -> Self {
+        let numbers = Numbers {
+            // Until it has another one: an answer that is given up before it begins has none.
+            code: AtomicU16::new(CLIENT_GONE),
+            prompt_tokens: AtomicUsize::new(0),
+            new_tokens: AtomicUsize::new(0),
+        };
+        let shared = Arc::clone(shared);
+        Self { shared, id, method, route, begun: Instant::now(), numbers: Arc::new(numbers) }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn numbers(&self) -> &Arc<Numbers> {
+        &self.numbers
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let time = self.begun.elapsed();
+        let code = self.numbers.code.load(Ordering::Relaxed);
+        self.shared.metrics.count_request(self.route, code, time);
+        if self.shared.options.log_requests {
+            let [prompt, new] = [&self.numbers.prompt_tokens, &self.numbers.new_tokens]
+                .map(|tokens| tokens.load(Ordering::Relaxed));
+            let (id, method, route, seconds) = (&self.id, self.method, self.route, time.as_secs_f64());
+            log(&format!("{id} {method} {route} {code} prompt={prompt} new={new} seconds={seconds:.3}"));
+        }
+    }
+}
+
+/// Writes a line on standard error, where there is one.
+pub(crate) fn log(line: &str) {
+    _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A call that the engine has accepted, and whose answer is not complete.
+pub(crate) struct Accepted(watch::Sender<usize>);
+
+impl Accepted {
+    pub(crate) fn new(calls: &watch::Sender<usize>) -> Self {
+        calls.send_modify(|calls| *calls += 1);
+        Self(calls.clone())
+    }
+}
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        self.0.send_modify(|calls| *calls -= 1);
+    }
+}

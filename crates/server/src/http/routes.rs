@@ -1,0 +1,236 @@
+//! From a request to its answer: who may ask, which route it is, what answers.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use gpt2_api::{ApiError, Endpoint};
+use hyper::body::{Body, Incoming};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode};
+
+use super::body::{Answer, Content};
+use super::complete::{self, Kind, draining};
+use super::connection::Connection;
+use super::fault::{blocking, caught};
+use super::gate::{Origin, is_preflight};
+use super::receive::{self, Received};
+use super::record::Record;
+use super::{Caller, Shared, reply};
+use crate::{look, page};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest number of a request that a client may choose.
+const MAX_ID: usize = 64;
+/// What the counters call a path that is none of ours.
+const NO_ROUTE: &str = "other";
+
+/// Where the routes' methods are looked up; the list has `GET`, `HEAD` and `POST`.
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::OPTIONS => "OPTIONS",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::PATCH => "PATCH",
+        _ => "other",
+    }
+}
+
+/// Answers a request.
+pub(crate) async fn answer(
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Result<Response<Answer>, Infallible> {
+    connection.activity.begin();
+    let (head, body) = request.into_parts();
+    let id = request_id(&head.headers, &shared);
+    let record = Record::new(&shared, id, method_name(&head.method), route_name(&head, &shared));
+    // A body that nobody reads stands in the way of the next request.
+    let mut body = Some(body).filter(|body| !body.is_end_stream());
+    let origin = shared.gate.check_origin(&head.headers);
+    let response = match &origin {
+        Ok(origin) => caught(serve(&shared, &connection, &record, &head, origin, &mut body)).await,
+        Err(error) => Err(error.clone()),
+    };
+    let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
+    record.numbers().set_code(response.status().as_u16());
+    let must_close = body.is_some() || shared.is_draining();
+    finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
+    let activity = Arc::clone(&connection.activity);
+    Ok(response.map(|content| Answer::new(content, activity, record)))
+}
+
+async fn serve(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+    record: &Record,
+    head: &Parts,
+    origin: &Origin,
+    body: &mut Option<Incoming>,
+) -> Result<Response<Content>, ApiError> {
+    shared.gate.check_host(head)?;
+    if is_preflight(head) && let Origin::Shared(_) = origin {
+        return Ok(preflight(&head.headers));
+    }
+    let (method, path) = (method_name(&head.method), head.uri.path());
+    if let Some(file) = page_file(shared, path) {
+        return serve_file(file, head);
+    }
+    let found = gpt2_api::find_route(method, path);
+    // What there is, is told to those with a key only.
+    let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
+    let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
+    let (route, rest) = found?;
+    let caller = Caller {
+        shared: Arc::clone(shared),
+        peer: Arc::clone(&connection.peer),
+        numbers: Arc::clone(record.numbers()),
+        key,
+    };
+    if route.method == "POST" {
+        let received = match body.as_mut() {
+            Some(body) => receive::read(&head.headers, body, shared).await,
+            None => Err(ApiError::invalid("the body is empty; it is a JSON object")),
+        }?;
+        *body = None;
+        return post(route.endpoint, received, &caller).await;
+    }
+    get(route.endpoint, rest.unwrap_or_default(), shared)
+}
+
+fn get(endpoint: Endpoint, rest: &str, shared: &Shared) -> Result<Response<Content>, ApiError> {
+    let served = &shared.served;
+    Ok(reply::json(match endpoint {
+        Endpoint::Health if shared.is_draining() => return Err(draining()),
+        Endpoint::Health => gpt2_api::health(),
+        Endpoint::Metrics => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            return Ok(reply::text(kind, shared.metrics.text()));
+        }
+        Endpoint::Models => gpt2_api::models(served),
+        Endpoint::Model => gpt2_api::model(rest, served)?,
+        Endpoint::TokenizerInfo => gpt2_api::tokenizer_info(served),
+        Endpoint::Version => gpt2_api::version(),
+        Endpoint::Props => gpt2_api::props(served),
+        Endpoint::OpenApi => return Ok(reply::text("application/json", gpt2_api::OPENAPI)),
+        _ => return Err(ApiError::new(404, "this server has no page")),
+    }))
+}
+
+async fn post(
+    endpoint: Endpoint,
+    received: Received,
+    caller: &Caller,
+) -> Result<Response<Content>, ApiError> {
+    let shared = &caller.shared;
+    let served = Arc::clone(&shared.served);
+    Ok(reply::json(match endpoint {
+        Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
+        Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
+        Endpoint::Tokenize => blocking(move || gpt2_api::tokenize(&received.bytes, &served)).await?,
+        Endpoint::Detokenize => blocking(move || gpt2_api::detokenize(&received.bytes, &served)).await?,
+        Endpoint::LookAttention => {
+            while_wanted(look::attention(&shared.engine, served.name(), &received.bytes), caller).await?
+        }
+        Endpoint::LookLens => {
+            while_wanted(look::lens(&shared.engine, served.name(), &received.bytes), caller).await?
+        }
+        _ => return Err(ApiError::internal()),
+    }))
+}
+
+/// A look inside the model, which ends with the client or with the server.
+async fn while_wanted(
+    look: impl Future<Output = Result<String, ApiError>>,
+    caller: &Caller,
+) -> Result<String, ApiError> {
+    if caller.shared.is_draining() {
+        return Err(draining());
+    }
+    tokio::select! {
+        biased;
+        found = look => found,
+        () = caller.peer.closed() => Err(complete::gone()),
+    }
+}
+
+fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {
+    if shared.options.page { page::file(path) } else { None }
+}
+
+fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Content>, ApiError> {
+    if !matches!(head.method, Method::GET | Method::HEAD) {
+        return Err(gpt2_api::find_route(method_name(&head.method), "/").err().unwrap_or_else(ApiError::internal));
+    }
+    let known = head.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let is_known = known.is_some_and(|tags| tags.split(',').any(|tag| tag.trim() == file.etag));
+    let mut response = match is_known {
+        true => reply::empty(StatusCode::NOT_MODIFIED),
+        false => reply::text(file.content_type, file.body),
+    };
+    let headers = response.headers_mut();
+    let constant = [
+        (header::CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    headers.extend(constant.map(|(name, value)| (name, HeaderValue::from_static(value))));
+    let etag = HeaderValue::from_str(&file.etag).map_err(|_| ApiError::internal())?;
+    headers.insert(header::ETAG, etag);
+    Ok(response)
+}
+
+/// What pages of an allowed origin may send: everything that the routes take.
+fn preflight(asked: &HeaderMap) -> Response<Content> {
+    let mut response = reply::empty(StatusCode::NO_CONTENT);
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    response
+}
+
+/// Sets what all answers have.
+fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Origin>, must_close: bool) {
+    headers.insert(header::SERVER, HeaderValue::from_static("gpt2"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if must_close {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    if shared.gate.shares() {
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+    }
+    if let Some(Origin::Shared(origin)) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        let exposed = HeaderValue::from_static("x-request-id, retry-after");
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    }
+}
+
+/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one.
+fn request_id(headers: &HeaderMap, shared: &Shared) -> String {
+    let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
+    let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
+    let id: String = visible.map(char::from).collect();
+    if id.is_empty() { shared.fresh_id() } else { id }
+}
+
+/// What the counters call a route: one of the names that the server has, whatever is asked for.
+fn route_name(head: &Parts, shared: &Shared) -> &'static str {
+    let path = head.uri.path();
+    if page_file(shared, path).is_some() {
+        return "/";
+    }
+    let found = ["GET", "POST"].iter().find_map(|method| gpt2_api::find_route(method, path).ok());
+    found.map_or(NO_ROUTE, |(route, _)| route.path)
+}

@@ -1,0 +1,131 @@
+//! The server's life: it accepts connections until it is told to end, lets what runs come to its end, and closes.
+
+use std::future::pending;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+
+use super::{Listener, Phase, Shared, connection};
+use crate::ServerError;
+
+/// How long is waited for the last bytes of connections.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+/// How long is waited when the system gives no connection, for want of file descriptors say.
+const NO_CONNECTION: Duration = Duration::from_millis(50);
+
+/// Serves until `stops`, how often the server was told to end, is above 0 and all is done, or until it is above 1.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    listener: Listener,
+    stops: Arc<watch::Sender<usize>>,
+) -> Result<(), ServerError> {
+    if shared.options.signals {
+        tokio::spawn(signals(Signals::new().map_err(ServerError::System)?, Arc::clone(&stops)));
+    }
+    let places = Arc::new(Semaphore::new(shared.options.connections()));
+    let mut ended = tokio::select! {
+        () = accept(&shared, &listener, &places) => Ok(()),
+        () = told(&stops, 1) => Ok(()),
+        died = died(&shared) => died,
+    };
+    // Another server may take the address from here on.
+    drop(listener);
+    shared.phase.send_replace(Phase::Draining);
+    if ended.is_ok() {
+        ended = drain(&shared, &stops).await;
+    }
+    shared.engine.stop();
+    shared.phase.send_replace(Phase::Ending);
+    let connections = u32::try_from(shared.options.connections()).unwrap_or(u32::MAX);
+    // Those that are left are closed as they are.
+    _ = timeout(LAST_BYTES, places.acquire_many(connections)).await;
+    ended
+}
+
+async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), ServerError> {
+    shared.engine.drain();
+    let after = shared.options.timeouts.drain;
+    let calls = || *shared.calls.borrow();
+    tokio::select! {
+        biased;
+        () = drained(shared) => Ok(()),
+        died = died(shared) => died,
+        () = told(stops, 2) => Err(ServerError::Interrupted { calls: calls() }),
+        () = sleep(after) => Err(ServerError::CutOff { calls: calls(), after }),
+    }
+}
+
+async fn died(shared: &Shared) -> Result<(), ServerError> {
+    Err(ServerError::EngineDied { what: shared.engine.died().await })
+}
+
+async fn accept(shared: &Arc<Shared>, listener: &Listener, places: &Arc<Semaphore>) {
+    while let Ok(place) = Arc::clone(places).acquire_owned().await {
+        match listener.accept().await {
+            Ok(halves) => _ = tokio::spawn(connection::serve(Arc::clone(shared), halves, place)),
+            Err(_) => sleep(NO_CONNECTION).await,
+        }
+    }
+}
+
+/// Returns when the engine has nothing left to do and all that it has made is handed over.
+async fn drained(shared: &Shared) {
+    shared.engine.drained().await;
+    // The sender is here, so this does not fail.
+    _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
+}
+
+/// Returns when the server was told so often to end.
+async fn told(stops: &watch::Sender<usize>, times: usize) {
+    _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
+}
+
+async fn signals(mut signals: Signals, stops: Arc<watch::Sender<usize>>) {
+    loop {
+        signals.next().await;
+        stops.send_modify(|stops| *stops += 1);
+    }
+}
+
+#[cfg(unix)]
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        let got = tokio::select! {
+            got = self.terminate.recv() => got,
+            got = self.interrupt.recv() => got,
+        };
+        if got.is_none() {
+            pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! An HTTP server that OpenAI's clients already know: completions whole and in pieces, log-probabilities, models, tokens,
+//! metrics, and a page to write on.
+//!
+//! [`Server::bind`] listens, starts the engine and says where; [`Server::run`] serves until a [`Handle`] or a signal ends it.
+//! The text and the log-probabilities of a request are the same bytes whatever else is served at the time.
+//!
+//! ```no_run
+//! use gpt2_engine::{ModelOptions, Silent};
+//! use gpt2_server::{Server, ServerOptions};
+//!
+//! let model = ModelOptions { model: "checkpoint".into(), ..ModelOptions::default() };
+//! let model = model.open(&Silent)?.load(&Silent)?;
+//! let server = Server::bind(model, ServerOptions::default())?;
+//! println!("{}", server.address());
+//! server.run()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod engine;
+mod error;
+mod http;
+mod look;
+mod metrics;
+mod options;
+mod page;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gpt2_api::{ApiOptions, ServedModel};
+pub use gpt2_api::{ChatTemplateChoice, Limits};
+use gpt2_engine::LoadedModel;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use engine::{Engine, EngineOptions};
+pub use error::ServerError;
+use http::{Listener, Shared};
+use metrics::Metrics;
+pub use options::{ServerOptions, Timeouts};
+
+/// Threads that tokenise and check requests, beside the one of the connections and the engine's.
+const WORKERS: usize = 4;
+
+/// A server that listens.
+pub struct Server {
+    runtime: Runtime,
+    listener: Listener,
+    shared: Arc<Shared>,
+    stops: Arc<watch::Sender<usize>>,
+}
+
+/// Ends a server from elsewhere; a clone ends the same one.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    stops: Arc<watch::Sender<usize>>,
+}
+
+impl Handle {
+    /// Tells the server to end, as SIGTERM does: nothing more is accepted, what runs comes to its end or to that of
+    /// [`Timeouts::drain`]. Told a second time it ends at once.
+    pub fn stop(&self) {
+        self.stops.send_modify(|stops| *stops += 1);
+    }
+}
+
+/// An address that is listened on, before there is a model. Whoever connects waits.
+pub struct Listening {
+    runtime: Runtime,
+    listener: Listener,
+    options: ServerOptions,
+}
+
+impl Listening {
+    /// Checks the options and listens.
+    ///
+    /// # Errors
+    /// When an option cannot be, or the address cannot be listened on.
+    pub fn new(options: ServerOptions) -> Result<Self, ServerError> {
+        options.check()?;
+        let mut builder = Builder::new_current_thread();
+        let runtime =
+            builder.enable_all().max_blocking_threads(WORKERS).build().map_err(ServerError::System)?;
+        let listener = {
+            let _within = runtime.enter();
+            Listener::bind(&options)?
+        };
+        Ok(Self { runtime, listener, options })
+    }
+
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// When the model cannot be served: its keys and values do not fit into the memory, or its defaults or its chat template
+    /// cannot be used.
+    pub fn start(self, model: LoadedModel) -> Result<Server, ServerError> {
+        let Self { runtime, listener, options } = self;
+        let served = ServedModel::new(&model, api_options(&options))?;
+        let metrics = Arc::new(Metrics::new(weight_type(&model)));
+        let engine = start_engine(model, &options, Arc::clone(&metrics))?;
+        let shared = Arc::new(Shared::new(options, &listener, engine, served, metrics));
+        Ok(Server { runtime, listener, shared, stops: Arc::new(watch::Sender::new(0)) })
+    }
+}
+
+impl Server {
+    /// Listens, and starts the engine: [`Listening::new`] and [`Listening::start`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn bind(model: LoadedModel, options: ServerOptions) -> Result<Self, ServerError> {
+        Listening::new(options)?.start(model)
+    }
+
+    /// Where it listens: `http://127.0.0.1:8080`, or `unix:` and a path.
+    pub fn address(&self) -> String {
+        self.listener.address()
+    }
+
+    /// Ends it from another thread.
+    pub fn handle(&self) -> Handle {
+        Handle { stops: Arc::clone(&self.stops) }
+    }
+
+    /// Serves until it is told to end.
+    ///
+    /// # Errors
+    /// When the engine fails again and again, or calls were cut off because they had not ended in time.
+    pub fn run(self) -> Result<(), ServerError> {
+        let ended = self.runtime.block_on(http::run(self.shared, self.listener, self.stops));
+        // A request that is being read may take a second; nobody waits for it.
+        self.runtime.shutdown_background();
+        ended
+    }
+}
+
+fn api_options(options: &ServerOptions) -> ApiOptions {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    ApiOptions { created: now.as_secs(), parallel: options.parallel, ..options.api.clone() }
+}
+
+/// The type that the weights are kept in.
+fn weight_type(model: &LoadedModel) -> &'static str {
+    model.model().dtype().as_str()
+}
+
+fn start_engine(
+    model: LoadedModel,
+    options: &ServerOptions,
+    metrics: Arc<Metrics>,
+) -> Result<Engine, ServerError> {
+    let contexts = options.parallel.saturating_mul(model.config().n_positions);
+    let engine_options = EngineOptions {
+        parallel: options.parallel,
+        queue: options.queue,
+        kv_tokens: options.kv_tokens.unwrap_or(contexts),
+        prefill_chunk: options.prefill_chunk,
+        queue_timeout: options.timeouts.queue,
+    };
+    model.check_kv_room(options.parallel, engine_options.kv_tokens)?;
+    Engine::start(model, engine_options, metrics).map_err(|error| ServerError::Engine(error.into()))
+}

@@ -1,0 +1,60 @@
+//! The clients' own Python packages, unmodified, against a server: `scripts/check_clients.py` and `scripts/check_lm_eval.py`.
+//!
+//! Needs a Python with what `scripts/requirements.txt` names for them; `GPT2_CLIENTS_PYTHON` says which. Without, each test says what
+//! was skipped.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gpt2_testing::skipped;
+
+use crate::common::{Running, built_in, load, start_model};
+
+/// Names the Python that has the clients' packages.
+const PYTHON_VARIABLE: &str = "GPT2_CLIENTS_PYTHON";
+/// Prompts that the queue of the tested servers holds: few, so that a client soon sees it full.
+const QUEUE: usize = 16;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Runs a script of this repository against the server; it asserts, and prints a line for each check. `start` is not called without
+/// Python.
+fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
+    let Some(python) = std::env::var_os(PYTHON_VARIABLE) else {
+        skipped(&format!("{script}, because {PYTHON_VARIABLE} names no Python with its packages"));
+        return;
+    };
+    let server = start();
+    let output = Command::new(python)
+        .arg(repository().join("scripts").join(script))
+        .args(["--base-url", &server.url()])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script} failed:\n{printed}\n{complaints}");
+}
+
+#[test]
+fn openai_and_langchain_work_unmodified() {
+    let start = || start_model(built_in(), "shakespeare", |options| options.queue = QUEUE);
+    let queue = QUEUE.to_string();
+    check("check_clients.py", start, &["--model", "shakespeare", "--queue", &queue]);
+}
+
+#[test]
+fn openai_and_langchain_work_with_a_key() {
+    let start = || start_model(built_in(), "shakespeare", |options| options.keys = vec!["a-key".to_owned()]);
+    check("check_clients.py", start, &["--key", "a-key"]);
+}
+
+#[test]
+fn lm_eval_prints_the_figures_of_its_own_model() {
+    let folder = repository().join("models/shakespeare");
+    let start = || start_model(load(&folder), "shakespeare", |_| ());
+    let checkpoint = folder.to_str().unwrap();
+    check("check_lm_eval.py", start, &["--checkpoint", checkpoint, "--items", "8"]);
+}
