@@ -228,13 +228,13 @@ fn processors_of(
         let ids = ids.clone();
         processors.push(LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| ids.clone())));
     }
-    if let Some(grammar) = &options.grammar {
-        let without = || {
-            ApiError::invalid("a text that conforms to something needs a tokenizer, and this model has none")
-        };
+    if let Some((path, grammar)) = &options.grammar {
+        let refused = |what: String| ApiError::invalid(format!("{path}: {what}")).with_param(path.clone());
+        let without =
+            || refused("a text that conforms to something needs a tokenizer, and this model has none".into());
         let compiler = served.compiler.as_ref().ok_or_else(without)?;
         let compiled = compiler.compile(grammar, &config.eos_token_id);
-        processors.push(compiled.map_err(|error| ApiError::invalid(error.to_string()))?);
+        processors.push(compiled.map_err(|error| refused(error.to_string()))?);
     }
     Ok(processors)
 }

@@ -29,8 +29,10 @@ const MAX_ALLOWED_TOKENS: usize = 1 << 18;
 const MAX_NAME_BYTES: usize = 256;
 /// Longest number of a request: it comes back in every chunk.
 const MAX_ID_BYTES: usize = 64;
-/// Longest grammar, as it is written in a body.
+/// Longest schema or grammar, as it is written in a body.
 const MAX_GRAMMAR_BYTES: usize = gpt2_grammar::MAX_SOURCE_BYTES;
+/// Longest regular expression, each byte of which costs some ten microseconds before anything is known of it.
+const MAX_REGEX_BYTES: usize = 8 << 10;
 
 const SERVED: [Field; 32] = fields(
     [
@@ -124,7 +126,8 @@ pub(crate) struct Options {
     pub(crate) cache_prompt: bool,
     pub(crate) cache_salt: Option<String>,
     pub(crate) request_id: Option<String>,
-    pub(crate) grammar: Option<Grammar>,
+    /// What the text must conform to, and the field that says so.
+    pub(crate) grammar: Option<(String, Grammar)>,
 }
 
 /// What is kept of a long prompt, at its end.
@@ -175,7 +178,7 @@ impl Options {
         })
     }
 
-    /// The seed of the texts, and whether anything is drawn with it.
+    /// Whether the texts are drawn at random.
     pub(crate) fn draws(&self) -> bool {
         self.config.do_sample
     }
@@ -196,7 +199,9 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
     let typical = |given: Given<'_, '_>| {
         given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
     };
-    let above_0 = |given: Given<'_, '_>| given.number("a number above 0", |number| number > 0.0);
+    let penalty = |given: Given<'_, '_>| {
+        given.number("a number above 0 and at most 1000", |number| number > 0.0 && number <= 1000.0)
+    };
     let top_k = |given: Given<'_, '_>| given.integer(-1..=i64::from(u32::MAX));
     Ok(GenerationConfig {
         do_sample: draws,
@@ -206,7 +211,7 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
         top_k: fields.read("top_k", top_k)?.and_then(|top_k| top_k.try_into().ok()).unwrap_or(0),
         min_p: number("min_p", 0.0..=1.0)?.filter(|min_p| *min_p > 0.0),
         typical_p: fields.read("typical_p", typical)?.unwrap_or(1.0),
-        repetition_penalty: fields.read("repetition_penalty", above_0)?.unwrap_or(1.0),
+        repetition_penalty: fields.read("repetition_penalty", penalty)?.unwrap_or(1.0),
         presence_penalty: number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         no_repeat_ngram_size: fields
@@ -223,7 +228,7 @@ fn include_usage(given: Given<'_, '_>, stream: bool) -> Result<bool, ApiError> {
     let options = Fields::of(given, &[STREAM_OPTIONS])?;
     match stream {
         true => options.boolean("include_usage", false),
-        false => Err(given.wrong_as("nothing where stream is false", given.json())),
+        false => Err(given.wrong("nothing where stream is false")),
     }
 }
 
@@ -275,8 +280,8 @@ fn request_id(given: Given<'_, '_>) -> Result<String, ApiError> {
 }
 
 /// What the text must conform to: at most one of the fields that say so.
-fn grammar(fields: &Fields<'_, '_>) -> Result<Option<Grammar>, ApiError> {
-    let mut found: Option<Grammar> = None;
+fn grammar(fields: &Fields<'_, '_>) -> Result<Option<(String, Grammar)>, ApiError> {
+    let mut found = None;
     for (name, read) in [
         ("response_format", response_format as fn(Given<'_, '_>) -> Result<Option<Grammar>, ApiError>),
         ("structured_outputs", structured_outputs),
@@ -287,7 +292,7 @@ fn grammar(fields: &Fields<'_, '_>) -> Result<Option<Grammar>, ApiError> {
         let Some(given) = fields.get(name) else { continue };
         // Empty is what some clients send for nothing.
         let Some(grammar) = (if given.is_nothing() { None } else { read(given)? }) else { continue };
-        if found.replace(grammar).is_some() {
+        if found.replace((given.name(), grammar)).is_some() {
             return Err(given.wrong_as("one description of the text", "a second one"));
         }
     }
@@ -310,7 +315,7 @@ fn schema(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
 }
 
 fn regex(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
-    Ok(Grammar::Regex(given.short_text(MAX_GRAMMAR_BYTES)?))
+    Ok(Grammar::Regex(given.short_text(MAX_REGEX_BYTES)?))
 }
 
 fn lark(given: Given<'_, '_>) -> Result<Grammar, ApiError> {

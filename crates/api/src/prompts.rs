@@ -7,6 +7,10 @@ use crate::completion::{Prompt, Prompts};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
+/// Longest text whose tokens are looked for where it need not fit into the context: a tokenizer may take two hundred bytes of memory
+/// for each of its bytes.
+pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
+
 /// A prompt as the model gets it.
 pub(crate) struct PromptTokens {
     pub(crate) ids: Vec<u32>,
@@ -27,8 +31,8 @@ pub(crate) fn tokens_of(
         let mut ids = match prompt {
             Prompt::Ids(ids) => check_ids(ids, path, served)?,
             Prompt::Text(text) => {
-                if truncation.is_none() {
-                    check_length(&text, path, max_tokens, served)?;
+                if truncation.is_none() || text.len() > MAX_TEXT_BYTES {
+                    check_length(text.len(), path, served)?;
                 }
                 encode(&text, path, served)?
             }
@@ -78,15 +82,14 @@ pub(crate) fn check_context(
 }
 
 /// Refuses a text that cannot fit, however few tokens it has, before they are looked for.
-fn check_length(text: &str, path: &str, max_tokens: usize, served: &ServedModel) -> Result<(), ApiError> {
-    let least = text.len().div_ceil(served.pieces.longest());
+pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Result<(), ApiError> {
+    let least = bytes.div_ceil(served.pieces.longest());
     let n_positions = served.config().n_positions;
     if least <= n_positions {
         return Ok(());
     }
     let message = format!(
-        "{path}: this model's context is {n_positions} tokens, and the prompt alone has at least {least}, besides {max_tokens} \
-         new ones (max_tokens); shorten the prompt"
+        "{path}: this model's context is {n_positions} tokens, and the prompt alone has at least {least}; shorten it"
     );
     Err(too_long(message, path, least, n_positions))
 }

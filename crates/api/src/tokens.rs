@@ -1,10 +1,12 @@
 //! `/tokenize` and `/detokenize`, as llama.cpp's and vLLM's clients and lm-evaluation-harness know them.
 
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use crate::answer::{List, json};
 use crate::body::{Field, Fields, Use, fields};
 use crate::pieces::name;
-use crate::prompts::{encode, encode_piece};
+use crate::prompts::{MAX_TEXT_BYTES, encode, encode_piece};
 use crate::{ApiError, ServedModel};
 
 /// Most tokens that are turned into text at once.
@@ -39,20 +41,44 @@ pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
         return Err(given.wrong("true: names of special tokens are always read"));
     }
     let (text, path) = (content.text()?, content.name());
+    if text.len() > MAX_TEXT_BYTES {
+        let length = format!("one of {} bytes", text.len());
+        return Err(content.wrong_as(format!("a string of at most {MAX_TEXT_BYTES} bytes"), length));
+    }
     let ids = match fields.boolean("add_special", true)? {
         true => encode(&text, &path, served)?,
         false => encode_piece(&text, &path, served)?,
     };
+    let with_pieces = fields.boolean("with_pieces", false)?;
+    let with_strings = fields.boolean("return_token_strs", false)?;
     let piece = |id: &u32| name(served.pieces.bytes(*id));
-    let tokens: Value = match fields.boolean("with_pieces", false)? {
-        true => ids.iter().map(|id| json!({ "id": id, "piece": piece(id) })).collect(),
-        false => json!(ids),
-    };
-    let strings = fields.boolean("return_token_strs", false)?;
-    let strings = strings.then(|| ids.iter().map(piece).collect::<Vec<String>>());
-    let max_model_len = served.config().n_positions;
-    Ok(json!({ "count": ids.len(), "max_model_len": max_model_len, "tokens": tokens, "token_strs": strings })
-        .to_string())
+    let tokens = List(|| ids.iter().map(|id| Token { id: *id, piece: with_pieces.then(|| piece(id)) }));
+    let token_strs = with_strings.then_some(List(|| ids.iter().map(piece)));
+    Ok(json(&Tokens { count: ids.len(), max_model_len: served.config().n_positions, tokens, token_strs }))
+}
+
+/// The answer of [`tokenize`], whose lists are written as they are made.
+#[derive(Serialize)]
+struct Tokens<L: Serialize, S: Serialize> {
+    count: usize,
+    max_model_len: usize,
+    tokens: L,
+    token_strs: Option<S>,
+}
+
+/// A token: its id, or with its piece as llama.cpp has it.
+struct Token {
+    id: u32,
+    piece: Option<String>,
+}
+
+impl Serialize for Token {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.piece {
+            None => self.id.serialize(serializer),
+            Some(piece) => json!({ "id": self.id, "piece": piece }).serialize(serializer),
+        }
+    }
 }
 
 /// `/detokenize`. Special tokens are written with their names.

@@ -76,6 +76,12 @@ pub trait Job {
     fn clock(&self) -> Option<Clock> {
         None
     }
+
+    /// Changes of the logits of all texts besides those of the configuration, such as a grammar; for their place see
+    /// [`LogitsProcessor::add_to`].
+    fn processors(&self) -> Vec<LogitsProcessor> {
+        Vec::new()
+    }
 }
 
 impl LoadedModel {
@@ -132,7 +138,9 @@ impl LoadedModel {
                 && !job.is_interrupted()
             {
                 let Some((prompt, ids)) = prompts.next(job)? else { break };
-                match scheduler.submit(Request::new(ids, Arc::clone(&config))) {
+                let request =
+                    Request { processors: job.processors(), ..Request::new(ids, Arc::clone(&config)) };
+                match scheduler.submit(request) {
                     Ok(id) => {
                         _ = open.insert(
                             id,
@@ -171,7 +179,8 @@ impl LoadedModel {
         config: &GenerationConfig,
         reporter: &dyn Reporter,
     ) -> Result<Vec<Text>, GenerationError> {
-        let processors = LogitsProcessor::of_config(config);
+        let mut processors = LogitsProcessor::of_config(config);
+        job.processors().into_iter().for_each(|processor| processor.add_to(&mut processors));
         let steps = config.max_new_tokens.min(self.config().n_positions);
         let bar = reporter.start("searching", steps as u64, Unit::Items("tokens"));
         let count = || {

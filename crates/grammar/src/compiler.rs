@@ -1,14 +1,17 @@
 //! From a grammar to what it allows, for the tokens of one vocabulary.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use gpt2_engine::Vocabulary;
 use gpt2_generation::LogitsProcessor;
 use gpt2_weights::Tokenizer;
 use llguidance::api::ParserLimits;
-use llguidance::{Matcher, ParserFactory, TokenParser};
+use llguidance::{Matcher, ParserFactory};
 
 use crate::constraint::GrammarConstraint;
 use crate::error::told;
@@ -17,6 +20,11 @@ use crate::{Grammar, GrammarError};
 
 /// The library reads grammars by recursion, of a depth that it bounds: far below this for all that it accepts.
 const COMPILER_STACK_BYTES: usize = 64 << 20;
+/// Longest time to read a grammar. Schemas of tools take milliseconds; the library bounds its memory, but not in all cases its
+/// time.
+const LONGEST: Duration = Duration::from_secs(5);
+/// Most grammars that are read at once. One that took too long cannot be stopped, and counts until its reading ends.
+const MOST_AT_ONCE: usize = 4;
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
 #[derive(Clone)]
@@ -27,6 +35,8 @@ struct Inner {
     vocab_size: usize,
     /// What is built when the first grammar comes.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
+    /// Grammars that are being read.
+    reading: AtomicUsize,
 }
 
 /// What all grammars of a vocabulary share.
@@ -34,6 +44,9 @@ struct Prepared {
     tokens: Arc<Tokens>,
     factory: ParserFactory,
 }
+
+/// One of the grammars that are read at once.
+struct Reading(Arc<Inner>);
 
 impl fmt::Debug for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,35 +62,50 @@ impl Compiler {
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
         let tokenizer = Arc::clone(vocabulary.tokenizer().ok_or(GrammarError::NoTokenizer)?);
         let vocab_size = vocabulary.config().vocab_size;
-        Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared: OnceLock::new() })))
+        let (prepared, reading) = (OnceLock::new(), AtomicUsize::new(0));
+        Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared, reading })))
     }
 
     /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end where nothing may
-    /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's.
+    /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's; the
+    /// thread waits for it, five seconds at most.
     ///
     /// # Errors
-    /// When the tokenizer cannot be used, or the grammar is wrong, too large, or begins with what no token writes.
+    /// When the tokenizer cannot be used, or the grammar is wrong, too large, takes too long, or begins with what no token
+    /// writes.
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
-        let prepared = self.0.prepared.get_or_init(|| self.0.prepare()).as_ref().map_err(Clone::clone)?;
         let kind = grammar.kind();
-        let wrong = |what: &str| GrammarError::Grammar { kind, what: told(what) };
-        let source = grammar.to_llguidance()?;
-        let compile = || {
-            let parser = prepared.factory.create_parser(source).map_err(|error| wrong(&format!("{error:#}")))?;
-            check(&parser).map_err(|what| wrong(what))?;
-            let matcher = Matcher::new(Ok(parser));
-            GrammarConstraint::new(kind, matcher, Arc::clone(&prepared.tokens), end_tokens)
+        grammar.check_length()?;
+        let wrong = |what: String| GrammarError::Grammar { kind, what };
+        let reading = Reading::begin(&self.0).ok_or(GrammarError::Busy { kind, most: MOST_AT_ONCE })?;
+        let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
+        let (read, result) = sync_channel(1);
+        let work = move || {
+            // Whoever asked may have gone.
+            _ = read.send(reading.0.read(&grammar, &end_tokens));
         };
-        let constraint = thread::scope(|scope| {
-            let compiling = thread::Builder::new().stack_size(COMPILER_STACK_BYTES).spawn_scoped(scope, compile);
-            let compiling = compiling.map_err(|error| wrong(&format!("no thread to read it: {error}")))?;
-            compiling.join().map_err(|_| wrong("it cannot be read"))?
-        })?;
+        let spawned = thread::Builder::new().stack_size(COMPILER_STACK_BYTES).spawn(work);
+        spawned.map_err(|error| wrong(format!("no thread to read it: {error}")))?;
+        let constraint = result.recv_timeout(LONGEST).map_err(|error| match error {
+            RecvTimeoutError::Timeout => wrong("it takes too long to read; make it simpler".into()),
+            RecvTimeoutError::Disconnected => wrong("it cannot be read".into()),
+        })??;
         Ok(LogitsProcessor::Constraint(Arc::new(constraint)))
     }
 }
 
 impl Inner {
+    fn read(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<GrammarConstraint, GrammarError> {
+        let prepared = self.prepared.get_or_init(|| self.prepare()).as_ref().map_err(Clone::clone)?;
+        let parser = grammar.parser(&prepared.factory)?;
+        GrammarConstraint::new(
+            grammar.kind(),
+            Matcher::new(Ok(parser)),
+            Arc::clone(&prepared.tokens),
+            end_tokens,
+        )
+    }
+
     fn prepare(&self) -> Result<Prepared, GrammarError> {
         let tokens = Arc::new(Tokens::new(&self.tokenizer, self.vocab_size)?);
         let failed = |what: String| GrammarError::Tokenizer { what: told(&what) };
@@ -91,18 +119,21 @@ impl Inner {
 
 /// What a grammar may cost, in the library's units.
 fn limits() -> ParserLimits {
-    let get = |n: &str, d: u64| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-    ParserLimits { verbose_errors: false, precompute_large_lexemes: get("PRE", 1) == 1, initial_lexer_fuel: get("INIT", 1000000), step_lexer_fuel: get("STEP", 200000), max_lexer_states: get("STATES", 250000) as usize, ..ParserLimits::default() }
+    /// States of its lexer, each about a kilobyte.
+    const MAX_LEXER_STATES: usize = 50_000;
+    ParserLimits { max_lexer_states: MAX_LEXER_STATES, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// Refuses what a text that is never taken back cannot keep.
-fn check(parser: &TokenParser) -> Result<(), &'static str> {
-    let lexemes = parser.parser.grammar().lexer_spec();
-    if lexemes.special_token_rx.is_some() {
-        return Err("special tokens and tokens by number, such as <[5]>, cannot be used; write what the text is to be");
+impl Reading {
+    fn begin(inner: &Arc<Inner>) -> Option<Self> {
+        let more = |reading: usize| (reading < MOST_AT_ONCE).then_some(reading + 1);
+        let begun = inner.reading.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        begun.ok().map(|_| Self(Arc::clone(inner)))
     }
-    if lexemes.has_stop {
-        return Err("stop= removes what was written, which cannot be done here; use suffix=");
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.reading.fetch_sub(1, Ordering::AcqRel);
     }
-    Ok(())
 }

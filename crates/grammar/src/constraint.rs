@@ -71,7 +71,9 @@ impl GrammarConstraint {
 impl Constraint for GrammarConstraint {
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
         let state = self.state(generated)?;
-        state.allowed.iter_set_entries(|index| allowed.get_mut(index).into_iter().for_each(|entry| *entry = true));
+        state
+            .allowed
+            .iter_set_entries(|index| allowed.get_mut(index).into_iter().for_each(|entry| *entry = true));
         Ok(())
     }
 
@@ -87,12 +89,18 @@ impl Rules {
         let mut matcher = matcher.clone();
         for (index, id) in generated.iter().enumerate().skip(known) {
             let unfit = |why: &str| {
-                format!("{}: token {id}, number {} of the text, does not conform: {why}", self.kind, index + 1)
+                format!(
+                    "{}: token {id}, number {} of the text, does not conform: {why}",
+                    self.kind,
+                    index + 1
+                )
             };
             if !self.tokens.is_written(*id) {
                 return Err(unfit("it writes nothing"));
             }
-            matcher.consume_token(self.tokens.in_trie(*id)).map_err(|error| unfit(&told(&error.to_string())))?;
+            matcher
+                .consume_token(self.tokens.in_trie(*id))
+                .map_err(|error| unfit(&told(&error.to_string())))?;
         }
         let failed = |what: String| format!("{} after {} tokens: {what}", self.kind, generated.len());
         self.state(matcher, false).map_err(failed)
@@ -100,18 +108,12 @@ impl Rules {
 
     /// What may follow where `matcher` is.
     fn state(&self, mut matcher: Matcher, is_start: bool) -> Result<State, String> {
-        /// How the library says that there is no token.
-        const NO_TOKEN: &str = "NoExtensionBias";
-        let no_token = "no token of the vocabulary writes what must come next";
         let set = self.tokens.trie.tok_trie().alloc_token_set();
         // A matcher that nothing can be added to has stopped.
         let (mut allowed, may_end) = if matcher.is_stopped() && !matcher.is_error() {
             (set, true)
         } else {
-            let mut allowed = matcher.compute_mask().map_err(|error| match told(&error.to_string()) {
-                what if what == NO_TOKEN => no_token.to_owned(),
-                what => what,
-            })?;
+            let mut allowed = matcher.compute_mask().map_err(|error| told(&error.to_string()))?;
             let may_end = allowed.is_allowed(self.tokens.end);
             allowed.disallow_token(self.tokens.end);
             self.tokens.complete(&mut allowed, is_start);
@@ -128,7 +130,7 @@ impl Rules {
             self.silent_ends.iter().for_each(|id| allowed.allow_token(*id));
         }
         if allowed.is_zero() && !may_end {
-            return Err(no_token.to_owned());
+            return Err("no token of the vocabulary writes what must come next".into());
         }
         Ok(State { matcher, allowed, is_complete })
     }

@@ -25,6 +25,14 @@ pub enum GrammarError {
         /// Its bytes.
         found: usize,
     },
+    /// Too many grammars are being read.
+    #[error("{kind}: {most} others are being read that take long; try again")]
+    Busy {
+        /// What the grammar is, as above.
+        kind: &'static str,
+        /// Most grammars at once.
+        most: usize,
+    },
     /// The grammar is wrong, asks for what is not there, or allows no text that the vocabulary can write.
     #[error("{kind}: {what}")]
     Grammar {
@@ -35,8 +43,39 @@ pub enum GrammarError {
     },
 }
 
-/// The library's message without what helps its authors only.
+/// What the library's messages say about its own options and features, and what to say instead.
+const REWRITTEN: [(&str, &str); 4] = [
+    (" without 'referencing' feature; ref", ", no schema is fetched from elsewhere; found"),
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "oneOf: two of the alternatives may hold at once, which cannot be excluded; use anyOf",
+    ),
+    ("panic: missing special token prefix", SPECIAL_TOKENS),
+    ("NoExtensionBias", "no token of the vocabulary writes what must come next"),
+];
+
+/// Why a grammar with special tokens is refused.
+pub(crate) const SPECIAL_TOKENS: &str =
+    "special tokens and tokens by number, such as <[5]>, cannot be used; write what the text is to be";
+
+/// The library's message without what helps its authors only, and without most of a long grammar.
 pub(crate) fn told(message: &str) -> String {
+    /// Characters that are told of the beginning and of the end of a message.
+    const TOLD: usize = 600;
     let message = message.split("\n<").next().unwrap_or_default();
-    message.trim().to_owned()
+    // A regular expression stands in a grammar of one line, which nobody has written.
+    let message = match message.split_once(" (in regex): ") {
+        Some((place, what)) if place.starts_with("at 1(8): invalid regex ") => {
+            what.split("\n   1 | start: /").next().unwrap_or_default()
+        }
+        _ => message,
+    };
+    let rewrite = |told: String, (found, instead): (&str, &str)| told.replace(found, instead);
+    let told = REWRITTEN.into_iter().fold(message.trim().to_owned(), rewrite);
+    let length = told.chars().count();
+    if length <= 2 * TOLD {
+        return told;
+    }
+    let beginning = told.chars().take(TOLD);
+    beginning.chain(" … ".chars()).chain(told.chars().skip(length - TOLD)).collect()
 }

@@ -1,10 +1,11 @@
-//! What a text must conform to, as llguidance takes it.
+//! What a text must conform to, and how llguidance reads it.
 
-use llguidance::JsonCompileOptions;
 use llguidance::api::TopLevelGrammar;
+use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
-use crate::GrammarError;
+use crate::error::{SPECIAL_TOKENS, told};
+use crate::{GrammarError, schema};
 
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -37,34 +38,59 @@ impl Grammar {
         }
     }
 
-    /// The same as llguidance takes it.
-    pub(crate) fn to_llguidance(&self) -> Result<TopLevelGrammar, GrammarError> {
-        let kind = self.kind();
+    pub(crate) fn check_length(&self) -> Result<(), GrammarError> {
         let length = match self {
             Self::JsonObject => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),
             Self::Regex(source) | Self::Lark(source) => source.len(),
         };
-        if length > MAX_SOURCE_BYTES {
-            return Err(GrammarError::TooLong { kind, most: MAX_SOURCE_BYTES, found: length });
+        match length > MAX_SOURCE_BYTES {
+            true => Err(GrammarError::TooLong { kind: self.kind(), most: MAX_SOURCE_BYTES, found: length }),
+            false => Ok(()),
         }
-        match self {
-            Self::JsonObject => Ok(of_schema(json!({ "type": "object" }))),
-            Self::JsonSchema(schema @ Value::Object(_)) => Ok(of_schema(schema.clone())),
-            Self::JsonSchema(Value::Bool(true)) => Ok(of_schema(json!({}))),
-            Self::JsonSchema(found) => {
-                Err(GrammarError::Grammar { kind, what: format!("expected an object, found {found}") })
+    }
+
+    /// Reads it.
+    pub(crate) fn parser(&self, factory: &ParserFactory) -> Result<TokenParser, GrammarError> {
+        let wrong = |what: String| GrammarError::Grammar { kind: self.kind(), what };
+        let source = match self {
+            Self::JsonObject => schema::to_llguidance(json!({ "type": "object" })),
+            Self::JsonSchema(schema) => schema::checked(schema).map(schema::to_llguidance).map_err(wrong)?,
+            Self::Regex(source) => TopLevelGrammar::from_regex(source),
+            Self::Lark(source) if is_gbnf(source) => {
+                return Err(wrong(
+                    "this looks like GBNF (`::=`); write it in Lark, with `:` and the first rule `start`"
+                        .into(),
+                ));
             }
-            Self::Regex(source) => Ok(TopLevelGrammar::from_regex(source)),
-            Self::Lark(source) => Ok(TopLevelGrammar::from_lark(source.clone())),
+            Self::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
+        };
+        let parser = factory.create_parser(source).map_err(|error| {
+            let message = format!("{error:#}");
+            let place = match self {
+                Self::JsonSchema(schema) => schema::place_of(schema, &message, factory),
+                _ => String::new(),
+            };
+            wrong(place + &told(&message))
+        })?;
+        let lexemes = parser.parser.grammar().lexer_spec();
+        if lexemes.special_token_rx.is_some() {
+            return Err(wrong(SPECIAL_TOKENS.into()));
         }
+        if lexemes.has_stop {
+            return Err(wrong(
+                "stop= removes what was written, which cannot be done here; use suffix=".into(),
+            ));
+        }
+        Ok(parser)
     }
 }
 
-/// A schema that is an object, with at most one space between the parts of a value: without a bound a model may go on with
-/// spaces for ever.
-fn of_schema(mut schema: Value) -> TopLevelGrammar {
-    let options = JsonCompileOptions { whitespace_pattern: Some(r"\x20".into()), ..JsonCompileOptions::default() };
-    options.apply_to(&mut schema);
-    TopLevelGrammar::from_json_schema(schema)
+/// Whether a rule is defined as in GBNF, the grammars of llama.cpp.
+fn is_gbnf(source: &str) -> bool {
+    let is_name = |name: &str| {
+        let name = name.trim();
+        !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_".contains(letter))
+    };
+    source.lines().filter_map(|line| line.split_once("::=")).any(|(name, _)| is_name(name))
 }

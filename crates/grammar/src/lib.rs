@@ -34,6 +34,7 @@ mod compiler;
 mod constraint;
 mod error;
 mod grammar;
+mod schema;
 mod states;
 mod tokens;
 

@@ -47,7 +47,9 @@ impl States {
         let kept = self.kept();
         let entries = kept.latest.iter().rev().chain(kept.continued.iter().rev());
         let beginnings = entries.filter(|entry| ids.starts_with(&entry.ids));
-        beginnings.max_by_key(|entry| entry.ids.len()).map(|entry| (entry.ids.len(), Arc::clone(&entry.state)))
+        beginnings
+            .max_by_key(|entry| entry.ids.len())
+            .map(|entry| (entry.ids.len(), Arc::clone(&entry.state)))
     }
 
     /// Keeps the state after these tokens, which continues the one after the first `continued` of them.

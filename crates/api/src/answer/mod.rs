@@ -11,7 +11,8 @@ use gpt2_generation::{Event, StopReason, TokenLogprobs};
 
 pub(crate) use text::PromptAnswer;
 use text::Sent;
-use write::{Choice, Response, Usage, json};
+use write::{Choice, Response, Usage};
+pub(crate) use write::{List, json};
 
 use crate::ApiError;
 use crate::pieces::Pieces;

@@ -45,8 +45,8 @@ pub(super) struct Choice<'a> {
 }
 
 /// JSON of what cannot fail to be JSON: maps have names, and numbers are numbers.
-pub(super) fn json(response: &Response<'_>) -> String {
-    serde_json::to_string(response).unwrap_or_default()
+pub(crate) fn json(answer: &impl Serialize) -> String {
+    serde_json::to_string(answer).unwrap_or_default()
 }
 
 impl Serialize for Response<'_> {
@@ -158,7 +158,7 @@ impl Serialize for CompletionLogprobs<'_> {
 }
 
 /// What an iterator gives, as a list.
-struct List<F>(F);
+pub(crate) struct List<F>(pub(crate) F);
 
 impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -11,7 +11,7 @@ pub(crate) use template::Template;
 use crate::body::{Field, Fields, Given, Use, fields};
 use crate::completion::known;
 use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
-use crate::prompts::encode_piece;
+use crate::prompts::{check_length, encode_piece};
 use crate::{ApiError, ServedModel};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
@@ -95,7 +95,9 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
+        check_length(self.messages.iter().map(|message| message.content.len()).sum(), "messages", served)?;
         let text = template.render(&self.messages, self.add_generation_prompt, served)?;
+        check_length(text.len(), "messages", served)?;
         let ids = encode_piece(&text, "messages", served)?;
         Ok(served.vocabulary.start_if_empty(ids))
     }

@@ -1,5 +1,5 @@
 //! Chat templates: Jinja, as transformers runs it. A checkpoint's template is a stranger's program: it reads the conversation and
-//! nothing else, and its steps, its depth and what it writes are bounded.
+//! nothing else, and its steps, its depth and the bytes that it makes are bounded.
 
 use std::io::{self, Write};
 
@@ -10,12 +10,12 @@ use minijinja::{Environment, Error, ErrorKind, State, context};
 use super::Message;
 use crate::{ApiError, ServedModel};
 
-/// Most steps of a template: thousands for each message of a long conversation.
-const FUEL: u64 = 500_000;
+/// Most steps of a template and bytes that it makes, together: a conversation that fills a context takes some tens of thousands.
+const FUEL: u64 = 2_000_000;
 /// Deepest nesting of macros and loops.
 const MAX_DEPTH: usize = 64;
-/// Most bytes that it writes; a context holds far less.
-const MAX_BYTES: usize = 4 << 20;
+/// Most bytes that it writes, and that `replace` makes of a text; the longest context holds fewer.
+const MAX_BYTES: usize = 1 << 20;
 /// Under which the environment keeps it.
 const NAME: &str = "chat_template";
 
@@ -71,6 +71,7 @@ fn run(environment: &Environment<'_>, context: Value) -> Result<String, Error> {
 /// What happened, without the template's lines.
 fn told(error: &Error) -> String {
     match error.detail() {
+        _ if error.kind() == ErrorKind::WriteFailure => format!("it writes more than {MAX_BYTES} bytes"),
         Some(detail) => detail.to_owned(),
         None => error.kind().to_string(),
     }
@@ -82,7 +83,7 @@ struct Bounded(Vec<u8>);
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > MAX_BYTES {
-            return Err(io::Error::other("the prompt is too long"));
+            return Err(io::ErrorKind::StorageFull.into());
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())

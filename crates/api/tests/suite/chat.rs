@@ -95,11 +95,22 @@ fn a_strangers_template_is_bounded() {
             "ran out of fuel",
         ),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
-        ("{{ 'x' * 10000000000 }}", "too large"),
-        ("{% for i in range(100000) %}{{ messages[0].content * 100 }}{% endfor %}", "too long"),
+        ("{{ 'x' * 10000000000 }}", "ran out of fuel"),
+        (
+            "{% for i in range(100000) %}{{ messages[0].content * 100 }}{% endfor %}",
+            "it writes more than 1048576 bytes",
+        ),
+        (
+            "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "ran out of fuel",
+        ),
+        (
+            "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('x', 'xx') %}{% endfor %}",
+            "the text is too long",
+        ),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content.nothing() }}", "method"),
-        ("{% include '/etc/passwd' %}", "does not exist"),
+        ("{% include '/etc/passwd' %}", "tried to include non-existing template"),
     ];
     for (template, expected) in cases {
         let tested = tiny_with("unused", "", ChatTemplateChoice::Jinja(template.into()));
@@ -122,7 +133,7 @@ fn a_response_has_the_shape_of_a_conversation() {
     let message = choice["message"].as_object().unwrap();
     assert_eq!((&message["role"], &message["refusal"]), (&json!("assistant"), &Value::Null));
     let content = choice["logprobs"]["content"].as_array().unwrap();
-    assert_eq!(content.len(), response["usage"]["completion_tokens"].as_u64().unwrap() as usize / 2);
+    assert_eq!(response["usage"]["completion_tokens"], 2 * content.len());
     for entry in content {
         assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
         assert_eq!(entry["logprob"], entry["top_logprobs"][0]["logprob"], "greedy");

@@ -10,6 +10,9 @@ use gpt2_generation::{Drafts, Event, RequestId, Scheduler, SchedulerOptions, Sto
 use gpt2_testing::{CheckpointFolder, fixture_path};
 use serde_json::{Value, json};
 
+/// `score` computes a text without a cache, and so adds numbers of f32 in another order.
+pub(crate) const SCORE_TOLERANCE: f64 = 1e-5;
+
 /// A model, and what requests need of it.
 pub(crate) struct Tested {
     pub(crate) model: LoadedModel,

@@ -60,7 +60,7 @@ fn bytes_that_are_no_text_are_refused() {
     CompletionRequest::parse(br#"{"prompt": "\ud83d\ude00"}"#).unwrap();
     assert_eq!(
         message("{\"prompt\": \"a\nb\"}"),
-        "the body is not JSON: control character (\\u0000-\\u001F) found while parsing a string at line 2 column 0"
+        "the body is not JSON: control character (\\u0000-\\u001F) found while parsing a string at line 1 column 13"
     );
 }
 
@@ -187,8 +187,20 @@ fn lists_are_bounded() {
     let schema = format!("{{\"guided_json\": {{\"description\": \"{}\"}}}}", "a".repeat(300_000));
     assert_eq!(
         message(&schema),
-        "guided_json: expected JSON of at most 262144 bytes, found one of 300020 bytes"
+        "guided_json: expected JSON of at most 262144 bytes, found one of 300019 bytes"
     );
+}
+
+#[test]
+fn a_text_is_not_tokenized_however_long_it_is() {
+    let long = "a".repeat((1 << 20) + 1);
+    let found = tokenize(format!("{{\"prompt\": \"{long}\"}}").as_bytes(), &tiny().served).unwrap_err();
+    assert_eq!(
+        found.to_string(),
+        "prompt: expected a string of at most 1048576 bytes, found one of 1048577 bytes"
+    );
+    let found = refused(format!("{{\"truncate_prompt_tokens\": 3, \"prompt\": \"{long}\"}}").as_bytes());
+    assert_eq!(found.code(), Some("context_length_exceeded"));
 }
 
 #[test]

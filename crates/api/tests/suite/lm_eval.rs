@@ -5,7 +5,7 @@
 use gpt2_generation::score;
 use serde_json::{Value, json};
 
-use crate::common::tiny;
+use crate::common::{SCORE_TOLERANCE, tiny};
 
 /// The sum of what follows the context, and whether it is all the most probable: as `parse_logprobs` computes them.
 fn parsed(response: &Value, context_lengths: &[usize]) -> Vec<(f64, bool)> {
@@ -48,7 +48,7 @@ fn log_likelihoods_are_those_of_score() {
     {
         let scored = score(model, prompt, 48, 1, &|_| ()).unwrap();
         let expected: f64 = scored.logprobs[*length..].iter().flatten().sum();
-        assert_eq!(sum, expected);
+        assert!((sum - expected).abs() < SCORE_TOLERANCE * prompt.len() as f64, "{sum} and {expected}");
         let best = scored.alternatives[*length..].iter().zip(&prompt[*length..]);
         assert_eq!(is_greedy, best.into_iter().all(|(best, id)| best[0].0 == *id));
     }

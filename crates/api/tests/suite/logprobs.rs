@@ -9,7 +9,7 @@ use crate::common::{begun, call, logprobs, tiny, token};
 fn bytes(text: &str) -> Vec<u32> {
     let tokenizer = tiny().model.vocabulary().tokenizer().unwrap();
     let of = |byte: u8| {
-        let ids = 0..256_u32;
+        let ids = 0..=256_u32;
         let mut found = ids.filter(|id| tiny().model.vocabulary().token_bytes(*id) == [byte]);
         found.next().unwrap_or_else(|| panic!("{byte} of {tokenizer:?}"))
     };

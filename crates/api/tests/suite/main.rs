@@ -1,5 +1,7 @@
 //! Tests of the API without a network.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod chat;
 mod common;
 mod completion;
@@ -8,5 +10,6 @@ mod fields;
 mod hostile;
 mod lm_eval;
 mod logprobs;
+mod messages;
 mod small_routes;
 mod stream;

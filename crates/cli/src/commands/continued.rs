@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use gpt2_engine::{Job, LoadedModel, Text};
-use gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError};
+use gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
 
 use super::texts::{BATCH_SIZE, clock};
 use crate::progress::Terminal;
@@ -21,6 +21,7 @@ pub(super) struct Continued {
 pub(super) fn continue_prompt(
     loaded: &LoadedModel,
     config: &GenerationConfig,
+    conforming: Option<&LogitsProcessor>,
     prompt: Vec<u32>,
     is_printed: bool,
 ) -> Result<Continued> {
@@ -29,6 +30,7 @@ pub(super) fn continue_prompt(
     let has_text = loaded.vocabulary().tokenizer().is_some();
     let mut job = OnePrompt {
         prompt: Some(prompt),
+        conforming: conforming.cloned(),
         is_streamed,
         has_text,
         start,
@@ -60,6 +62,8 @@ pub(super) fn continue_prompt(
 /// A job of one prompt, whose texts Ctrl-C ends.
 struct OnePrompt {
     prompt: Option<Vec<u32>>,
+    /// What its texts must conform to.
+    conforming: Option<LogitsProcessor>,
     is_streamed: bool,
     has_text: bool,
     start: Instant,
@@ -103,6 +107,10 @@ impl Job for OnePrompt {
 
     fn clock(&self) -> Option<Clock> {
         Some(clock())
+    }
+
+    fn processors(&self) -> Vec<LogitsProcessor> {
+        self.conforming.iter().cloned().collect()
     }
 }
 

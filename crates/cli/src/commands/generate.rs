@@ -29,6 +29,8 @@ Examples:
   gpt2 generate --model DIR --interactive
   gpt2 generate \"I think you are\" --model gpt2 --steer '\" Love\"-\" Hate\"' --layer 6 --scale 5
   gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2     (the same text, sooner)
+  gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
+  gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'
 
 What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
 either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
@@ -75,11 +77,13 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
     let input = arguments.input.tokenized(opened.vocabulary())?;
     let config = arguments.generation.config(&opened)?;
     let prompt_ids = opened.vocabulary().prompt(input.ids, &config)?;
+    let conforming = arguments.generation.grammar.compile(&opened, &config)?;
     let loaded = steering::load(opened, &arguments.generation.steering)?;
     if let Some(prompt) = input.text.filter(|_| !arguments.json) {
         output::echo_prompt(&prompt)?;
     }
-    let continued = continue_prompt(&loaded, &config, prompt_ids.clone(), !arguments.json)?;
+    let continued =
+        continue_prompt(&loaded, &config, conforming.as_ref(), prompt_ids.clone(), !arguments.json)?;
     if arguments.json {
         let Continued { texts, tokens_per_s, time_to_first_token_s } = continued;
         let texts = texts.into();

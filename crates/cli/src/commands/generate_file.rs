@@ -9,14 +9,14 @@ use candle_core::Device;
 use clap::Args;
 use gpt2::KvDType;
 use gpt2_engine::{Job, LoadedModel, Opened, Progress, Reporter, Text, Unit, WeightDType, device_name};
-use gpt2_generation::{Clock, GenerationConfig, GenerationError};
+use gpt2_generation::{Clock, GenerationConfig, GenerationError, LogitsProcessor};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::generation_arguments::GenerationArguments;
 use super::partial_file::Sink;
 use super::prompt_lines::{Line, PromptLines};
-use super::steering::{self, SteeringArguments};
+use super::steering;
 use super::texts::{BATCH_SIZE, Texts, clock};
 use crate::exit::{self, EXIT_FAILURE, UsageError};
 use crate::model_arguments::ModelArguments;
@@ -64,13 +64,13 @@ pub(super) fn run(
     opened: Opened,
 ) -> Result<ExitCode> {
     let config = generation.config(&opened)?;
+    let conforming = generation.grammar.compile(&opened, &config)?;
     let lines = PromptLines::read(path, opened.vocabulary(), &config)?;
     let mut failures = Vec::new();
     let sink = match &arguments.output {
         None => Sink::standard_output(),
         Some(output) => {
-            let steering = &generation.steering;
-            let settings = settings(model, &config, steering, opened.device());
+            let settings = settings(model, &config, generation, opened.device())?;
             let mut is_of = |index: usize, written: &Value| {
                 let line = (index < lines.len()).then(|| lines.line(index));
                 failures.extend(line.iter().filter_map(|line| failure_of(written, line.number)));
@@ -83,7 +83,8 @@ pub(super) fn run(
     bar.advance(sink.written as u64);
     let next = sink.written;
     let (given, pending) = (BTreeMap::new(), BTreeMap::new());
-    let mut job = FileJob { lines: &lines, next, prompts: 0, given, pending, sink, failures, bar };
+    let mut job =
+        FileJob { lines: &lines, conforming, next, prompts: 0, given, pending, sink, failures, bar };
     let made = steering::load(opened, &generation.steering)
         .and_then(|loaded| make(&mut job, arguments.batch_size.unwrap_or(BATCH_SIZE), &config, loaded));
     if let Err(error) = made {
@@ -114,6 +115,8 @@ fn make(
 /// Lines that become texts, written in their order.
 struct FileJob<'a> {
     lines: &'a PromptLines,
+    /// What all texts must conform to.
+    conforming: Option<LogitsProcessor>,
     /// Index of the next line to read.
     next: usize,
     /// Prompts that were given, and the line of each whose texts are not there.
@@ -165,6 +168,10 @@ impl Job for FileJob<'_> {
 
     fn clock(&self) -> Option<Clock> {
         Some(clock())
+    }
+
+    fn processors(&self) -> Vec<LogitsProcessor> {
+        self.conforming.iter().cloned().collect()
     }
 }
 
@@ -224,10 +231,11 @@ fn failure_of(written: &Value, number: usize) -> Option<(usize, String)> {
 fn settings(
     model: &ModelArguments,
     config: &GenerationConfig,
-    steering: &SteeringArguments,
+    generation: &GenerationArguments,
     device: &Device,
-) -> Value {
-    json!({
+) -> Result<Value> {
+    let steering = &generation.steering;
+    Ok(json!({
         "model": model.model,
         "tokenizer": model.tokenizer,
         "dtype": model.dtype.map(WeightDType::name),
@@ -238,6 +246,7 @@ fn settings(
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "steer": steering.steer.as_ref().map(|steer| json!([steer, steering.layer, steering.scale, steering.everywhere])),
+        "conforming": generation.grammar.settings()?,
         "config": config,
-    })
+    }))
 }

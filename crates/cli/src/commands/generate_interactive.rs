@@ -16,6 +16,7 @@ use crate::{exit, interrupt, output};
 pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<ExitCode> {
     opened.vocabulary().required_tokenizer()?;
     let config = generation.config(&opened)?;
+    let conforming = generation.grammar.compile(&opened, &config)?;
     let loaded = steering::load(opened, &generation.steering)?;
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
@@ -39,7 +40,9 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
         let continued = || -> Result<()> {
             let vocabulary = loaded.vocabulary();
             let prompt = vocabulary.prompt(vocabulary.encode(&line)?, &config)?;
-            interrupt::while_generating(|| continue_prompt(&loaded, &config, prompt, true))?;
+            interrupt::while_generating(|| {
+                continue_prompt(&loaded, &config, conforming.as_ref(), prompt, true)
+            })?;
             Ok(())
         };
         match continued() {

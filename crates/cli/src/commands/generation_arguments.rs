@@ -9,6 +9,7 @@ use gpt2_engine::{Opened, Vocabulary};
 use gpt2_generation::{EarlyStopping, GenerationConfig, LongPrompt, SearchMode, WhenFull};
 use gpt2_weights::encode_piece;
 
+use super::grammar::GrammarArguments;
 use super::steering::SteeringArguments;
 use crate::exit::UsageError;
 use crate::output;
@@ -114,6 +115,8 @@ pub(crate) struct GenerationArguments {
     #[arg(long, value_name = "N", conflicts_with = "assistant_model", help_heading = "Drafting")]
     pub(crate) prompt_lookup: Option<usize>,
 
+    #[command(flatten)]
+    pub(crate) grammar: GrammarArguments,
     #[command(flatten)]
     pub(crate) steering: SteeringArguments,
 

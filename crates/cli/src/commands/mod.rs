@@ -8,6 +8,7 @@ pub(crate) mod generate;
 mod generate_file;
 mod generate_interactive;
 mod generation_arguments;
+mod grammar;
 pub(crate) mod inspect;
 pub(crate) mod look;
 mod partial_file;

@@ -5,9 +5,13 @@
 mod built_in;
 mod common;
 mod generation;
+#[cfg(feature = "grammar")]
+mod grammar;
 #[cfg(feature = "hub")]
 mod hub;
 mod look;
 mod program;
+#[cfg(all(feature = "serve", unix))]
+mod serve;
 mod threads;
 mod train;

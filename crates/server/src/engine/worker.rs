@@ -119,8 +119,7 @@ impl Worker {
     /// Takes all commands that are there, and waits for one where there is nothing to do. Answers false when there can be none.
     fn take_commands(&mut self) -> bool {
         loop {
-            // Prompts that wait for their turn wait for texts that are being made.
-            let is_busy = !self.scheduler.is_idle();
+            let is_busy = !self.scheduler.is_idle() || !self.turns.is_empty();
             let command = match self.commands.try_recv() {
                 Err(TryRecvError::Empty) if is_busy => return true,
                 Err(TryRecvError::Empty) => self.commands.recv().ok(),

@@ -55,7 +55,8 @@ async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guar
     let service = service_fn(|request| routes::answer(Arc::clone(shared), Arc::clone(&connection), request));
     let mut builder = http1::Builder::new();
     // Heads are under the clock of `Guarded`. A client that has closed its side is told so by the routes.
-    builder.header_read_timeout(None).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS).half_close(true);
+    builder.header_read_timeout(None).half_close(true);
+    builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD).max_headers(MAX_HEADERS);
     let mut connection = pin!(builder.serve_connection(bytes, service));
     tokio::select! {
         ended = connection.as_mut() => return ended,

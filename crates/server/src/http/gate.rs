@@ -56,9 +56,11 @@ impl Gate {
         };
         self.check_name(host.host())?;
         // `GET http://name/path HTTP/1.1`.
-        head.uri.authority().map_or(Ok(()), |named| {
-            if named.as_str().contains('@') { Err(bad_host("a target has no user name")) } else { self.check_name(named.host()) }
-        })
+        let Some(named) = head.uri.authority() else { return Ok(()) };
+        if head.uri.scheme().is_none() || named.as_str().contains('@') {
+            return Err(bad_host("the target of a request is a path, or an address with a path"));
+        }
+        self.check_name(named.host())
     }
 
     fn check_name(&self, name: &str) -> Result<(), ApiError> {
@@ -171,6 +173,9 @@ mod tests {
         }
         assert_eq!(host(&gate, "http://evil.example/health", "localhost"), 403, "the target names another");
         assert_eq!(host(&gate, "http://localhost/health", "localhost"), 200);
+        for target in ["localhost:80", "http://me@localhost/health"] {
+            assert_eq!(host(&gate, target, "localhost"), 400, "{target}");
+        }
         assert_eq!(gate.check_host(&head("/", &[])).unwrap_err().status(), 400);
         let two = [("host", "localhost"), ("host", "localhost")];
         assert_eq!(gate.check_host(&head("/", &two)).unwrap_err().status(), 400);

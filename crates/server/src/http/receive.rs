@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gpt2_api::ApiError;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
@@ -53,12 +53,9 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     if !is_json {
         return Err(ApiError::new(415, "a body is JSON: send the header `Content-Type: application/json`"));
     }
-    let is_plain = |value: &hyper::header::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
     if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
         return Err(ApiError::new(415, "a body is sent as it is, without Content-Encoding"));
-    }
-    if headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING) {
-        return Err(ApiError::invalid("a body has Content-Length or Transfer-Encoding, this one has both"));
     }
     Ok(())
 }

@@ -58,7 +58,9 @@ pub(crate) async fn answer(
     };
     let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
     record.numbers().set_code(response.status().as_u16());
-    let must_close = body.is_some() || shared.is_draining();
+    // Of a body in chunks that has a length too, hyper does not tell: what a proxy takes for its end may be another place.
+    let is_chunked = head.headers.contains_key(header::TRANSFER_ENCODING);
+    let must_close = body.is_some() || is_chunked || shared.is_draining();
     finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
     let activity = Arc::clone(&connection.activity);
     Ok(response.map(|content| Answer::new(content, activity, record)))

@@ -12,8 +12,8 @@ use crate::common::{Running, built_in, load, start_model};
 
 /// Names the Python that has the clients' packages.
 const PYTHON_VARIABLE: &str = "GPT2_CLIENTS_PYTHON";
-/// Prompts that the queue of the tested servers holds: few, so that a client soon sees it full.
-const QUEUE: usize = 16;
+/// Prompts that the queue of a tested server holds: more than langchain sends in a request, and few enough to be soon full.
+const QUEUE: usize = 64;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,1 +1,102 @@
-//! 
+//! A request has the same answer alone and under load, byte by byte.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::common::{Running, built_in, events, json_request, start_model};
+
+/// Requests of all kinds: greedy, seeded, with log-probabilities, echoed, several texts, whole and in pieces, prompts that begin
+/// alike and prompts that do not.
+fn requests() -> Vec<Value> {
+    let beginning = "KING RICHARD III: Now is the winter of our discontent made glorious summer by this sun of York; and all the \
+                     clouds that lour'd upon our house in the deep bosom of the ocean buried.";
+    let prompts = ["ROMEO:", "O, ", beginning, "The é and the 日本語 😀", "<|endoftext|>"];
+    let kind = |index: u64| {
+        let mut body = match index % 5 {
+            0 => json!({"temperature": 0}),
+            1 => json!({"seed": index, "top_p": 0.9}),
+            2 => json!({"seed": -1 - i64::try_from(index).unwrap(), "logprobs": 5, "temperature": 1.3}),
+            3 => json!({"temperature": 0, "logprobs": 2, "echo": true, "max_tokens": 3}),
+            _ => json!({"seed": 7, "n": 2, "best_of": 2, "top_k": 40, "frequency_penalty": 0.5, "logprobs": 0}),
+        };
+        let place = usize::try_from(index).unwrap();
+        body["prompt"] = match index % 7 {
+            6 => json!([prompts[place % 5], format!("{beginning} {index}")]),
+            _ => format!("{} {}", prompts[place % 5], index / 3).into(),
+        };
+        if body["max_tokens"].is_null() {
+            body["max_tokens"] = (8 + index % 9).into();
+        }
+        body["stream"] = (index % 2 == 1).into();
+        body
+    };
+    (0..100).map(kind).collect()
+}
+
+/// An answer without its number and its time, and without how much of the prompt was computed before, which differs of course.
+/// In a stream of several texts, which of them is the next to go on differs too: each text's own pieces stay in their order.
+fn answer(server: &Running, request: &Value) -> String {
+    let reply = server.post("/v1/completions", request);
+    assert_eq!(reply.status, 200, "{request}: {}", reply.text());
+    let mut objects = if request["stream"] == true { events(&reply.text()) } else { vec![reply.json()] };
+    objects.sort_by_key(|object| object["choices"][0]["index"].as_u64());
+    let plain = |mut object: Value| {
+        let fields = object.as_object_mut().unwrap();
+        assert!(fields.remove("id").is_some() && fields.remove("created").is_some());
+        if let Some(usage) = fields.get_mut("usage").and_then(Value::as_object_mut) {
+            usage.remove("prompt_tokens_details");
+        }
+        // Keys stay in their order: this is the text that was sent.
+        object.to_string()
+    };
+    objects.into_iter().map(plain).collect::<Vec<_>>().join("\n")
+}
+
+/// Comes, asks for something, and goes before the end.
+fn disturb(server: &Running, number: u64) {
+    let mut client = server.connect();
+    let stream = !number.is_multiple_of(3);
+    let prompt = format!("{} stranger {number}", "ROMEO: O, ".repeat(usize::try_from(number % 12).unwrap()));
+    let body = json!({"prompt": prompt, "max_tokens": 100, "stream": stream, "n": 1 + number % 2});
+    client.send(&json_request("/v1/completions", &body));
+    thread::sleep(Duration::from_millis(number * 7 % 60));
+}
+
+#[test]
+fn a_request_has_the_same_answer_alone_and_among_disconnecting_strangers() {
+    let requests = requests();
+    let alone: Vec<String> = {
+        let server = start_model(built_in(), "built-in", |_| ());
+        requests.iter().map(|request| answer(&server, request)).collect()
+    };
+    // Chunks are of one size always; what is cached, what waits and what runs beside it is another each time.
+    let server = start_model(built_in(), "built-in", |options| options.parallel = 8);
+    let (next, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for of in 0..3_u64 {
+            let (server, is_done) = (&server, &is_done);
+            scope.spawn(move || {
+                let numbers = (of..).step_by(3).take_while(|_| !is_done.load(Ordering::Relaxed));
+                numbers.for_each(|number| disturb(server, number));
+            });
+        }
+        let ask = || {
+            while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let index = requests.iter().position(|other| std::ptr::eq(other, request)).unwrap();
+                let (found, expected) = (answer(&server, request), &alone[index]);
+                let pieces = || found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
+                assert!(found == *expected, "{request}: {:#?}", pieces());
+            }
+        };
+        let clients: Vec<_> = (0..16).map(|_| scope.spawn(ask)).collect();
+        let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0, "clients that saw another answer");
+    });
+    assert!(server.metric("gpt2_cancelled_total") > 0.0, "strangers were cancelled");
+    assert_eq!(server.metric("gpt2_engine_panics_total"), 0.0);
+    server.wait_for_metric("gpt2_batch_rows", 0.0);
+}

@@ -1,0 +1,119 @@
+//! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`: what all texts must conform to.
+
+#[cfg(feature = "grammar")]
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use gpt2_engine::Opened;
+use gpt2_generation::{GenerationConfig, LogitsProcessor};
+use serde_json::Value;
+
+/// What all texts must conform to; nothing where the program is built without the feature `grammar`.
+#[derive(Debug, Args)]
+pub(crate) struct GrammarArguments {
+    /// Make texts that are JSON by the schema of a file, whatever is drawn; it ends where the JSON does
+    #[cfg(feature = "grammar")]
+    #[arg(long, value_name = "FILE", help_heading = "Texts that always parse")]
+    pub(crate) json_schema: Option<PathBuf>,
+    /// Make texts that are a JSON object
+    #[cfg(feature = "grammar")]
+    #[arg(long, conflicts_with = "json_schema", help_heading = "Texts that always parse")]
+    pub(crate) json_object: bool,
+    /// Make texts that a regular expression matches from beginning to end
+    #[cfg(feature = "grammar")]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["json_schema", "json_object"], help_heading = "Texts that always parse")]
+    pub(crate) regex: Option<String>,
+    /// Make texts of the grammar of a file, in llguidance's variant of Lark, whose first rule is `start`
+    #[cfg(feature = "grammar")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json_schema", "json_object", "regex"], help_heading = "Texts that always parse")]
+    pub(crate) grammar: Option<PathBuf>,
+}
+
+#[cfg(not(feature = "grammar"))]
+impl GrammarArguments {
+    pub(super) fn compile(&self, _: &Opened, _: &GenerationConfig) -> Result<Option<LogitsProcessor>> {
+        Ok(None)
+    }
+
+    pub(super) fn settings(&self) -> Result<Option<Value>> {
+        Ok(None)
+    }
+}
+
+#[cfg(feature = "grammar")]
+impl GrammarArguments {
+    /// The constraint to texts of what is asked for, if something is.
+    pub(super) fn compile(
+        &self,
+        opened: &Opened,
+        config: &GenerationConfig,
+    ) -> Result<Option<LogitsProcessor>> {
+        use gpt2_generation::SearchMode;
+        use gpt2_grammar::Compiler;
+
+        use crate::exit::UsageError;
+
+        let Some(Asked { name, grammar }) = self.asked()? else { return Ok(None) };
+        let refuse = |what: String| UsageError(format!("{name}: {what}"));
+        if config.search_mode() != SearchMode::TokenByToken && config.eos_token_id.is_empty() {
+            let what = "beams and contrastive search need a token that ends a text, and this checkpoint names none; give --eos-token-id";
+            return Err(refuse(what.into()).into());
+        }
+        let compiler = Compiler::new(opened.vocabulary()).map_err(|error| refuse(error.to_string()))?;
+        let compiled = compiler.compile(&grammar, &config.eos_token_id);
+        Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
+    }
+
+    /// What must be the same when a run goes on.
+    pub(super) fn settings(&self) -> Result<Option<Value>> {
+        use gpt2_grammar::Grammar;
+        use serde_json::json;
+
+        Ok(self.asked()?.map(|asked| match asked.grammar {
+            Grammar::JsonSchema(schema) => json!({ "json_schema": schema }),
+            Grammar::Regex(pattern) => json!({ "regex": pattern }),
+            Grammar::Lark(grammar) => json!({ "grammar": grammar }),
+            _ => json!("json_object"),
+        }))
+    }
+
+    fn asked(&self) -> Result<Option<Asked>> {
+        use gpt2_grammar::Grammar;
+
+        let file = |path: &Path| path.display().to_string();
+        Ok(if let Some(path) = &self.json_schema {
+            Some(Asked { name: file(path), grammar: Grammar::JsonSchema(schema(path)?) })
+        } else if let Some(path) = &self.grammar {
+            Some(Asked { name: file(path), grammar: Grammar::Lark(text(path)?) })
+        } else if let Some(pattern) = &self.regex {
+            Some(Asked { name: "--regex".into(), grammar: Grammar::Regex(pattern.clone()) })
+        } else {
+            self.json_object.then(|| Asked { name: "--json-object".into(), grammar: Grammar::JsonObject })
+        })
+    }
+}
+
+/// What texts must conform to.
+#[cfg(feature = "grammar")]
+struct Asked {
+    /// Where it is from, in the words of messages.
+    name: String,
+    grammar: gpt2_grammar::Grammar,
+}
+
+#[cfg(feature = "grammar")]
+fn schema(path: &Path) -> Result<Value> {
+    let text = text(path)?;
+    let wrong = |error| crate::exit::UsageError(format!("{}: no JSON: {error}", path.display()));
+    Ok(serde_json::from_str(&text).map_err(wrong)?)
+}
+
+#[cfg(feature = "grammar")]
+fn text(path: &Path) -> Result<String> {
+    let bytes = crate::input::read_file(path)?;
+    let wrong = |error| crate::exit::UsageError(format!("{}: no UTF-8: {error}", path.display()));
+    let text = String::from_utf8(bytes).map_err(wrong)?;
+    // The mark that some editors put in front of UTF-8.
+    Ok(text.strip_prefix('\u{FEFF}').map(str::to_owned).unwrap_or(text))
+}

@@ -1,0 +1,163 @@
+//! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`, on every face.
+
+use std::fs;
+
+use gpt2_testing::CheckpointFolder;
+use serde_json::{Value, json};
+
+use crate::common::{Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input};
+
+const SCHEMA: &str = r#"{"type": "object", "properties": {"a": {"enum": [1, "two"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"], "additionalProperties": false}"#;
+
+/// `gpt2 generate` with these arguments on a checkpoint.
+fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
+    run(&[&["generate", "--model", path(folder.path())][..], arguments].concat())
+}
+
+/// The tiny checkpoint with a schema, a broken one and a grammar beside it.
+fn folder() -> CheckpointFolder {
+    let grammar = "start: \"(\" start \")\" | \"x\"\n";
+    let broken = r#"{"type": "object", "properties": {"a": {"type": "strin"}}}"#;
+    CheckpointFolder::tiny()
+        .with("s.json", SCHEMA)
+        .with("broken.json", broken)
+        .with("cut.json", "{\"type\":\n \"object\"")
+        .with("g.lark", grammar)
+        .with("broken.lark", "start: \"a\" (\n")
+}
+
+#[track_caller]
+fn assert_by_schema(text: &Value) {
+    let value: Value = serde_json::from_str(text.as_str().unwrap()).expect("JSON");
+    assert!(value["a"] == json!(1) || value["a"] == json!("two"), "{value}");
+    assert!(value["b"].is_boolean() && value.as_object().unwrap().len() == 2, "{value}");
+}
+
+#[test]
+fn texts_conform_whatever_is_drawn() {
+    let folder = folder();
+    let schema = folder.file("s.json");
+    for seed in ["1", "2", "3"] {
+        let common = ["a", "--json", "--seed", seed, "--temperature", "2", "--top-k", "300"];
+        let report = generate(&folder, &[&common[..], &["--json-schema", path(&schema)]].concat()).json();
+        assert_by_schema(&report["text"]);
+        assert_eq!(report["stop_reason"], "complete");
+        let report = generate(&folder, &[&common[..], &["--regex", "[a-c]{2,4}-[0-9]"]].concat()).json();
+        let (letters, digit) = report["text"].as_str().unwrap().split_once('-').unwrap();
+        assert!(
+            (2..=4).contains(&letters.len()) && letters.bytes().all(|byte| (b'a'..=b'c').contains(&byte))
+        );
+        assert!(digit.len() == 1 && digit.as_bytes()[0].is_ascii_digit());
+        let arguments = ["--json-object", "--max-new-tokens", "40"];
+        let report = generate(&folder, &[&common[..], &arguments].concat()).json();
+        let text = report["text"].as_str().unwrap();
+        assert!(text.starts_with('{'), "{text}");
+        assert!(
+            report["stop_reason"] == "max_new_tokens"
+                || serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+        );
+    }
+    let grammar = folder.file("g.lark");
+    let run = generate(&folder, &["a", "--greedy", "--grammar", path(&grammar), "--max-new-tokens", "40"]);
+    assert_eq!(run.code, SUCCESS, "{}", run.stderr);
+    let text = run.stdout.trim_end();
+    assert!(text.bytes().all(|byte| b"(x)".contains(&byte)) && !text.is_empty(), "{text}");
+}
+
+#[test]
+fn texts_of_a_prompt_and_beams_conform() {
+    let folder = folder();
+    let schema = folder.file("s.json");
+    let schema = path(&schema);
+    let draws = &["--temperature", "2", "--top-k", "300"][..];
+    for search in [
+        draws,
+        &["--num-beams", "4"],
+        &["--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "0.5"],
+    ] {
+        let arguments =
+            ["a", "--json", "--num-return-sequences", "3", "--max-new-tokens", "45", "--json-schema", schema];
+        let report = generate(&folder, &[&arguments[..], search].concat()).json();
+        let texts = report["sequences"].as_array().unwrap();
+        assert_eq!(texts.len(), 3);
+        let ended = texts.iter().filter(|text| text["stop_reason"] != "max_new_tokens");
+        assert!(ended.clone().count() > 0, "{report}");
+        ended.for_each(|text| assert_by_schema(&text["text"]));
+    }
+    // Without an end there is no text that a search could finish.
+    let endless = CheckpointFolder::tiny()
+        .with("s.json", SCHEMA)
+        .with_config(json!({ "eos_token_id": null }))
+        .without("generation_config.json");
+    let schema = endless.file("s.json");
+    let arguments = ["a", "--json-schema", path(&schema), "--num-beams", "4"];
+    assert_refused(
+        &generate(&endless, &arguments),
+        USAGE,
+        "s.json: beams and contrastive search need a token that ends",
+    );
+    let report = generate(&endless, &["a", "--json-schema", path(&schema), "--json"]).json();
+    assert_by_schema(&report["text"]);
+    assert_eq!(report["stop_reason"], "complete");
+}
+
+#[test]
+fn a_file_of_prompts_conforms_and_goes_on_with_the_same_grammar_only() {
+    let folder = folder().with("prompts.txt", "a\nbc\nd\n");
+    let [schema, prompts, output] = ["s.json", "prompts.txt", "out.jsonl"].map(|name| folder.file(name));
+    let arguments =
+        ["--prompts-file", path(&prompts), "--output", path(&output), "--json-schema", path(&schema)];
+    let run = generate(&folder, &arguments);
+    assert_eq!(run.code, SUCCESS, "{}", run.stderr);
+    let written = fs::read_to_string(&output).unwrap();
+    let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    lines.iter().for_each(|line| assert_by_schema(&line["text"]));
+    for (line, prompt) in lines.iter().zip(["a", "bc", "d"]) {
+        let alone = generate(&folder, &[prompt, "--json", "--json-schema", path(&schema)]).json();
+        assert_eq!(line["ids"], alone["ids"], "the same text alone");
+    }
+}
+
+#[test]
+fn prompts_of_a_terminal_conform() {
+    let folder = folder();
+    let schema = folder.file("s.json");
+    let arguments =
+        ["generate", "--model", path(folder.path()), "--interactive", "--json-schema", path(&schema)];
+    let run = run_with_input(&arguments, b"a\nb\n");
+    assert_eq!(run.code, SUCCESS, "{}", run.stderr);
+    let texts: Vec<&str> = run.stdout.lines().filter(|line| line.starts_with('{')).collect();
+    assert_eq!(texts.len(), 2, "{}", run.stdout);
+    texts.iter().for_each(|text| assert_by_schema(&json!(text)));
+}
+
+#[test]
+fn broken_grammars_are_refused() {
+    let folder = folder();
+    let file = |name: &str| folder.file(name).to_str().unwrap().to_owned();
+    let cases = [
+        (
+            ["--json-schema", &file("broken.json")],
+            "broken.json: JSON schema: at /properties/a: Invalid type: strin",
+        ),
+        (
+            ["--json-schema", &file("cut.json")],
+            "cut.json: no JSON: EOF while parsing an object at line 2 column 9",
+        ),
+        (["--grammar", &file("broken.lark")], "broken.lark: grammar: 1(13): Expected token ')'"),
+        (["--regex", "a(b"], "--regex: regular expression: regex parse error"),
+        (["--regex", ""], "--regex: regular expression: it allows no text but the empty one"),
+    ];
+    for (arguments, expected) in cases {
+        assert_refused(&generate(&folder, &[&["a"][..], &arguments].concat()), USAGE, expected);
+    }
+    let schema = file("s.json");
+    let both = ["a", "--json-schema", &schema, "--regex", "a"];
+    assert_refused(&generate(&folder, &both), USAGE, "cannot be used with");
+    let no_tokenizer =
+        CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
+    let arguments = ["--ids", "5", "--json-schema", &schema];
+    assert_refused(&generate(&no_tokenizer, &arguments), USAGE, "s.json: the model has no tokenizer");
+}

@@ -1,0 +1,191 @@
+//! `gpt2 serve`: its arguments, its first line, its end.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use crate::common::{FAILURE, USAGE, assert_refused, program, run};
+
+/// A server of the model inside the program, which is killed when this is dropped.
+struct Served {
+    child: Child,
+    /// Its first line.
+    address: String,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = program(&[&["serve"], arguments].concat())
+            .env("GPT2_API_KEY", "")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+        let mut address = String::new();
+        BufReader::new(child.stdout.as_mut().expect("a pipe")).read_line(&mut address).expect("a line");
+        Self { child, address: address.trim_end().to_owned() }
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address.strip_prefix("http://").expect("an address")).expect("a connection")
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(sent.expect("`kill` runs").success());
+    }
+
+    /// The exit code and standard error.
+    fn ended(mut self) -> (Option<i32>, String) {
+        let mut stderr = String::new();
+        self.child.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("UTF-8");
+        (self.child.wait().expect("an end").code(), stderr)
+    }
+}
+
+/// Sends a request that closes its connection, and reads all.
+fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, body: &str) -> String {
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n");
+    stream.write_all(format!("{head}{body}").as_bytes()).expect("a request to send");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+const JSON: &str = "Content-Type: application/json\r\n";
+
+#[test]
+fn the_first_line_is_the_address_and_a_signal_ends_it() {
+    for signal in ["-TERM", "-INT"] {
+        let served = Served::start(&["--port", "0"]);
+        assert!(served.address.starts_with("http://127.0.0.1:"), "{}", served.address);
+        let body = r#"{"model":"built-in","prompt":"ROMEO:","max_tokens":3,"temperature":0}"#;
+        let answer = ask(served.connect(), "POST", "/v1/completions", JSON, body);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"completion_tokens\":3"), "{answer}");
+        assert!(ask(served.connect(), "GET", "/", "", "").contains("<title>"));
+        served.signal(signal);
+        assert_eq!(served.ended(), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn what_has_begun_is_finished_after_a_signal() {
+    let served = Served::start(&["--port", "0"]);
+    let mut stream = served.connect();
+    let body = r#"{"prompt":"O","max_tokens":200,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}"#;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    served.signal("-TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"completion_tokens\":200") && rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(served.ended(), (Some(0), String::new()));
+}
+
+/// Who asks is told: counts, codes and times, never a text, an id or a key.
+#[test]
+fn the_log_tells_of_requests_and_nothing_of_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.txt");
+    std::fs::write(&keys, "# for the tests\n\n  secret-key  \n").unwrap();
+    let served = Served::start(&["--port", "0", "--log-requests", "--api-key-file", keys.to_str().unwrap()]);
+    let lines = format!("{JSON}Authorization: Bearer secret-key\r\nX-Request-Id: mine\r\n");
+    let body = r#"{"prompt":"MYSTERY","max_tokens":4,"ignore_eos":true,"temperature":0,"user":"somebody"}"#;
+    let answer = ask(served.connect(), "POST", "/v1/completions", &lines, body);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("x-request-id: mine\r\n"), "{answer}");
+    let refused = ask(served.connect(), "POST", "/v1/completions", JSON, body);
+    assert!(refused.starts_with("HTTP/1.1 401 Unauthorized\r\n"), "{refused}");
+    ask(served.connect(), "GET", "/secret-path?MYSTERY", &lines, "");
+    served.signal("-TERM");
+    let (code, log) = served.ended();
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 3, "{log}");
+    assert!(lines[0].starts_with("mine POST /v1/completions 200 prompt="), "{log}");
+    assert!(lines[0].contains(" new=4 seconds="), "{log}");
+    assert!(lines[1].contains(" POST /v1/completions 401 prompt=0 new=0 seconds="), "{log}");
+    assert!(lines[2].starts_with("mine GET other 404 "), "{log}");
+    for secret in ["MYSTERY", "secret", "somebody"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[test]
+fn a_killed_server_hinders_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gpt2.sock");
+    let arguments = ["--unix-socket", path.to_str().unwrap()];
+    let served = Served::start(&arguments);
+    assert_eq!(served.address, format!("unix:{}", path.display()));
+    served.signal("-KILL");
+    assert_eq!(served.ended().0, None);
+    assert!(path.exists());
+    let served = Served::start(&arguments);
+    let answer = ask(UnixStream::connect(&path).unwrap(), "GET", "/health", "", "");
+    assert!(answer.ends_with("{\"status\":\"ok\"}"), "{answer}");
+    let second = run(&[&["serve"], &arguments[..]].concat());
+    assert_refused(&second, FAILURE, "a program listens on the socket");
+    served.signal("-TERM");
+    assert_eq!(served.ended().0, Some(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_port_in_use_is_refused_before_the_model_is_read() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let refused = run(&["serve", "--port", &port, "--model", "no/such/model"]);
+    let expected = format!("port {port} of 127.0.0.1 is in use: stop the program that listens there, or choose another port");
+    assert_refused(&refused, FAILURE, &expected);
+    assert!(refused.stderr.contains("(--port)"), "{}", refused.stderr);
+}
+
+#[test]
+fn wrong_calls_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("keys.txt");
+    std::fs::write(&empty, "# nothing\n").unwrap();
+    let empty = empty.to_str().unwrap();
+    let cases: [(&[&str], &str); 17] = [
+        (&["--host", "0.0.0.0"], "0.0.0.0 is an address that other machines reach, and no key is set"),
+        (&["--host", "0.0.0.0"], "(--api-key-file, --host, --no-auth)"),
+        (&["--port", "70000"], "--port"),
+        (&["--port", "-1"], "--port"),
+        (&["--parallel", "0"], "expected a whole number from 1 to 256"),
+        (&["--queue", "-5"], "expected a whole number from 1 to 65536"),
+        (&["--kv-tokens", "0"], "expected a whole number from 1 to 1073741824"),
+        (&["--prefill-chunk", "x"], "expected a whole number from 1 to 65536"),
+        (&["--max-n", "129"], "expected a whole number from 1 to 128"),
+        (&["--max-prompts", "1.5"], "expected a whole number from 1 to 2048"),
+        (&["--max-body", "0"], "expected a whole number from 1 to 1073741824"),
+        (&["--drain-timeout", "0"], "expected a number of seconds above 0"),
+        (&["--max-time", "NaN"], "expected a number of seconds above 0"),
+        (&["--write-timeout", "1e9"], "expected a number of seconds above 0"),
+        (&["--cors-origin", "example.com"], "expected an origin without a path, such as https://example.com"),
+        (&["--api-key-file", empty], "holds no key"),
+        (&["--unix-socket", "x", "--port", "1"], "cannot be used with"),
+    ];
+    for (arguments, expected) in cases {
+        assert_refused(&run(&[&["serve"], arguments].concat()), USAGE, expected);
+    }
+    let missing = run(&["serve", "--api-key-file", "no/such/file"]);
+    assert_refused(&missing, FAILURE, "cannot read no/such/file");
+    let missing = run(&["serve", "--chat-template", "no/such/file"]);
+    assert_refused(&missing, FAILURE, "expected eos-join or a file, cannot read no/such/file");
+    let room = run(&["serve", "--port", "0", "--kv-tokens", "1073741824"]);
+    assert_refused(&room, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");
+}

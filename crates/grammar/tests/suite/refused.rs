@@ -1,0 +1,179 @@
+//! Grammars that are wrong, and those that would cost too much: a stranger's grammar must neither hang nor take the memory.
+
+use std::time::{Duration, Instant};
+
+use gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
+use gpt2_kernels::RandomStream;
+use serde_json::{Value, json};
+
+use crate::common::{tiny, walk};
+
+/// Far more than any of these takes, on a busy machine and without optimization.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn refused(grammar: Grammar) -> String {
+    let error = Compiler::new(&tiny()).unwrap().compile(&grammar, &[0]).expect_err("a refusal");
+    assert!(error.to_string().chars().count() < 2_000, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn wrong_grammars_are_refused_with_what_and_where() {
+    let schema = |schema: Value| Grammar::JsonSchema(schema);
+    let regex = |pattern: &str| Grammar::Regex(pattern.to_owned());
+    let lark = |grammar: &str| Grammar::Lark(grammar.to_owned());
+    let nested =
+        json!({ "type": "object", "properties": { "a/b": { "type": "array", "items": { "type": 7 } } } });
+    let deep = json!({ "anyOf": [{ "type": "string" }, { "type": "object", "properties": { "c": { "not": {} } } }] });
+    let cases = [
+        (schema(json!({ "type": "strin" })), "JSON schema: Invalid type: strin"),
+        (schema(nested), "JSON schema: at /properties/a~1b/items: type must be a string or array of strings"),
+        (schema(deep), "JSON schema: at /anyOf/1/properties/c: Unimplemented keys: [\"not\"]"),
+        (schema(json!(false)), "JSON schema: expected an object, found false, which allows nothing"),
+        (schema(json!([1])), "JSON schema: expected an object, found an array"),
+        (
+            schema(json!({ "$ref": "https://example.com/a.json" })),
+            "no schema is fetched from elsewhere; found 'https://example.com/a.json'",
+        ),
+        (schema(json!({ "$ref": "file:///etc/passwd" })), "no schema is fetched from elsewhere"),
+        (schema(json!({ "$ref": "#/$defs/x" })), "Reference segment '$defs' not found in '#/$defs/x'"),
+        (schema(json!({ "$ref": "#" })), "no token of the vocabulary writes what must come next"),
+        (
+            schema(json!({ "type": "integer", "minimum": 3, "maximum": 2 })),
+            "minimum (3) is greater than maximum (2)",
+        ),
+        (
+            schema(json!({ "oneOf": [{ "type": "string" }, { "type": "string", "maxLength": 3 }] })),
+            "oneOf: two of the alternatives",
+        ),
+        (schema(json!({ "type": "string", "pattern": "(" })), "regex"),
+        (
+            schema(json!({ "items": { "multipleOf": 10_007 } })),
+            "at /items/multipleOf: expected a multipleOf of at most 10000",
+        ),
+        (schema(json!({ "multipleOf": 1.00001 })), "at /multipleOf"),
+        (schema(json!({ "multipleOf": 1e300 })), "at /multipleOf"),
+        (regex("a(b"), "regex parse error:\n    a(b\n     ^\nerror: unclosed group"),
+        (regex("a(?=b)"), "look-around, including look-ahead and look-behind, is not supported"),
+        (regex(r"(a)\1"), "backreferences are not supported"),
+        (regex(r"\bab"), "lookarounds not supported"),
+        (regex(""), "it allows no text but the empty one"),
+        (regex(r"[^\s\S]"), "no token of the vocabulary writes what must come next"),
+        (lark("start: \"a\" | foo\n"), "foo"),
+        (lark("start: \"a\" (\n"), "1(13): Expected token ')'"),
+        (lark("foo: \"a\""), "no start rule found"),
+        (lark(""), "no start rule found"),
+        (lark("start: <|endoftext|> \"a\""), "special tokens and tokens by number"),
+        (lark("start: <[5]> \"a\""), "special tokens and tokens by number"),
+        (lark("start: <[*]>"), "special tokens and tokens by number"),
+        (lark("start: a\na[stop=\"x\"]: /.*/"), "stop= removes what was written"),
+        (lark("root ::= \"a\" | \"b\" root"), "this looks like GBNF"),
+        (lark("start: A\nA: \"x\" A\n"), "circular reference in token \"A\""),
+    ];
+    for (grammar, expected) in cases {
+        let found = refused(grammar.clone());
+        assert!(found.contains(expected), "{grammar:?}: expected `{expected}`, found `{found}`");
+        assert!(!found.contains("panic") && !found.contains("fuel"), "{found}");
+    }
+}
+
+#[test]
+fn numbers_that_are_multiples_of_something_small_are_allowed() {
+    let compiler = Compiler::new(&tiny()).unwrap();
+    for multiple in
+        [json!(1), json!(10_000), json!(0.01), json!(1.5), json!(0.0025), json!(12.5), json!(5e-7)]
+    {
+        let schema = json!({ "type": "number", "multipleOf": multiple });
+        compiler.compile(&Grammar::JsonSchema(schema), &[0]).expect("a multiple");
+    }
+}
+
+#[test]
+fn grammars_beyond_all_measure_are_refused_or_cost_little() {
+    let deep = |levels: usize| {
+        (0..levels).fold(json!({ "type": "string" }), |inner, _| {
+            let mut properties = serde_json::Map::new();
+            properties.insert("a".into(), inner);
+            let mut schema = serde_json::Map::new();
+            schema.insert("type".into(), json!("object"));
+            schema.insert("properties".into(), Value::Object(properties));
+            schema.insert("required".into(), json!(["a"]));
+            Value::Object(schema)
+        })
+    };
+    let choice = |index: usize| {
+        let property =
+            |letter: &str| json!({ "type": "object", "properties": { format!("{letter}{index}"): true } });
+        json!({ "anyOf": [property("a"), property("b")] })
+    };
+    let rules = |count: usize, rule: &dyn Fn(usize) -> String| (0..count).map(rule).collect::<String>();
+    let schema = Grammar::JsonSchema;
+    let grammars = [
+        Grammar::Regex("(a|aa)*".into()),
+        Grammar::Regex("(a*)*b".into()),
+        Grammar::Regex("a{1,100000}".into()),
+        Grammar::Regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}".into()),
+        Grammar::Regex("(?s).*a.{20}".into()),
+        Grammar::Regex("(?:[a-c]x|y[^z]){0,50000}y".into()),
+        Grammar::Regex(r"\w{1,500}".into()),
+        Grammar::Regex("(".repeat(100_000)),
+        Grammar::Regex(format!("{}a{}", "(".repeat(60_000), ")".repeat(60_000))),
+        Grammar::Regex("abcdefgh".repeat(30_000)),
+        schema(deep(30)),
+        schema(deep(100)),
+        schema(
+            json!({ "$defs": { "a": { "$ref": "#/$defs/b" }, "b": { "$ref": "#/$defs/a" } }, "$ref": "#/$defs/a" }),
+        ),
+        schema(json!({ "type": "object", "properties": { "c": { "$ref": "#" } }, "required": ["c"] })),
+        schema(json!({ "type": "string", "maxLength": 100_000 })),
+        schema(json!({ "type": "array", "items": { "type": "string" }, "maxItems": 100_000 })),
+        schema(json!({ "type": "array", "minItems": 1_000_000_000 })),
+        schema(json!({ "type": "string", "pattern": "(a|aa)*b{1,100000}" })),
+        schema(json!({ "allOf": (0..200).map(choice).collect::<Vec<_>>() })),
+        Grammar::Lark(format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000))),
+        Grammar::Lark("start: start start | \"a\" | \"\"".into()),
+        Grammar::Lark("start: (\"a\" | \"b\")~1..100000000".into()),
+        Grammar::Lark("start: ((\"a\" | b)~1..1000)~1..1000\nb: \"c\" b | \"d\"".into()),
+        Grammar::Lark(format!("start: %lark {}", "{ start: %lark ".repeat(10_000))),
+        Grammar::Lark(format!(
+            "start: a0\n{}a40: \"x\"\n",
+            rules(40, &|i| format!("a{i}: a{} a{}\n", i + 1, i + 1))
+        )),
+        Grammar::Lark(format!(
+            "start: A0\n{}A40: \"x\"\n",
+            rules(40, &|i| format!("A{i}: A{} A{}\n", i + 1, i + 1))
+        )),
+        Grammar::Lark(format!(
+            "start: a0\n{}a5000: \"x\"\n",
+            rules(5_000, &|i| format!("a{i}: a{} |\n", i + 1))
+        )),
+        Grammar::Lark("start: A\nA: /.*a.{15}/ & /.*b.{14}/ & ~/.*c.{13}/\n".into()),
+    ];
+    let vocabulary = tiny();
+    let compiler = Compiler::new(&vocabulary).unwrap();
+    for grammar in grammars {
+        let started = Instant::now();
+        let told: String = format!("{grammar:?}").chars().take(60).collect();
+        if let Ok(gpt2_generation::LogitsProcessor::Constraint(constraint)) = compiler.compile(&grammar, &[0])
+        {
+            let mut random = RandomStream::with_stream(1, 0);
+            // What the text costs is bounded too; it may be more than is given, which is an error and no more.
+            let walked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                walk(&*constraint, &[0], 300, 30, &mut random)
+            }));
+            let told = walked.err().map(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default());
+            assert!(told.as_ref().is_none_or(|told| told.contains("Constraint")), "{told:?}");
+        }
+        assert!(started.elapsed() < PATIENCE, "{told}: {:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn long_grammars_are_refused_before_they_are_read() {
+    let text = "a".repeat(MAX_SOURCE_BYTES + 1);
+    let schema = json!({ "type": "string", "const": text });
+    for grammar in [Grammar::Regex(text.clone()), Grammar::Lark(text), Grammar::JsonSchema(schema)] {
+        let error = Compiler::new(&tiny()).unwrap().compile(&grammar, &[0]).unwrap_err();
+        assert!(matches!(error, GrammarError::TooLong { most: MAX_SOURCE_BYTES, .. }), "{error}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Texts of whole models: whatever is drawn, what has ended conforms, alone, in a batch, with others of its prompt, in beams.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Silent};
+use gpt2_generation::{
+    Event, GenerationConfig, LogitsProcessor, Request, SchedulerOptions, StopReason, beam_search,
+};
+use gpt2_grammar::{Compiler, Grammar};
+use gpt2_testing::fixture_path;
+
+use crate::common::{Case, cases};
+
+fn models() -> Vec<LoadedModel> {
+    let paths = [fixture_path("tiny-checkpoint"), PathBuf::from(BUILT_IN)];
+    let load = |model: PathBuf| {
+        let options = ModelOptions { model, ..ModelOptions::default() };
+        options.open(&Silent).unwrap().load(&Silent).unwrap()
+    };
+    paths.into_iter().map(load).collect()
+}
+
+/// A finished text: its tokens, what they say, why it ended.
+type Text = (Vec<u32>, String, StopReason);
+
+/// Ways to choose tokens.
+fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationConfig> {
+    let max_new_tokens = 40.min(model.config().n_positions - 4);
+    let common = GenerationConfig {
+        max_new_tokens,
+        eos_token_id: eos_token_id.to_vec(),
+        ..GenerationConfig::default()
+    };
+    let drawn = GenerationConfig { do_sample: true, temperature: 2.0, top_k: 0, ..common.clone() };
+    let mut configurations = vec![GenerationConfig { do_sample: false, ..common.clone() }];
+    configurations.extend((0..4).map(|seed| GenerationConfig { seed, ..drawn.clone() }));
+    configurations.push(GenerationConfig { num_return_sequences: 3, ..drawn.clone() });
+    configurations.push(GenerationConfig { min_new_tokens: 30, repetition_penalty: 1.5, ..drawn.clone() });
+    configurations.push(GenerationConfig { prompt_lookup_num_tokens: Some(5), do_sample: false, ..common });
+    configurations
+}
+
+/// The texts of all requests, made together.
+fn texts(model: &LoadedModel, requests: Vec<Request>, max_texts: usize) -> BTreeMap<(u64, usize), Text> {
+    let kv_tokens = max_texts * 64;
+    let mut scheduler = model.scheduler(SchedulerOptions { max_texts, kv_tokens, chunk_tokens: 16 }).unwrap();
+    requests.into_iter().for_each(|request| _ = scheduler.submit(request).unwrap());
+    let mut texts: BTreeMap<(u64, usize), Text> = BTreeMap::new();
+    for event in scheduler.into_events() {
+        match event.unwrap() {
+            Event::Token { request, sequence, id, text, stop_reason, .. } => {
+                let made = texts.entry((request.0, sequence));
+                let made = made.or_insert((Vec::new(), String::new(), StopReason::MaxNewTokens));
+                made.0.push(id);
+                made.1.push_str(&text);
+                made.2 = stop_reason.unwrap_or(made.2);
+            }
+            Event::Failed { error, .. } => panic!("{error}"),
+            _ => {}
+        }
+    }
+    texts
+}
+
+fn check(case: &Case, text: &str, reason: StopReason) {
+    match reason {
+        StopReason::Eos | StopReason::Complete => assert!((case.is_whole)(text), "{}: {text:?}", case.name),
+        // A character that is cut decodes to this.
+        _ => {
+            let text = text.strip_suffix('\u{FFFD}').unwrap_or(text);
+            assert!((case.is_beginning)(text), "{}: {text:?}", case.name);
+        }
+    }
+}
+
+fn conforming(compiler: &Compiler, grammar: &Grammar, config: &GenerationConfig) -> LogitsProcessor {
+    compiler.compile(grammar, &config.eos_token_id).unwrap()
+}
+
+#[test]
+fn what_has_ended_conforms_alone_and_in_a_batch() {
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for model in models() {
+        let compiler = Compiler::new(model.vocabulary()).unwrap();
+        for case in cases() {
+            for ends in [&[0][..], &[]] {
+                let request = |config: &GenerationConfig| {
+                    let mut request = Request::new(vec![5, 9, 3], config.clone());
+                    request.processors.push(conforming(&compiler, &case.grammar, config));
+                    request
+                };
+                let requests: Vec<Request> = configurations(&model, ends).iter().map(request).collect();
+                let together = texts(&model, requests.clone(), 5);
+                for (_, text, reason) in together.values() {
+                    check(&case, text, *reason);
+                    *reasons.entry(reason.name()).or_default() += 1;
+                }
+                for (number, request) in (0..).zip(requests) {
+                    for ((_, sequence), text) in texts(&model, vec![request], 1) {
+                        assert_eq!(text, together[&(number, sequence)], "{}", case.name);
+                    }
+                }
+            }
+        }
+    }
+    assert!(["eos", "complete", "max_new_tokens"].iter().all(|reason| reasons[reason] > 5), "{reasons:?}");
+}
+
+/// One constraint for many requests, as for the prompts of a file.
+#[test]
+fn a_constraint_serves_many_texts() {
+    let model = models().swap_remove(1);
+    let compiler = Compiler::new(model.vocabulary()).unwrap();
+    for case in cases() {
+        let drawn = GenerationConfig {
+            do_sample: true,
+            temperature: 2.0,
+            top_k: 0,
+            max_new_tokens: 20,
+            ..GenerationConfig::default()
+        };
+        let shared = conforming(&compiler, &case.grammar, &drawn);
+        let request = |prompt: u32, processor: &LogitsProcessor| {
+            let mut request = Request::new(vec![prompt, 7], drawn.clone());
+            request.processors.push(processor.clone());
+            request
+        };
+        let together = texts(&model, (1..9).map(|prompt| request(prompt, &shared)).collect(), 8);
+        for ((number, _), text) in &together {
+            let own = conforming(&compiler, &case.grammar, &drawn);
+            let prompt = u32::try_from(*number).unwrap() + 1;
+            assert_eq!(&texts(&model, vec![request(prompt, &own)], 1)[&(0, 0)], text, "{}", case.name);
+            check(&case, &text.1, text.2);
+        }
+    }
+}
+
+#[test]
+fn beams_conform() {
+    let mut ended = 0;
+    for model in models() {
+        let compiler = Compiler::new(model.vocabulary()).unwrap();
+        for case in cases() {
+            for num_beam_groups in [1, 2] {
+                let diversity_penalty = if num_beam_groups > 1 { 0.5 } else { 0.0 };
+                let config = GenerationConfig {
+                    num_beams: 4,
+                    num_return_sequences: 4,
+                    num_beam_groups,
+                    diversity_penalty,
+                    do_sample: false,
+                    max_new_tokens: 40,
+                    eos_token_id: vec![0],
+                    ..GenerationConfig::default()
+                };
+                let mut processors = LogitsProcessor::of_config(&config);
+                conforming(&compiler, &case.grammar, &config).add_to(&mut processors);
+                let go_on = || ControlFlow::Continue(());
+                let found =
+                    beam_search(model.model(), &[5, 9, 3], &config, &processors, None, &go_on).unwrap();
+                for text in found {
+                    let said = model.vocabulary().tokenizer().unwrap().decode(&text.ids, true).unwrap();
+                    check(&case, &said, text.stop_reason);
+                    ended += usize::from(text.stop_reason == StopReason::Eos);
+                }
+            }
+        }
+    }
+    assert!(ended > 10, "{ended}");
+}

@@ -1,0 +1,129 @@
+//! Vocabularies of any origin.
+
+use gpt2_engine::Vocabulary;
+use gpt2_grammar::{Compiler, Grammar, GrammarError};
+use gpt2_kernels::RandomStream;
+use gpt2_testing::CheckpointFolder;
+use gpt2_weights::{Checkpoint, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::common::{allowed, cases, compiled, vocabulary, walk};
+
+/// A tokenizer of these tokens, the first of which is special, with more that were added.
+fn tokenizer(decoder: &Value, tokens: &[&str], added: &[&str]) -> Tokenizer {
+    let vocab: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+    let token = |(id, content): (usize, &&str)| {
+        json!({ "id": id, "content": content, "special": id == 0, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false })
+    };
+    let added = added.iter().enumerate().map(|(index, content)| (tokens.len() + index, content));
+    let added_tokens: Vec<Value> = tokens.iter().enumerate().take(1).chain(added).map(token).collect();
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": [] },
+    });
+    json.to_string().parse().unwrap()
+}
+
+fn byte_level(tokens: &[&str], added: &[&str]) -> Tokenizer {
+    let decoder =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    tokenizer(&decoder, tokens, added)
+}
+
+#[test]
+fn a_model_without_tokenizer_is_refused() {
+    let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
+    let refused = Compiler::new(&Vocabulary::new(&checkpoint, None));
+    assert_eq!(refused.err(), Some(GrammarError::NoTokenizer));
+}
+
+#[test]
+fn tokens_that_write_the_same_are_allowed_together() {
+    // `Ġa` and the added ` a` write the same two bytes.
+    let tokenizer = byte_level(&["<s>", "a", "Ġa", "Ġ", "b"], &[" a", "<other>"]);
+    assert_eq!(tokenizer.decode(&[2, 5], true).unwrap(), " a a");
+    let vocabulary = vocabulary(tokenizer, 10);
+    let constraint = compiled(&vocabulary, &Grammar::Regex("a( a)*".into()), &[0]);
+    assert_eq!(allowed(&*constraint, &[], 10), [1]);
+    for ids in [&[1][..], &[1, 2], &[1, 5], &[1, 5, 2, 5, 3, 1]] {
+        assert_eq!(allowed(&*constraint, ids, 10), [0, 2, 3, 5], "{ids:?}");
+    }
+    assert_eq!(allowed(&*constraint, &[1, 3], 10), [1]);
+}
+
+#[test]
+fn special_tokens_padding_and_what_looks_special_are_never_allowed() {
+    let vocabulary = vocabulary(byte_level(&["<s>", "a", "<", ">", "s"], &["<other>"]), 64);
+    let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[0]);
+    assert_eq!(allowed(&*constraint, &[], 64), [0, 1, 2, 3, 4]);
+    // An end token that is padding writes nothing.
+    let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[63]);
+    assert_eq!(allowed(&*constraint, &[1], 64), [1, 2, 3, 4, 63]);
+}
+
+#[test]
+fn bytes_that_no_token_has_are_told() {
+    let vocabulary = vocabulary(byte_level(&["<s>", "a", "b", "é"], &[]), 4);
+    let compiler = Compiler::new(&vocabulary).unwrap();
+    let wrong = compiler.compile(&Grammar::Regex("c".into()), &[0]).unwrap_err().to_string();
+    assert_eq!(wrong, "regular expression: no token of the vocabulary writes what must come next");
+    // A dead end inside.
+    let constraint = compiled(&vocabulary, &Grammar::Regex("ab?c".into()), &[0]);
+    let wrong = constraint.allow(&[1, 2], &mut [false; 4]).unwrap_err().to_string();
+    assert_eq!(
+        wrong,
+        "regular expression after 2 tokens: no token of the vocabulary writes what must come next"
+    );
+    // Where it is one of several ways, the others are left.
+    let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|b)".into()), &[0]);
+    assert_eq!(allowed(&*constraint, &[1], 4), [2]);
+    // What follows needs what no token has: the text ends here.
+    let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|d)?".into()), &[]);
+    assert!(constraint.is_complete(&[1]).unwrap());
+}
+
+/// Every text of a tokenizer that writes words with spaces in front.
+#[test]
+fn texts_of_word_pieces_conform_as_they_are_decoded() {
+    let decoders = [
+        json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true }),
+        json!({ "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ] }),
+    ];
+    let letters: Vec<String> = (' '..='~').map(String::from).collect();
+    let mut tokens: Vec<&str> =
+        vec!["</s>", "▁", "▁May", "▁June", "▁19", "▁a", "ab", ",▁x", "▁\"", "é", "▁語"];
+    tokens.extend(letters.iter().map(String::as_str));
+    for decoder in decoders {
+        let vocabulary = vocabulary(tokenizer(&decoder, &tokens, &[]), tokens.len());
+        let mut random = RandomStream::with_stream(3, 0);
+        let mut whole = 0;
+        for case in cases() {
+            let constraint = compiled(&vocabulary, &case.grammar, &[0]);
+            for _ in 0..20 {
+                let (ids, has_ended) = walk(&*constraint, &[0], tokens.len(), 60, &mut random);
+                let text = vocabulary.tokenizer().unwrap().decode(&ids, true).unwrap();
+                assert!((case.is_beginning)(&text), "{}: {text:?}", case.name);
+                assert!(!has_ended || (case.is_whole)(&text), "{}: {text:?}", case.name);
+                whole += usize::from(has_ended);
+            }
+        }
+        assert!(whole > 60, "{whole}");
+    }
+}
+
+#[test]
+fn tokenizers_that_write_by_context_are_refused() {
+    let word_piece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+    for decoder in [word_piece, json!(null)] {
+        let vocabulary = vocabulary(tokenizer(&decoder, &["[S]", "a", "##b"], &[]), 3);
+        let refused = Compiler::new(&vocabulary).unwrap().compile(&Grammar::JsonObject, &[0]).unwrap_err();
+        assert!(refused.to_string().contains("depends on the tokens around it"), "{refused}");
+    }
+}
