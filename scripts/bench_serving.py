@@ -18,6 +18,7 @@ import argparse
 import collections
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
@@ -145,11 +146,11 @@ def gap(arguments, engines):
             new_tokens = min(2 * NEW_TOKENS, server.context - 8)
 
             def first(tokens, client=client, server=server):
-                answers = [client.complete(**request(server, tokens, 1)) for _ in range(4)]
+                answers = [client.complete(**request(server, tokens, 1)) for _ in range(6)]
                 return statistics.median(answer.events[0] - answer.sent for answer in answers[1:])
 
-            # The last chunk of a prompt is the dearest, for it attends to all before.
-            last_chunk = first(tokens) - first(tokens - chunk)
+            # The last chunk of a prompt is the dearest, for it attends to all before; on a busy machine the difference says little.
+            last_chunk = max(first(tokens) - first(tokens - chunk), first(tokens) / math.ceil(tokens / chunk))
             alone = client.complete(**request(server, 8, new_tokens)).gaps
             begun = threading.Event()
             running = []

@@ -9,7 +9,7 @@ use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsPr
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of};
-use crate::served::{Limits, fresh_number};
+use crate::served::fresh_number;
 use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel};
 
 /// New tokens where a request does not say how many, as OpenAI's completions have it.
@@ -50,7 +50,7 @@ impl Call {
         let CompletionRequest { prompts, best_of, echo, logprobs, options } = request;
         served.check_name(options.model.as_deref())?;
         let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
-        check_limits(&served.options.limits, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
+        check_limits(served, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
         let prompts = tokens_of(prompts, options.truncation, max_tokens, served)?;
         let plan = Plan { shape: Shape::Completion, prompts, max_tokens, best_of, echo, logprobs, options };
         plan.into_call(served, reuse)
@@ -66,7 +66,7 @@ impl Call {
         let ChatRequest { logprobs, options, .. } = request;
         let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
         let max_tokens = options.max_tokens.unwrap_or(room);
-        check_limits(&served.options.limits, 1, options.n, max_tokens, logprobs)?;
+        check_limits(served, 1, options.n, max_tokens, logprobs)?;
         check_context("messages", ids.len(), max_tokens, served)?;
         let prompts = vec![PromptTokens { ids, told_from: 0 }];
         let (shape, best_of) = (Shape::Chat, options.n);
@@ -76,13 +76,16 @@ impl Call {
 
 /// What could be too much is refused before anything is made of it.
 fn check_limits(
-    limits: &Limits,
+    served: &ServedModel,
     prompts: usize,
     texts: usize,
     max_tokens: usize,
     logprobs: Option<usize>,
 ) -> Result<(), ApiError> {
-    let total = prompts.saturating_mul(texts).saturating_mul(max_tokens);
+    let limits = &served.options.limits;
+    // More than the context holds is refused by each prompt.
+    let of_text = max_tokens.min(served.config().n_positions);
+    let total = prompts.saturating_mul(texts).saturating_mul(of_text);
     let checks = [
         ("prompt", "prompts", limits.max_prompts, prompts),
         ("n", "texts of a prompt (n, best_of)", limits.max_n, texts),
@@ -141,6 +144,7 @@ impl Plan {
             include_stop: options.include_stop,
             return_token_ids: options.return_token_ids,
             tokens_as_ids: options.tokens_as_ids,
+            prompt_tokens_details: served.options.prompt_tokens_details,
         };
         let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts);
         Ok(Call { requests, answer, stream })

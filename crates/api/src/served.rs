@@ -59,6 +59,9 @@ pub struct ApiOptions {
     pub chat_template: ChatTemplateChoice,
     /// The most that a request may ask for.
     pub limits: Limits,
+    /// Whether answers tell how many tokens of a prompt had been computed for another request. That depends on what others ask,
+    /// so that a request has no longer the same answer, byte for byte, whatever comes beside it.
+    pub prompt_tokens_details: bool,
     /// Texts that are made at once: what `/props` tells as `total_slots`.
     pub parallel: usize,
 }

@@ -1,9 +1,8 @@
 //! From a grammar to what it allows, for the tokens of one vocabulary.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ const COMPILER_STACK_BYTES: usize = 64 << 20;
 /// Longest time to read a grammar. Schemas of tools take milliseconds; the library bounds its memory, but not in all cases its
 /// time.
 const LONGEST: Duration = Duration::from_secs(5);
-/// Most grammars that are read at once. One that took too long cannot be stopped, and counts until its reading ends.
+/// Most grammars that are read at once; others wait. One that took too long cannot be stopped, and counts until its reading ends.
 const MOST_AT_ONCE: usize = 4;
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
@@ -36,7 +35,8 @@ struct Inner {
     /// What is built when the first grammar comes.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
     /// Grammars that are being read.
-    reading: AtomicUsize,
+    reading: Mutex<usize>,
+    has_ended: Condvar,
 }
 
 /// What all grammars of a vocabulary share.
@@ -62,13 +62,13 @@ impl Compiler {
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
         let tokenizer = Arc::clone(vocabulary.tokenizer().ok_or(GrammarError::NoTokenizer)?);
         let vocab_size = vocabulary.config().vocab_size;
-        let (prepared, reading) = (OnceLock::new(), AtomicUsize::new(0));
-        Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared, reading })))
+        let (prepared, reading) = (OnceLock::new(), Mutex::default());
+        Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared, reading, has_ended: Condvar::new() })))
     }
 
     /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end where nothing may
     /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's; the
-    /// thread waits for it, five seconds at most.
+    /// thread waits for it, five seconds at most, and as long for others before it.
     ///
     /// # Errors
     /// When the tokenizer cannot be used, or the grammar is wrong, too large, takes too long, or begins with what no token
@@ -81,8 +81,10 @@ impl Compiler {
         let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
         let (read, result) = sync_channel(1);
         let work = move || {
+            let result = reading.0.read(&grammar, &end_tokens);
+            drop(reading);
             // Whoever asked may have gone.
-            _ = read.send(reading.0.read(&grammar, &end_tokens));
+            _ = read.send(result);
         };
         let spawned = thread::Builder::new().stack_size(COMPILER_STACK_BYTES).spawn(work);
         spawned.map_err(|error| wrong(format!("no thread to read it: {error}")))?;
@@ -106,6 +108,11 @@ impl Inner {
         )
     }
 
+    fn reading(&self) -> MutexGuard<'_, usize> {
+        // A number is whole at any moment.
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn prepare(&self) -> Result<Prepared, GrammarError> {
         let tokens = Arc::new(Tokens::new(&self.tokenizer, self.vocab_size)?);
         let failed = |what: String| GrammarError::Tokenizer { what: told(&what) };
@@ -125,15 +132,22 @@ fn limits() -> ParserLimits {
 }
 
 impl Reading {
+    /// Waits for its turn; not for ever.
     fn begin(inner: &Arc<Inner>) -> Option<Self> {
-        let more = |reading: usize| (reading < MOST_AT_ONCE).then_some(reading + 1);
-        let begun = inner.reading.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
-        begun.ok().map(|_| Self(Arc::clone(inner)))
+        let is_full = |reading: &mut usize| *reading >= MOST_AT_ONCE;
+        let waited = inner.has_ended.wait_timeout_while(inner.reading(), LONGEST, is_full);
+        let (mut reading, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *reading += 1;
+        Some(Self(Arc::clone(inner)))
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.reading.fetch_sub(1, Ordering::AcqRel);
+        *self.0.reading() -= 1;
+        self.0.has_ended.notify_one();
     }
 }

@@ -32,7 +32,9 @@ pub enum ServerError {
         host: String,
     },
     /// Another program has the port.
-    #[error("port {port} of {host} is in use: stop the program that listens there, or choose another port (0 takes any that is free)")]
+    #[error(
+        "port {port} of {host} is in use: stop the program that listens there, or choose another port (0 takes any that is free)"
+    )]
     PortInUse {
         /// The address.
         host: String,

@@ -144,9 +144,8 @@ impl ServerOptions {
     }
 
     fn check_keys(&self) -> Result<(), ServerError> {
-        let is_key = |key: &str| {
-            (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic())
-        };
+        let is_key =
+            |key: &str| (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
         // Which one it is, not what it is: this is read by others.
         match self.keys.iter().position(|key| !is_key(key)) {
             None => Ok(()),

@@ -57,6 +57,7 @@ pub(crate) struct Wants {
     pub(crate) include_stop: bool,
     pub(crate) return_token_ids: bool,
     pub(crate) tokens_as_ids: bool,
+    pub(crate) prompt_tokens_details: bool,
 }
 
 /// A response in the making.
@@ -227,7 +228,7 @@ impl Answer {
         Usage {
             prompt_tokens: of_prompts(|state| state.ids.len()),
             completion_tokens: made * copies,
-            cached_tokens: of_prompts(|state| state.cached_tokens),
+            cached_tokens: self.wants.prompt_tokens_details.then(|| of_prompts(|state| state.cached_tokens)),
         }
     }
 }

@@ -27,7 +27,8 @@ pub(super) struct Response<'a> {
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
-    pub(super) cached_tokens: usize,
+    /// Where they are told.
+    pub(super) cached_tokens: Option<usize>,
 }
 
 /// A text, or the next piece of it.
@@ -77,13 +78,14 @@ impl Serialize for Response<'_> {
 impl Serialize for Usage {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { prompt_tokens, completion_tokens, cached_tokens } = self;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": cached_tokens },
-        })
-        .serialize(serializer)
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("prompt_tokens", prompt_tokens)?;
+        map.serialize_entry("completion_tokens", completion_tokens)?;
+        map.serialize_entry("total_tokens", &(prompt_tokens + completion_tokens))?;
+        if let Some(cached_tokens) = cached_tokens {
+            map.serialize_entry("prompt_tokens_details", &json!({ "cached_tokens": cached_tokens }))?;
+        }
+        map.end()
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use gpt2_api::{
-    Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel,
+    Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Limits,
+    ServedModel,
 };
 use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
 use gpt2_generation::{Drafts, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TokenLogprobs};
@@ -25,6 +26,7 @@ pub(crate) fn options() -> ApiOptions {
         aliases: vec!["owner/tiny".into()],
         created: 1_700_000_000,
         parallel: 4,
+        limits: Limits { max_total_tokens: 40_000, ..Limits::default() },
         ..ApiOptions::default()
     }
 }

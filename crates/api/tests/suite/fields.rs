@@ -184,11 +184,13 @@ fn best_of_is_at_least_n_and_no_more_in_a_stream() {
 fn the_whole_of_what_is_asked_for_is_bounded() {
     let message = error(&json!({ "prompt": vec!["a"; 65], "max_tokens": 1 })).to_string();
     assert_eq!(message, "prompt: this server takes at most 64 prompts, found 65");
-    let message = error(&json!({ "prompt": vec!["a"; 64], "n": 16, "max_tokens": 65 })).to_string();
+    let message = error(&json!({ "prompt": vec!["a"; 64], "n": 16, "max_tokens": 40 })).to_string();
     assert_eq!(
         message,
-        "max_tokens: this server takes at most 65536 new tokens (prompts × texts × max_tokens), found 66560"
+        "max_tokens: this server takes at most 40000 new tokens (prompts × texts × max_tokens), found 40960"
     );
+    let found = error(&json!({ "prompt": "a", "max_tokens": 10_000_000 }));
+    assert_eq!(found.code(), Some("context_length_exceeded"), "{found}");
     let message = error(&json!({ "prompt": vec!["a"; 2049] })).to_string();
     assert_eq!(message, "prompt: expected at most 2048 items, found more");
 }

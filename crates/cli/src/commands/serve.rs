@@ -46,6 +46,9 @@ pub(crate) struct ServeArguments {
     names: NameArguments,
     #[command(flatten)]
     times: TimeArguments,
+    /// Tell in each answer how many tokens of its prompt had been computed before; equal requests have no longer equal answers then
+    #[arg(long)]
+    enable_prompt_tokens_details: bool,
     /// Write a line on standard error for every request: its number, route, code, counts of tokens and time, never a text
     #[arg(long)]
     log_requests: bool,
@@ -160,14 +163,14 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
 }
 
 fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
-    let ServeArguments { model, address, capacity, access, names, times, log_requests } = arguments;
+    let ServeArguments { model, address, capacity, access, names, times, .. } = arguments;
     let defaults = ServerOptions::default();
     let mut api = defaults.api;
     api.name = names.served_model_name.clone().unwrap_or_else(|| name_of(&model.model));
     api.aliases.clone_from(&names.alias);
+    api.prompt_tokens_details = arguments.enable_prompt_tokens_details;
     api.chat_template = chat_template(names.chat_template.as_deref())?;
-    api.limits =
-        Limits { max_n: capacity.max_n, max_prompts: capacity.max_prompts, ..Limits::default() };
+    api.limits = Limits { max_n: capacity.max_n, max_prompts: capacity.max_prompts, ..Limits::default() };
     Ok(ServerOptions {
         host: address.host.clone(),
         port: address.port,
@@ -191,7 +194,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
             write: times.write_timeout,
             ..defaults.timeouts
         },
-        log_requests: *log_requests,
+        log_requests: arguments.log_requests,
         signals: true,
     })
 }
@@ -219,7 +222,9 @@ fn chat_template(choice: Option<&Path>) -> Result<ChatTemplateChoice> {
         Some(choice) if choice == Path::new("eos-join") => Ok(ChatTemplateChoice::EosJoin),
         Some(file) => {
             let text = fs::read_to_string(file);
-            let text = text.with_context(|| format!("--chat-template: expected eos-join or a file, cannot read {}", file.display()))?;
+            let text = text.with_context(|| {
+                format!("--chat-template: expected eos-join or a file, cannot read {}", file.display())
+            })?;
             Ok(ChatTemplateChoice::Jinja(text))
         }
     }

@@ -56,7 +56,9 @@ impl Served {
 /// Sends a request that closes its connection, and reads all.
 fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, body: &str) -> String {
     let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n"
+    );
     stream.write_all(format!("{head}{body}").as_bytes()).expect("a request to send");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
@@ -72,7 +74,10 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
         assert!(served.address.starts_with("http://127.0.0.1:"), "{}", served.address);
         let body = r#"{"model":"built-in","prompt":"ROMEO:","max_tokens":3,"temperature":0}"#;
         let answer = ask(served.connect(), "POST", "/v1/completions", JSON, body);
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"completion_tokens\":3"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"completion_tokens\":3"),
+            "{answer}"
+        );
         assert!(ask(served.connect(), "GET", "/", "", "").contains("<title>"));
         served.signal(signal);
         assert_eq!(served.ended(), (Some(0), String::new()));
@@ -84,7 +89,10 @@ fn what_has_begun_is_finished_after_a_signal() {
     let served = Served::start(&["--port", "0"]);
     let mut stream = served.connect();
     let body = r#"{"prompt":"O","max_tokens":200,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}"#;
-    let head = format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
@@ -149,7 +157,9 @@ fn a_port_in_use_is_refused_before_the_model_is_read() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let refused = run(&["serve", "--port", &port, "--model", "no/such/model"]);
-    let expected = format!("port {port} of 127.0.0.1 is in use: stop the program that listens there, or choose another port");
+    let expected = format!(
+        "port {port} of 127.0.0.1 is in use: stop the program that listens there, or choose another port"
+    );
     assert_refused(&refused, FAILURE, &expected);
     assert!(refused.stderr.contains("(--port)"), "{}", refused.stderr);
 }

@@ -31,7 +31,11 @@ pub(crate) enum Kind {
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
 /// Serves a request for a completion.
-pub(crate) async fn answer(kind: Kind, received: Received, caller: &Caller) -> Result<Response<Content>, ApiError> {
+pub(crate) async fn answer(
+    kind: Kind,
+    received: Received,
+    caller: &Caller,
+) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
     // Tokenising takes up to a second for a large body, in which others are served.
@@ -95,7 +99,11 @@ impl Running {
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
-    async fn in_pieces(mut self, shared: &Shared, peer: Arc<ReadHalf>) -> Result<Response<Content>, ApiError> {
+    async fn in_pieces(
+        mut self,
+        shared: &Shared,
+        peer: Arc<ReadHalf>,
+    ) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = tokio::select! {
             biased;
@@ -133,7 +141,12 @@ impl Running {
         _ = out.send(last.into()).await;
     }
 
-    async fn tell(&mut self, first: First, out: &mpsc::Sender<Bytes>, ping: Duration) -> Result<(), ApiError> {
+    async fn tell(
+        &mut self,
+        first: First,
+        out: &mpsc::Sender<Bytes>,
+        ping: Duration,
+    ) -> Result<(), ApiError> {
         let mut next = match first {
             First::Happened(pieces) => pieces,
             First::Waits => {
@@ -206,7 +219,8 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::QueueFull { retry_after } => {
-                let message = "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
+                let message =
+                    "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
                 Self::new(429, message).with_code("server_overloaded").with_retry_after(retry_after)
             }
             Refused::Draining => draining(),
@@ -218,16 +232,18 @@ impl From<CallFailure> for ApiError {
     fn from(failure: CallFailure) -> Self {
         match failure {
             CallFailure::QueueTimeout { retry_after } => {
-                let message = "the request has waited too long for its turn; try again after Retry-After seconds";
+                let message =
+                    "the request has waited too long for its turn; try again after Retry-After seconds";
                 Self::new(503, message).with_code("queue_timeout").with_retry_after(retry_after)
             }
             CallFailure::Draining => draining(),
-            CallFailure::Request { prompt, error } if error.is_usage() => {
-                Self::invalid(error.to_string()).with_param(format!("prompt[{prompt}]"))
-            }
-            CallFailure::Request { error, .. } => {
-                log(&format!("a request failed: {error}"));
-                Self::internal()
+            CallFailure::Request { prompt, error } => {
+                let told = Self::from(&error);
+                if told.status() >= 500 {
+                    log(&format!("a request failed: {error}"));
+                    return told;
+                }
+                told.with_param(format!("prompt[{prompt}]"))
             }
             CallFailure::Engine => Self::internal(),
         }

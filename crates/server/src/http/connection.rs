@@ -30,7 +30,11 @@ pub(crate) struct Connection {
 }
 
 /// Serves a connection until it is closed. The permit is its place among the connections.
-pub(crate) async fn serve(shared: Arc<Shared>, (read, write): (ReadHalf, WriteHalf), _place: OwnedSemaphorePermit) {
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    (read, write): (ReadHalf, WriteHalf),
+    _place: OwnedSemaphorePermit,
+) {
     let activity = Arc::new(Activity::default());
     let connection = Arc::new(Connection { peer: Arc::new(read), activity: Arc::clone(&activity) });
     let mut bytes = Guarded::new(Arc::clone(&connection.peer), write, activity, shared.options.timeouts);
@@ -72,13 +76,16 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
     }
     match bytes.timed_out() {
         Some(TimedOut::Head) => {
-            return Some(ApiError::new(408, "the head was not complete in time").with_code("request_timeout"));
+            return Some(
+                ApiError::new(408, "the head was not complete in time").with_code("request_timeout"),
+            );
         }
         Some(TimedOut::Idle | TimedOut::Write) => return None,
         None => {}
     }
     if error.is_parse_too_large() {
-        let message = format!("the head is larger than {MAX_HEAD} bytes or has more than {MAX_HEADERS} lines");
+        let message =
+            format!("the head is larger than {MAX_HEAD} bytes or has more than {MAX_HEADERS} lines");
         return Some(ApiError::new(431, message).with_code("head_too_large"));
     }
     if error.is_parse() {

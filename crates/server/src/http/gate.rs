@@ -42,7 +42,12 @@ impl Gate {
             let known = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
             known.into_iter().chain(own).chain(allow_hosts.iter().cloned()).collect()
         });
-        Self { keys: Keys::new(&options.keys), hosts, allow_hosts, cors_origins: lower(&options.cors_origins) }
+        Self {
+            keys: Keys::new(&options.keys),
+            hosts,
+            allow_hosts,
+            cors_origins: lower(&options.cors_origins),
+        }
     }
 
     /// Checks the name that the server is called by.
@@ -149,9 +154,9 @@ mod tests {
     }
 
     fn head(target: &str, headers: &[(&str, &str)]) -> Parts {
-        let request = headers.iter().fold(Request::builder().uri(target), |request, (name, value)| {
-            request.header(*name, *value)
-        });
+        let request = headers
+            .iter()
+            .fold(Request::builder().uri(target), |request, (name, value)| request.header(*name, *value));
         request.body(()).unwrap().into_parts().0
     }
 
@@ -162,10 +167,19 @@ mod tests {
     #[test]
     fn a_server_of_this_machine_answers_to_its_own_names_only() {
         let gate = gate(&["model.lan"], &[], Some(Ipv4Addr::new(127, 0, 0, 5).into()));
-        for name in ["localhost", "LocalHost:99", "127.0.0.1:8080", "[::1]:8080", "[::1]", "127.0.0.5", "Model.lan:1"] {
+        for name in
+            ["localhost", "LocalHost:99", "127.0.0.1:8080", "[::1]:8080", "[::1]", "127.0.0.5", "Model.lan:1"]
+        {
             assert_eq!(host(&gate, "/", name), 200, "{name}");
         }
-        for name in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "0.0.0.0", "[::2]"] {
+        for name in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "127.0.0.2",
+            "0.0.0.0",
+            "[::2]",
+        ] {
             assert_eq!(host(&gate, "/", name), 403, "{name}");
         }
         for name in ["", "localhost@evil.example", "a b", "localhost/x"] {
@@ -199,7 +213,15 @@ mod tests {
         assert_eq!(check("https://model.lan"), Ok(Origin::Own));
         let shared = Origin::Shared(HeaderValue::from_static("https://app.example"));
         assert_eq!(check("https://app.example"), Ok(shared));
-        let foreign = ["http://localhost:8081", "http://evil.example", "null", "", "https://app.example.evil", "file://", "http://localhost:8080@evil"];
+        let foreign = [
+            "http://localhost:8081",
+            "http://evil.example",
+            "null",
+            "",
+            "https://app.example.evil",
+            "file://",
+            "http://localhost:8080@evil",
+        ];
         for origin in foreign {
             assert_eq!(check(origin), Err(403), "{origin:?}");
         }

@@ -77,7 +77,15 @@ mod tests {
         let longest = "k".repeat(MAX_KEY);
         assert_eq!(check(&[&longest], &[&format!("Bearer {longest}")]), Ok(1));
         let wrong = [
-            "Bearer firs", "Bearer firsts", "Bearer First", "Bearer", "Bearer ", "Basic first", "first", "Bearer first second", "",
+            "Bearer firs",
+            "Bearer firsts",
+            "Bearer First",
+            "Bearer",
+            "Bearer ",
+            "Basic first",
+            "first",
+            "Bearer first second",
+            "",
         ];
         for value in wrong {
             assert_eq!(check(&keys, &[value]), Err(401), "{value:?}");

@@ -29,7 +29,9 @@ impl Listener {
             #[cfg(unix)]
             Some(path) => bind_unix(path),
             #[cfg(not(unix))]
-            Some(path) => Err(ServerError::Socket { path: path.clone(), source: io::ErrorKind::Unsupported.into() }),
+            Some(path) => {
+                Err(ServerError::Socket { path: path.clone(), source: io::ErrorKind::Unsupported.into() })
+            }
             None => bind_tcp(options),
         }
     }

@@ -28,7 +28,11 @@ pub(crate) struct Received {
 }
 
 /// Reads a body of JSON.
-pub(crate) async fn read(headers: &HeaderMap, body: &mut Incoming, shared: &Shared) -> Result<Received, ApiError> {
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: &mut Incoming,
+    shared: &Shared,
+) -> Result<Received, ApiError> {
     check_kind(headers)?;
     let limit = shared.options.timeouts.body;
     match timeout(limit, collect(body, shared)).await {

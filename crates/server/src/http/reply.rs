@@ -25,14 +25,18 @@ pub(crate) fn empty(status: StatusCode) -> Response<Content> {
 
 pub(crate) fn refusal(error: &ApiError) -> Response<Content> {
     let mut response = json(error.to_json());
-    *response.status_mut() = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() =
+        StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     if let Some(allow) = error.allow() {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
     }
     if let Some(time) = error.retry_after() {
         // Whole seconds, never 0.
-        headers.insert(RETRY_AFTER, HeaderValue::from(time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)));
+        headers.insert(
+            RETRY_AFTER,
+            HeaderValue::from(time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)),
+        );
     }
     if error.status() == 401 {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

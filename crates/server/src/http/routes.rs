@@ -75,7 +75,9 @@ async fn serve(
     body: &mut Option<Incoming>,
 ) -> Result<Response<Content>, ApiError> {
     shared.gate.check_host(head)?;
-    if is_preflight(head) && let Origin::Shared(_) = origin {
+    if is_preflight(head)
+        && let Origin::Shared(_) = origin
+    {
         return Ok(preflight(&head.headers));
     }
     let (method, path) = (method_name(&head.method), head.uri.path());
@@ -166,7 +168,9 @@ fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {
 
 fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Content>, ApiError> {
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(gpt2_api::find_route(method_name(&head.method), "/").err().unwrap_or_else(ApiError::internal));
+        return Err(gpt2_api::find_route(method_name(&head.method), "/")
+            .err()
+            .unwrap_or_else(ApiError::internal));
     }
     let known = head.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|tag| tag.trim() == file.etag));

@@ -80,7 +80,11 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> Running {
 }
 
 /// A server of this model.
-pub(crate) fn start_model(model: LoadedModel, name: &str, change: impl FnOnce(&mut ServerOptions)) -> Running {
+pub(crate) fn start_model(
+    model: LoadedModel,
+    name: &str,
+    change: impl FnOnce(&mut ServerOptions),
+) -> Running {
     let mut options = ServerOptions { port: 0, ..ServerOptions::default() };
     options.api.name = name.to_owned();
     // Tests that shut the connection do not wait for a client that has nothing to say.

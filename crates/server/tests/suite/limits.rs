@@ -10,7 +10,8 @@ use gpt2_server::ServerOptions;
 use serde_json::json;
 
 use super::common::{
-    Client, Running, events, json_request, long, long_request, long_stream, request, start, start_model, start_with,
+    Client, Running, events, json_request, long, long_request, long_stream, request, start, start_model,
+    start_with,
 };
 
 const JSON: &str = "Content-Type: application/json";

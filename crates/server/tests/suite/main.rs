@@ -1,5 +1,7 @@
 //! The server from outside, over sockets.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod api_errors;
 mod clients;
 mod common;

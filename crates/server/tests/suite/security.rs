@@ -2,14 +2,18 @@
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
+#[cfg(unix)]
 use std::os::unix::fs::PermissionsExt;
+#[cfg(unix)]
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use gpt2_api::ROUTES;
 use gpt2_server::{Server, ServerError, ServerOptions};
 use serde_json::json;
 
-use super::common::{Client, Reply, Running, json_request, request, run, start, start_model, start_with, tiny};
+use super::common::{
+    Client, Reply, Running, json_request, request, run, start, start_model, start_with, tiny,
+};
 
 const KEY: &str = "Authorization: Bearer first-key";
 const JSON: &str = "Content-Type: application/json";
@@ -31,7 +35,13 @@ fn every_route_wants_the_key_but_health_and_the_page() {
     let mut open = Vec::new();
     for route in ROUTES {
         let path = route.path.replace("{id}", "tiny");
-        for lines in [&[][..], &["Authorization: Bearer wrong"], &["Authorization: Bearer "], &["Authorization: first-key"], &[KEY, KEY]] {
+        for lines in [
+            &[][..],
+            &["Authorization: Bearer wrong"],
+            &["Authorization: Bearer "],
+            &["Authorization: first-key"],
+            &[KEY, KEY],
+        ] {
             let reply = ask(&server, route.method, &path, lines);
             if route.needs_key {
                 reply.refusal(401);
@@ -58,13 +68,28 @@ fn every_route_wants_the_key_but_health_and_the_page() {
 fn no_spelling_of_a_path_gets_around_the_key() {
     let server = start_with_keys();
     let spellings = [
-        "//v1/models", "/v1/models/", "/health/../v1/models", "/health%2f..%2fv1/models", "/v1/%6dodels", "/V1/MODELS", "/v1/models?x=/health",
-        "/v1/models;/health", "http://localhost/v1/models", "http://localhost/health/../v1/models", "/page.js/../v1/models", "/nothing",
+        "//v1/models",
+        "/v1/models/",
+        "/health/../v1/models",
+        "/health%2f..%2fv1/models",
+        "/v1/%6dodels",
+        "/V1/MODELS",
+        "/v1/models?x=/health",
+        "/v1/models;/health",
+        "http://localhost/v1/models",
+        "http://localhost/health/../v1/models",
+        "/page.js/../v1/models",
+        "/nothing",
     ];
     for path in spellings {
         ask(&server, "GET", path, &[]).refusal(401);
     }
-    for line in ["Host: localhost/health?", "X-Forwarded-Prefix: /health", "X-Original-URL: /health", "X-Rewrite-URL: /health"] {
+    for line in [
+        "Host: localhost/health?",
+        "X-Forwarded-Prefix: /health",
+        "X-Original-URL: /health",
+        "X-Rewrite-URL: /health",
+    ] {
         let status = ask(&server, "GET", "/v1/models", &[line]).status;
         assert!(status == 401 || status == 400, "{line}: {status}");
     }
@@ -87,6 +112,7 @@ fn a_key_does_not_see_what_another_has_asked() {
     let server = start_with(|options| {
         options.keys = vec!["first-key".into(), "second-key".into()];
         options.prefill_chunk = 16;
+        options.api.prompt_tokens_details = true;
     });
     let prompt: Vec<u32> = (1..40).collect();
     let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
@@ -104,12 +130,20 @@ fn a_key_does_not_see_what_another_has_asked() {
 fn what_a_request_may_ask_for_is_bounded() {
     let server = start_with(|options| (options.api.limits.max_n, options.api.limits.max_prompts) = (4, 2));
     for body in [
-        json!({"n": 5}), json!({"best_of": 5}), json!({"n": 1_000_000_000}), json!({"prompt": ["a", "b", "c"]}), json!({"logprobs": 1_000_000}),
-        json!({"stop": vec!["a"; 1000]}), json!({"max_tokens": 1_000_000_000}),
+        json!({"n": 5}),
+        json!({"best_of": 5}),
+        json!({"n": 1_000_000_000}),
+        json!({"prompt": ["a", "b", "c"]}),
+        json!({"logprobs": 1_000_000}),
+        json!({"stop": vec!["a"; 1000]}),
+        json!({"max_tokens": 1_000_000_000}),
     ] {
         server.post("/v1/completions", &body).refusal(400);
     }
-    assert_eq!(server.post("/v1/completions", &json!({"prompt": ["a", "b"], "n": 4, "max_tokens": 2})).status, 200);
+    assert_eq!(
+        server.post("/v1/completions", &json!({"prompt": ["a", "b"], "n": 4, "max_tokens": 2})).status,
+        200
+    );
 }
 
 /// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: empty prompts, penalties and negative numbers that ended the engine.
@@ -117,11 +151,26 @@ fn what_a_request_may_ask_for_is_bounded() {
 fn odd_requests_do_not_end_the_engine() {
     let server = start();
     for body in [
-        json!({"prompt": ""}), json!({"prompt": null}), json!({"prompt": [""]}), json!({"prompt": ["", ""]}), json!({"max_tokens": 0}),
-        json!({"prompt": "", "echo": true, "max_tokens": 0, "logprobs": 0}), json!({"frequency_penalty": 2, "presence_penalty": -2}),
-        json!({"repetition_penalty": 1000}), json!({"repetition_penalty": 1e-300}), json!({"logit_bias": {"0": 100, "1": -100}}), json!({"temperature": 1e-300}),
-        json!({"top_p": 0}), json!({"top_p": 5e-324}), json!({"top_k": 1}), json!({"min_p": 1}), json!({"typical_p": 1e-300}), json!({"seed": i64::MIN}),
-        json!({"stop": "<|endoftext|>"}), json!({"min_tokens": 16}), json!({"no_repeat_ngram_size": 1}),
+        json!({"prompt": ""}),
+        json!({"prompt": null}),
+        json!({"prompt": [""]}),
+        json!({"prompt": ["", ""]}),
+        json!({"max_tokens": 0}),
+        json!({"prompt": "", "echo": true, "max_tokens": 0, "logprobs": 0}),
+        json!({"frequency_penalty": 2, "presence_penalty": -2}),
+        json!({"repetition_penalty": 1000}),
+        json!({"repetition_penalty": 1e-300}),
+        json!({"logit_bias": {"0": 100, "1": -100}}),
+        json!({"temperature": 1e-300}),
+        json!({"top_p": 0}),
+        json!({"top_p": 5e-324}),
+        json!({"top_k": 1}),
+        json!({"min_p": 1}),
+        json!({"typical_p": 1e-300}),
+        json!({"seed": i64::MIN}),
+        json!({"stop": "<|endoftext|>"}),
+        json!({"min_tokens": 16}),
+        json!({"no_repeat_ngram_size": 1}),
     ] {
         let reply = server.post("/v1/completions", &body);
         assert!(matches!(reply.status, 200 | 400), "{body}: {}", reply.text());
@@ -135,18 +184,30 @@ fn odd_requests_do_not_end_the_engine() {
 fn pages_of_others_cannot_use_a_server_of_this_machine() {
     let server = start();
     let refused = [
-        &["Host: evil.example"][..], &["Host: evil.example:80", "Origin: http://evil.example:80"], &["Origin: http://evil.example"], &["Origin: null"],
-        &["Origin: http://localhost:1"], &["Origin: http://127.0.0.1.evil.example"],
+        &["Host: evil.example"][..],
+        &["Host: evil.example:80", "Origin: http://evil.example:80"],
+        &["Origin: http://evil.example"],
+        &["Origin: null"],
+        &["Origin: http://localhost:1"],
+        &["Origin: http://127.0.0.1.evil.example"],
     ];
     for lines in refused {
-        for (method, path) in [("GET", "/"), ("GET", "/health"), ("GET", "/v1/models"), ("POST", "/v1/completions"), ("OPTIONS", "/v1/completions")] {
+        for (method, path) in [
+            ("GET", "/"),
+            ("GET", "/health"),
+            ("GET", "/v1/models"),
+            ("POST", "/v1/completions"),
+            ("OPTIONS", "/v1/completions"),
+        ] {
             let reply = ask(&server, method, path, lines);
             reply.refusal(403);
             assert_eq!(reply.header("access-control-allow-origin"), None);
         }
     }
     // A form of another page can send this without asking.
-    server.request("POST", "/v1/completions", &["Content-Type: text/plain"], br#"{"prompt":"a"}"#).refusal(415);
+    server
+        .request("POST", "/v1/completions", &["Content-Type: text/plain"], br#"{"prompt":"a"}"#)
+        .refusal(415);
     let own = format!("Origin: {}", server.url());
     let host = format!("Host: {}", server.address);
     assert_eq!(ask(&server, "POST", "/v1/completions", &[&own, &host]).status, 200);
@@ -159,18 +220,31 @@ fn an_origin_that_is_allowed_is_told_so_and_no_other() {
         options.keys = vec!["first-key".into()];
     });
     let origin = "Origin: https://app.example";
-    let asks = [origin, "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization, content-type"];
+    let asks = [
+        origin,
+        "Access-Control-Request-Method: POST",
+        "Access-Control-Request-Headers: authorization, content-type",
+    ];
     let reply = server.request("OPTIONS", "/v1/completions", &asks, b"");
-    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (204, Some("https://app.example")));
+    assert_eq!(
+        (reply.status, reply.header("access-control-allow-origin")),
+        (204, Some("https://app.example"))
+    );
     assert_eq!(reply.header("access-control-allow-headers"), Some("authorization, content-type"));
     assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST"));
     assert_eq!(reply.header("access-control-allow-credentials"), None);
     let reply = ask(&server, "POST", "/v1/completions", &[origin, KEY]);
-    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, Some("https://app.example")));
+    assert_eq!(
+        (reply.status, reply.header("access-control-allow-origin")),
+        (200, Some("https://app.example"))
+    );
     assert_eq!(reply.header("vary"), Some("Origin"));
     // What is wrong is told to the page too.
     let reply = ask(&server, "POST", "/v1/completions", &[origin]);
-    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (401, Some("https://app.example")));
+    assert_eq!(
+        (reply.status, reply.header("access-control-allow-origin")),
+        (401, Some("https://app.example"))
+    );
     let other = ["Origin: https://other.example", asks[1]];
     server.request("OPTIONS", "/v1/completions", &other, b"").refusal(403);
 }
@@ -188,7 +262,9 @@ fn nothing_is_opened_that_a_request_names() {
         server.post("/v1/completions", &schema).refusal(400);
     }
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody came");
-    for path in ["/api/pull", "/api/create", "/api/push", "/models/load", "/v1/load_lora_adapter", "/lora-adapters"] {
+    for path in
+        ["/api/pull", "/api/create", "/api/push", "/models/load", "/v1/load_lora_adapter", "/lora-adapters"]
+    {
         server.post(path, &json!({"model": "x"})).refusal(404);
     }
 }
@@ -275,11 +351,15 @@ fn a_port_in_use_is_named() {
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_unix_socket_is_for_its_user_and_survives_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gpt2.sock");
-    let options = |path: &std::path::Path| ServerOptions { unix_socket: Some(path.to_owned()), ..ServerOptions::default() };
+    let options = |path: &std::path::Path| ServerOptions {
+        unix_socket: Some(path.to_owned()),
+        ..ServerOptions::default()
+    };
     // As a server leaves it that was killed.
     drop(UnixListener::bind(&path).unwrap());
     let server = Server::bind(tiny(), options(&path)).unwrap();
@@ -309,9 +389,15 @@ fn a_unix_socket_is_for_its_user_and_survives_a_killed_server() {
 /// Names are compared, whatever they look like.
 #[test]
 fn a_model_is_served_under_its_names_only() {
-    let server = start_model(tiny(), "owner/tiny", |options| options.api.aliases = vec!["gpt-3.5-turbo-instruct".into()]);
+    let server = start_model(tiny(), "owner/tiny", |options| {
+        options.api.aliases = vec!["gpt-3.5-turbo-instruct".into()]
+    });
     for name in ["owner/tiny", "gpt-3.5-turbo-instruct"] {
-        assert_eq!(server.post("/v1/completions", &json!({"model": name, "max_tokens": 1})).status, 200, "{name}");
+        assert_eq!(
+            server.post("/v1/completions", &json!({"model": name, "max_tokens": 1})).status,
+            200,
+            "{name}"
+        );
     }
     for path in ["/v1/models/owner/tiny", "/v1/models/owner%2Ftiny"] {
         assert_eq!(server.get(path).json()["id"], "owner/tiny");

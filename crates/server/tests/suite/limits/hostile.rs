@@ -1,5 +1,7 @@
 //! Two hundred requests that no client should send: each gets its code and its message, and the server goes on.
 
+mod fields;
+
 use std::thread;
 use std::time::Duration;
 
@@ -35,7 +37,9 @@ fn fault(server: &Running, case: &Case) -> Option<String> {
         reply.refusal(case.status).contains(&case.names) || is_param
     };
     let is_right = reply.status == case.status && (case.status == 200 || is_named(&reply));
-    (!is_right).then(|| format!("{shown:?}: expected {} {:?}, got {} {}", case.status, case.names, reply.status, reply.text()))
+    (!is_right).then(|| {
+        format!("{shown:?}: expected {} {:?}, got {} {}", case.status, case.names, reply.status, reply.text())
+    })
 }
 
 /// Sends each on a connection of its own.
@@ -92,7 +96,11 @@ fn heads() -> Vec<Case> {
     cases.push(case(request("GET", "/health", &many, b""), 431, "the head is larger"));
     let wide = format!("X: {}", "a".repeat(70_000));
     cases.push(case(request("GET", "/health", &[&wide], b""), 431, "the head is larger"));
-    cases.push(case(request("GET", &format!("/{}", "a".repeat(70_000)), &[], b""), 431, "the head is larger"));
+    cases.push(case(
+        request("GET", &format!("/{}", "a".repeat(70_000)), &[], b""),
+        431,
+        "the head is larger",
+    ));
     cases.push(case(vec![b'A'; 200_000], 431, "the head is larger"));
     // A head that ends before it is whole.
     for bytes in [&b"GET /heal"[..], b"GET /health HTTP/1.1\r\nHost: localhost\r\n"] {
@@ -114,7 +122,11 @@ fn targets() -> Vec<Case> {
         case(get("http://evil.example/health", &[]), 403, "is not called by the name"),
         case(get("/health", &["Origin: http://evil.example"]), 403, "pages of this origin"),
         case(get("/health", &["Origin: null"]), 403, "pages of this origin"),
-        case(get("/health", &["Origin: http://localhost", "Origin: http://localhost"]), 403, "pages of this origin"),
+        case(
+            get("/health", &["Origin: http://localhost", "Origin: http://localhost"]),
+            403,
+            "pages of this origin",
+        ),
         case("GET /health HTTP/1.0\r\n\r\n", 200, ""),
         case(get("http://localhost/health", &[]), 200, ""),
         case(get("localhost:80", &[]), 400, "the target of a request"),
@@ -123,16 +135,53 @@ fn targets() -> Vec<Case> {
         case(get("/health", &["Origin: http://localhost"]), 200, ""),
     ];
     let unknown = [
-        "//health", "/health/", "/./health", "/x/../health", "/%68ealth", "/health%00", "/health;a=b", "/HEALTH", "/v1", "/v1/",
-        "/v1//models", "/v2/models", "/v1/completions/", "/../../etc/passwd", "/..%2f..%2fetc%2fpasswd", "/page.js/..", "/index.html",
-        "/.env", "/api/pull", "/api/generate", "/load", "/v1/load_lora_adapter", "/slots", "/admin", "/models/apply", "/v1/files", "*",
-        "/v1/models/../../../etc/passwd", "/v1/models/%2e%2e%2fsecret", "/v1/models/other", "/v1/models/tiny%00", "/v1/models/%zz",
+        "//health",
+        "/health/",
+        "/./health",
+        "/x/../health",
+        "/%68ealth",
+        "/health%00",
+        "/health;a=b",
+        "/HEALTH",
+        "/v1",
+        "/v1/",
+        "/v1//models",
+        "/v2/models",
+        "/v1/completions/",
+        "/../../etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "/page.js/..",
+        "/index.html",
+        "/.env",
+        "/api/pull",
+        "/api/generate",
+        "/load",
+        "/v1/load_lora_adapter",
+        "/slots",
+        "/admin",
+        "/models/apply",
+        "/v1/files",
+        "*",
+        "/v1/models/../../../etc/passwd",
+        "/v1/models/%2e%2e%2fsecret",
+        "/v1/models/other",
+        "/v1/models/tiny%00",
+        "/v1/models/%zz",
         "/v1/models/%ff%fe",
     ];
     cases.extend(unknown.map(|path| case(get(path, &[]), 404, "there is n")));
     for (method, path) in [
-        ("POST", "/health"), ("DELETE", "/v1/models"), ("PUT", "/tokenize"), ("GET", "/v1/completions"), ("get", "/health"),
-        ("PATCH", "/metrics"), ("TRACE", "/health"), ("BREW", "/version"), ("OPTIONS", "/v1/completions"), ("POST", "/"), ("PURGE", "/page.js"),
+        ("POST", "/health"),
+        ("DELETE", "/v1/models"),
+        ("PUT", "/tokenize"),
+        ("GET", "/v1/completions"),
+        ("get", "/health"),
+        ("PATCH", "/metrics"),
+        ("TRACE", "/health"),
+        ("BREW", "/version"),
+        ("OPTIONS", "/v1/completions"),
+        ("POST", "/"),
+        ("PURGE", "/page.js"),
     ] {
         cases.push(case(request(method, path, &[], b""), 405, "takes"));
     }
@@ -144,23 +193,47 @@ fn bodies() -> Vec<Case> {
     let post = |lines: &[&str], body: &[u8]| request("POST", "/tokenize", lines, body);
     let body = br#"{"prompt":"a"}"#;
     let mut cases = vec![case(post(&[JSON], b""), 400, "the body is empty")];
-    let kinds = ["", "Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded", "Content-Type: multipart/form-data; boundary=x",
-        "Content-Type: application/jsonp", "Content-Type: json", "Content-Type:", "Content-Type: text/plain; application/json",
-        "Content-Type: application/json, text/plain", "Content-Type: application/json\r\nContent-Type: text/plain", "Content-Type: \u{ff}"];
+    let kinds = [
+        "",
+        "Content-Type: text/plain",
+        "Content-Type: application/x-www-form-urlencoded",
+        "Content-Type: multipart/form-data; boundary=x",
+        "Content-Type: application/jsonp",
+        "Content-Type: json",
+        "Content-Type:",
+        "Content-Type: text/plain; application/json",
+        "Content-Type: application/json, text/plain",
+        "Content-Type: application/json\r\nContent-Type: text/plain",
+        "Content-Type: \u{ff}",
+    ];
     for kind in kinds {
         let lines: &[&str] = if kind.is_empty() { &[] } else { &[kind] };
         cases.push(case(post(lines, body), 415, "a body is JSON"));
     }
-    for kind in ["Content-Type: application/json; charset=utf-8", "content-type: Application/JSON", "Content-Type:application/json ;x"] {
+    for kind in [
+        "Content-Type: application/json; charset=utf-8",
+        "content-type: Application/JSON",
+        "Content-Type:application/json ;x",
+    ] {
         cases.push(case(post(&[kind], body), 200, ""));
     }
     for encoding in ["gzip", "deflate", "br", "zstd", "gzip, gzip", "x", ""] {
-        cases.push(case(post(&[JSON, &format!("Content-Encoding: {encoding}")], body), 415, "without Content-Encoding"));
+        cases.push(case(
+            post(&[JSON, &format!("Content-Encoding: {encoding}")], body),
+            415,
+            "without Content-Encoding",
+        ));
     }
     cases.push(case(post(&[JSON, "Content-Encoding: identity"], body), 200, ""));
     let chunked = |chunks: &[u8]| post(&[JSON, "Transfer-Encoding: chunked"], chunks);
     cases.push(case(chunked(b"e;x=y\r\n{\"prompt\":\"a\"}\r\n0\r\nTrailer: x\r\n\r\n"), 200, ""));
-    for chunks in [&b"zz\r\n{}\r\n0\r\n\r\n"[..], b"-1\r\n{}\r\n0\r\n\r\n", b"2\r\n{}xx0\r\n\r\n", b"fffffffffffffffff\r\n{}\r\n", b"\r\n\r\n"] {
+    for chunks in [
+        &b"zz\r\n{}\r\n0\r\n\r\n"[..],
+        b"-1\r\n{}\r\n0\r\n\r\n",
+        b"2\r\n{}xx0\r\n\r\n",
+        b"fffffffffffffffff\r\n{}\r\n",
+        b"\r\n\r\n",
+    ] {
         cases.push(case(chunked(chunks), 400, "the body's chunks cannot be read"));
     }
     for (lines, part) in [
@@ -174,84 +247,40 @@ fn bodies() -> Vec<Case> {
     let deep = "[".repeat(100_000);
     let deep_object = "{\"a\":".repeat(50_000);
     let texts: [&[u8]; 22] = [
-        b"{", b"}", b"[]", b"null", b"1", b"\"a\"", b"{}{}", b"{\"prompt\":\"a\"} x", b"{\"prompt\":'a'}", b"{prompt:\"a\"}", b"{\"prompt\":\"a\",}",
-        b"{\"prompt\":\"a\" /* x */}", b"\xef\xbb\xbf{\"prompt\":\"a\"}", b"{\x00\"\x00p\x00", b"{\"prompt\":\"\xff\xfe\"}", b"{\"prompt\":\"a\nb\"}",
-        b"{\"prompt\":\"\\ud800\"}", b"{\"prompt\":\"\\x\"}", b"\x1f\x8b\x08\x00\x00", b"   ", deep.as_bytes(), deep_object.as_bytes(),
+        b"{",
+        b"}",
+        b"[]",
+        b"null",
+        b"1",
+        b"\"a\"",
+        b"{}{}",
+        b"{\"prompt\":\"a\"} x",
+        b"{\"prompt\":'a'}",
+        b"{prompt:\"a\"}",
+        b"{\"prompt\":\"a\",}",
+        b"{\"prompt\":\"a\" /* x */}",
+        b"\xef\xbb\xbf{\"prompt\":\"a\"}",
+        b"{\x00\"\x00p\x00",
+        b"{\"prompt\":\"\xff\xfe\"}",
+        b"{\"prompt\":\"a\nb\"}",
+        b"{\"prompt\":\"\\ud800\"}",
+        b"{\"prompt\":\"\\x\"}",
+        b"\x1f\x8b\x08\x00\x00",
+        b"   ",
+        deep.as_bytes(),
+        deep_object.as_bytes(),
     ];
     cases.extend(texts.map(|text| case(post(&[JSON], text), 400, "")));
     cases
 }
 
-/// Fields of a completion.
-fn fields() -> Vec<Case> {
-    let wrong = [
-        (r#""prompt":1"#, "prompt"), (r#""prompt":{}"#, "prompt"), (r#""prompt":true"#, "prompt"), (r#""prompt":[]"#, "prompt"),
-        (r#""prompt":[[]]"#, "prompt[0]"), (r#""prompt":["a",1]"#, "prompt[1]"), (r#""prompt":[1,"a"]"#, "prompt[1]"),
-        (r#""prompt":[[1],[1,"a"]]"#, "prompt[1][1]"), (r#""prompt":[-1]"#, "prompt[0]"), (r#""prompt":[1.5]"#, "prompt[0]"),
-        (r#""prompt":[300]"#, "prompt[0]"), (r#""prompt":[[1],[1,4294967296]]"#, "prompt[1][1]"), (r#""prompt":[99999999999999999999]"#, "prompt[0]"),
-        (r#""prompt":[[[1]]]"#, "prompt[0][0]"), (r#""prompt":[null]"#, "prompt[0]"),
-        (r#""max_tokens":-1"#, "max_tokens"), (r#""max_tokens":1.5"#, "max_tokens"), (r#""max_tokens":"1""#, "max_tokens"),
-        (r#""max_tokens":1e999"#, "max_tokens"), (r#""max_tokens":99999999999999999999"#, "max_tokens"), (r#""max_tokens":1000"#, "prompt"),
-        (r#""max_tokens":4294967295"#, "max_tokens"),
-        (r#""temperature":-0.1"#, "temperature"), (r#""temperature":2.1"#, "temperature"), (r#""temperature":"hot""#, "temperature"), (r#""temperature":[]"#, "temperature"),
-        (r#""temperature":NaN"#, ""), (r#""temperature":1e999"#, "temperature"), (r#""temperature":Infinity"#, ""),
-        (r#""top_p":-1"#, "top_p"), (r#""top_p":1.01"#, "top_p"), (r#""top_k":-2"#, "top_k"), (r#""top_k":1.5"#, "top_k"), (r#""min_p":2"#, "min_p"),
-        (r#""n":0"#, "n"), (r#""n":-1"#, "n"), (r#""n":17"#, "n"), (r#""n":129"#, "n"), (r#""n":1000000000"#, "n"), (r#""n":"2""#, "n"),
-        (r#""best_of":21"#, "best_of"), (r#""best_of":1000000000"#, "best_of"), (r#""best_of":2,"n":3"#, "best_of"), (r#""best_of":2,"stream":true"#, "best_of"),
-        (r#""logprobs":21"#, "logprobs"), (r#""logprobs":-1"#, "logprobs"), (r#""logprobs":true"#, "logprobs"),
-        (r#""echo":1"#, "echo"), (r#""echo":"yes""#, "echo"), (r#""stream":"true""#, "stream"), (r#""stream_options":{"include_usage":true}"#, "stream_options"),
-        (r#""stop":"""#, "stop"), (r#""stop":[""]"#, "stop[0]"), (r#""stop":[1]"#, "stop[0]"), (r#""stop":1"#, "stop"), (r#""stop":{}"#, "stop"),
-        (r#""suffix":"x""#, "suffix"), (r#""seed":1.5"#, "seed"), (r#""seed":9223372036854775808"#, "seed"), (r#""seed":"1""#, "seed"),
-        (r#""logit_bias":{"a":1}"#, "logit_bias"), (r#""logit_bias":{"-1":1}"#, "logit_bias"), (r#""logit_bias":{"1":101}"#, "logit_bias"),
-        (r#""logit_bias":{"300":1}"#, "logit_bias"), (r#""logit_bias":{"1":"x"}"#, "logit_bias"), (r#""logit_bias":[1]"#, "logit_bias"),
-        (r#""presence_penalty":3"#, "presence_penalty"), (r#""frequency_penalty":-2.5"#, "frequency_penalty"), (r#""repetition_penalty":0"#, "repetition_penalty"),
-        (r#""repetition_penalty":-1e308"#, "repetition_penalty"), (r#""min_tokens":17"#, ""), (r#""stop_token_ids":[-1]"#, "stop_token_ids"), (r#""stop_token_ids":[300]"#, "stop_token_ids"),
-        (r#""bad_words":[""]"#, "bad_words"), (r#""allowed_token_ids":[-5]"#, "allowed_token_ids"), (r#""truncate_prompt_tokens":0"#, "truncate_prompt_tokens"),
-        (r#""use_beam_search":true"#, "use_beam_search"), (r#""prompt_logprobs":5"#, "prompt_logprobs"), (r#""tools":[{"type":"function"}]"#, "tools"),
-        (r#""response_format":{"type":"xml"}"#, "response_format"), (r#""guided_regex":"(""#, "regular expression"), (r#""guided_json":"{""#, "guided_json"),
-        (r#""temperature":0,"temperature":1"#, "temperature"), (r#""prompt":"a","prompt":"b""#, "prompt"),
-    ];
-    let post = |body: &str| request("POST", "/v1/completions", &[JSON], body.as_bytes());
-    let mut cases: Vec<Case> = wrong.iter().map(|(field, param)| case(post(&format!("{{{field}}}")), 400, param)).collect();
-    // Many and large.
-    let list = |item: &str, count: usize| vec![item; count].join(",");
-    cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("\"a\"", 65))), 400, "prompt"));
-    cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("1", 100_000))), 400, "prompt"));
-    cases.push(case(post(&format!(r#"{{"prompt":"{}"}}"#, "a".repeat(1_000_000))), 400, "prompt"));
-    cases.push(case(post(&format!(r#"{{"stop":[{}]}}"#, list("\"a\"", 33))), 400, "stop"));
-    cases.push(case(post(&format!(r#"{{"guided_regex":"{}"}}"#, "(a|b)*".repeat(20_000))), 400, "regular expression"));
-    let biases: Vec<String> = (0..1025).map(|id| format!("\"{id}\":1")).collect();
-    cases.push(case(post(&format!(r#"{{"logit_bias":{{{}}}}}"#, biases.join(","))), 400, "logit_bias"));
-    for name in ["other", "../tiny", "/etc/passwd", "http://evil.example/model", "TINY", "tiny\\u0000"] {
-        cases.push(case(post(&format!(r#"{{"model":"{name}"}}"#)), 404, "model"));
-    }
-    cases.push(case(post(r#"{"model":5}"#), 400, "model"));
-    cases
-}
-
-/// The other routes that take a body.
-fn others() -> Vec<Case> {
-    let post = |path: &str, body: &str| request("POST", path, &[JSON], body.as_bytes());
-    vec![
-        case(post("/v1/chat/completions", "{}"), 400, "messages"),
-        case(post("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"a"}]}"#), 400, "--chat-template"),
-        case(post("/v1/chat/completions", r#"{"messages":5}"#), 400, "messages"),
-        case(post("/tokenize", r#"{"prompt":5}"#), 400, "prompt"),
-        case(post("/tokenize", "{}"), 400, "prompt"),
-        case(post("/detokenize", r#"{"tokens":[300]}"#), 400, "tokens[0]"),
-        case(post("/detokenize", r#"{"tokens":[-1]}"#), 400, "tokens[0]"),
-        case(post("/detokenize", r#"{"tokens":"a"}"#), 400, "tokens"),
-        case(post("/detokenize", "{}"), 400, "tokens"),
-        case(post("/look/attention", "{}"), 400, ""),
-        case(post("/look/lens", r#"{"prompt":5}"#), 400, ""),
-        case(post("/look/lens", "[]"), 400, ""),
-    ]
-}
-
 #[test]
 fn hostile_requests_get_the_right_code_and_message() {
     let server = start();
-    let cases: Vec<Case> = [heads(), targets(), bodies(), fields(), others()].into_iter().flatten().collect();
+    let cases: Vec<Case> = [heads(), targets(), bodies(), fields::of_completions(), fields::of_others()]
+        .into_iter()
+        .flatten()
+        .collect();
     let count = check(&server, &cases);
     assert!(count >= 200, "{count} requests");
 }
@@ -293,7 +322,9 @@ fn a_body_of_two_lengths_is_the_last_of_its_connection() {
     let mut client = server.connect();
     let lines = [JSON, "Content-Length: 4", "Transfer-Encoding: chunked"];
     let hidden = request("GET", "/metrics", &[], b"");
-    client.send(&[request("POST", "/tokenize", &lines, b"e\r\n{\"prompt\":\"a\"}\r\n0\r\n\r\n"), hidden].concat());
+    client.send(
+        &[request("POST", "/tokenize", &lines, b"e\r\n{\"prompt\":\"a\"}\r\n0\r\n\r\n"), hidden].concat(),
+    );
     let reply = client.reply();
     assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
     client.assert_closed();

@@ -43,7 +43,8 @@ impl Browser {
     #[expect(clippy::print_stderr, reason = "a skipped test says so")]
     pub(crate) fn open(url: &str, width: usize) -> Option<Self> {
         let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let started = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn();
+        let started =
+            Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let Ok(mut driver) = started else {
             eprintln!("skipped: the page in a browser, because there is no chromedriver");
             return None;
@@ -81,15 +82,21 @@ impl Browser {
         );
     }
 
+    /// One command, and what it gives.
+    #[track_caller]
     fn command(&self, method: &str, path: &str, body: &Value) -> Value {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut client = Client::new(stream);
-        let body = if method == "GET" { String::new() } else { body.to_string() };
-        client.send(&request(method, path, &["Content-Type: application/json"], body.as_bytes()));
+        let mut client = self.send(method, path, body.to_string().as_bytes());
         let reply = client.reply();
         assert_eq!(reply.status, 200, "{path}: {}", reply.text());
         reply.json()["value"].clone()
+    }
+
+    fn send(&self, method: &str, path: &str, body: &[u8]) -> Client<TcpStream> {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Client::new(stream);
+        client.send(&request(method, path, &["Content-Type: application/json"], body));
+        client
     }
 
     fn post(&self, path: &str, body: &Value) -> Value {
@@ -188,8 +195,10 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        if !self.session.is_empty() && !thread::panicking() {
-            self.command("DELETE", &self.session, &Value::Null);
+        // Chromium ends with its session, not with chromedriver; and a panic here would end the test program.
+        if !self.session.is_empty() {
+            let ended = std::panic::AssertUnwindSafe(|| self.send("DELETE", &self.session, b"").try_reply());
+            _ = std::panic::catch_unwind(ended);
         }
         _ = self.driver.kill();
         _ = self.driver.wait();
