@@ -16,6 +16,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -34,6 +35,8 @@ import transformers  # noqa: E402
 
 TOLERANCE = 1e-4
 GENERATED = 16
+# Tokens of a text that the checkpoint writes: transformers takes long over more.
+LONGEST = 192
 STARTS = ("The", "What is", "First Citizen:\n", "O, ", "“Ünïcode” – 日本 😀 ", "And in the", "It was")
 
 TASKS = {
@@ -113,11 +116,13 @@ class Writer:
             yield "choice", {"context": contexts[number], "label": label, "endings": choices}
             # Half the targets are right, so that the figure is neither 0 nor 1.
             yield "generate", {"context": contexts[number], "target": greedy[number] if number % 2 else greedy[number] + "!"}
-        texts = self.passages(count, self.context * 3 // 4)
+        long = min(self.context * 3 // 4, LONGEST)
+        texts = self.passages(count, long)
         for text in texts:
             yield "rolling", {"text": text}
         for number in range(max(2, count // 10)):
-            yield "windows", {"text": "\n".join(texts[(number + step) % count] for step in range(3))}
+            some = itertools.islice(itertools.cycle(texts), number, number + math.ceil(2.5 * self.context / long))
+            yield "windows", {"text": "\n".join(some)}
 
 
 def write_tasks(folder, items):

@@ -26,7 +26,8 @@ pub(crate) fn file(path: &str) -> Option<&'static PageFile> {
     FILES.iter().find(|(of, _)| *of == path).map(|(_, file)| file)
 }
 
-static INDEX: LazyLock<String> = LazyLock::new(|| include_str!("index.html").replace("@@report@@", REPORT_HTML));
+static INDEX: LazyLock<String> =
+    LazyLock::new(|| include_str!("index.html").replace("@@report@@", REPORT_HTML));
 
 static FILES: LazyLock<[(&str, PageFile); 8]> = LazyLock::new(|| {
     [

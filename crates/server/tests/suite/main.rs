@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-mod api_errors;
 mod clients;
 mod common;
 mod grammar;
