@@ -52,6 +52,9 @@ impl Call {
         let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
         check_limits(served, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
         let prompts = tokens_of(prompts, options.truncation, max_tokens, served)?;
+        if let (true, Some(logprobs)) = (echo, logprobs) {
+            check_echo(&prompts, options.n, logprobs)?;
+        }
         let plan = Plan { shape: Shape::Completion, prompts, max_tokens, best_of, echo, logprobs, options };
         plan.into_call(served, reuse)
     }
@@ -97,6 +100,23 @@ fn check_limits(
             let message = format!("{param}: this server takes at most {most} {what}, found {found}");
             return Err(ApiError::invalid(message).with_param(param));
         }
+    }
+    Ok(())
+}
+
+/// What is told of prompts is bounded too.
+fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
+    /// Log-probabilities, each with the token's text: some 20 MB.
+    const MOST_TOLD: usize = 1 << 19;
+    let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let told = tokens.saturating_mul(texts).saturating_mul(logprobs + 1);
+    if told > MOST_TOLD {
+        let message = format!(
+            "logprobs: at most {MOST_TOLD} log-probabilities of echoed prompts are told in an answer, and {told} were asked for: \
+             {tokens} tokens × {texts} texts × {} for each; ask for fewer",
+            logprobs + 1
+        );
+        return Err(ApiError::invalid(message).with_param("logprobs"));
     }
     Ok(())
 }
@@ -226,6 +246,10 @@ fn processors_of(
 ) -> Result<Vec<LogitsProcessor>, ApiError> {
     let mut processors = Vec::new();
     if let Some(ids) = &options.allowed_token_ids {
+        if options.grammar.is_some() {
+            let message = "allowed_token_ids: they cannot be kept beside what the text must conform to; leave one of both out";
+            return Err(ApiError::invalid(message).with_param("allowed_token_ids"));
+        }
         for (place, id) in ids.iter().enumerate() {
             served.check_token(*id, || format!("allowed_token_ids[{place}]"))?;
         }

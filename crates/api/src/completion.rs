@@ -78,6 +78,11 @@ impl CompletionRequest {
         })
     }
 
+    /// Whether its texts conform to something, which takes long to read.
+    pub fn has_grammar(&self) -> bool {
+        self.options.grammar.is_some()
+    }
+
     /// The names of the fields that it reads or lets pass.
     pub fn fields() -> impl Iterator<Item = &'static str> {
         known(TABLES)

@@ -15,6 +15,7 @@ pub struct LoadedModel {
     assistant: Option<Gpt2LMHead>,
     vocabulary: Arc<Vocabulary>,
     defaults: Arc<Result<Defaults, String>>,
+    weights: &'static str,
 }
 
 impl LoadedModel {
@@ -23,8 +24,9 @@ impl LoadedModel {
         assistant: Option<Gpt2LMHead>,
         vocabulary: Arc<Vocabulary>,
         defaults: Result<Defaults, String>,
+        weights: &'static str,
     ) -> Self {
-        Self { model, assistant, vocabulary, defaults: Arc::new(defaults) }
+        Self { model, assistant, vocabulary, defaults: Arc::new(defaults), weights }
     }
 
     /// The same model, of which `observer` sees every pass, see [`Gpt2LMHead::observed_by`].
@@ -35,6 +37,11 @@ impl LoadedModel {
     /// The model itself.
     pub fn model(&self) -> &Gpt2LMHead {
         &self.model
+    }
+
+    /// The type of the weights in a word, as `q8`: the one that was asked for, otherwise the stored one.
+    pub fn weight_type(&self) -> &'static str {
+        self.weights
     }
 
     /// The model that drafts tokens for it, if there is one.

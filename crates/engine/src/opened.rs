@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Device;
 use gpt2::Gpt2Config;
 use gpt2_generation::GenerationError;
-use gpt2_weights::Checkpoint;
+use gpt2_weights::{Checkpoint, WeightDType};
 
 use crate::{Defaults, EngineError, LoadedModel, ModelOptions, Reporter, Vocabulary};
 
@@ -73,6 +73,8 @@ impl Opened {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
         let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);
         let assistant = self.assistant.as_ref().map(load).transpose()?;
-        Ok(LoadedModel::new(model, assistant, self.vocabulary, self.defaults))
+        let stored = self.checkpoint.stored_dtype().as_str();
+        let weights = self.options.dtype.map_or(stored, WeightDType::name);
+        Ok(LoadedModel::new(model, assistant, self.vocabulary, self.defaults, weights))
     }
 }

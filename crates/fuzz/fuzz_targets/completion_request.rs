@@ -19,13 +19,16 @@ static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
 });
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
-    let completion = CompletionRequest::parse(body).and_then(|request| Call::of_completion(request, &SERVED, Some(1)));
+    let completion =
+        CompletionRequest::parse(body).and_then(|request| Call::of_completion(request, &SERVED, Some(1)));
     let chat = ChatRequest::parse(body).and_then(|request| Call::of_chat(request, &SERVED, None));
     for call in [completion, chat] {
         match call {
             Ok(call) => assert!(!call.requests.is_empty() && call.requests.len() <= 64),
             // Whatever is wrong is the body's fault, and is told as JSON.
-            Err(error) => assert!(matches!(error.status(), 400 | 404) && error.to_json().starts_with("{\"error\"")),
+            Err(error) => {
+                assert!(matches!(error.status(), 400 | 404) && error.to_json().starts_with("{\"error\""))
+            }
         }
     }
     for answer in [gpt2_api::tokenize(body, &SERVED), gpt2_api::detokenize(body, &SERVED)] {

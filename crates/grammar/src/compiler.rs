@@ -128,7 +128,16 @@ impl Inner {
 fn limits() -> ParserLimits {
     /// States of its lexer, each about a kilobyte.
     const MAX_LEXER_STATES: usize = 50_000;
-    ParserLimits { max_lexer_states: MAX_LEXER_STATES, verbose_errors: false, ..ParserLimits::default() }
+    /// Items of its parser for a token, of which usual grammars have tens: texts of others wait for each step.
+    const MAX_STEP_ITEMS: usize = 10_000;
+    const MAX_ROW_ITEMS: usize = 500;
+    ParserLimits {
+        max_lexer_states: MAX_LEXER_STATES,
+        step_max_items: MAX_STEP_ITEMS,
+        max_items_in_row: MAX_ROW_ITEMS,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
 }
 
 impl Reading {

@@ -4,9 +4,9 @@
 mod worker;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ pub(crate) enum Refused {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     updates: mpsc::UnboundedReceiver<Update>,
+    /// Texts that have not ended.
+    unfinished: usize,
 }
 
 #[derive(Debug)]
@@ -193,9 +195,10 @@ impl Engine {
             return Err(Refused::QueueFull { retry_after: self.shared.retry_after() });
         };
         let (updates, received) = mpsc::unbounded_channel();
+        let unfinished = requests.iter().map(|request| request.config.num_return_sequences).sum();
         let submitted = Submitted { requests, updates, at: Instant::now(), places };
         self.commands.send(Command::Submit(submitted)).map_err(|_| Refused::Draining)?;
-        Ok(Ticket { updates: received })
+        Ok(Ticket { updates: received, unfinished })
     }
 
     /// What a short look at the model gives, between two steps; `None` where the engine has ended.
@@ -238,10 +241,14 @@ impl Engine {
     /// Returns when the engine has died, and says why.
     pub(crate) async fn died(&self) -> String {
         let mut life = self.life.clone();
-        match life.wait_for(|life| matches!(life, Life::Died(_))).await.as_deref() {
-            Ok(Life::Died(why)) => why.clone(),
+        // An error says that the thread is gone.
+        _ = life.wait_for(|life| matches!(life, Life::Died(_))).await;
+        let last = life.borrow().clone();
+        match last {
+            Life::Died(why) => why,
+            Life::Running => "its thread has ended".into(),
             // It ended in peace.
-            _ => std::future::pending().await,
+            Life::Drained => std::future::pending().await,
         }
     }
 }
@@ -249,6 +256,22 @@ impl Engine {
 impl Ticket {
     /// What happens next; `None` when all texts have ended.
     pub(crate) async fn next(&mut self) -> Option<Update> {
-        self.updates.recv().await
+        let update = self.updates.recv().await;
+        match &update {
+            Some(Update::Event {
+                event: Event::Token { stop_reason: Some(_), .. } | Event::Empty { .. },
+                ..
+            }) => {
+                self.unfinished = self.unfinished.saturating_sub(1);
+            }
+            Some(Update::Failed(_)) => self.unfinished = 0,
+            // The engine has gone in the middle of it.
+            None if self.unfinished > 0 => {
+                self.unfinished = 0;
+                return Some(Update::Failed(CallFailure::Engine));
+            }
+            _ => {}
+        }
+        update
     }
 }

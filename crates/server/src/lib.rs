@@ -96,7 +96,7 @@ impl Listening {
     pub fn start(self, model: LoadedModel) -> Result<Server, ServerError> {
         let Self { runtime, listener, options } = self;
         let served = ServedModel::new(&model, api_options(&options))?;
-        let metrics = Arc::new(Metrics::new(weight_type(&model)));
+        let metrics = Arc::new(Metrics::new(model.weight_type()));
         let engine = start_engine(model, &options, Arc::clone(&metrics))?;
         let shared = Arc::new(Shared::new(options, &listener, engine, served, metrics));
         Ok(Server { runtime, listener, shared, stops: Arc::new(watch::Sender::new(0)) })
@@ -136,12 +136,10 @@ impl Server {
 
 fn api_options(options: &ServerOptions) -> ApiOptions {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    ApiOptions { created: now.as_secs(), parallel: options.parallel, ..options.api.clone() }
-}
-
-/// The type that the weights are kept in.
-fn weight_type(model: &LoadedModel) -> &'static str {
-    model.model().dtype().as_str()
+    let mut api = ApiOptions { created: now.as_secs(), parallel: options.parallel, ..options.api.clone() };
+    // What never has room in the queue is refused for good.
+    api.limits.max_prompts = api.limits.max_prompts.min(options.queue);
+    api
 }
 
 fn start_engine(

@@ -22,6 +22,8 @@ use crate::engine::Engine;
 
 /// Attention of longer texts is too large to be sent.
 const MAX_ATTENTION_TOKENS: usize = 256;
+/// Bytes of a body that asks for a look: more than as many tokens have.
+const MAX_BODY: usize = 64 << 10;
 /// Attention weights of one look: those of 144 heads over as many tokens, and a few more.
 const MAX_WEIGHTS: usize = 10_000_000;
 /// The lens computes the whole vocabulary for each layer and token.
@@ -29,11 +31,20 @@ const MAX_LENS_TOKENS: usize = 128;
 /// Tokens that are computed at once, while texts that are written wait.
 const TOKENS_AT_ONCE: usize = 32;
 
+fn check_body(body: &[u8]) -> Result<(), ApiError> {
+    if body.len() <= MAX_BODY {
+        return Ok(());
+    }
+    let message = format!("a look is taken at a short text: its body has at most {MAX_BODY} bytes");
+    Err(ApiError::new(413, message).with_code("body_too_large"))
+}
+
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 /// `POST /look/attention`: `{"prompt": text, "layers": [0, 1]}`, without `layers` those of all. The answer is what
 /// [`gpt2_pictures::data`] gives.
 pub(crate) async fn attention(engine: &Engine, model: &str, body: &[u8]) -> Result<String, ApiError> {
+    check_body(body)?;
     let _turn = ONE_AT_A_TIME.acquire().await.map_err(|_| ApiError::internal())?;
     let text = Text::read(engine, body, MAX_ATTENTION_TOKENS).await?;
     let heads = text.heads()?;
@@ -49,6 +60,7 @@ pub(crate) async fn attention(engine: &Engine, model: &str, body: &[u8]) -> Resu
 /// `POST /look/lens`: `{"prompt": text, "show": "probability"}`, or `entropy`, `divergence`, `next`. The answer is what
 /// [`gpt2_pictures::data`] gives.
 pub(crate) async fn lens(engine: &Engine, model: &str, body: &[u8]) -> Result<String, ApiError> {
+    check_body(body)?;
     let _turn = ONE_AT_A_TIME.acquire().await.map_err(|_| ApiError::internal())?;
     let text = Text::read(engine, body, MAX_LENS_TOKENS).await?;
     let (value, scale) = text.lens_value()?;

@@ -109,11 +109,7 @@ struct Register<'a> {
 }
 
 impl Register<'_> {
-    fn add<M: prometheus_client::registry::Metric + Default + Clone>(
-        &mut self,
-        name: &str,
-        help: &str,
-    ) -> M {
+    fn add<M: prometheus_client::registry::Metric + Default + Clone>(&mut self, name: &str, help: &str) -> M {
         let metric = M::default();
         self.registry.register(name, help, metric.clone());
         metric

@@ -1,9 +1,10 @@
 //! `gpt2 serve`: a model over HTTP, for OpenAI's clients and for a browser.
 
+use std::env::{self, VarError};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, fs};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -212,7 +213,15 @@ fn keys(file: Option<&Path>) -> Result<Vec<String>> {
         }
     }
     // As with other programs, an empty variable is none.
-    keys.extend(env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()));
+    match env::var(KEY_VARIABLE) {
+        Ok(key) if !key.is_empty() => keys.push(key),
+        Err(VarError::NotUnicode(_)) => {
+            return Err(
+                UsageError(format!("{KEY_VARIABLE} holds what is no text; a key is visible ASCII")).into()
+            );
+        }
+        _ => {}
+    }
     Ok(keys)
 }
 

@@ -41,7 +41,7 @@ struct Call {
 struct Caller {
     updates: UnboundedSender<Update>,
     at: Instant,
-    /// Whether one of its prompts is computed.
+    /// Whether one of its prompts has begun.
     has_begun: AtomicBool,
 }
 
@@ -49,8 +49,6 @@ struct Caller {
 struct Open {
     prompt: usize,
     caller: Arc<Caller>,
-    /// Its place in the queue, until it begins.
-    place: Option<Place>,
     prompt_tokens: usize,
     /// When each text had its last token.
     texts: Vec<Option<Instant>>,
@@ -121,7 +119,7 @@ impl Worker {
         loop {
             let is_busy = !self.scheduler.is_idle() || !self.turns.is_empty();
             let command = match self.commands.try_recv() {
-                Err(TryRecvError::Empty) if is_busy => return true,
+                Err(TryRecvError::Empty) if is_busy || self.is_draining => return true,
                 Err(TryRecvError::Empty) => self.commands.recv().ok(),
                 Err(TryRecvError::Disconnected) => None,
                 Ok(command) => Some(command),
@@ -173,16 +171,13 @@ impl Worker {
             let Some((prompt, request, place)) = call.rest.pop_front() else { continue };
             let (texts, prompt_tokens) = (request.config.num_return_sequences, request.prompt.len());
             let caller = Arc::clone(&call.caller);
+            // There is a row for it, so that it does not wait any more.
+            drop(place);
+            caller.has_begun.store(true, Ordering::Relaxed);
             match self.scheduler.submit(request) {
                 Ok(id) => {
-                    let open = Open {
-                        prompt,
-                        caller,
-                        place: Some(place),
-                        prompt_tokens,
-                        texts: vec![None; texts],
-                        unfinished: texts,
-                    };
+                    let open =
+                        Open { prompt, caller, prompt_tokens, texts: vec![None; texts], unfinished: texts };
                     self.open.insert(id, open);
                     if !call.rest.is_empty() {
                         self.turns.push_back(call);
@@ -275,22 +270,18 @@ impl Worker {
             }
             Err(_) => {
                 self.metrics.engine_panics.inc();
+                // Nothing is asked of the old one any more.
+                self.scheduler = scheduler(&self.model, &self.shared).map_err(|error| error.to_string())?;
                 self.fail_open();
                 let again = self.panicked.replace(start).is_some_and(|before| start - before < TWICE_WITHIN);
-                if again {
-                    return Err("two steps have failed from within in a minute".into());
-                }
-                self.scheduler = scheduler(&self.model, &self.shared).map_err(|error| error.to_string())?;
-                Ok(())
+                if again { Err("two steps have failed from within in a minute".into()) } else { Ok(()) }
             }
         }
     }
 
     /// Fails the calls that the scheduler was working on.
     fn fail_open(&mut self) {
-        let mut callers: Vec<_> = self.open.values().map(|open| Arc::clone(&open.caller)).collect();
-        callers.dedup_by_key(|caller| Arc::as_ptr(caller));
-        for caller in callers {
+        for caller in self.callers(|caller| !caller.waits()) {
             self.forget(&caller);
             caller.tell(Update::Failed(CallFailure::Engine));
         }
@@ -302,10 +293,8 @@ impl Worker {
         let Some(open) = self.open.get_mut(&id) else { return 0 };
         let now = Instant::now();
         let mut computed = 0;
-        open.caller.has_begun.store(true, Ordering::Relaxed);
         match &event {
             Event::Begun { cached_tokens, .. } => {
-                open.place = None;
                 computed = open.prompt_tokens - cached_tokens;
                 self.metrics.prompt_tokens.inc_by(open.prompt_tokens as u64);
                 self.metrics.cached_tokens.inc_by(*cached_tokens as u64);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest};
-use gpt2_generation::Request;
+use gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel};
+use gpt2_generation::{GenerationError, Request};
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
@@ -27,6 +27,49 @@ pub(crate) enum Kind {
     Chat,
 }
 
+/// A body that is read at once, in a millisecond.
+const SHORT_BODY: usize = 8 << 10;
+/// Tokens whose answer is written at once.
+const LONG_ANSWER: usize = 2 << 10;
+
+/// A body that was read.
+enum Asked {
+    Completion(CompletionRequest),
+    Chat(ChatRequest),
+}
+
+impl Asked {
+    fn read(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
+        Ok(match kind {
+            Kind::Completion => Self::Completion(CompletionRequest::parse(body)?),
+            Kind::Chat => Self::Chat(ChatRequest::parse(body)?),
+        })
+    }
+
+    fn has_grammar(&self) -> bool {
+        match self {
+            Self::Completion(request) => request.has_grammar(),
+            Self::Chat(request) => request.has_grammar(),
+        }
+    }
+
+    fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
+        match self {
+            Self::Completion(request) => Call::of_completion(request, served, reuse),
+            Self::Chat(request) => Call::of_chat(request, served, reuse),
+        }
+    }
+}
+
+/// Tokens that an answer may tell.
+fn told_tokens(requests: &[Request]) -> usize {
+    let told = |request: &Request| {
+        let prompt = if request.prompt_logprobs.is_some() { request.prompt.len() } else { 0 };
+        (prompt + request.config.max_new_tokens) * request.config.num_return_sequences
+    };
+    requests.iter().map(told).sum()
+}
+
 /// A line that clients skip.
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
@@ -38,20 +81,23 @@ pub(crate) async fn answer(
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
-    // Tokenising takes up to a second for a large body, in which others are served.
-    let Call { mut requests, answer, stream } = blocking(move || {
-        let body = &received.bytes;
-        match kind {
-            Kind::Completion => Call::of_completion(CompletionRequest::parse(body)?, &served, reuse),
-            Kind::Chat => Call::of_chat(ChatRequest::parse(body)?, &served, reuse),
+    // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
+    let call = if received.bytes.len() > SHORT_BODY {
+        blocking(move || Asked::read(kind, &received.bytes)?.into_call(&served, reuse)).await?
+    } else {
+        let asked = Asked::read(kind, &received.bytes)?;
+        match asked.has_grammar() {
+            true => blocking(move || asked.into_call(&served, reuse)).await?,
+            false => asked.into_call(&served, reuse)?,
         }
-    })
-    .await?;
+    };
+    let Call { mut requests, answer, stream } = call;
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
+    let is_long = told_tokens(&requests) > LONG_ANSWER;
     let ticket = shared.engine.submit(requests).map_err(|refused| refusal(refused, shared))?;
     let numbers = Arc::clone(&caller.numbers);
-    let running = Running { answer, ticket, numbers, _accepted: Accepted::new(&shared.calls) };
+    let running = Running { answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
     let peer = Arc::clone(&caller.peer);
     if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
@@ -69,6 +115,8 @@ struct Running {
     answer: Answer,
     ticket: Ticket,
     numbers: Arc<Numbers>,
+    /// Whether writing the answer takes long.
+    is_long: bool,
     _accepted: Accepted,
 }
 
@@ -95,7 +143,9 @@ impl Running {
             made = made => made?,
             () = peer.closed() => return Err(gone()),
         }
-        Ok(reply::json(self.answer.into_response()))
+        let Self { answer, is_long, .. } = self;
+        let write = move || Ok(answer.into_response());
+        Ok(reply::json(if is_long { blocking(write).await? } else { write()? }))
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
@@ -241,6 +291,10 @@ impl From<CallFailure> for ApiError {
                 let told = Self::from(&error);
                 if told.status() >= 500 {
                     log(&format!("a request failed: {error}"));
+                    return told;
+                }
+                if matches!(error, GenerationError::Constraint { .. }) {
+                    // The message names the grammar's kind.
                     return told;
                 }
                 told.with_param(format!("prompt[{prompt}]"))

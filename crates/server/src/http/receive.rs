@@ -19,7 +19,7 @@ use super::Shared;
 const SMALL: usize = 64 << 10;
 
 /// Larger bodies that are held at once.
-pub(crate) const LARGE_BODIES: usize = 16;
+pub(crate) const LARGE_BODIES: usize = 4;
 
 /// A body, and its right to be there while it is read.
 pub(crate) struct Received {

@@ -103,16 +103,30 @@ async fn serve(
         *body = None;
         return post(route.endpoint, received, &caller).await;
     }
-    get(route.endpoint, rest.unwrap_or_default(), shared)
+    get(route.endpoint, rest.unwrap_or_default(), &head.headers, shared)
 }
 
-fn get(endpoint: Endpoint, rest: &str, shared: &Shared) -> Result<Response<Content>, ApiError> {
+fn accepts(headers: &HeaderMap, kind: &str) -> bool {
+    let mut values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    values.any(|value| value.contains(kind))
+}
+
+fn get(
+    endpoint: Endpoint,
+    rest: &str,
+    headers: &HeaderMap,
+    shared: &Shared,
+) -> Result<Response<Content>, ApiError> {
     let served = &shared.served;
     Ok(reply::json(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
         Endpoint::Health => gpt2_api::health(),
         Endpoint::Metrics => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            // The text of both is the same but for its last line, which the older one takes for a remark.
+            let kind = match accepts(headers, "application/openmetrics-text") {
+                true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                false => "text/plain; version=0.0.4; charset=utf-8",
+            };
             return Ok(reply::text(kind, shared.metrics.text()));
         }
         Endpoint::Models => gpt2_api::models(served),

@@ -20,7 +20,7 @@ export function tint(node, piece) {
 // Calls onChange() after every change, onTake(piece, place, token) when another token is to stand where a piece is.
 export function editor(area, layer, box, onChange, onTake) {
   let text = "", pieces = [], regions = [];
-  let past = [], future = [], typed = 0;
+  let past = [], future = [], typed = -Infinity;
   let open = null, timer;
   const regionOf = new WeakMap();
   const tail = document.createTextNode("\u200b");
@@ -83,14 +83,14 @@ export function editor(area, layer, box, onChange, onTake) {
   function record() {
     past.push(state());
     if (past.length > HISTORY) past.shift();
-    [future, typed] = [[], 0];
+    [future, typed] = [[], -Infinity];
   }
 
   function go(from, to) {
     if (area.readOnly || !from.length) return;
     to.push(state());
     const there = from.pop();
-    typed = 0;
+    typed = -Infinity;
     show(there.text, there.pieces);
     area.setSelectionRange(there.caret, there.caret);
   }

@@ -343,7 +343,11 @@ fn settings_that_cannot_be_are_named() {
     browser.set("max-new-tokens", "1000");
     browser.click("write");
     assert!(browser.wait_for_status("error: ").contains("256"), "{}", browser.text("status"));
-    assert_eq!(browser.text("room"), "room for 256 more; max tokens is 1000");
+    let room = "room for 256 more; max tokens is 1000";
+    browser.wait_for(&format!(
+        "return document.querySelector('[data-testid=room]').textContent === {};",
+        json!(room)
+    ));
 }
 
 #[test]
