@@ -434,6 +434,16 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.running.len() + self.prefilling.len()
     }
 
+    /// Texts that gain a token in each step.
+    pub fn writing(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Changes [`SchedulerOptions::chunk_tokens`] for the steps that follow, which changes no text; 0 counts as 1.
+    pub fn set_chunk_tokens(&mut self, chunk_tokens: usize) {
+        self.options.chunk_tokens = chunk_tokens.max(1);
+    }
+
     /// Tokens whose keys and values have room taken in memory, for texts that have begun.
     pub fn kv_tokens_in_use(&self) -> usize {
         self.pool.tokens_in_use() - self.prefixes.kv_tokens()

@@ -102,7 +102,7 @@ impl Default for ServerOptions {
             parallel: 16,
             queue: 256,
             kv_tokens: None,
-            prefill_chunk: 128,
+            prefill_chunk: 32,
             keys: Vec::new(),
             no_auth: false,
             allow_hosts: Vec::new(),

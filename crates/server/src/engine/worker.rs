@@ -16,6 +16,8 @@ use crate::metrics::Metrics;
 
 /// The engine has died where a step fails from within again within this time.
 const TWICE_WITHIN: Duration = Duration::from_secs(60);
+/// Chunks of a prompt that are computed together while no text is being written.
+const IDLE_CHUNKS: usize = 4;
 
 pub(super) struct Worker {
     model: LoadedModel,
@@ -254,6 +256,10 @@ impl Worker {
     /// One step of the scheduler. An error says that the engine cannot go on.
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
+        let chunk = self.shared.options.prefill_chunk;
+        // Long chunks cost less, where no text waits for its next token.
+        let chunk = if self.scheduler.writing() > 0 { chunk } else { chunk.saturating_mul(IDLE_CHUNKS) };
+        self.scheduler.set_chunk_tokens(chunk);
         let stepped = catch_unwind(AssertUnwindSafe(|| self.scheduler.step()));
         self.metrics.engine_steps.inc();
         match stepped {
