@@ -81,7 +81,7 @@ struct CapacityArguments {
     /// Tokens whose keys and values are held, of prompts and texts together [default: full contexts for --parallel texts]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
     kv_tokens: Option<usize>,
-    /// Tokens of a prompt that are computed between two tokens of the running texts; four times as many while none is written
+    /// Most tokens of prompts that are computed between two tokens of the running texts: half as many while few are written, four times as many while none is
     #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true, value_parser = between(1, 65_536))]
     prefill_chunk: usize,
     /// Most texts for a prompt: n and best_of of requests

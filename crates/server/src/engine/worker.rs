@@ -256,10 +256,7 @@ impl Worker {
     /// One step of the scheduler. An error says that the engine cannot go on.
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
-        let chunk = self.shared.options.prefill_chunk;
-        // Long chunks cost less, where no text waits for its next token.
-        let chunk = if self.scheduler.writing() > 0 { chunk } else { chunk.saturating_mul(IDLE_CHUNKS) };
-        self.scheduler.set_chunk_tokens(chunk);
+        self.scheduler.set_chunk_tokens(self.chunk_tokens());
         let stepped = catch_unwind(AssertUnwindSafe(|| self.scheduler.step()));
         self.metrics.engine_steps.inc();
         match stepped {
@@ -282,6 +279,18 @@ impl Worker {
                 let again = self.panicked.replace(start).is_some_and(|before| start - before < TWICE_WITHIN);
                 if again { Err("two steps have failed from within in a minute".into()) } else { Ok(()) }
             }
+        }
+    }
+
+    /// Tokens of prompts for the next step. Long chunks cost less where no text waits for its next token; a few texts, whose own
+    /// step is short, notice a chunk more than many do.
+    fn chunk_tokens(&self) -> usize {
+        /// For each text, about what makes a chunk as long as the step.
+        const FOR_EACH_TEXT: usize = 4;
+        let most = self.shared.options.prefill_chunk;
+        match self.scheduler.writing() {
+            0 => most.saturating_mul(IDLE_CHUNKS),
+            writing => writing.saturating_mul(FOR_EACH_TEXT).clamp(most.div_ceil(2), most),
         }
     }
 
