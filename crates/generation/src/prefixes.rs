@@ -122,9 +122,9 @@ impl Prefixes {
                 && outer.1.known.len() >= inner.1.known.len()
                 && outer.1.wanted >= inner.1.wanted
         };
-        let same = |row: &&mut Prefix| row.reuse == reuse;
+        let same = |row: &&Prefix| row.reuse == reuse;
         let new = (&ids[..], &scores);
-        let known = self.rows.iter_mut().filter(same).find(|row| is_in(new, (&row.ids, &row.scores)));
+        let known = self.rows.iter().filter(same).find(|row| is_in(new, (&row.ids, &row.scores)));
         if let Some(number) = known.map(|row| row.number) {
             self.touch(number);
             return;

@@ -322,11 +322,9 @@ fn keep_allowed(allowed: &[u32], logits: &mut [f32]) -> Result<(), GenerationErr
     if indices.is_empty() || indices.len() < allowed.len() {
         return Err(GenerationError::AllowedTokens { vocab_size, found: allowed.to_vec() });
     }
-    let were_removed = indices.iter().all(|index| logits[*index] == f32::NEG_INFINITY);
-    let kept: Vec<(usize, f32)> =
-        indices.into_iter().map(|index| (index, if were_removed { 0.0 } else { logits[index] })).collect();
-    logits.fill(f32::NEG_INFINITY);
-    kept.into_iter().for_each(|(index, logit)| logits[index] = logit);
+    let mut is_allowed = vec![false; vocab_size];
+    indices.into_iter().for_each(|index| is_allowed[index] = true);
+    keep_only(&is_allowed, logits);
     Ok(())
 }
 
@@ -337,16 +335,21 @@ fn keep_conforming(
 ) -> Result<(), GenerationError> {
     let mut allowed = vec![false; logits.len()];
     constraint.allow(generated, &mut allowed)?;
+    keep_only(&allowed, logits);
+    Ok(())
+}
+
+/// Removes every other token. Where the allowed ones were all removed before, they come back, and are equal.
+fn keep_only(allowed: &[bool], logits: &mut [f32]) {
     let mut is_any_left = false;
-    for (logit, allowed) in logits.iter_mut().zip(&allowed) {
+    for (logit, allowed) in logits.iter_mut().zip(allowed) {
         *logit = if *allowed { *logit } else { f32::NEG_INFINITY };
         is_any_left |= *logit > f32::NEG_INFINITY;
     }
     if !is_any_left {
-        let kept = logits.iter_mut().zip(&allowed).filter(|(_, allowed)| **allowed);
+        let kept = logits.iter_mut().zip(allowed).filter(|(_, allowed)| **allowed);
         kept.for_each(|(logit, _)| *logit = 0.0);
     }
-    Ok(())
 }
 
 fn keep_top_k(logits: &mut [f32], top_k: usize) {

@@ -711,7 +711,6 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
     fn room_for(&mut self, capacity: usize, beginning: &mut Option<Beginning>) -> Option<Gpt2Cache> {
-        let is_free = |pool: &KvPool| pool.cache(1, capacity);
         let used = self.kv_tokens_in_use();
         if used + KvSlot::room_of(capacity) > self.pool.tokens() {
             return None;
@@ -721,7 +720,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             _ => None,
         };
         loop {
-            if let Some(cache) = is_free(&self.pool) {
+            if let Some(cache) = self.pool.cache(1, capacity) {
                 return Some(cache);
             }
             if !self.prefixes.forget_oldest(needed) {
@@ -735,7 +734,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             }
             *beginning = None;
         }
-        is_free(&self.pool)
+        self.pool.cache(1, capacity)
     }
 
     /// Gives a text the beginning of its prompt that is computed already; returns how many tokens that is.

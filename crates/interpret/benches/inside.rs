@@ -15,19 +15,17 @@
 
 use std::time::Instant;
 
-use candle_core::{Result, Shape, Tensor};
+use candle_core::Tensor;
 use gpt2::{Gpt2Config, Gpt2LMHead, Site, SiteKind};
 use gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
-use gpt2_kernels::{Matrix, ParameterSource, WeightFormat, limits, set_thread_count};
-use gpt2_testing::pattern;
+use gpt2_kernels::{WeightFormat, limits, set_thread_count};
+use gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 
 /// A measurement takes at least as many grids and as many seconds; the median counts.
 const SHORTEST: (usize, f64) = (3, 2.0);
 const GRID_TOKENS: usize = 15;
 const RECORDED_TOKENS: usize = 512;
-/// Spread of the weights, near that of a trained model.
-const WEIGHT_SCALE: f64 = 0.1;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -50,7 +48,7 @@ fn main() {
         return;
     };
     let config = Gpt2Config::preset("gpt2").expect("a published model");
-    let model = Gpt2LMHead::load(&config, &Patterns { offset: 0 }).unwrap();
+    let model = Gpt2LMHead::load(&config, &MadeUpWeights::new(WeightFormat::F32)).unwrap();
     let found = match case {
         "ablation" => ablation(&model),
         "patching" => patching(&model),
@@ -135,24 +133,4 @@ fn prompt(tokens: usize) -> Vec<u32> {
 
 fn metric() -> Metric {
     Metric::logit_difference(5335, 1757, GRID_TOKENS - 1)
-}
-
-/// Weights from a pattern, each parameter from its own place of it, packed as a file's are.
-struct Patterns {
-    offset: u64,
-}
-
-impl ParameterSource for Patterns {
-    fn below(&self, name: impl ToString) -> Self {
-        let step = name.to_string().bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte));
-        Self { offset: self.offset.wrapping_mul(17).wrapping_add(step) }
-    }
-
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
-        Ok(pattern(shape.into().dims(), WEIGHT_SCALE, self.below(name).offset % (1 << 32)))
-    }
-
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name)?, WeightFormat::F32)
-    }
 }

@@ -2,12 +2,18 @@
 //!
 //! The fixtures stand in `crates/testing/fixtures`; `scripts/export_reference.py` writes them.
 
+mod browser;
+mod made_up;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
+
+pub use browser::page_in_browser;
+pub use made_up::MadeUpWeights;
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";

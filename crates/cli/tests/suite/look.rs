@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use gpt2_testing::{CheckpointFolder, Fixture, assert_close, fixture_path, json_fixture, skipped};
+use gpt2_testing::{CheckpointFolder, Fixture, assert_close, fixture_path, json_fixture, page_in_browser};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -1124,7 +1123,7 @@ fn every_look_writes_whole_pages_and_pictures() {
         document.body.dataset.wrong = {data}.filter(text => of(text).querySelector('parsererror')).length"
     );
     let html = format!("<!doctype html><body><script>{script}</script></body>");
-    let Some(dom) = opened(&html, "") else { return };
+    let Some(dom) = page_in_browser(&html, "", "") else { return };
     assert!(dom.contains("data-wrong=\"0\""), "{}", &dom[dom.len() - 200..]);
 }
 
@@ -1150,42 +1149,6 @@ fn an_unwritable_path_ends_with_code_1_and_leaves_nothing() {
     assert!(std::fs::read_dir(&taken).unwrap().next().is_none());
 }
 
-const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-
-/// What a page has become after its script ran, at this fragment of its address; `None` without a browser.
-fn opened(html: &str, fragment: &str) -> Option<String> {
-    let has = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
-    };
-    let Some(browser) = BROWSERS.into_iter().find(has) else {
-        skipped("a page in a browser, because there is no chromium");
-        return None;
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("page.html");
-    let count = "document.body.dataset.asked = performance.getEntriesByType('resource').length;";
-    std::fs::write(&file, html.replace("</body>", &format!("<script>{count}</script></body>"))).unwrap();
-    let flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=5000",
-    ];
-    let output = Command::new(browser)
-        .args(flags)
-        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
-        .args(["--dump-dom", &format!("file://{}#{fragment}", file.display())])
-        .output()
-        .unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert_eq!(complaints, Vec::<&str>::new());
-    let dom = String::from_utf8(output.stdout).unwrap();
-    assert!(dom.contains("data-asked=\"0\""), "the page asked for something, or its script did not end");
-    Some(dom)
-}
-
 /// The rows of the page's table of values, each with its first cell, the label.
 fn rows(dom: &str) -> Vec<(String, Vec<String>)> {
     let (_, table) = dom.split_once("<table>").unwrap();
@@ -1204,7 +1167,7 @@ fn rows(dom: &str) -> Vec<(String, Vec<String>)> {
 /// Compares what the page draws of a head with the report's values, and returns how many it compared.
 #[track_caller]
 fn compare_with_page(report: &Value, html: &str, (layer, head): (usize, usize), row: usize) -> Option<usize> {
-    let dom = opened(html, &format!("layer={layer}&head={head}&row={row}&column=0"))?;
+    let dom = page_in_browser(html, &format!("layer={layer}&head={head}&row={row}&column=0"), "")?;
     let tokens = labels(report, 2);
     let start = (layer * labels(report, 1).len() + head) * tokens.len() * tokens.len();
     let values = numbers(&report["values"]);

@@ -2,57 +2,14 @@
 //!
 //! Needs Chromium; where there is none, each test says what was skipped.
 
-use std::path::Path;
-use std::process::Command;
-
 use gpt2_pictures::{Axis, Report, page};
+use gpt2_testing::page_in_browser;
 
 use crate::samples;
 
-const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-
-fn browser() -> Option<&'static str> {
-    let has = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
-    };
-    BROWSERS.into_iter().find(has)
-}
-
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
-fn skipped(what: &str) {
-    eprintln!("skipped: {what}");
-}
-
-/// What a page has become after its script ran, at this fragment of its address; `after` is a further script at its end. `None`
-/// without a browser.
+/// A report's page after its script ran, see [`page_in_browser`].
 fn opened(report: &Report, fragment: &str, after: &str) -> Option<String> {
-    let Some(browser) = browser() else {
-        skipped("a page in a browser, because there is no chromium");
-        return None;
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("page.html");
-    let count = "document.body.dataset.asked = performance.getEntriesByType('resource').length;";
-    let html = page(report).replace("</body>", &format!("<script>{after};{count}</script></body>"));
-    std::fs::write(&file, html).unwrap();
-    let output = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=5000",
-        ])
-        .arg(format!("--user-data-dir={}", Path::new(folder.path()).join("profile").display()))
-        .args(["--dump-dom", &format!("file://{}#{fragment}", file.display())])
-        .output()
-        .unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert_eq!(complaints, Vec::<&str>::new());
-    let dom = String::from_utf8(output.stdout).unwrap();
-    assert!(dom.contains("data-asked=\"0\""), "the page asked for something, or its script did not end");
-    Some(dom)
+    page_in_browser(&page(report), fragment, after)
 }
 
 /// The text of the element with this `id`; entities are as in the file.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::guarded::{Activity, Guarded, TimedOut};
 use super::stream::{ReadHalf, WriteHalf};
-use super::{Shared, routes};
+use super::{Connection, Shared, routes};
 
 /// Most bytes of a head, and of what is read ahead.
 const MAX_HEAD: usize = 64 << 10;
@@ -22,12 +22,6 @@ const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 /// Most bytes that are read from a client to tell it why it was refused.
 const MAX_LINGER: usize = 64 << 20;
-
-/// What the requests of a connection share.
-pub(crate) struct Connection {
-    pub(crate) peer: Arc<ReadHalf>,
-    pub(crate) activity: Arc<Activity>,
-}
 
 /// Serves a connection until it is closed. The permit is its place among the connections.
 pub(crate) async fn serve(

@@ -24,6 +24,7 @@ use gpt2_api::ServedModel;
 use tokio::sync::{Semaphore, watch};
 
 use gate::Gate;
+use guarded::Activity;
 pub(crate) use listener::Listener;
 use record::Numbers;
 pub(crate) use run::run;
@@ -55,6 +56,12 @@ enum Phase {
     Draining,
     /// Connections close.
     Ending,
+}
+
+/// What the requests of a connection share.
+struct Connection {
+    peer: Arc<ReadHalf>,
+    activity: Arc<Activity>,
 }
 
 /// Who asks, as far as a route needs to know.

@@ -11,12 +11,11 @@ use hyper::{Method, Request, Response, StatusCode};
 
 use super::body::{Answer, Content};
 use super::complete::{self, Kind, draining};
-use super::connection::Connection;
 use super::fault::{blocking, caught};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::Record;
-use super::{Caller, Shared, reply};
+use super::{Caller, Connection, Shared, reply};
 use crate::{look, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -1,0 +1,46 @@
+//! Pages in Chromium.
+
+use std::process::Command;
+
+use crate::skipped;
+
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+
+/// What a page has become after its script ran, at this fragment of its address; `after` is a further script at its end. `None`
+/// without a browser, which is said.
+///
+/// # Panics
+/// When the page complains, asks for anything, or its script does not end.
+pub fn page_in_browser(html: &str, fragment: &str, after: &str) -> Option<String> {
+    let has = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    let Some(browser) = BROWSERS.into_iter().find(has) else {
+        skipped("a page in a browser, because there is no chromium");
+        return None;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("page.html");
+    let count = "document.body.dataset.asked = performance.getEntriesByType('resource').length;";
+    let html = html.replace("</body>", &format!("<script>{after};{count}</script></body>"));
+    std::fs::write(&file, html).expect("a file");
+    let flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=5000",
+    ];
+    let output = Command::new(browser)
+        .args(flags)
+        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+        .args(["--dump-dom", &format!("file://{}#{fragment}", file.display())])
+        .output()
+        .expect("a browser");
+    let log = String::from_utf8_lossy(&output.stderr);
+    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert_eq!(complaints, Vec::<&str>::new());
+    let dom = String::from_utf8(output.stdout).expect("a page in UTF-8");
+    assert!(dom.contains("data-asked=\"0\""), "the page asked for something, or its script did not end");
+    Some(dom)
+}
