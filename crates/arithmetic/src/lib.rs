@@ -18,6 +18,7 @@ mod element;
 mod epilogue;
 mod fetch;
 pub mod limits;
+mod log_softmax;
 mod packed;
 mod random;
 mod simd;
@@ -27,6 +28,7 @@ mod training;
 
 pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
+pub use log_softmax::{log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;
 pub use simd::Number;

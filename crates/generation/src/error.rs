@@ -121,6 +121,44 @@ pub enum GenerationError {
         /// Tokens of the text.
         tokens: usize,
     },
+    /// A sequence has no token to score, or nothing before it.
+    #[error(
+        "{tokens} tokens are to be scored from token {first} on, counted from 0; there must be one to score, and the first has nothing before it"
+    )]
+    NothingToScore {
+        /// Tokens of the sequence.
+        tokens: usize,
+        /// The first that is to be scored, counted from 0.
+        first: usize,
+    },
+    /// A sequence is longer than the context.
+    #[error("a sequence has {tokens} tokens to read, the model's context {n_positions}; shorten it by {}", .tokens - .n_positions)]
+    SequenceTooLong {
+        /// Tokens of the sequence, but for the last, which is not read.
+        tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// A sequence of many cannot be scored.
+    #[error("sequence {number} of group {group}: {error}")]
+    Sequence {
+        /// The place of its group, counted from 1.
+        group: usize,
+        /// Its place in the group, counted from 1.
+        number: usize,
+        /// What is wrong with it.
+        error: Box<Self>,
+    },
+    /// Two models that are to be compared have different tokens.
+    #[error(
+        "the base has a vocabulary of {vocab_size} tokens, the other model one of {found}; only models of the same tokens can be compared"
+    )]
+    OtherVocabulary {
+        /// Tokens of the base.
+        vocab_size: usize,
+        /// Tokens of the other model.
+        found: usize,
+    },
     /// The model's logits are not numbers.
     #[error("the model's logits are not finite; verify its weights, and keep keys and values in f32")]
     NotFinite,
@@ -160,6 +198,10 @@ impl GenerationError {
                 | Self::PromptTooLong { .. }
                 | Self::TooShortToScore { .. }
                 | Self::ContextTooShortToScore { .. }
+                | Self::NothingToScore { .. }
+                | Self::SequenceTooLong { .. }
+                | Self::Sequence { .. }
+                | Self::OtherVocabulary { .. }
         )
     }
 }

@@ -1,12 +1,13 @@
 //! The log-probability of a token, and what else the model expected in its place.
 
 use std::ops::Range;
+use std::slice::Chunks;
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, DType, Device, Storage, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor};
-use gpt2_kernels::map_items;
+use gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
 
-use crate::processors::{log_sum_exp, most_probable};
+use crate::processors::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.
@@ -26,6 +27,7 @@ pub struct TokenLogprobs {
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
     logits: &'a [f32],
+    largest: f32,
     /// What is subtracted from a logit to make it a log-probability.
     normalizer: f64,
     alternatives: TokenAlternatives,
@@ -34,19 +36,40 @@ pub(crate) struct Expected<'a> {
 impl<'a> Expected<'a> {
     /// By these logits, with the `alternatives` most probable tokens; an error where they are not numbers.
     pub(crate) fn of(logits: &'a [f32], alternatives: usize) -> Result<Self, GenerationError> {
-        let normalizer = log_sum_exp(logits);
+        let largest = largest(logits);
+        let normalizer = log_sum_exp(logits, largest);
         if !normalizer.is_finite() {
             return Err(GenerationError::NotFinite);
         }
         let best = most_probable(logits, alternatives).into_iter();
         let alternatives = best.map(|(token, logit)| (token, f64::from(logit) - normalizer)).collect();
-        Ok(Self { logits, normalizer, alternatives })
+        Ok(Self { logits, largest, normalizer, alternatives })
     }
 
     /// Logarithm of the softmax at `token`; `-inf` for a token that the vocabulary does not have.
     pub(crate) fn logprob(&self, token: u32) -> f64 {
-        let logit = usize::try_from(token).ok().and_then(|token| self.logits.get(token));
-        f64::from(logit.copied().unwrap_or(f32::NEG_INFINITY)) - self.normalizer
+        f64::from(self.with_before(token).map_or(f32::NEG_INFINITY, |(logit, _)| *logit)) - self.normalizer
+    }
+
+    /// Whether `token` is the most probable one, of several the first: what greedy search writes.
+    pub(crate) fn is_greedy(&self, token: u32) -> bool {
+        let is_first = |(logit, before): (&f32, &[f32])| *logit == self.largest && !before.contains(logit);
+        self.with_before(token).is_some_and(is_first)
+    }
+
+    /// The most probable token, of several the first.
+    pub(crate) fn most_probable(&self) -> Option<usize> {
+        self.logits.iter().position(|logit| *logit == self.largest)
+    }
+
+    /// `Σ p (ln p - ln q)` over the vocabulary, with `q` of the other one.
+    pub(crate) fn relative_entropy(&self, other: &Self) -> f64 {
+        relative_entropy((self.logits, self.normalizer), (other.logits, other.normalizer))
+    }
+
+    /// The logit of `token`, and those before it.
+    fn with_before(&self, token: u32) -> Option<(&f32, &[f32])> {
+        self.logits.get(..=usize::try_from(token).ok()?)?.split_last()
     }
 
     /// What is told of `token`.
@@ -74,17 +97,40 @@ pub(crate) fn for_each_row<R: Send>(
     rows: Range<usize>,
     look: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
 ) -> Result<Vec<R>, GenerationError> {
-    /// Rows whose logits are held at once: 26 MB of GPT-2's.
-    const PIECE_ROWS: usize = 128;
     let mut found = Vec::with_capacity(rows.len());
-    for first in rows.clone().step_by(PIECE_ROWS) {
-        let count = PIECE_ROWS.min(rows.end - first);
-        let logits = model.logits(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
-        let vocab_size = logits.dim(D::Minus1)?;
-        let logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        for row in map_items(logits.chunks(vocab_size).zip(first..), |(logits, row)| look(row, logits)) {
+    for piece in pieces(rows) {
+        let of_piece = with_logits(model, hidden, piece.clone(), |logits| {
+            Ok(map_items(logits.zip(piece), |(logits, row)| look(row, logits)))
+        })?;
+        for row in of_piece {
             found.push(row?);
         }
     }
     Ok(found)
+}
+
+/// Rows in pieces whose logits are held at once: 26 MB of GPT-2's.
+pub(crate) fn pieces(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    const PIECE_ROWS: usize = 128;
+    rows.clone().step_by(PIECE_ROWS).map(move |first| first..rows.end.min(first + PIECE_ROWS))
+}
+
+/// What `look` makes of the logits after some rows of hidden states `(1, T, C)`, row by row. On a CPU they are not copied.
+pub(crate) fn with_logits<R>(
+    model: &Gpt2LMHead,
+    hidden: &Tensor,
+    rows: Range<usize>,
+    look: impl FnOnce(Chunks<'_, f32>) -> Result<R, GenerationError>,
+) -> Result<R, GenerationError> {
+    let (first, count) = (rows.start, rows.len());
+    let logits = model.logits(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
+    let vocab_size = logits.dim(D::Minus1)?;
+    let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.contiguous()?;
+    let (storage, layout) = logits.storage_and_layout();
+    let values = match &*storage {
+        Storage::Cpu(storage) => storage.as_slice::<f32>()?,
+        _ => &[],
+    };
+    let values = layout.contiguous_offsets().and_then(|(start, end)| values.get(start..end));
+    look(values.unwrap_or_default().chunks(vocab_size))
 }

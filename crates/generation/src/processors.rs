@@ -537,9 +537,7 @@ impl Probabilities {
 
 /// `ln Σ exp(logit)`, in f64.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
-    let maximum = f64::from(largest(logits));
-    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - maximum).exp()).sum();
-    maximum + sum.ln()
+    gpt2_kernels::log_sum_exp(logits, largest(logits))
 }
 
 /// The largest number; NaN counts as none.

@@ -7,16 +7,13 @@
 //! scored tokens. With a stride of the whole context, the first token of each window has nothing before it and is not
 //! scored, as there.
 
-use std::iter::{once, repeat_n};
-
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, Pass};
+use gpt2::{Gpt2Config, Gpt2LMHead, Pass};
 
 use crate::config::check_ids;
-use crate::generate::last_logits;
 use crate::logprobs::{Expected, for_each_row};
-use crate::processors::largest;
-use crate::{GenerationError, TokenAlternatives};
+use crate::sequences::score_groups;
+use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 
 /// The log-probabilities of a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,7 +79,7 @@ pub fn score(
 pub struct Continuation {
     /// Natural logarithm of each token's probability.
     pub logprobs: Vec<f64>,
-    /// Whether every token is the most probable one at its place: what greedy search would write.
+    /// Whether every token is the most probable one at its place, of several the first: what greedy search would write.
     pub is_greedy: bool,
 }
 
@@ -110,73 +107,16 @@ pub fn score_continuations(
     continuations: &[Vec<u32>],
     progress: &dyn Fn(),
 ) -> Result<Vec<Continuation>, GenerationError> {
-    /// Most tokens that are read at once.
-    const BATCH_TOKENS: usize = 512;
-    /// Contexts that keys and values may fill.
-    const BATCH_CONTEXTS: usize = 4;
     check_continuations(prompt, continuations, model.config())?;
-    let mut prefix = model.new_cache(1, prompt.len())?;
-    let first = last_logits(model, prompt, &mut prefix)?;
-    let expected_first = Expected::of(&first, 0)?;
-    // The last token is scored and not read.
-    let longest = continuations.iter().map(Vec::len).max().unwrap_or(1);
-    let capacity = prompt.len() + longest - 1;
-    let room = BATCH_CONTEXTS * model.config().n_positions / capacity;
-    let rows = (BATCH_TOKENS / longest).min(room).max(1);
-    let mut scored = Vec::with_capacity(continuations.len());
-    for batch in continuations.chunks(rows) {
-        let longer: Vec<&Vec<u32>> = batch.iter().filter(|ids| ids.len() > 1).collect();
-        let rest = after_first(model, &prefix, &longer)?;
-        let mut rest = rest.into_iter();
-        for continuation in batch {
-            let of_first =
-                (expected_first.logprob(continuation[0]), logit(&first, continuation[0]) == largest(&first));
-            let tokens: Vec<(f64, bool)> =
-                once(of_first).chain(rest.by_ref().take(continuation.len() - 1)).collect();
-            scored.push(Continuation {
-                logprobs: tokens.iter().map(|(logprob, _)| *logprob).collect(),
-                is_greedy: tokens.iter().all(|(_, is_greedy)| *is_greedy),
-            });
-            progress();
-        }
-    }
-    Ok(scored)
-}
-
-/// Of every token but the first of each continuation, one after the other: its log-probability, and whether it is the most
-/// probable one. `prefix` holds the prompt.
-fn after_first(
-    model: &Gpt2LMHead,
-    prefix: &Gpt2Cache,
-    continuations: &[&Vec<u32>],
-) -> Result<Vec<(f64, bool)>, GenerationError> {
-    // The last token is scored and not read.
-    let longest = continuations.iter().map(|ids| ids.len().saturating_sub(1)).max().unwrap_or(0);
-    if longest == 0 {
-        return Ok(Vec::new());
-    }
-    let rows = continuations.len();
-    let prompt_len = prefix.lengths()[0];
-    let mut cache = model.new_cache(rows, prompt_len + longest)?;
-    (0..rows).try_for_each(|row| cache.copy_row(row, prefix, 0, prompt_len))?;
-    // What comes after the end of a continuation is not looked at, and changes nothing before it.
-    let padded = continuations.iter().flat_map(|ids| {
-        let read = ids.split_last().map_or(&[][..], |(_, read)| read);
-        read.iter().copied().chain(repeat_n(0, longest - read.len()))
-    });
-    let ids = Tensor::from_vec(padded.collect(), (rows, longest), model.device())?;
-    let hidden = model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?; // (B, T, C)
-    let places = continuations.iter().enumerate().flat_map(|(row, ids)| {
-        ids.iter().skip(1).enumerate().map(move |(place, id)| (row * longest + place, *id))
-    });
-    let (places, wanted): (Vec<usize>, Vec<u32>) = places.unzip();
-    let places = places.into_iter().map(u32::try_from).collect::<Result<Vec<_>, _>>();
-    let places = Tensor::new(places.map_err(candle_core::Error::wrap)?, model.device())?;
-    let hidden = hidden.flatten(0, 1)?.index_select(&places, 0)?.unsqueeze(0)?; // (1, tokens, C)
-    for_each_row(model, &hidden, 0..wanted.len(), |row, logits| {
-        let is_greedy = logit(logits, wanted[row]) == largest(logits);
-        Ok((Expected::of(logits, 0)?.logprob(wanted[row]), is_greedy))
-    })
+    let sequence =
+        |continuation: &Vec<u32>| Sequence { ids: [prompt, continuation].concat(), first: prompt.len() };
+    let sequences: Vec<Sequence> = continuations.iter().map(sequence).collect();
+    let scores = score_groups(model, &[sequences.iter().collect()], progress)?;
+    let continuation = |scores: Vec<TokenScore>| Continuation {
+        logprobs: scores.iter().map(|score| score.logprob).collect(),
+        is_greedy: scores.iter().all(|score| score.is_greedy),
+    };
+    Ok(scores.into_iter().flatten().map(continuation).collect())
 }
 
 /// Checks what can be checked of a prompt and its continuations before a model is loaded.
@@ -232,9 +172,4 @@ pub fn check_text(ids: &[u32], stride: usize, config: &Gpt2Config) -> Result<(),
         return Err(GenerationError::ContextTooShortToScore { n_positions });
     }
     Ok(())
-}
-
-fn logit(logits: &[f32], token: u32) -> f32 {
-    let logit = usize::try_from(token).ok().and_then(|token| logits.get(token));
-    logit.copied().unwrap_or(f32::NEG_INFINITY)
 }

@@ -36,7 +36,8 @@ pub use error::KernelError;
 pub use free_memory::free_memory;
 pub use gpt2_arithmetic::{
     AdamWStep, AttentionDropout, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
-    StoredOrder, WeightFormat, limits, map_items, set_thread_count, thread_count,
+    StoredOrder, WeightFormat, limits, log_sum_exp, map_items, relative_entropy, set_thread_count,
+    thread_count,
 };
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{

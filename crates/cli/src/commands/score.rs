@@ -25,7 +25,11 @@ Examples:
   gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
 
 Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
-token counts once, in the first window that reaches it.")]
+token counts once, in the first window that reaches it.
+
+Choices are compared by the sum of their log-probabilities, and by that sum per token, per character and per byte of UTF-8.
+One space at the beginning of a choice stands between the prompt and it: it is scored and not counted, as in
+lm-evaluation-harness, whose acc is by the sum and whose acc_norm is per character.")]
 pub(crate) struct ScoreArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
@@ -46,7 +50,7 @@ pub(crate) struct ScoreArguments {
     /// Score TEXT as a continuation of the prompt instead; give it for every choice
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids"])]
     pub(crate) choice: Vec<String>,
-    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, mean and per_character
+    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, per_token (also as mean, the same number), per_character and per_byte
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -83,8 +87,11 @@ struct Choice {
     ids: Vec<u32>,
     logprobs: Vec<f64>,
     sum: f64,
+    /// The same as `per_token`.
     mean: f64,
+    per_token: f64,
     per_character: f64,
+    per_byte: f64,
     is_greedy: bool,
 }
 
@@ -92,8 +99,11 @@ struct Choice {
 #[derive(Serialize)]
 struct Best {
     sum: usize,
+    /// The same as `per_token`.
     mean: usize,
+    per_token: usize,
     per_character: usize,
+    per_byte: usize,
 }
 
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
@@ -172,14 +182,20 @@ fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Re
     let scored = score_continuations(loaded.model(), &prompt_ids, &wholes, &count)?;
     drop(bar);
 
-    let choice = |((text, ids), scored): ((&String, Vec<u32>), Continuation)| Choice {
-        text: text.clone(),
-        ids,
-        sum: scored.sum(),
-        mean: scored.mean(),
-        per_character: scored.sum() / text.chars().count().max(1) as f64,
-        is_greedy: scored.is_greedy,
-        logprobs: scored.logprobs,
+    let choice = |((text, ids), scored): ((&String, Vec<u32>), Continuation)| {
+        let counted = without_delimiter(text);
+        let per = |count: usize| scored.sum() / count.max(1) as f64;
+        Choice {
+            text: text.clone(),
+            ids,
+            sum: scored.sum(),
+            mean: scored.mean(),
+            per_token: scored.mean(),
+            per_character: per(counted.chars().count()),
+            per_byte: per(counted.len()),
+            is_greedy: scored.is_greedy,
+            logprobs: scored.logprobs,
+        }
     };
     let choices: Vec<Choice> = arguments.choice.iter().zip(wholes).zip(scored).map(choice).collect();
     let best = |measure: fn(&Choice) -> f64| {
@@ -190,25 +206,35 @@ fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Re
     let best = Best {
         sum: best(|choice| choice.sum),
         mean: best(|choice| choice.mean),
+        per_token: best(|choice| choice.per_token),
         per_character: best(|choice| choice.per_character),
+        per_byte: best(|choice| choice.per_byte),
     };
     if arguments.json {
         output::write_json(&ChoicesReport { prompt_ids, choices, best })?;
         return Ok(ExitCode::SUCCESS);
     }
-    output::write_line("       sum       mean  per character")?;
-    for Choice { text, sum, mean, per_character, is_greedy, .. } in &choices {
+    output::write_line("       sum  per token  per character  per byte")?;
+    for Choice { text, sum, per_token, per_character, per_byte, is_greedy, .. } in &choices {
         let greedy = if *is_greedy { "  (what greedy search writes)" } else { "" };
-        output::write_line(&format!("{sum:>10.4} {mean:>10.4} {per_character:>14.4}  {text:?}{greedy}"))?;
+        output::write_line(&format!(
+            "{sum:>10.4} {per_token:>10.4} {per_character:>14.4} {per_byte:>9.4}  {text:?}{greedy}"
+        ))?;
     }
     let name = |index: usize| format!("{:?}", choices[index].text);
     output::write_line(&format!(
-        "best by sum {}, by mean {}, per character {}",
+        "best by sum {}, per token {}, per character {}, per byte {}",
         name(best.sum),
-        name(best.mean),
-        name(best.per_character)
+        name(best.per_token),
+        name(best.per_character),
+        name(best.per_byte)
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A choice without the space between the prompt and it.
+fn without_delimiter(choice: &str) -> &str {
+    choice.strip_prefix(' ').unwrap_or(choice)
 }
 
 fn token(tokenizer: Option<&Tokenizer>, id: u32) -> Option<String> {

@@ -827,14 +827,52 @@ fn choices_are_scored_after_the_prompt() {
         }
         let sum: f64 = logprobs.iter().sum();
         let close = |key: &str, value: f64| (found[key].as_f64().unwrap() - value).abs() < 1e-9;
-        assert!(close("sum", sum) && close("mean", sum / count as f64));
-        assert!(close("per_character", sum / choice.chars().count() as f64));
+        assert!(
+            close("sum", sum) && close("mean", sum / count as f64) && close("per_token", sum / count as f64)
+        );
+        // The space before it is not counted.
+        let letters = choice.len() - 1;
+        assert!(close("per_character", sum / letters as f64) && close("per_byte", sum / letters as f64));
     }
     let sums: Vec<f64> = (0..2).map(|index| report["choices"][index]["sum"].as_f64().unwrap()).collect();
     assert_eq!(report["best"]["sum"], json!(usize::from(sums[1] > sums[0])));
-    assert!(run(&flags[..flags.len() - 1]).stdout.contains("best by sum"));
     let empty = run(&["score", "The dog", "--model", path(folder.path()), "--choice", ""]);
     assert_refused(&empty, USAGE, "empty");
+}
+
+/// Three choices of which each is the best by another measure: the ï has two bytes, and " a" would win by characters if the space
+/// before it were one.
+#[test]
+fn choices_are_compared_by_characters_and_bytes_without_the_space_before_them() {
+    let folder = CheckpointFolder::tiny();
+    let choices = [" a", " was", " naïve"];
+    let mut flags = vec!["score", "The dog", "--model", path(folder.path())];
+    flags.extend(choices.iter().flat_map(|choice| ["--choice", choice]));
+    let table = run(&flags).stdout;
+    assert_eq!(
+        table.lines().last().unwrap(),
+        r#"best by sum " a", per token " was", per character " was", per byte " naïve""#
+    );
+    assert!(table.starts_with("       sum  per token  per character  per byte\n"), "{table}");
+    flags.push("--json");
+    let report = run(&flags).json();
+    assert_eq!(
+        report["best"],
+        json!({"sum": 0, "mean": 1, "per_token": 1, "per_character": 1, "per_byte": 2})
+    );
+    let number = |index: usize, key: &str| report["choices"][index][key].as_f64().unwrap();
+    for (index, (characters, bytes)) in [(1.0, 1.0), (3.0, 3.0), (5.0, 6.0)].into_iter().enumerate() {
+        let sum = number(index, "sum");
+        assert_eq!(number(index, "per_character"), sum / characters);
+        assert_eq!(number(index, "per_byte"), sum / bytes);
+        let line = table.lines().nth(index + 1).unwrap();
+        assert!(line.ends_with(&format!("  {:.4}  {:?}", sum / bytes, choices[index])), "{line}");
+    }
+    // With the space counted the first would be the best by characters too.
+    assert!(number(0, "sum") / 2.0 > number(1, "sum") / 4.0);
+    // A space alone is scored, and nothing is divided by 0.
+    let space = run(&["score", "The dog", "--model", path(folder.path()), "--choice", " ", "--json"]).json();
+    assert_eq!(space["choices"][0]["per_character"], space["choices"][0]["sum"]);
 }
 
 #[test]

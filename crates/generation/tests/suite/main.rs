@@ -11,4 +11,5 @@ mod requests;
 mod scheduler;
 mod score;
 mod search;
+mod sequences;
 mod text;

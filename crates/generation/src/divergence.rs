@@ -1,0 +1,86 @@
+//! How far the predictions of a model are from those of another one, token by token: the measure of what a smaller weight type
+//! costs.
+//!
+//! `KL = Σ p_i (ln p_i - ln q_i)` over the vocabulary, with `p` of the base and `q` of the other model. Logits are used as they
+//! are, and sums are in f64: nothing is rounded or left out, and a model has a divergence of exactly 0 from itself.
+
+use candle_core::Tensor;
+use gpt2::{Gpt2LMHead, Pass};
+use gpt2_kernels::map_items;
+
+use crate::GenerationError;
+use crate::config::check_ids;
+use crate::logprobs::{Expected, pieces, with_logits};
+use crate::sequences::check_window;
+
+/// What two models expect in the place of a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Divergence {
+    /// Kullback-Leibler divergence of the other model's prediction from the base's, in nats.
+    pub kl: f64,
+    /// Natural logarithm of the token's probability by the base.
+    pub base_logprob: f64,
+    /// The same by the other model.
+    pub logprob: f64,
+    /// Whether both find the same token most probable, of several the first.
+    pub same_top: bool,
+}
+
+/// Compares the predictions of two models for each of the tokens `ids[first..]`, after all tokens before it. Both models read
+/// them through a cache, so that the type of keys and values counts as it does in generation.
+///
+/// # Errors
+/// When the vocabularies have different sizes, there is no token to predict or nothing before it, the tokens are more than a
+/// context has positions (the last one is not read), an id is outside the vocabulary, or a model's logits are not numbers.
+pub fn diverge(
+    base: &Gpt2LMHead,
+    other: &Gpt2LMHead,
+    ids: &[u32],
+    first: usize,
+) -> Result<Vec<Divergence>, GenerationError> {
+    check(base, other, ids, first)?;
+    let read = ids.len() - 1;
+    let (base_hidden, hidden) = (hidden_states(base, &ids[..read])?, hidden_states(other, &ids[..read])?);
+    let mut found = Vec::with_capacity(ids.len() - first);
+    // Row r of the hidden states predicts token r + 1.
+    for rows in pieces(first - 1..read) {
+        let predicted = &ids[rows.start + 1..];
+        let of_piece = with_logits(base, &base_hidden, rows.clone(), |base| {
+            with_logits(other, &hidden, rows, |other| {
+                Ok(map_items(base.zip(other).zip(predicted), |((base, other), id)| of_row(base, other, *id)))
+            })
+        })?;
+        for divergence in of_piece {
+            found.push(divergence?);
+        }
+    }
+    Ok(found)
+}
+
+fn check(base: &Gpt2LMHead, other: &Gpt2LMHead, ids: &[u32], first: usize) -> Result<(), GenerationError> {
+    let (base, other) = (base.config(), other.config());
+    if base.vocab_size != other.vocab_size {
+        let (vocab_size, found) = (base.vocab_size, other.vocab_size);
+        return Err(GenerationError::OtherVocabulary { vocab_size, found });
+    }
+    check_window(ids, first, base.n_positions.min(other.n_positions))?;
+    check_ids(ids, base)
+}
+
+/// The states after the final norm, `(1, T, C)`.
+fn hidden_states(model: &Gpt2LMHead, ids: &[u32]) -> Result<Tensor, GenerationError> {
+    let mut cache = model.new_cache(1, ids.len())?;
+    let ids = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
+    Ok(model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?)
+}
+
+/// The divergence at one place, by the logits of both models there.
+fn of_row(base: &[f32], other: &[f32], id: u32) -> Result<Divergence, GenerationError> {
+    let (base, other) = (Expected::of(base, 0)?, Expected::of(other, 0)?);
+    Ok(Divergence {
+        kl: base.relative_entropy(&other),
+        base_logprob: base.logprob(id),
+        logprob: other.logprob(id),
+        same_top: base.most_probable() == other.most_probable(),
+    })
+}

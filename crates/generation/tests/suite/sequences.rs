@@ -1,0 +1,322 @@
+//! Scores of many sequences at once: those of each sequence by itself, and the same bits in any company.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
+use gpt2_generation::{GenerationError, Sequence, TokenScore, diverge, score_continuations, score_sequences};
+use gpt2_testing::{CheckpointFolder, Fixture};
+use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
+
+/// The same arithmetic in f32, in another order of summation and with keys and values as they are: on log-probabilities.
+const SAME: f64 = 1e-5;
+const WEIGHT_TYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::F16, WeightDType::Q8];
+
+/// The model inside the program, with a context of 256 tokens.
+fn built_in(dtype: WeightDType) -> Gpt2LMHead {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
+}
+
+fn ids(count: usize, seed: u32) -> Vec<u32> {
+    (0..).take(count).map(|index: u32| (index * 131 + seed * 37 + index * index % 57) % 1000).collect()
+}
+
+/// A sequence of so many tokens after the beginning of another, scored from `first` on.
+fn after(beginning: &[u32], rest: usize, seed: u32, first: usize) -> Sequence {
+    Sequence { ids: [beginning, &ids(rest, seed)].concat(), first }
+}
+
+/// Groups of all kinds, for a context of 256 tokens.
+fn groups() -> Vec<Vec<Sequence>> {
+    let context = |count| ids(count, 1);
+    let choices = |count, lengths: &[usize]| -> Vec<Sequence> {
+        let choice = |(seed, rest): (u32, &usize)| after(&context(count), *rest, seed, count);
+        (2..).zip(lengths).map(choice).collect()
+    };
+    vec![
+        choices(20, &[5, 9, 3, 30]),
+        choices(21, &[5, 9, 3, 30]),
+        // Single tokens: nothing is read after the context.
+        choices(40, &[1, 1, 1]),
+        choices(3, &[1, 2, 1, 17]),
+        vec![],
+        // One sequence: a word at the end, a window, one that is scored from its second token on, the shortest that there is.
+        vec![after(&context(80), 2, 3, 80)],
+        vec![after(&[], 257, 4, 129)],
+        vec![after(&[], 200, 5, 1)],
+        vec![after(&[7], 1, 5, 1)],
+        // Twice the same, and one that begins with all of another.
+        vec![after(&context(9), 6, 2, 9), after(&context(9), 6, 2, 9), after(&context(9), 12, 2, 9)],
+        // Nothing in common.
+        vec![after(&[1], 12, 2, 1), after(&[2], 15, 3, 1)],
+        // Scored within what is common, each from another token on.
+        vec![after(&context(30), 4, 2, 10), after(&context(30), 7, 3, 1), after(&context(30), 2, 4, 31)],
+        // As long as the context, beside shorter ones.
+        choices(200, &[57, 3, 57, 20]),
+        choices(255, &[2, 1]),
+        choices(100, &[157]),
+        // Contexts that differ in one token, and what is scored is the same: Winogrande's.
+        vec![
+            after(&[&context(10)[..], &[3]].concat(), 8, 9, 11),
+            after(&[&context(10)[..], &[4, 5]].concat(), 8, 9, 12),
+        ],
+    ]
+}
+
+fn scored(model: &Gpt2LMHead, groups: &[Vec<&Sequence>]) -> Vec<Vec<Vec<TokenScore>>> {
+    score_sequences(model, groups).unwrap()
+}
+
+fn references(groups: &[Vec<Sequence>]) -> Vec<Vec<&Sequence>> {
+    groups.iter().map(|group| group.iter().collect()).collect()
+}
+
+/// The scores of a sequence whose tokens are read by one pass.
+fn naive(model: &Gpt2LMHead, Sequence { ids, first }: &Sequence) -> Vec<TokenScore> {
+    let logits = logits(model, &ids[..ids.len() - 1]);
+    (*first..ids.len()).map(|position| score(&logits[position - 1], ids[position])).collect()
+}
+
+/// The score of a token by the library's exponential function, added up in order.
+fn score(logits: &[f32], id: u32) -> TokenScore {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).sum();
+    let logprob = f64::from(logits[id as usize]) - f64::from(largest) - sum.ln();
+    TokenScore { logprob, is_greedy: logits.iter().position(|logit| *logit == largest) == Some(id as usize) }
+}
+
+/// The logits after every token, read through a cache.
+fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<Vec<f32>> {
+    let mut cache = model.new_cache(1, ids.len()).unwrap();
+    let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
+    let logits =
+        model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference()).unwrap();
+    logits.squeeze(0).unwrap().to_vec2().unwrap()
+}
+
+#[test]
+fn sequences_score_as_each_by_itself() {
+    for dtype in WEIGHT_TYPES {
+        let model = built_in(dtype);
+        let groups = groups();
+        let found = scored(&model, &references(&groups));
+        assert_eq!(found.len(), groups.len());
+        for (number, (found, group)) in found.iter().zip(&groups).enumerate() {
+            assert_eq!(found.len(), group.len(), "group {number}");
+            for (found, sequence) in found.iter().zip(group) {
+                let expected = naive(&model, sequence);
+                assert_eq!(found.len(), expected.len(), "group {number}");
+                for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    let difference = (found.logprob - expected.logprob).abs();
+                    assert!(
+                        difference < SAME,
+                        "{dtype:?}, group {number}, token {place}: {found:?} for {expected:?}"
+                    );
+                    assert_eq!(
+                        found.is_greedy, expected.is_greedy,
+                        "{dtype:?}, group {number}, token {place}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Alone, in another order, beside copies of itself in many passes: the same bits.
+#[test]
+fn a_group_scores_the_same_in_any_company() {
+    for dtype in WEIGHT_TYPES {
+        let model = built_in(dtype);
+        let groups = groups();
+        let groups = references(&groups);
+        let together = scored(&model, &groups);
+        for (group, expected) in groups.iter().zip(&together) {
+            let alone = scored(&model, std::slice::from_ref(group));
+            assert_eq!(alone, std::slice::from_ref(expected), "{dtype:?}: alone");
+        }
+        let backwards: Vec<Vec<&Sequence>> = groups.iter().rev().cloned().collect();
+        let mut found = scored(&model, &backwards);
+        found.reverse();
+        assert_eq!(found, together, "{dtype:?}: in another order");
+        let many: Vec<Vec<&Sequence>> = groups.iter().cycle().take(5 * groups.len()).cloned().collect();
+        let expected: Vec<_> = together.iter().cycle().take(many.len()).cloned().collect();
+        assert_eq!(scored(&model, &many), expected, "{dtype:?}: in many passes");
+        for (group, expected) in groups.iter().zip(&together) {
+            let turned: Vec<&Sequence> = group.iter().rev().copied().collect();
+            let mut found = scored(&model, &[turned]);
+            found[0].reverse();
+            assert_eq!(found[0], *expected, "{dtype:?}: sequences of a group in another order");
+        }
+    }
+}
+
+#[test]
+fn of_equally_probable_tokens_the_first_is_greedy() {
+    // Without weights all tokens are equally probable.
+    let config = Gpt2Config::from_json(
+        r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 5, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
+    );
+    let zeros = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let model = Gpt2LMHead::load(&config.unwrap(), &zeros).unwrap();
+    let sequence = Sequence { ids: vec![3, 0, 1, 10, 0, 0], first: 1 };
+    let found = scored(&model, &[vec![&sequence]]).remove(0).remove(0);
+    for (place, (score, is_greedy)) in found.iter().zip([true, false, false, true, true]).enumerate() {
+        assert!((score.logprob + 11f64.ln()).abs() < 1e-12, "{score:?}");
+        assert_eq!(score.is_greedy, is_greedy, "token {place}");
+    }
+    let [greedy, other] = [vec![0, 0], vec![0, 1]];
+    let found = score_continuations(&model, &[3], &[greedy, other], &|| ()).unwrap();
+    assert_eq!(found.iter().map(|found| found.is_greedy).collect::<Vec<_>>(), [true, false]);
+}
+
+#[test]
+fn what_cannot_be_scored_is_named() {
+    let model = built_in(WeightDType::F32);
+    assert!(scored(&model, &[]).is_empty());
+    assert_eq!(scored(&model, &[vec![], vec![]]), [vec![], vec![]] as [Vec<Vec<TokenScore>>; 2]);
+    let good = after(&[], 20, 1, 1);
+    for (bad, message) in [
+        (Sequence { ids: vec![], first: 1 }, "0 tokens are to be scored from token 1 on"),
+        (Sequence { ids: vec![1, 2, 3], first: 0 }, "3 tokens are to be scored from token 0 on"),
+        (Sequence { ids: vec![1, 2, 3], first: 3 }, "3 tokens are to be scored from token 3 on"),
+        (Sequence { ids: vec![1, 2, 3], first: usize::MAX }, "the first has nothing before it"),
+        (
+            after(&[], 258, 1, 1),
+            "a sequence has 257 tokens to read, the model's context 256; shorten it by 1",
+        ),
+        (Sequence { ids: vec![1, 2, 5000], first: 1 }, "token id 5000 (number 3"),
+    ] {
+        let error = score_sequences(&model, &[vec![&good], vec![&good, &bad]]).unwrap_err();
+        assert!(error.is_usage() && matches!(error, GenerationError::Sequence { group: 2, number: 2, .. }));
+        let text = error.to_string();
+        assert!(text.starts_with("sequence 2 of group 2: ") && text.contains(message), "{text}");
+    }
+    let broken = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
+        tensors.insert("transformer.ln_f.bias".into(), nan);
+    });
+    let broken = Checkpoint::open(broken.path()).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
+    let short = after(&[], 20, 1, 1).ids.iter().map(|id| id % 300).collect();
+    let short = Sequence { ids: short, first: 1 };
+    assert!(matches!(score_sequences(&broken, &[vec![&short]]).unwrap_err(), GenerationError::NotFinite));
+    assert!(matches!(diverge(&broken, &broken, &short.ids, 1).unwrap_err(), GenerationError::NotFinite));
+}
+
+/// Small models of transformers with its logits for two rows of tokens.
+#[test]
+fn scores_are_those_of_transformers() {
+    for case in ["gelu_new", "inverse_layer_scale", "odd_head", "untied", "one_layer"] {
+        let fixture = Fixture::open(&format!("gpt2/{case}"));
+        let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
+        let tensors = fixture.tensors_below("transformer.").into_iter().map(|(name, tensor)| {
+            // As the files have them, (in, out).
+            let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
+            (name, if is_conv1d { tensor.t().unwrap() } else { tensor })
+        });
+        let head = fixture
+            .tensors_below("lm_head.")
+            .into_iter()
+            .map(|(name, tensor)| (format!("lm_head.{name}"), tensor));
+        let tensors: HashMap<String, Tensor> = tensors.chain(head).collect();
+        let weights = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+        let model = Gpt2LMHead::load(&config, &weights).unwrap();
+        let rows: Vec<Vec<u32>> =
+            fixture.tensor("input_ids").to_dtype(DType::U32).unwrap().to_vec2().unwrap();
+        let logits: Vec<Vec<Vec<f32>>> = fixture.tensor("expected.logits").to_vec3().unwrap();
+        let sequence = |ids: &Vec<u32>| Sequence { ids: [&ids[..], &[5]].concat(), first: 1 };
+        let sequences: Vec<Sequence> = rows.iter().map(sequence).collect();
+        let found = scored(&model, &[sequences.iter().collect()]).remove(0);
+        for ((sequence, found), logits) in sequences.iter().zip(found).zip(logits) {
+            assert_eq!(found.len(), logits.len(), "{case}");
+            for ((found, logits), id) in found.iter().zip(logits).zip(&sequence.ids[1..]) {
+                let expected = score(&logits, *id);
+                assert!(
+                    (found.logprob - expected.logprob).abs() < 1e-4,
+                    "{case}: {found:?} for {expected:?}"
+                );
+                assert_eq!(found.is_greedy, expected.is_greedy, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_divergence_is_that_of_the_definition() {
+    let (base, other) = (built_in(WeightDType::F32), built_in(WeightDType::Q8));
+    for (count, first) in [(2, 1), (150, 1), (200, 100), (257, 256)] {
+        let ids = ids(count, 3);
+        let (base_logits, other_logits) =
+            (logits(&base, &ids[..count - 1]), logits(&other, &ids[..count - 1]));
+        let found = diverge(&base, &other, &ids, first).unwrap();
+        assert_eq!(found.len(), count - first);
+        for (found, position) in found.iter().zip(first..) {
+            let (p, q) = (&base_logits[position - 1], &other_logits[position - 1]);
+            let log_softmax = |logits: &[f32]| -> Vec<f64> {
+                let normalizer = f64::from(logits[0]) - score(logits, 0).logprob;
+                logits.iter().map(|logit| f64::from(*logit) - normalizer).collect()
+            };
+            let (log_p, log_q) = (log_softmax(p), log_softmax(q));
+            let kl: f64 = log_p.iter().zip(&log_q).map(|(p, q)| p.exp() * (p - q)).sum();
+            assert!(kl > 0.0 && (found.kl - kl).abs() < 1e-12, "token {position}: {found:?} for {kl}");
+            let id = ids[position] as usize;
+            assert!((found.base_logprob - log_p[id]).abs() < 1e-12, "token {position}: {found:?}");
+            assert!((found.logprob - log_q[id]).abs() < 1e-12, "token {position}: {found:?}");
+            let top = |logits: &[f32]| {
+                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                logits.iter().position(|logit| *logit == largest)
+            };
+            assert_eq!(found.same_top, top(p) == top(q), "token {position}");
+        }
+    }
+}
+
+#[test]
+fn a_model_has_no_divergence_from_itself() {
+    for dtype in WEIGHT_TYPES {
+        let model = built_in(dtype);
+        let ids = ids(257, 2);
+        let found = diverge(&model, &model, &ids, 1).unwrap();
+        assert_eq!(found.len(), 256);
+        assert!(found.iter().all(|found| found.kl == 0.0 && found.same_top), "{dtype:?}");
+        assert!(found.iter().all(|found| found.base_logprob == found.logprob), "{dtype:?}");
+        // Scores of the same tokens, from another pass.
+        let scores = scored(&model, &[vec![&Sequence { ids: ids.clone(), first: 1 }]]).remove(0).remove(0);
+        assert!(found.iter().zip(scores).all(|(found, score)| found.logprob == score.logprob), "{dtype:?}");
+    }
+}
+
+#[test]
+fn the_type_of_keys_and_values_counts_as_divergence() {
+    let model = built_in(WeightDType::F32);
+    let rounded = model.clone().with_kv_dtype(KvDType::Q8);
+    let mean = |base: &Gpt2LMHead, other: &Gpt2LMHead| {
+        let found = diverge(base, other, &ids(200, 2), 100).unwrap();
+        found.iter().map(|found| found.kl).sum::<f64>() / found.len() as f64
+    };
+    let (there, back) = (mean(&model, &rounded), mean(&rounded, &model));
+    assert!(there > 1e-9 && there < 1e-2, "{there}");
+    // Of near distributions the divergence is nearly symmetric, and it is not exactly.
+    assert!(there != back && (there / back - 1.0).abs() < 0.2, "{there} and {back}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_named() {
+    let model = built_in(WeightDType::F32);
+    let tiny = CheckpointFolder::tiny();
+    let tiny = Checkpoint::open(tiny.path()).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
+    let refused =
+        |other: &Gpt2LMHead, ids: &[u32], first: usize| diverge(&model, other, ids, first).unwrap_err();
+    let error = refused(&tiny, &[1, 2], 1);
+    assert!(matches!(error, GenerationError::OtherVocabulary { found: 300, .. }) && error.is_usage());
+    let tokens = ids(258, 1);
+    let error = refused(&model, &tokens, 1);
+    assert!(matches!(error, GenerationError::SequenceTooLong { tokens: 257, n_positions: 256 }), "{error}");
+    for (ids, first) in [(&tokens[..0], 1), (&tokens[..1], 1), (&tokens[..5], 0), (&tokens[..5], 5)] {
+        let error = refused(&model, ids, first);
+        assert!(matches!(error, GenerationError::NothingToScore { .. }) && error.is_usage(), "{error}");
+    }
+    assert!(matches!(refused(&model, &[1, 5000], 1), GenerationError::IdBeyondVocabulary { id: 5000, .. }));
+}
