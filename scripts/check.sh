@@ -86,6 +86,7 @@ if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
   leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
 fi
 step cargo test --workspace --locked
+step cargo test --package gpt2-evaluation --features parquet --locked --test suite data::
 step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
 
 printf '\nall checks passed\n'

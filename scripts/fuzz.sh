@@ -42,6 +42,14 @@ seeds vocabulary
 { cat "$fixtures"/tiny-checkpoint/vocab.json; printf '\0'; cat "$fixtures"/tiny-checkpoint/merges.txt; } \
   >target/fuzz/corpus/vocabulary/seed-1
 
+seeds evaluation_data
+for file in "$fixtures"/evaluation/*.jsonl "$fixtures"/evaluation/blimp/*.jsonl "$fixtures"/evaluation/*.csv \
+  "$fixtures"/evaluation/*.txt; do
+  case $file in *.jsonl) kind=0 ;; *.csv) kind=1 ;; *) kind=2 ;; esac
+  # shellcheck disable=SC2059
+  { printf "\\$kind"; cat "$file"; } >"target/fuzz/corpus/evaluation_data/$(basename "$file")"
+done
+
 mapfile -t targets < <(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | tail -n +2)
 for target in "${@:2}"; do
   [[ " ${targets[*]} " == *" $target "* ]] || { echo "there is no target $target; there are: ${targets[*]}" >&2; exit 2; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the engines that scripts/bench.sh and scripts/bench_serving.py compare with, and makes the checkpoint that all of them
-# run: GPT-2 124M with random weights.
+# run: GPT-2 124M with random weights. scripts/check_llama_perplexity.py takes llama.cpp's tool from here.
 # usage: scripts/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
 # Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
 # where the processor has AVX-512).
@@ -46,10 +46,14 @@ build() { # FOLDER PROGRAMS CMAKE_OPTIONS…
   # shellcheck disable=SC2086  # the programs' names are words
   PATH=$PWD/venv/bin:$PATH ninja -C "$1" $2 >/dev/null
 }
-if [ ! -e llama.cpp/bin/llama-quantize ] || [ ! -e llama.cpp/bin/llama-server ]; then
-  build llama.cpp "$programs llama-quantize" -DGGML_NATIVE=ON
-fi
-if grep -q avx512f /proc/cpuinfo && [ ! -e llama.cpp-avx2/bin/llama-server ]; then
+is_built() { # FOLDER PROGRAMS
+  for program in $2; do
+    [ -e "$1/bin/$program" ] || return 1
+  done
+}
+native="$programs llama-quantize llama-perplexity"
+is_built llama.cpp "$native" || build llama.cpp "$native" -DGGML_NATIVE=ON
+if grep -q avx512f /proc/cpuinfo && ! is_built llama.cpp-avx2 "$programs"; then
   build llama.cpp-avx2 "$programs" -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 fi
 # Our own converter writes what llama.cpp reads; its tool makes the other types from that. Names end in .gguf for both.

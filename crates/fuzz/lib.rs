@@ -1,7 +1,7 @@
 //! What the fuzz targets share: a folder with files from the fuzzer. Opened and verified as a checkpoint, or loaded as a
 //! tokenizer, they may be refused and must do nothing else: no panic, no hang, no large allocation.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use gpt2_weights::Checkpoint;
@@ -34,6 +34,13 @@ pub fn load_tokenizer(files: &[(&str, &[u8])]) {
     for (name, _) in files {
         std::fs::remove_file(folder.join(name)).expect("a file to remove");
     }
+}
+
+/// Writes a file of this name, and says where.
+pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder().join(name);
+    std::fs::write(&path, bytes).expect("a file to write");
+    path
 }
 
 /// Lets panics go on that the loader catches: the tokenizers library panics on some files that it should refuse. The fuzzer

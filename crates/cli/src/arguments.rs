@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::commands::bench::BenchArguments;
 use crate::commands::cache::CacheArguments;
 use crate::commands::convert::ConvertArguments;
+use crate::commands::eval::EvalArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::inspect::InspectArguments;
 use crate::commands::look::LookCommandArguments;
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
+    /// Measure by named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
+    Eval(Box<EvalArguments>),
     /// Serve a model over HTTP: OpenAI's routes, a page to write on, metrics
     #[cfg(feature = "serve")]
     Serve(Box<ServeArguments>),
@@ -64,6 +67,7 @@ impl Command {
         let common = match self {
             Self::Generate(arguments) => &arguments.model.common,
             Self::Score(arguments) => &arguments.model.common,
+            Self::Eval(arguments) => &arguments.model.common,
             #[cfg(feature = "serve")]
             Self::Serve(arguments) => &arguments.model.common,
             Self::Bench(arguments) => &arguments.model.common,

@@ -4,6 +4,7 @@
 use std::io;
 
 use gpt2_engine::EngineError;
+use gpt2_evaluation::EvaluationError;
 use gpt2_generation::GenerationError;
 use gpt2_interpret::{FileError, InterpretError};
 use gpt2_kernels::DeviceError;
@@ -34,6 +35,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
     let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
     let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
+    let evaluation = error.downcast_ref::<EvaluationError>().is_some_and(EvaluationError::is_usage);
     let file = error.chain().find_map(|cause| cause.downcast_ref::<FileError>());
     let file =
         file.is_some_and(|error| matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. }));
@@ -42,7 +44,8 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let server = error.downcast_ref::<ServerError>().is_some_and(ServerError::is_usage);
     #[cfg(not(feature = "serve"))]
     let server = false;
-    let is_usage = error.is::<UsageError>() || interpret || engine || generation || training || server;
+    let is_usage =
+        error.is::<UsageError>() || interpret || engine || generation || training || evaluation || server;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
@@ -72,7 +75,8 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
     let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
     let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
-    let found = engine.or_else(generation).or_else(training).or_else(weights);
+    let evaluation = || error.downcast_ref::<EvaluationError>().and_then(of_evaluation);
+    let found = engine.or_else(generation).or_else(training).or_else(weights).or_else(evaluation);
     #[cfg(feature = "serve")]
     let found = found.or_else(|| error.downcast_ref::<ServerError>().and_then(of_server));
     found
@@ -129,6 +133,16 @@ fn of_training(error: &TrainingError) -> Option<&'static str> {
         TrainingError::Vocabulary { .. } => Some("--tokenizer"),
         TrainingError::NotFinite { .. } => Some("--lr, --grad-clip"),
         TrainingError::OtherState { .. } => Some("--out"),
+        _ => None,
+    }
+}
+
+fn of_evaluation(error: &EvaluationError) -> Option<&'static str> {
+    match error {
+        EvaluationError::Engine(error) => of_engine(error),
+        EvaluationError::UnknownProtocol { .. } => Some("`gpt2 eval --list`"),
+        EvaluationError::Log { .. } => Some("--items, --resume, --against"),
+        EvaluationError::OtherResult { .. } => Some("--items"),
         _ => None,
     }
 }

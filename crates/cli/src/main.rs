@@ -61,6 +61,7 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
     match command {
         Command::Generate(arguments) => commands::generate::run(arguments, hub),
         Command::Score(arguments) => commands::score::run(arguments, hub),
+        Command::Eval(arguments) => commands::eval::run(arguments, hub),
         #[cfg(feature = "serve")]
         Command::Serve(arguments) => commands::serve::run(arguments, hub),
         Command::Look(arguments) => commands::look::run(arguments, hub),

@@ -57,6 +57,11 @@ impl Opened {
         &self.vocabulary
     }
 
+    /// The type that the weights will have in a word, as `q8`: the one that was asked for, otherwise the stored one.
+    pub fn weight_type(&self) -> &'static str {
+        self.options.dtype.map_or(self.checkpoint.stored_dtype().as_str(), WeightDType::name)
+    }
+
     /// How it generates where a request says nothing else.
     ///
     /// # Errors
@@ -73,8 +78,7 @@ impl Opened {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
         let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);
         let assistant = self.assistant.as_ref().map(load).transpose()?;
-        let stored = self.checkpoint.stored_dtype().as_str();
-        let weights = self.options.dtype.map_or(stored, WeightDType::name);
+        let weights = self.weight_type();
         Ok(LoadedModel::new(model, assistant, self.vocabulary, self.defaults, weights))
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod cache;
 mod continued;
 pub(crate) mod convert;
+pub(crate) mod eval;
 pub(crate) mod generate;
 mod generate_file;
 mod generate_interactive;

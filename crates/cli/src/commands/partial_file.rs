@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use gpt2_engine::LineFile;
 use serde::Serialize;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -26,7 +27,7 @@ pub(super) struct Sink {
 }
 
 struct Partial {
-    file: File,
+    file: LineFile,
     path: PathBuf,
     output: PathBuf,
 }
@@ -52,13 +53,7 @@ impl Sink {
         if path.exists() && !resume {
             bail!("{shown}: it holds the lines of an interrupted run; go on with --resume, or remove it");
         }
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        let file = file.with_context(|| shown.to_string())?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => bail!("{shown}: another run is writing it"),
-            // A file system without locks has none to wait for.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-        }
+        let file = LineFile::open(&path).with_context(|| shown.to_string())?;
         let mut partial = Partial { file, path: path.clone(), output: output.to_owned() };
         // Looked at under the lock: another run may just have finished.
         if output.exists() {
@@ -98,12 +93,9 @@ impl Partial {
         settings: &Value,
         is_of: &mut dyn FnMut(usize, &Value) -> bool,
     ) -> Result<usize> {
-        let mut reader = BufReader::new(&self.file);
-        let mut complete_bytes = 0;
         let mut count = 0;
-        let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
-            let value: Value = serde_json::from_slice(&line)
+        let half = self.file.for_each_line(|line| {
+            let value: Value = serde_json::from_slice(line)
                 .with_context(|| format!("line {}: not one of ours; remove the file", count + 1))?;
             if count == 0 {
                 check_settings(&value, settings)?;
@@ -112,14 +104,13 @@ impl Partial {
                     "line {count} continues another prompt; remove the file, or give the prompts it began with"
                 );
             }
-            complete_bytes += line.len() as u64;
             count += 1;
-            line.clear();
-        }
-        if count == 0 && !serde_json::to_vec(settings)?.starts_with(&line) {
+            Ok(())
+        })?;
+        if count == 0 && !serde_json::to_vec(settings)?.starts_with(&half.bytes) {
             bail!("line 1: not one of ours; remove the file");
         }
-        self.file.set_len(complete_bytes)?;
+        self.file.drop_half_line(&half)?;
         if count == 0 {
             self.append(settings)?;
         }
@@ -127,30 +118,28 @@ impl Partial {
     }
 
     fn append(&mut self, value: &impl Serialize) -> Result<()> {
-        let mut line = serde_json::to_vec(value)?;
-        line.push(b'\n');
-        self.file.write_all(&line).with_context(|| self.path.display().to_string())
+        self.file.append(value).with_context(|| self.path.display().to_string())
     }
 
     /// Removes the file where it was made for nothing.
     fn drop_if_empty(&self) {
-        if self.file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+        if self.file.as_file().metadata().is_ok_and(|metadata| metadata.len() == 0) {
             let _ = fs::remove_file(&self.path);
         }
     }
 
     /// Gives the lines without the settings their name.
-    fn finish(mut self) -> Result<()> {
-        let mut copy = || -> Result<()> {
-            self.file.seek(SeekFrom::Start(0))?;
-            let mut reader = BufReader::new(&self.file);
+    fn finish(self) -> Result<()> {
+        let copy = || -> Result<()> {
+            let mut reader = BufReader::new(self.file.as_file());
+            reader.seek(SeekFrom::Start(0))?;
             reader.skip_until(b'\n')?;
             let folder = self.output.parent().filter(|folder| !folder.as_os_str().is_empty());
             let mut complete = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
             io::copy(&mut reader, &mut complete)?;
             complete.as_file().sync_all()?;
             // A temporary file is its owner's alone; the result is as any other file.
-            complete.as_file().set_permissions(self.file.metadata()?.permissions())?;
+            complete.as_file().set_permissions(self.file.as_file().metadata()?.permissions())?;
             complete.persist_noclobber(&self.output)?;
             Ok(())
         };

@@ -17,7 +17,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    fn of(output: &Output) -> Self {
+    pub(crate) fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
         let code = output.status.code().expect("an exit code, not a signal");
         Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }

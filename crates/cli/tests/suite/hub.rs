@@ -1,5 +1,5 @@
 //! Models of the hub, end to end: the program's real client against a server on this machine that speaks the hub's
-//! protocol (model information, files by revision, ranges, redirects to another address).
+//! protocol (model and dataset information, files by revision, ranges, redirects to another address).
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,6 +13,10 @@ use gpt2_testing::{fixture_path, json_fixture};
 use serde_json::{Value, json};
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+const DATA_SHA: &str = "89abcdef0123456789abcdef0123456789abcdef";
+/// A text of a dataset.
+const KING: &str = "The king of France is dead, and all the people speak of the queen.\n";
 
 /// What the server does besides serving.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +35,8 @@ struct Hub {
 }
 
 impl Hub {
-    /// Serves the files of `folder` as `someone/tiny`, and `someone/gated`, which needs a token.
+    /// Serves the files of `folder` as the model `someone/tiny`, and `someone/gated`, which needs a token; and the dataset
+    /// `someone/texts` with one file at each of two revisions.
     fn new(folder: &Path, mood: Mood) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -178,6 +183,15 @@ impl Server {
         if is_gated && !has_token {
             return status("401 Unauthorized");
         }
+        if let Some(answer) = dataset(path) {
+            let known = format!("X-Repo-Commit: {DATA_SHA}\r\nETag: \"etag-{}\"\r\n", answer.len());
+            let part = &answer.as_bytes()
+                [start.min(answer.len())..end.map_or(answer.len(), |end| end + 1).min(answer.len())];
+            let (length, whole) = (part.len(), answer.len());
+            let range = format!("Content-Range: bytes {start}-{}/{whole}\r\n", start + length.max(1) - 1);
+            write!(stream, "HTTP/1.1 206 Partial Content\r\n{known}{range}Content-Length: {length}\r\n\r\n")?;
+            return stream.write_all(part);
+        }
         let path = path.replace("someone/gated", "someone/tiny");
         if path == "/api/models/someone/tiny/revision/main" {
             let siblings: Vec<Value> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
@@ -219,6 +233,90 @@ impl Server {
         }
         stream.write_all(part)
     }
+}
+
+/// What the hub says of the dataset.
+fn dataset(path: &str) -> Option<String> {
+    let information = |file: &str| {
+        let siblings = [json!({ "rfilename": "README.md" }), json!({ "rfilename": file })];
+        Some(json!({ "siblings": siblings, "sha": DATA_SHA }).to_string())
+    };
+    match path.strip_prefix("/api/datasets/someone/texts/revision/") {
+        Some("main") => return information("data/king.txt"),
+        Some("refs%2Fconvert%2Fparquet") => return information("default/test/0000.txt"),
+        _ => {}
+    }
+    match path.strip_prefix("/datasets/someone/texts/resolve/")? {
+        "main/data/king.txt" => Some(KING.to_owned()),
+        "refs%2Fconvert%2Fparquet/default/test/0000.txt" => Some(KING.to_uppercase()),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_file_of_a_dataset_is_downloaded_once_and_then_comes_from_the_cache() {
+    let hub = Hub::tiny(Mood::Good);
+    let eval = |data: &str, more: &[&str], environment: &[(&str, &str)]| {
+        hub.run(&[&["eval", "text:bits", "--json", "--data", data][..], more].concat(), environment)
+    };
+    let measured = |data: &str, more: &[&str], environment: &[(&str, &str)]| -> Value {
+        let (code, stdout, stderr) = eval(data, more, environment);
+        assert_eq!(code, 0, "{stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let local = folder.path().join("king.txt");
+    std::fs::write(&local, KING).unwrap();
+    let expected = measured(local.to_str().unwrap(), &["--offline"], &[]);
+    assert_eq!(expected["dataset"]["revision"], Value::Null);
+
+    let name = "someone/texts/data/king.txt";
+    let report = measured(name, &[], &[]);
+    assert_eq!(report["metrics"], expected["metrics"]);
+    let dataset = &report["dataset"];
+    assert_eq!([&dataset["path"], &dataset["revision"]], [name, DATA_SHA]);
+    assert_eq!(dataset["sha256"], expected["dataset"]["sha256"]);
+    // The layout of Python's library.
+    let repository = hub.cache.path().join("datasets--someone--texts");
+    assert_eq!(std::fs::read_to_string(repository.join("refs/main")).unwrap(), DATA_SHA);
+    let link = repository.join("snapshots").join(DATA_SHA).join("data/king.txt");
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(std::fs::read_to_string(link).unwrap(), KING);
+
+    let after_download = hub.request_count();
+    measured(name, &[], &[]);
+    assert_eq!(hub.request_count(), after_download + 1, "only whether the dataset has changed is asked");
+    for name in [name, "someone/texts@main/data/king.txt", &format!("someone/texts@{DATA_SHA}/data/king.txt")]
+    {
+        assert_eq!(measured(name, &["--offline"], &[])["metrics"], expected["metrics"], "{name}");
+    }
+    assert_eq!(hub.request_count(), after_download + 1, "offline asks nothing");
+    // A revision with slashes is told from the path behind it.
+    let converted = measured("someone/texts@refs/convert/parquet/default/test/0000.txt", &[], &[]);
+    assert_ne!(converted["metrics"], expected["metrics"]);
+    assert!(repository.join("refs/refs/convert/parquet").is_file());
+    measured("someone/texts@refs/convert/parquet/default/test/0000.txt", &["--offline"], &[]);
+
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let elsewhere = format!("http://{nobody}");
+    let (code, _, stderr) = eval(name, &[], &[("HF_ENDPOINT", elsewhere.as_str())]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("cannot be reached; the cached copy of someone/texts is used"), "{stderr}");
+    let fails = |data: &str, more: &[&str], expected: &str| {
+        let (code, stdout, stderr) = eval(data, more, &[]);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+        assert!(stderr.contains(expected), "`{expected}` is not in: {stderr}");
+    };
+    fails(
+        "someone/texts/data/queen.txt",
+        &[],
+        "someone/texts has no file data/queen.txt; it has README.md, data/king.txt",
+    );
+    fails("someone/texts/data/queen.txt", &["--offline"], "someone/texts is not in the cache");
+    fails("someone/other/data.txt", &["--offline"], "holds someone/texts");
+    fails("someone/other/data.txt", &[], "someone/other: there is no such dataset or revision on the hub");
+    fails("someone/gated/data.txt", &[], "give a token with HF_TOKEN");
+    fails("data.txt", &[], "data.txt: ");
 }
 
 #[test]

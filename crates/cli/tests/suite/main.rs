@@ -4,6 +4,7 @@
 
 mod built_in;
 mod common;
+mod eval;
 mod generation;
 #[cfg(feature = "grammar")]
 mod grammar;

@@ -7,12 +7,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hf_hub::api::Progress as HubProgress;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::api::{Progress as HubProgress, RepoInfo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::error::HubError;
-use super::name::HubModel;
+use super::name::{HubName, Kind};
 use super::options::{HubOptions, Network};
 use crate::{Progress, Reporter, Unit};
 
@@ -37,43 +37,15 @@ const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
 /// Attempts to go on with an interrupted download.
 const RETRIES: usize = 2;
 
-/// Downloads what is missing and returns the folder of the snapshot.
+/// Downloads what is missing of a model and returns the folder of the snapshot.
 pub(super) fn fetch(
-    model: &HubModel,
+    model: &HubName,
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let cache = Cache::new(options.cache.clone());
-    let repository = Repo::with_revision(model.id.clone(), RepoType::Model, model.revision.clone());
-    if options.network == Network::Offline {
-        let missing = || HubError::NotCached { model: model.to_string(), cache: contents(&cache) };
-        return cached(&cache, &repository).ok_or_else(missing);
-    }
-    let endpoint = &options.endpoint;
-    let api = ApiBuilder::from_cache(cache.clone())
-        .with_endpoint(endpoint.clone())
-        .with_token(options.token.clone())
-        .with_retries(RETRIES)
-        .with_progress(false)
-        .build()
-        .map_err(|error| explain(&error, model, ""))?
-        .repo(repository.clone());
-    let info = match api.info() {
-        Ok(info) => info,
-        Err(error) if is_unreachable(&error) => {
-            let folder = cached(&cache, &repository).ok_or_else(|| HubError::Unreachable {
-                endpoint: endpoint.clone(),
-                cause: brief(&error),
-                model: model.to_string(),
-                cache: contents(&cache),
-            })?;
-            reporter.note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", model.id));
-            return Ok(folder);
-        }
-        Err(error) => return Err(explain(&error, model, "")),
-    };
+    let (folder, answer) = ask(model, options, reporter, &holds_a_model)?;
+    let Some((api, info)) = answer else { return Ok(folder) };
     let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
-    let folder = cache.path().join(repository.folder_name()).join("snapshots").join(&info.sha);
     for file in wanted(&names, model)? {
         // A snapshot's files never change; a finished download is moved here as a whole.
         if !folder.join(file).exists() {
@@ -86,8 +58,89 @@ pub(super) fn fetch(
     Ok(folder)
 }
 
+/// Downloads a file of a dataset where it is missing and returns the folder of the snapshot.
+pub(super) fn fetch_file(
+    dataset: &HubName,
+    file: &str,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+) -> Result<PathBuf, HubError> {
+    let holds_it = |folder: &Path| folder.join(file).is_file();
+    let (folder, answer) = ask(dataset, options, reporter, &holds_it)?;
+    let Some((api, info)) = answer else { return Ok(folder) };
+    if !info.siblings.iter().any(|sibling| sibling.rfilename == file) {
+        let (dataset, file) = (dataset.to_string(), file.to_owned());
+        return Err(HubError::NoSuchFile { dataset, file, files: some_files(&info) });
+    }
+    if !folder.join(file).exists() {
+        download(&api, file, dataset, reporter)?;
+    }
+    if !folder.join(file).exists() {
+        return Err(HubError::Changed { model: dataset.to_string() });
+    }
+    Ok(folder)
+}
+
+/// The first names of a repository's files.
+fn some_files(info: &RepoInfo) -> String {
+    const SHOWN: usize = 10;
+    let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
+    match names.len().saturating_sub(SHOWN) {
+        _ if names.is_empty() => "none".to_owned(),
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..SHOWN].join(", ")),
+    }
+}
+
+/// Asks the hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
+/// needed. Answers with the folder of the snapshot, and with what the hub says unless the cached files are the answer.
+fn ask(
+    name: &HubName,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+    is_whole: &dyn Fn(&Path) -> bool,
+) -> Result<(PathBuf, Option<(ApiRepo, RepoInfo)>), HubError> {
+    let cache = Cache::new(options.cache.clone());
+    let kind = match name.kind {
+        Kind::Model => RepoType::Model,
+        Kind::Dataset => RepoType::Dataset,
+    };
+    let repository = Repo::with_revision(name.id.clone(), kind, name.revision.clone());
+    let cached = || cached(&cache, &repository).filter(|folder| is_whole(folder));
+    if options.network == Network::Offline {
+        let missing = || HubError::NotCached { model: name.to_string(), cache: contents(&cache, name.kind) };
+        return cached().map(|folder| (folder, None)).ok_or_else(missing);
+    }
+    let endpoint = &options.endpoint;
+    let api = ApiBuilder::from_cache(cache.clone())
+        .with_endpoint(endpoint.clone())
+        .with_token(options.token.clone())
+        .with_retries(RETRIES)
+        .with_progress(false)
+        .build()
+        .map_err(|error| explain(&error, name, ""))?
+        .repo(repository.clone());
+    match api.info() {
+        Ok(info) => {
+            let folder = cache.path().join(repository.folder_name()).join("snapshots").join(&info.sha);
+            Ok((folder, Some((api, info))))
+        }
+        Err(error) if is_unreachable(&error) => {
+            let folder = cached().ok_or_else(|| HubError::Unreachable {
+                endpoint: endpoint.clone(),
+                cause: brief(&error),
+                model: name.to_string(),
+                cache: contents(&cache, name.kind),
+            })?;
+            reporter.note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", name.id));
+            Ok((folder, None))
+        }
+        Err(error) => Err(explain(&error, name, "")),
+    }
+}
+
 /// The files to take of those that a repository has.
-fn wanted<'a>(names: &[&'a str], model: &HubModel) -> Result<Vec<&'a str>, HubError> {
+fn wanted<'a>(names: &[&'a str], model: &HubName) -> Result<Vec<&'a str>, HubError> {
     if !names.contains(&"config.json") {
         return Err(HubError::NoConfig { model: model.to_string() });
     }
@@ -103,7 +156,7 @@ fn wanted<'a>(names: &[&'a str], model: &HubModel) -> Result<Vec<&'a str>, HubEr
     Ok(names.iter().copied().filter(is_wanted).collect())
 }
 
-fn download(api: &ApiRepo, file: &str, model: &HubModel, reporter: &dyn Reporter) -> Result<(), HubError> {
+fn download(api: &ApiRepo, file: &str, model: &HubName, reporter: &dyn Reporter) -> Result<(), HubError> {
     let mut expected = 0;
     let watched = Download { reporter, bar: None, expected: &mut expected };
     let path = api.download_with_progress(file, watched).map_err(|error| explain(&error, model, file))?;
@@ -148,30 +201,42 @@ impl HubProgress for Download<'_> {
     fn finish(&mut self) {}
 }
 
-/// The folder of a cached snapshot that holds a configuration and weights.
+/// The folder of a cached snapshot.
 fn cached(cache: &Cache, repository: &Repo) -> Option<PathBuf> {
-    let snapshots = cache.path().join(repository.folder_name()).join("snapshots");
-    let by_commit = snapshots.join(repository.revision());
-    let by_reference = || Some(cache.repo(repository.clone()).get("config.json")?.parent()?.to_owned());
-    let folder = if by_commit.is_dir() { by_commit } else { by_reference()? };
+    let folder = cache.path().join(repository.folder_name());
+    let by_commit = folder.join("snapshots").join(repository.revision());
+    if by_commit.is_dir() {
+        return Some(by_commit);
+    }
+    let commit = fs::read_to_string(folder.join("refs").join(repository.revision())).ok()?;
+    Some(folder.join("snapshots").join(commit.trim())).filter(|folder| folder.is_dir())
+}
+
+/// Whether a snapshot holds a configuration and weights.
+fn holds_a_model(folder: &Path) -> bool {
     let has_weights = WEIGHTS.iter().any(|(weights, _)| folder.join(weights).exists());
-    (folder.join("config.json").exists() && has_weights).then_some(folder)
+    folder.join("config.json").exists() && has_weights
 }
 
 /// What the cache holds, in words.
-fn contents(cache: &Cache) -> String {
+fn contents(cache: &Cache, kind: Kind) -> String {
+    let beginning = match kind {
+        Kind::Model => "models--",
+        Kind::Dataset => "datasets--",
+    };
     let entries = fs::read_dir(cache.path()).into_iter().flatten().flatten();
-    let mut models: Vec<String> = entries
-        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/")))
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix(beginning)?.replace("--", "/")))
         .collect();
-    models.sort();
-    match models.as_slice() {
-        [] => format!("the cache {} is empty", cache.path().display()),
-        models => format!("the cache {} holds {}", cache.path().display(), models.join(", ")),
+    names.sort();
+    match (names.as_slice(), kind) {
+        ([], Kind::Model) => format!("the cache {} holds no model", cache.path().display()),
+        ([], Kind::Dataset) => format!("the cache {} holds no dataset", cache.path().display()),
+        (names, _) => format!("the cache {} holds {}", cache.path().display(), names.join(", ")),
     }
 }
 
-fn of_model(file: &str, model: &HubModel) -> String {
+fn of_model(file: &str, model: &HubName) -> String {
     if file.is_empty() { model.to_string() } else { format!("{file} of {model}") }
 }
 
@@ -199,8 +264,8 @@ fn brief(error: &ApiError) -> String {
 }
 
 /// What the hub's answer means.
-fn explain(error: &ApiError, hub_model: &HubModel, file: &str) -> HubError {
-    let model = of_model(file, hub_model);
+fn explain(error: &ApiError, name: &HubName, file: &str) -> HubError {
+    let model = of_model(file, name);
     let status = match cause(error) {
         ApiError::RequestError(error) => match **error {
             ureq::Error::StatusCode(status) => Some(status),
@@ -212,7 +277,8 @@ fn explain(error: &ApiError, hub_model: &HubModel, file: &str) -> HubError {
         matches!(cause(error), ApiError::IoError(error) if error.kind() == io::ErrorKind::StorageFull);
     match status {
         Some(401 | 403) => HubError::Refused { model },
-        Some(404) if hub_model.revision == "main" => HubError::NoSuchModel { model },
+        Some(404) if name.kind == Kind::Dataset => HubError::NoSuchDataset { dataset: model },
+        Some(404) if name.revision == "main" => HubError::NoSuchModel { model },
         Some(404) => HubError::NoSuchRevision { model },
         Some(status) => HubError::Status { model, status },
         None if is_disk_full => HubError::DiskFull { model },

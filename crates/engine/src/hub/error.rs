@@ -1,8 +1,8 @@
-//! Why a model of the hub cannot be had.
+//! Why a model or a file of data of the hub cannot be had.
 
 use thiserror::Error;
 
-/// A model of the hub that cannot be had: each message says what was found and what to do.
+/// A model or a file of data of the hub that cannot be had: each message says what was found and what to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -52,9 +52,9 @@ pub enum HubError {
         /// The model.
         model: String,
     },
-    /// The token does not open the model.
+    /// The token does not open the repository.
     #[error(
-        "{model}: access is refused; the model is gated, private, or does not exist. Ask for access on its page, and give a \
+        "{model}: access is refused; it is gated, private, or does not exist. Ask for access on its page, and give a \
          token with HF_TOKEN"
     )]
     Refused {
@@ -72,6 +72,24 @@ pub enum HubError {
     NoSuchRevision {
         /// The model with its revision, and the file where it was one.
         model: String,
+    },
+    /// There is no such dataset, or it has no such revision.
+    #[error(
+        "{dataset}: there is no such dataset or revision on the hub, and the name is no local path; check the names"
+    )]
+    NoSuchDataset {
+        /// The dataset with its revision, and the file where it was one.
+        dataset: String,
+    },
+    /// A dataset has no such file.
+    #[error("{dataset} has no file {file}; it has {files}")]
+    NoSuchFile {
+        /// The dataset with its revision.
+        dataset: String,
+        /// The file.
+        file: String,
+        /// Its files, in words.
+        files: String,
     },
     /// The hub answers with an error of its own.
     #[error("{model}: the hub answers with status {status}; try again later")]

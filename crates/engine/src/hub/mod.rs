@@ -1,4 +1,5 @@
-//! Models named `owner/name[@revision]`: checkpoints from the Hugging Face hub, in the cache that Python's library shares.
+//! Models named `owner/name[@revision]`, and files of datasets named `owner/name[@revision]/path`: from the Hugging Face hub, in
+//! the cache that Python's library shares.
 
 mod error;
 mod name;
@@ -7,10 +8,10 @@ mod options;
 use std::path::{Path, PathBuf};
 
 pub use error::HubError;
-use name::HubModel;
+use name::HubName;
 pub use options::{HubOptions, Network};
 
-use crate::Reporter;
+use crate::{EngineError, Reporter};
 
 /// The local path of a model: its name where that exists or can only be a path, else the hub's files in the cache.
 pub(crate) fn local_path(
@@ -18,12 +19,41 @@ pub(crate) fn local_path(
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let hub_model = model.to_str().and_then(HubModel::parse);
+    let hub_model = model.to_str().and_then(HubName::of_model);
     match hub_model {
         Some(hub_model) if !is_local(model) && !is_file_name(model) => {
             client::fetch(&hub_model, options, reporter)
         }
         _ => Ok(model.to_owned()),
+    }
+}
+
+/// A file of data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The commit that it is from; absent for a local path.
+    pub revision: Option<String>,
+}
+
+/// The local path of data: their name where that exists or can only be a path, else a file of a dataset of the hub,
+/// `owner/name[@revision]/path`, in the cache.
+///
+/// # Errors
+/// When the hub has no such file, or it cannot be had.
+pub fn dataset_file(
+    name: &Path,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+) -> Result<DatasetFile, EngineError> {
+    match name.to_str().and_then(HubName::of_dataset_file) {
+        Some((dataset, file)) if !name.exists() => {
+            let folder = client::fetch_file(&dataset, file, options, reporter)?;
+            let revision = folder.file_name().map(|commit| commit.to_string_lossy().into_owned());
+            Ok(DatasetFile { path: folder.join(file), revision })
+        }
+        _ => Ok(DatasetFile { path: name.to_owned(), revision: None }),
     }
 }
 
@@ -48,11 +78,20 @@ mod client {
     use std::path::PathBuf;
 
     use super::error::HubError;
-    use super::name::HubModel;
+    use super::name::HubName;
     use super::options::HubOptions;
     use crate::Reporter;
 
-    pub(super) fn fetch(model: &HubModel, _: &HubOptions, _: &dyn Reporter) -> Result<PathBuf, HubError> {
+    pub(super) fn fetch(model: &HubName, _: &HubOptions, _: &dyn Reporter) -> Result<PathBuf, HubError> {
         Err(HubError::NotBuilt { model: model.id.clone() })
+    }
+
+    pub(super) fn fetch_file(
+        dataset: &HubName,
+        file: &str,
+        _: &HubOptions,
+        _: &dyn Reporter,
+    ) -> Result<PathBuf, HubError> {
+        Err(HubError::NotBuilt { model: format!("{file} of {}", dataset.id) })
     }
 }

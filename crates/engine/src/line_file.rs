@@ -1,0 +1,82 @@
+//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that whoever goes on
+//! with it after an interruption loses and repeats none.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+/// An open file of lines, locked against other processes.
+#[derive(Debug)]
+pub struct LineFile {
+    file: File,
+}
+
+/// What stands behind the last line break of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HalfLine {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Length of the whole lines before it.
+    start: u64,
+}
+
+impl LineFile {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// When it cannot be read and written, or another process holds it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"))
+            }
+            // A file system without locks has none to wait for.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(Self { file }),
+        }
+    }
+
+    /// Shows every whole line with its line break, and gives back what follows the last one.
+    ///
+    /// # Errors
+    /// Those of `each`, and when the file cannot be read.
+    pub fn for_each_line<E: From<io::Error>>(
+        &self,
+        mut each: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<HalfLine, E> {
+        let mut reader = BufReader::new(&self.file);
+        reader.seek(SeekFrom::Start(0))?;
+        let (mut start, mut bytes) = (0, Vec::new());
+        while reader.read_until(b'\n', &mut bytes)? > 0 && bytes.ends_with(b"\n") {
+            each(&bytes)?;
+            start += bytes.len() as u64;
+            bytes.clear();
+        }
+        Ok(HalfLine { bytes, start })
+    }
+
+    /// Removes what an interruption left behind the last line break.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn drop_half_line(&self, half: &HalfLine) -> io::Result<()> {
+        self.file.set_len(half.start)
+    }
+
+    /// Adds a line of JSON.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn append(&mut self, value: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        self.file.write_all(&line)
+    }
+
+    /// The file itself.
+    pub fn as_file(&self) -> &File {
+        &self.file
+    }
+}

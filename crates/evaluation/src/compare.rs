@@ -1,0 +1,182 @@
+//! Two runs item by item: which answers flipped, and a difference with the error of pairs. Two models of equal accuracy may well
+//! differ in many answers, and the error of a difference on the same items is far smaller than those of both figures suggest.
+
+use serde::Serialize;
+
+use crate::ItemResult;
+
+/// A run beside another one, item by item.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The log of the other run.
+    pub path: String,
+    /// What the other run depends on, see [`LogHead::run`](crate::LogHead::run).
+    pub run: String,
+    /// Items that were compared.
+    pub items: usize,
+    /// Answers by each measure that picks one.
+    pub answers: Vec<Flips>,
+    /// Difference of the items' log-probabilities, this run's less the other's, in nats for each item; absent where items have several
+    /// choices or none.
+    pub logprob: Option<PairedDifference>,
+}
+
+/// Answers that are right in one run or the other.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Flips {
+    /// What picks the answer: `sum`, `per_character`, `per_token` and `per_byte` of several choices, otherwise `correct`.
+    pub measure: &'static str,
+    /// Right in this run and in the other.
+    pub n11: usize,
+    /// Right in this run only.
+    pub n10: usize,
+    /// Right in the other run only.
+    pub n01: usize,
+    /// Right in neither.
+    pub n00: usize,
+    /// Other answers than in the other run, right or wrong.
+    pub changed: usize,
+    /// Share of right answers, this run's less the other's.
+    #[serde(flatten)]
+    pub difference: PairedDifference,
+}
+
+/// A mean of differences between pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PairedDifference {
+    /// The mean.
+    #[serde(serialize_with = "crate::number::serialize")]
+    pub difference: f64,
+    /// Its standard error: the standard deviation of the differences over the root of their number.
+    #[serde(serialize_with = "crate::number::optional::serialize")]
+    pub stderr: Option<f64>,
+}
+
+/// An answer to an item, and whether it is right.
+type Answer = (usize, bool);
+
+/// What picks an answer.
+type Measure = (&'static str, fn(&ItemResult) -> Option<Answer>);
+
+const OF_CHOICES: [Measure; 4] = [
+    ("sum", |result| answer(result, result.predicted?.sum)),
+    ("per_character", |result| answer(result, result.predicted?.per_character)),
+    ("per_token", |result| answer(result, result.predicted?.per_token)),
+    ("per_byte", |result| answer(result, result.predicted?.per_byte)),
+];
+const OF_ONE: Measure = ("correct", |result| result.correct.map(|correct| (usize::from(correct), correct)));
+
+fn answer(result: &ItemResult, predicted: usize) -> Option<Answer> {
+    result.gold.map(|gold| (predicted, predicted == gold))
+}
+
+impl Comparison {
+    /// Of the results of this run with those of another, which are of the same items in the same order.
+    pub fn new(path: String, run: String, here: &[ItemResult], there: &[ItemResult]) -> Self {
+        let has_choices = here.iter().any(|result| result.predicted.is_some());
+        let measures = if has_choices { &OF_CHOICES[..] } else { &[OF_ONE] };
+        let answers = measures.iter().filter_map(|measure| Flips::of(*measure, here, there)).collect();
+        let only = |result: &ItemResult| match result.choices.as_slice() {
+            [only] => Some(only.logprob),
+            _ => None,
+        };
+        let logprobs = here.iter().zip(there).map(|(here, there)| Some(only(here)? - only(there)?));
+        let logprobs: Option<Vec<f64>> = logprobs.collect();
+        let logprob = logprobs.filter(|logprobs| !logprobs.is_empty());
+        let logprob = logprob.map(|logprobs| PairedDifference::of(&logprobs));
+        Self { path, run, items: here.len().min(there.len()), answers, logprob }
+    }
+}
+
+impl Flips {
+    /// Of answers that all items have; `None` where there are none.
+    fn of((measure, answer): Measure, here: &[ItemResult], there: &[ItemResult]) -> Option<Self> {
+        let pairs = here.iter().zip(there).map(|(here, there)| Some((answer(here)?, answer(there)?)));
+        let pairs = pairs.collect::<Option<Vec<_>>>().filter(|pairs| !pairs.is_empty())?;
+        let count = |here: bool, there: bool| {
+            pairs.iter().filter(|pair| (pair.0.1, pair.1.1) == (here, there)).count()
+        };
+        let share = |is_right: bool| f64::from(u8::from(is_right));
+        let differences: Vec<f64> =
+            pairs.iter().map(|(here, there)| share(here.1) - share(there.1)).collect();
+        Some(Self {
+            measure,
+            n11: count(true, true),
+            n10: count(true, false),
+            n01: count(false, true),
+            n00: count(false, false),
+            changed: pairs.iter().filter(|(here, there)| here.0 != there.0).count(),
+            difference: PairedDifference::of(&differences),
+        })
+    }
+}
+
+impl PairedDifference {
+    fn of(differences: &[f64]) -> Self {
+        let count = differences.len() as f64;
+        let mean = differences.iter().sum::<f64>() / count;
+        let squares: f64 = differences.iter().map(|difference| (difference - mean).powi(2)).sum();
+        let stderr = (differences.len() > 1).then(|| (squares / (count - 1.0) / count).sqrt());
+        Self { difference: mean, stderr }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ChoiceResult, Predicted};
+
+    fn choice(logprob: f64) -> ChoiceResult {
+        let (tokens, characters, bytes) = (1, 1, 1);
+        ChoiceResult { logprob, tokens, characters, bytes, words: None, is_greedy: false, squares: 0.0 }
+    }
+
+    fn result(predicted: Option<usize>, correct: Option<bool>, logprobs: &[f64]) -> ItemResult {
+        let of = |sum| Predicted { sum, per_character: 0, per_token: sum, per_byte: sum };
+        ItemResult {
+            index: 0,
+            id: None,
+            group: None,
+            asked: String::new(),
+            context_tokens: 1,
+            choices: logprobs.iter().copied().map(choice).collect(),
+            gold: Some(1),
+            predicted: predicted.map(of),
+            words: None,
+            correct,
+        }
+    }
+
+    /// Right answers 1; this run has 1 1 2 0 3, the other 1 0 1 2 3: differences 0 1 -1 0 0, mean 0, variance 2 / 4.
+    #[test]
+    fn answers_flip_in_both_directions() {
+        let results = |answers: [usize; 5]| answers.map(|answer| result(Some(answer), None, &[0.0, 1.0]));
+        let (here, there) = (results([1, 1, 2, 0, 3]), results([1, 0, 1, 2, 3]));
+        let compared = Comparison::new("log".into(), "run".into(), &here, &there);
+        let measures: Vec<_> = compared.answers.iter().map(|flips| flips.measure).collect();
+        assert_eq!(measures, ["sum", "per_character", "per_token", "per_byte"]);
+        let Flips { n11, n10, n01, n00, changed, difference, .. } = compared.answers[0];
+        assert_eq!(([n11, n10, n01, n00], changed, difference.difference), ([1, 1, 1, 2], 3, 0.0));
+        assert!((difference.stderr.unwrap() - (0.5_f64 / 5.0).sqrt()).abs() < 1e-15);
+        let same = &compared.answers[1];
+        assert_eq!(([same.n11, same.n10, same.n01, same.n00], same.changed), ([0, 0, 0, 5], 0));
+        assert_eq!(compared.logprob, None);
+    }
+
+    /// Log-probabilities -1 and -4 beside -2 and -2: differences 1 and -2, mean -0.5, variance 4.5.
+    #[test]
+    fn single_choices_have_paired_log_probabilities() {
+        let here = [result(None, Some(true), &[-1.0]), result(None, Some(false), &[-4.0])];
+        let there = [result(None, Some(false), &[-2.0]), result(None, Some(false), &[-2.0])];
+        let compared = Comparison::new("log".into(), "run".into(), &here, &there);
+        assert_eq!(compared.logprob, Some(PairedDifference { difference: -0.5, stderr: Some(1.5) }));
+        assert_eq!(compared.answers.len(), 1);
+        let flips = &compared.answers[0];
+        assert_eq!(
+            (flips.measure, flips.n10, flips.n00, flips.difference.difference),
+            ("correct", 1, 1, 0.5)
+        );
+        let texts = [result(None, None, &[-1.0])];
+        assert_eq!(Comparison::new("log".into(), "run".into(), &texts, &texts).answers, []);
+    }
+}

@@ -1,0 +1,177 @@
+//! The data: a file's bytes, their SHA-256, and its entries whatever format holds them.
+//!
+//! Entries are read one by one as they are asked for, so that what is wrong with a later one does not matter to those who stop
+//! before it. They are untrusted: whatever a file holds, an error names the file, the line and the field.
+
+mod csv_rows;
+mod json_lines;
+#[cfg(feature = "parquet")]
+mod parquet_rows;
+mod record;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::{DataError, EvaluationError};
+
+pub use record::Record;
+
+/// What the files in Parquet begin with.
+const PARQUET_MAGIC: &[u8] = b"PAR1";
+/// The endings of files that hold entries; others hold a text.
+const RECORD_EXTENSIONS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
+
+/// A file of data, or a folder of them, in memory.
+#[derive(Debug)]
+pub struct Data {
+    /// In the order of their names.
+    files: Vec<DataFile>,
+    path: PathBuf,
+    sha256: String,
+}
+
+#[derive(Debug)]
+struct DataFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+/// Entries in their order, up to the first that cannot be read.
+pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, DataError>> + 'a>;
+/// The fields of an entry, or what is wrong with it, at its line.
+type Row = (usize, Result<Map<String, Value>, String>);
+
+impl Data {
+    /// Reads a file, or every file of data in a folder.
+    ///
+    /// # Errors
+    /// When one cannot be read, or is in Parquet and this program was built without it.
+    pub fn read(path: &Path) -> Result<Self, EvaluationError> {
+        let failed = |path: &Path, cause| EvaluationError::File { path: path.to_owned(), cause };
+        let mut paths = vec![path.to_owned()];
+        if path.is_dir() {
+            let entries = fs::read_dir(path).map_err(|cause| failed(path, cause))?;
+            let paths_in = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>();
+            paths = paths_in.map_err(|cause| failed(path, cause))?;
+            paths.retain(|path| {
+                path.is_file() && RECORD_EXTENSIONS.iter().any(|known| has_extension(path, known))
+            });
+            paths.sort();
+            if paths.is_empty() {
+                let what = "the folder holds no .jsonl, .json, .csv or .parquet file".to_owned();
+                return Err(EvaluationError::Unusable { file: path.display().to_string(), what });
+            }
+        }
+        let read = |path: PathBuf| match fs::read(&path) {
+            Ok(bytes) => Ok(DataFile { path, bytes }),
+            Err(cause) => Err(failed(&path, cause)),
+        };
+        Self::of(path, paths.into_iter().map(read).collect::<Result<_, _>>()?)
+    }
+
+    /// A file of these bytes; `path` says what it is called.
+    ///
+    /// # Errors
+    /// When it is in Parquet and this program was built without it.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, EvaluationError> {
+        Self::of(path, vec![DataFile { path: path.to_owned(), bytes }])
+    }
+
+    fn of(path: &Path, files: Vec<DataFile>) -> Result<Self, EvaluationError> {
+        if let Some(file) = files.iter().find(|file| file.is_parquet() && cfg!(not(feature = "parquet"))) {
+            let what = "the file is in Parquet, which this program was built without; build it with `--features parquet`, or \
+                        give the data as JSONL";
+            return Err(EvaluationError::Unusable {
+                file: file.path.display().to_string(),
+                what: what.to_owned(),
+            });
+        }
+        let mut digest = Sha256::new();
+        files.iter().for_each(|file| digest.update(&file.bytes));
+        Ok(Self { files, path: path.to_owned(), sha256: format!("{:x}", digest.finalize()) })
+    }
+
+    /// Where they were read.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// SHA-256 of the file's bytes, of a folder those of its files one after the other; in lower-case hexadecimal digits.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Whether they are entries in JSONL, CSV or Parquet by the files' names, and not a text.
+    pub fn has_records(&self) -> bool {
+        let holds = |file: &DataFile| {
+            file.is_parquet() || RECORD_EXTENSIONS.iter().any(|known| has_extension(&file.path, known))
+        };
+        self.files.iter().any(holds)
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// When it is not UTF-8, it is empty, or there are several files.
+    pub fn text(&self) -> Result<&str, EvaluationError> {
+        let unusable = |what: &str| {
+            Err(EvaluationError::Unusable { file: self.path.display().to_string(), what: what.to_owned() })
+        };
+        let [file] = self.files.as_slice() else {
+            return unusable("expected one file of text, found a folder of several files");
+        };
+        if file.bytes.is_empty() {
+            return unusable("expected a text, found an empty file");
+        }
+        std::str::from_utf8(&file.bytes).map_err(|error| {
+            let before = &file.bytes[..error.valid_up_to()];
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            let what =
+                format!("expected UTF-8, found something else after {} bytes of the file", before.len());
+            DataError { file: file.path.display().to_string(), line, what }.into()
+        })
+    }
+
+    /// The entries of JSONL, CSV and Parquet in their order, up to the first that cannot be read; empty lines of JSONL are none.
+    /// The first row of CSV names the fields.
+    pub fn records(&self) -> Records<'_> {
+        self.records_with_columns(&[])
+    }
+
+    /// The same; where the first row of CSV has none of these names, it is an entry itself and its fields have these names.
+    pub fn records_with_columns(&self, columns: &'static [&'static str]) -> Records<'_> {
+        let mut has_failed = false;
+        let until_failure = move |record: Result<Record, DataError>| {
+            let is_wanted = !has_failed;
+            has_failed |= record.is_err();
+            is_wanted.then_some(record)
+        };
+        Box::new(self.files.iter().flat_map(move |file| file.records(columns)).map_while(until_failure))
+    }
+}
+
+impl DataFile {
+    fn is_parquet(&self) -> bool {
+        self.bytes.starts_with(PARQUET_MAGIC) || has_extension(&self.path, "parquet")
+    }
+
+    fn records(&self, columns: &'static [&'static str]) -> Records<'_> {
+        let rows: Box<dyn Iterator<Item = Row> + '_> = match () {
+            #[cfg(feature = "parquet")]
+            () if self.is_parquet() => parquet_rows::rows(&self.bytes),
+            () if has_extension(&self.path, "csv") => csv_rows::rows(&self.bytes, columns),
+            () => json_lines::rows(&self.bytes),
+        };
+        Box::new(rows.map(|(line, fields)| match fields {
+            Ok(fields) => Ok(Record::new(self.path.clone(), line, fields)),
+            Err(what) => Err(DataError { file: self.path.display().to_string(), line, what }),
+        }))
+    }
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension))
+}

@@ -1,0 +1,144 @@
+//! Cleaning of texts, as the Python of the protocols does it: the de-tokenizer of WikiText that Megatron-LM and
+//! lm-evaluation-harness share, HellaSwag's `preprocess`, and what Python means by white space and by a capital letter.
+
+/// Python's `str.isspace` and `\s`: Unicode's white space, and the four separators of ASCII.
+pub(crate) fn is_space(character: char) -> bool {
+    character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
+}
+
+/// Python's `str.strip`.
+pub(crate) fn strip(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
+/// Parts of a split at runs of white space, empty ones at the edges counted: `len(re.split(r"\s+", text))`.
+pub(crate) fn count_words(text: &str) -> usize {
+    let starts_run = |before: Option<char>, here: char| is_space(here) && !before.is_some_and(is_space);
+    let before = std::iter::once(None).chain(text.chars().map(Some));
+    1 + before.zip(text.chars()).filter(|(before, here)| starts_run(*before, *here)).count()
+}
+
+/// The text of a page of WikiText without its tokenization.
+///
+/// # Source
+/// `wikitext_detokenizer` in lm-evaluation-harness' `tasks/wikitext/preprocess_wikitext.py`, in its order.
+pub(crate) fn wikitext(page: &str) -> String {
+    let mut text = without_space_in_slashes(&page.replace("s '", "s'"));
+    for (from, to) in [(" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")] {
+        text = text.replace(from, to);
+    }
+    for (from, to) in
+        [(" : ", ": "), (" ; ", "; "), (" . ", ". "), (" ! ", "! "), (" ? ", "? "), (" , ", ", ")]
+    {
+        text = text.replace(from, to);
+    }
+    for (open, close) in [('(', ')'), ('[', ']'), ('{', '}'), ('"', '"'), ('\'', '\'')] {
+        text = trimmed_inside(&text, open, close);
+    }
+    for (from, to) in [("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°")] {
+        text = text.replace(from, to);
+    }
+    for (from, to) in [(" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")] {
+        text = text.replace(from, to);
+    }
+    text
+}
+
+/// `re.sub(r"/' [0-9]/", r"/'[0-9]/", text)`: both patterns are meant to stand without their slashes, and so it puts the second
+/// pattern itself where the first is found, in hardly any text.
+fn without_space_in_slashes(text: &str) -> String {
+    let mut written = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("/' ") {
+        let behind_digit = after.strip_prefix(|digit: char| digit.is_ascii_digit());
+        let found = behind_digit.and_then(|after| after.strip_prefix('/'));
+        written.extend([before, if found.is_some() { "/'[0-9]/" } else { "/' " }]);
+        rest = found.unwrap_or(after);
+    }
+    written + rest
+}
+
+/// The text with the white space inside marks removed, from each opening one to the next closing one:
+/// `re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)", text)`.
+fn trimmed_inside(text: &str, open: char, close: char) -> String {
+    let mut written = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, (inside, after))) =
+        rest.split_once(open).and_then(|(before, from)| Some((before, from.split_once(close)?)))
+    {
+        written.push_str(before);
+        written.push(open);
+        written.push_str(strip(inside));
+        written.push(close);
+        rest = after;
+    }
+    written + rest
+}
+
+/// A text of HellaSwag without the marks of WikiHow's pages.
+///
+/// # Source
+/// `preprocess` in lm-evaluation-harness' `tasks/hellaswag/utils.py`.
+pub(crate) fn hellaswag(text: &str) -> String {
+    without_brackets(&strip(text).replace(" [title]", ". ")).replace("  ", " ")
+}
+
+/// `re.sub(r"\[.*?\]", "", text)`: brackets with what is in them, where they close in the same line.
+fn without_brackets(text: &str) -> String {
+    let mut written = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, from)) = rest.split_once('[') {
+        written.push_str(before);
+        // Only what closes in its line: the next bracket or line break decides, so that no text is read twice.
+        let end = from.find([']', '\n']);
+        rest = match end.filter(|end| from[*end..].starts_with(']')) {
+            Some(end) => &from[end + 1..],
+            None => {
+                // Up to there no bracket closes either.
+                let (open, after) = from.split_at(end.unwrap_or(from.len()));
+                written.push('[');
+                written.push_str(open);
+                after
+            }
+        };
+    }
+    written + rest
+}
+
+/// Python's `str.capitalize`: the first character in title case, the others in lower case.
+pub(crate) fn capitalized(text: &str) -> String {
+    let Some(first) = text.chars().next() else { return String::new() };
+    // Lowered as a whole, as a sigma's form follows from what stands before it.
+    let lower = text.to_lowercase();
+    let lower_first: String = first.to_lowercase().collect();
+    title_case(first) + lower.strip_prefix(&lower_first).unwrap_or_default()
+}
+
+/// A character as it begins a word, by Unicode's full mapping: its capital letter but for digraphs, ligatures, Georgian, and
+/// Greek with an iota below.
+fn title_case(character: char) -> String {
+    match character {
+        'Ǆ'..='ǆ' => "ǅ".to_owned(),
+        'Ǉ'..='ǉ' => "ǈ".to_owned(),
+        'Ǌ'..='ǌ' => "ǋ".to_owned(),
+        'Ǳ'..='ǳ' => "ǲ".to_owned(),
+        'ŉ' => "ʼN".to_owned(),
+        'ა'..='ჺ' | 'ჽ'..='ჿ' => character.to_string(),
+        // In these rows the capital letters stand eight behind the small ones.
+        'ᾀ'..='ᾯ' => char::from_u32(u32::from(character) | 8).unwrap_or(character).to_string(),
+        'ᾳ' | 'ᾼ' => "ᾼ".to_owned(),
+        'ῃ' | 'ῌ' => "ῌ".to_owned(),
+        'ῳ' | 'ῼ' => "ῼ".to_owned(),
+        'ᾲ' | 'ᾴ' | 'ᾷ' | 'ῂ' | 'ῄ' | 'ῇ' | 'ῲ' | 'ῴ' | 'ῷ' => {
+            character.to_uppercase().map(|part| if part == 'Ι' { '\u{345}' } else { part }).collect()
+        }
+        _ => {
+            let mut upper = character.to_uppercase();
+            let capital = upper.next().unwrap_or(character);
+            std::iter::once(capital).chain(upper.flat_map(char::to_lowercase)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

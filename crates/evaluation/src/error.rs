@@ -1,0 +1,98 @@
+//! Why something cannot be measured: each message says what was found and what to do.
+
+use std::path::PathBuf;
+
+use gpt2_engine::EngineError;
+use gpt2_generation::GenerationError;
+use thiserror::Error;
+
+/// What is wrong with an entry of the data.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{file}: line {line}: {what}")]
+pub struct DataError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1; of Parquet the row.
+    pub line: usize,
+    /// The field, what was expected, what was found.
+    pub what: String,
+}
+
+/// A measurement that cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EvaluationError {
+    /// The model, its tokenizer, the hub.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// An entry of the data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// There is no protocol of this name.
+    #[error("there is no protocol `{name}`; {hint}")]
+    UnknownProtocol {
+        /// The name.
+        name: String,
+        /// The nearest names, or where to find them all.
+        hint: String,
+    },
+    /// A setting that the protocol or the model cannot have.
+    #[error("{what}: expected {expected}, found {found}")]
+    Setting {
+        /// The setting.
+        what: String,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {cause}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// Data that cannot be used as a whole.
+    #[error("{file}: {what}")]
+    Unusable {
+        /// The file.
+        file: String,
+        /// What was expected, what was found, what to do.
+        what: String,
+    },
+    /// The model says something else to an item than in the run that is gone on with.
+    #[error(
+        "item {index} of the log: the model says something else to it now; the log is of other weights or other data: choose another name"
+    )]
+    OtherResult {
+        /// The item's place in the data, from 0.
+        index: usize,
+    },
+    /// The log that is to be gone on with is not of this run.
+    #[error("{}: {what}", path.display())]
+    Log {
+        /// The log.
+        path: PathBuf,
+        /// What was expected, what was found, what to do.
+        what: String,
+    },
+}
+
+impl EvaluationError {
+    /// Whether the call is wrong, and not the data or the machine.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Engine(error) => error.is_usage(),
+            Self::UnknownProtocol { .. } | Self::Setting { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<GenerationError> for EvaluationError {
+    fn from(error: GenerationError) -> Self {
+        Self::Engine(error.into())
+    }
+}

@@ -1,0 +1,259 @@
+//! Asking the model: items in the order of the data, many at once, each result told as soon as it is there.
+//!
+//! Sequences are scored in runs of a thousand tokens: enough for batches of similar length, and little to lose. The choices of
+//! an item share the computation of what they all begin with; windows of a text share nothing, and each stands by itself.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::slice;
+
+use gpt2_engine::{Job, LoadedModel, Progress, Silent, Text};
+use gpt2_generation::{GenerationConfig, GenerationError, Sequence, TokenScore, score_sequences};
+
+use crate::{
+    Choice, ChoiceResult, EvaluationError, Item, ItemResult, Predicted, Prepared, Work, basic_tokenizer,
+};
+
+/// Tokens that are scored in one go, unless a single group has more: a second of the small published model on two cores, and what a
+/// kill loses.
+const RUN_TOKENS: usize = 1024;
+/// Texts that are written at once: enough to share the reading of the weights.
+const TEXTS_AT_ONCE: usize = 8;
+
+/// What hears of each result.
+type Keep<'a> = &'a mut dyn FnMut(&ItemResult) -> Result<(), EvaluationError>;
+
+impl Prepared {
+    /// Asks the model every item but the first `done.len()` ones, whose results these are; `keep` gets each further result in the
+    /// order of the items, as soon as it is there. Answers with all results. `progress` counts the tokens of
+    /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model where it says the same.
+    ///
+    /// # Errors
+    /// When the model cannot be asked, says something else to an item than `done`, or `keep` fails.
+    pub fn evaluate(
+        &self,
+        model: &LoadedModel,
+        done: Vec<ItemResult>,
+        progress: &dyn Progress,
+        keep: Keep<'_>,
+    ) -> Result<Vec<ItemResult>, EvaluationError> {
+        let mut results = done;
+        let mut known = results.pop();
+        let mut rest = self.items.get(results.len()..).unwrap_or_default();
+        results.reserve(rest.len());
+        while let Some(first) = rest.first() {
+            // Items of one kind go together.
+            let (stretch, others) =
+                rest.split_at(rest.iter().take_while(|item| is_alike(item, first)).count());
+            let mut keep = |result: ItemResult| {
+                match known.take() {
+                    Some(known) => results.push(known.if_like(&result)?),
+                    None => {
+                        keep(&result)?;
+                        results.push(result);
+                    }
+                }
+                Ok(())
+            };
+            match first.work {
+                Work::Score { .. } => score(model, stretch, progress, &mut keep)?,
+                Work::Write { tokens, .. } => self.write(model, stretch, tokens, progress, &mut keep)?,
+            }
+            rest = others;
+        }
+        Ok(results)
+    }
+
+    /// Tokens that the model reads where the first `done` items are, the last of them again; what the choices of an item all begin with counts
+    /// once.
+    pub fn tokens_to_read(&self, done: usize) -> u64 {
+        let items = self.items.get(done.saturating_sub(1)..).unwrap_or_default();
+        items.iter().map(|item| tokens_of(item) as u64).sum()
+    }
+
+    /// Lets the model write the words of items that all ask for as many tokens.
+    fn write(
+        &self,
+        model: &LoadedModel,
+        items: &[Item],
+        tokens: usize,
+        progress: &dyn Progress,
+        keep: &mut dyn FnMut(ItemResult) -> Result<(), EvaluationError>,
+    ) -> Result<(), EvaluationError> {
+        let padding = model.vocabulary().padding();
+        let config = GenerationConfig {
+            max_new_tokens: tokens,
+            suppress_tokens: [&self.left_out, padding].concat(),
+            ..GenerationConfig::default()
+        };
+        config.check()?;
+        config.check_model(model.config())?;
+        let (finished, next) = (BTreeMap::new(), 0);
+        let mut job = Words { items, prompts: items.iter(), finished, next, progress, keep };
+        model.generate(&mut job, TEXTS_AT_ONCE, &config, &Silent)
+    }
+}
+
+/// Whether both are scored, or both are texts of as many tokens.
+fn is_alike(a: &Item, b: &Item) -> bool {
+    match (&a.work, &b.work) {
+        (Work::Score { .. }, Work::Score { .. }) => true,
+        (Work::Write { tokens: a, .. }, Work::Write { tokens: b, .. }) => a == b,
+        _ => false,
+    }
+}
+
+/// Tokens that are read for an item.
+fn tokens_of(item: &Item) -> usize {
+    match &item.work {
+        Work::Score { choices, .. } => groups(choices).iter().map(|group| tokens_read(group)).sum(),
+        Work::Write { prompt, tokens, .. } => prompt.len() + tokens.saturating_sub(1),
+    }
+}
+
+/// The sequences of an item, those together that may share a beginning.
+fn groups(choices: &[Choice]) -> Vec<Vec<&Sequence>> {
+    match choices {
+        [text] => text.sequences.iter().map(|window| vec![window]).collect(),
+        choices => vec![choices.iter().flat_map(|choice| &choice.sequences).collect()],
+    }
+}
+
+/// Tokens that are read for a group; what all begin with once.
+fn tokens_read(group: &[&Sequence]) -> usize {
+    let read = |sequence: &&Sequence| sequence.ids.len().saturating_sub(1);
+    let Some((first, others)) = group.split_first() else { return 0 };
+    let equal = |other: &&Sequence| {
+        first.ids.iter().zip(&other.ids).take_while(|(a, b)| a == b).count().min(read(other))
+    };
+    let shared = others.iter().map(equal).fold(read(first), usize::min);
+    shared + group.iter().map(|sequence| read(sequence) - shared).sum::<usize>()
+}
+
+/// Scores items in runs.
+fn score(
+    model: &LoadedModel,
+    items: &[Item],
+    progress: &dyn Progress,
+    keep: &mut dyn FnMut(ItemResult) -> Result<(), EvaluationError>,
+) -> Result<(), EvaluationError> {
+    let mut open: VecDeque<(&Item, usize)> = VecDeque::new();
+    let mut scored: VecDeque<Vec<TokenScore>> = VecDeque::new();
+    let (mut run, mut run_tokens) = (Vec::new(), 0);
+    let mut finish_run =
+        |run: &mut Vec<Vec<&Sequence>>, tokens: &mut usize, open: &mut VecDeque<(&Item, usize)>| {
+            scored.extend(score_sequences(model.model(), run)?.into_iter().flatten());
+            progress.advance(*tokens as u64);
+            run.clear();
+            *tokens = 0;
+            // Every item that has all its scores.
+            while let Some((item, count)) = open.pop_front_if(|(_, count)| *count <= scored.len()) {
+                let scores: Vec<_> = scored.drain(..count).collect();
+                keep(scored_item(item, &scores))?;
+            }
+            Ok::<(), EvaluationError>(())
+        };
+    for item in items {
+        let Work::Score { choices, .. } = &item.work else { continue };
+        open.push_back((item, choices.iter().map(|choice| choice.sequences.len()).sum()));
+        for group in groups(choices) {
+            let tokens = tokens_read(&group);
+            if run_tokens + tokens > RUN_TOKENS && !run.is_empty() {
+                // The item of this group is not complete, and stays open.
+                finish_run(&mut run, &mut run_tokens, &mut open)?;
+            }
+            run_tokens += tokens;
+            run.push(group);
+        }
+    }
+    finish_run(&mut run, &mut run_tokens, &mut open)
+}
+
+/// What the scores of all sequences of an item say.
+fn scored_item(item: &Item, scores: &[Vec<TokenScore>]) -> ItemResult {
+    let Work::Score { choices, gold } = &item.work else { return empty_result(item) };
+    let mut scores = scores.iter();
+    let result =
+        |choice: &Choice| scored_choice(choice, scores.by_ref().take(choice.sequences.len()).flatten());
+    let choices: Vec<ChoiceResult> = choices.iter().map(result).collect();
+    let predicted = (choices.len() > 1).then(|| Predicted::of(&choices));
+    let is_right = |gold: usize| match (predicted, choices.first()) {
+        (Some(predicted), _) => predicted.sum == gold,
+        (None, only) => only.is_some_and(|only| only.is_greedy),
+    };
+    ItemResult { gold: *gold, predicted, correct: gold.map(is_right), choices, ..empty_result(item) }
+}
+
+fn scored_choice<'a>(choice: &Choice, scores: impl Iterator<Item = &'a TokenScore>) -> ChoiceResult {
+    let Choice { characters, bytes, words, .. } = *choice;
+    let nothing =
+        ChoiceResult { logprob: 0.0, tokens: 0, characters, bytes, words, is_greedy: true, squares: 0.0 };
+    scores.fold(nothing, |sum, score| ChoiceResult {
+        logprob: sum.logprob + score.logprob,
+        tokens: sum.tokens + 1,
+        is_greedy: sum.is_greedy && score.is_greedy,
+        squares: sum.squares + score.logprob * score.logprob,
+        ..sum
+    })
+}
+
+/// What is known of an item before the model is asked.
+fn empty_result(item: &Item) -> ItemResult {
+    ItemResult {
+        index: item.index,
+        id: item.id.clone(),
+        group: item.group.clone(),
+        asked: item.asked(),
+        context_tokens: item.context_tokens,
+        choices: Vec::new(),
+        gold: None,
+        predicted: None,
+        words: None,
+        correct: None,
+    }
+}
+
+/// A job of words, whose results are handed on in the order of the items.
+struct Words<'a> {
+    items: &'a [Item],
+    /// Items that no text was asked for.
+    prompts: slice::Iter<'a, Item>,
+    /// Results that wait for an earlier one.
+    finished: BTreeMap<usize, ItemResult>,
+    /// The item whose result is next.
+    next: usize,
+    progress: &'a dyn Progress,
+    keep: &'a mut dyn FnMut(ItemResult) -> Result<(), EvaluationError>,
+}
+
+impl Job for Words<'_> {
+    type Error = EvaluationError;
+
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EvaluationError> {
+        let prompt = |item: &Item| match &item.work {
+            Work::Write { prompt, .. } => prompt.clone(),
+            Work::Score { .. } => Vec::new(),
+        };
+        Ok(self.prompts.next().map(prompt))
+    }
+
+    fn on_texts(
+        &mut self,
+        prompt: usize,
+        texts: Result<Vec<Text>, GenerationError>,
+    ) -> Result<(), EvaluationError> {
+        let item = &self.items[prompt];
+        let text = texts?.into_iter().next().and_then(|text| text.text).unwrap_or_default();
+        if let Work::Write { word, .. } = &item.work {
+            let written = basic_tokenizer::words(&text).into_iter().next().unwrap_or_default();
+            let correct = Some(written == *word);
+            let words = Some([word.clone(), written]);
+            self.finished.insert(prompt, ItemResult { words, correct, ..empty_result(item) });
+        }
+        self.progress.advance(tokens_of(item) as u64);
+        while let Some(result) = self.finished.remove(&self.next) {
+            self.next += 1;
+            (self.keep)(result)?;
+        }
+        Ok(())
+    }
+}

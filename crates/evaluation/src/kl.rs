@@ -1,0 +1,346 @@
+//! `kl`: how far a model's expectations are from those of another, or of the same one in other numbers, place by place.
+//!
+//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: windows of `--context` tokens side by side, of
+//! which the second half is scored; what is left of the text is in none, and names of special tokens are text like any other. Both
+//! models read a window in one go: no file of log-probabilities stands between them, and nothing is rounded to 16 bits, so that a
+//! model beside itself has exactly 0 everywhere. Natural logarithms, f64, and shares in place of percentages.
+
+use std::collections::BTreeSet;
+
+use gpt2_engine::{LoadedModel, Progress, Vocabulary};
+use gpt2_generation::{Divergence, GenerationError, diverge};
+use serde::{Deserialize, Serialize};
+
+use crate::answer::is_like;
+use crate::metric::Ratio;
+use crate::protocols::llama_cpp::{SHORTEST_WINDOW, encode_file, first_scored, window_length};
+use crate::protocols::text::as_it_stands;
+use crate::protocols::{limit, unusable, wrong_setting};
+use crate::{Data, EvaluationError, Metric, Setting};
+
+/// A text in windows, ready for two models.
+#[derive(Debug)]
+pub struct Kl {
+    windows: Vec<Vec<u32>>,
+    notes: Vec<String>,
+}
+
+/// How far the models are apart in a window: the line of the log. All lists have an entry for each scored token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KlWindow {
+    /// Its place in the text, from 0.
+    pub index: usize,
+    /// Tokens before the first that is scored.
+    pub context_tokens: usize,
+    /// The scored tokens.
+    pub tokens: Vec<u32>,
+    /// Kullback-Leibler divergence of the model's expectation from the base's, in nats.
+    pub kl: Vec<f64>,
+    /// Natural logarithm of the token's probability by the base.
+    pub base_logprob: Vec<f64>,
+    /// The same by the model.
+    pub logprob: Vec<f64>,
+    /// Whether both find the same token the most probable.
+    pub same_top: Vec<bool>,
+}
+
+impl Kl {
+    /// What it is called.
+    pub const NAME: &'static str = "kl";
+    /// What it measures, in a line.
+    pub const ABOUT: &'static str =
+        "two models side by side on a text, or two precisions of one: how far their expectations are apart";
+    /// Where its arithmetic comes from.
+    pub const SOURCE: &'static str =
+        "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
+
+    /// The windows of a text; one line break at its end is no part of it. [`Setting::limit`] counts windows. A text shorter than a
+    /// window is one by itself.
+    ///
+    /// # Errors
+    /// When the data are no text, the text has too few tokens, or the windows do not fit the model.
+    pub fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Self, EvaluationError> {
+        let (length, note) = window_length(setting)?;
+        let ids = encode_file(setting.vocabulary, data.text()?)?;
+        if ids.len() < SHORTEST_WINDOW {
+            let what = format!("expected a text of at least {SHORTEST_WINDOW} tokens, found {}", ids.len());
+            return Err(unusable(data, what));
+        }
+        let is_short = ids.len() < length;
+        let short = || format!("the text has {} tokens: one window, and none of {length}", ids.len());
+        let notes = note.into_iter().chain(is_short.then(short)).chain(as_it_stands(data)).collect();
+        let windows = ids.chunks_exact(length.min(ids.len())).take(limit(setting)?);
+        Ok(Self { windows: windows.map(<[u32]>::to_vec).collect(), notes })
+    }
+
+    /// How many windows there are.
+    pub fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// What is worth knowing.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Tokens that each model reads where the first `done` windows are, the last of them again.
+    pub fn tokens_to_read(&self, done: usize) -> u64 {
+        let windows = self.windows.get(done.saturating_sub(1)..).unwrap_or_default();
+        windows.iter().map(|window| window.len() as u64 - 1).sum()
+    }
+
+    /// Whether the base model can be compared with the one that this was prepared for, by these vocabularies: known before
+    /// any weights are read.
+    ///
+    /// # Errors
+    /// When they have different sizes, tokens of the text mean other texts to the base, or its context is shorter than a window.
+    pub fn check_base(&self, base: &Vocabulary, model: &Vocabulary) -> Result<(), EvaluationError> {
+        let (expected, found) = (model.config().vocab_size, base.config().vocab_size);
+        if expected != found {
+            let expected = format!("{expected} tokens as the model has");
+            return Err(wrong_setting("vocabulary of the base model", expected, found.to_string()));
+        }
+        let longest = self.windows.iter().map(Vec::len).max().unwrap_or(0);
+        let n_positions = base.config().n_positions;
+        if longest > n_positions {
+            let expected = format!("at most {n_positions}, the base model's");
+            return Err(wrong_setting("context", expected, longest.to_string()));
+        }
+        if base.tokenizer().is_none() || model.tokenizer().is_none() {
+            return Ok(());
+        }
+        let ids: BTreeSet<u32> = self.windows.iter().flatten().copied().collect();
+        let Some(id) = ids.into_iter().find(|id| base.token_bytes(*id) != model.token_bytes(*id)) else {
+            return Ok(());
+        };
+        let token =
+            |vocabulary: &Vocabulary| format!("{:?}", String::from_utf8_lossy(&vocabulary.token_bytes(id)));
+        let expected = format!("{} as the model has", token(model));
+        Err(wrong_setting(&format!("token {id} of the base model"), expected, token(base)))
+    }
+
+    /// Whether the result of an interrupted run is one of window `index`, for [`ItemLog::take`](crate::ItemLog::take).
+    ///
+    /// # Errors
+    /// What of it the window does not have.
+    pub fn check_result(&self, index: usize, result: &KlWindow) -> Result<(), String> {
+        let Some(window) = self.windows.get(index) else {
+            return Err(format!("the text has {} windows, and this would be one more", self.windows.len()));
+        };
+        let (context, scored) = window.split_at(first_scored(window.len()));
+        let lengths =
+            [result.kl.len(), result.base_logprob.len(), result.logprob.len(), result.same_top.len()];
+        if result.index != index {
+            return Err(format!("`index`: expected {index}, found {}", result.index));
+        }
+        if result.context_tokens != context.len() {
+            return Err(format!(
+                "`context_tokens`: expected {}, found {}",
+                context.len(),
+                result.context_tokens
+            ));
+        }
+        if result.tokens != scored {
+            return Err("`tokens`: expected those of the text, found others".to_owned());
+        }
+        match lengths.into_iter().find(|length| *length != scored.len()) {
+            None => Ok(()),
+            Some(length) => {
+                Err(format!("expected lists of {} numbers, one for each token, found {length}", scored.len()))
+            }
+        }
+    }
+
+    /// Lets both models read every window but the first `done.len()` ones, of which these are the results; `keep` gets each further
+    /// result as soon as it is there. Answers with all results. `progress` counts the tokens of [`Kl::tokens_to_read`].
+    ///
+    /// # Errors
+    /// When the models cannot be compared, see [`Kl::check_base`], their logits are not numbers, or `keep` fails.
+    pub fn evaluate(
+        &self,
+        base: &LoadedModel,
+        model: &LoadedModel,
+        done: Vec<KlWindow>,
+        progress: &dyn Progress,
+        keep: &mut dyn FnMut(&KlWindow) -> Result<(), EvaluationError>,
+    ) -> Result<Vec<KlWindow>, EvaluationError> {
+        self.check_base(base.vocabulary(), model.vocabulary())?;
+        let mut results = done;
+        let mut known = results.pop();
+        for (index, window) in self.windows.iter().enumerate().skip(results.len()) {
+            let first = first_scored(window.len());
+            let places = diverge(base.model(), model.model(), window, first)?;
+            let result = KlWindow::of(index, window, first, &places)?;
+            progress.advance(window.len() as u64 - 1);
+            match known.take() {
+                Some(known) => results.push(known.if_like(&result)?),
+                None => {
+                    keep(&result)?;
+                    results.push(result);
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// The figures of these windows; none where there are no windows.
+    ///
+    /// Standard errors take every token for itself, as llama.cpp does. It tells none of ten tokens or fewer, and no percentiles of
+    /// fewer than a hundred; here a spread needs two tokens and a percentile one, and both tell their `count`. What is no number is left
+    /// out: the correlation where a model finds every token equally probable, the difference of infinite perplexities.
+    pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
+        let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
+        let [losses, base_losses] = [of(|window| &window.logprob), of(|window| &window.base_logprob)]
+            .map(|logprobs| logprobs.into_iter().map(|logprob| -logprob).collect::<Vec<f64>>());
+        let changes = paired(&losses, &base_losses, |loss, base| (-loss).exp() - (-base).exp());
+        let same_top = windows.iter().flat_map(|window| &window.same_top).copied();
+        let figures = [
+            perplexities(&losses, &base_losses),
+            divergences(of(|window| &window.kl)),
+            probability_changes(changes),
+            Metric::share("same_top", same_top).map(|share| vec![share]),
+        ];
+        figures.into_iter().flatten().flatten().filter(|metric| !metric.value.is_nan()).collect()
+    }
+}
+
+impl KlWindow {
+    /// Itself where both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
+    fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
+        let pairs = |a: &[f64], b: &[f64]| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
+        let both = [pairs(&self.logprob, &now.logprob), pairs(&self.base_logprob, &now.base_logprob)];
+        if both.into_iter().all(|pairs| is_like(pairs.into_iter())) {
+            return Ok(self);
+        }
+        Err(EvaluationError::OtherResult { index: self.index })
+    }
+
+    /// Of what both models expect at each of the window's tokens from `first` on.
+    fn of(
+        index: usize,
+        window: &[u32],
+        first: usize,
+        places: &[Divergence],
+    ) -> Result<Self, EvaluationError> {
+        let column = |number: fn(&Divergence) -> f64| places.iter().map(number).collect::<Vec<f64>>();
+        let [kl, base_logprob, logprob] =
+            [column(|place| place.kl), column(|place| place.base_logprob), column(|place| place.logprob)];
+        // JSON has no infinities, and a mean with one says nothing.
+        if [&kl, &base_logprob, &logprob].into_iter().flatten().any(|number| !number.is_finite()) {
+            return Err(GenerationError::NotFinite.into());
+        }
+        let same_top = places.iter().map(|place| place.same_top).collect();
+        Ok(Self {
+            index,
+            context_tokens: first,
+            tokens: window[first..].to_vec(),
+            kl,
+            base_logprob,
+            logprob,
+            same_top,
+        })
+    }
+}
+
+/// Both perplexities and what lies between them.
+fn perplexities(losses: &[f64], base_losses: &[f64]) -> Option<Vec<Metric>> {
+    let [loss, base_loss] = [mean_of(losses)?, mean_of(base_losses)?];
+    let [perplexity, base_perplexity] = [loss.value.exp(), base_loss.value.exp()];
+    // The variance of a difference is both variances less twice the covariance; this way equal models have exactly 0.
+    let log_ratio = mean_of(&paired(losses, base_losses, |loss, base| loss - base))?;
+    // To first order in both losses: d(e^q - e^b) = e^q dq - e^b db.
+    let difference =
+        mean_of(&paired(losses, base_losses, |loss, base| perplexity * loss - base_perplexity * base))?;
+    Some(vec![
+        Metric::perplexity("perplexity", &loss),
+        Metric::perplexity("base_perplexity", &base_loss),
+        log_ratio.metric("ln_perplexity_ratio", log_ratio.value, log_ratio.stderr),
+        Metric::perplexity("perplexity_ratio", &log_ratio),
+        difference.metric("perplexity_difference", perplexity - base_perplexity, difference.stderr),
+        loss.metric("perplexity_correlation", correlation(losses, base_losses)?, None),
+    ])
+}
+
+fn divergences(kl: Vec<f64>) -> Option<Vec<Metric>> {
+    const PERCENTILES: [(&str, f64); 11] = [
+        ("kl_max", 1.0),
+        ("kl_99.9", 0.999),
+        ("kl_99", 0.99),
+        ("kl_95", 0.95),
+        ("kl_90", 0.9),
+        ("kl_median", 0.5),
+        ("kl_10", 0.1),
+        ("kl_5", 0.05),
+        ("kl_1", 0.01),
+        ("kl_0.1", 0.001),
+        ("kl_min", 0.0),
+    ];
+    let mean = mean_of(&kl)?;
+    let first = mean.metric("kl", mean.value, mean.stderr);
+    Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, kl)).collect())
+}
+
+/// Of the probability of the text's own token.
+fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
+    const PERCENTILES: [(&str, f64); 13] = [
+        ("dp_max", 1.0),
+        ("dp_99.9", 0.999),
+        ("dp_99", 0.99),
+        ("dp_95", 0.95),
+        ("dp_90", 0.9),
+        ("dp_75", 0.75),
+        ("dp_median", 0.5),
+        ("dp_25", 0.25),
+        ("dp_10", 0.1),
+        ("dp_5", 0.05),
+        ("dp_1", 0.01),
+        ("dp_0.1", 0.001),
+        ("dp_min", 0.0),
+    ];
+    let mean = mean_of(&changes)?;
+    let square = mean_of(&paired(&changes, &changes, |one, same| one * same))?;
+    let root = square.value.sqrt();
+    // d sqrt(x) = dx / (2 sqrt(x)); where nothing changes, nothing is spread.
+    let root_error = square.stderr.map(|error| if root > 0.0 { 0.5 / root * error } else { 0.0 });
+    let first = mean.metric("dp", mean.value, mean.stderr);
+    let last = square.metric("dp_rms", root, root_error);
+    Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, changes)).chain([last]).collect())
+}
+
+/// Metrics of as many values as `mean` is of.
+fn percentiles(mean: &Ratio, named: &[(&'static str, f64)], mut values: Vec<f64>) -> Vec<Metric> {
+    values.sort_by(f64::total_cmp);
+    named.iter().map(|(name, share)| mean.metric(name, percentile(&values, *share), None)).collect()
+}
+
+/// The value that this share of the sorted values lies below, on the straight line between its neighbours.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let place = share * (sorted.len() - 1) as f64;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a place in the list, rounded down"
+    )]
+    let below = place as usize;
+    let above = (below + 1).min(sorted.len() - 1);
+    sorted[below] + (place - below as f64) * (sorted[above] - sorted[below])
+}
+
+/// Covariance over the root of both variances; no number where one of them is 0.
+fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
+    let [mean_a, mean_b] = [mean_of(a)?.value, mean_of(b)?.value];
+    let products = |a, mean_a, b, mean_b| -> Option<f64> {
+        Some(mean_of(&paired(a, b, |a, b| (a - mean_a) * (b - mean_b)))?.value)
+    };
+    let variances = products(a, mean_a, a, mean_a)? * products(b, mean_b, b, mean_b)?;
+    Some(products(a, mean_a, b, mean_b)? / variances.sqrt())
+}
+
+fn paired(a: &[f64], b: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| combine(*a, *b)).collect()
+}
+
+/// The mean with its standard error; `None` of nothing.
+fn mean_of(values: &[f64]) -> Option<Ratio> {
+    Ratio::of(values.iter().map(|value| (*value, 1)))
+}

@@ -1,0 +1,244 @@
+//! Figures with their standard errors.
+//!
+//! Of nothing there is no figure, rather than one that is no number: where there are no items, there are no metrics. A perplexity
+//! beyond what f64 holds is infinite, without a standard error.
+
+use std::f64::consts::LN_2;
+
+use serde::Serialize;
+
+use crate::{ChoiceResult, ItemResult};
+
+/// A figure that a protocol reports, under the name that lm-evaluation-harness has for it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Metric {
+    /// Its name, as `acc_norm`.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// Its standard error; absent where it has none or there are fewer than two items.
+    pub stderr: Option<f64>,
+    /// How the standard error was computed.
+    pub stderr_kind: StderrKind,
+    /// What was averaged over: items, words, bytes, tokens.
+    pub count: usize,
+}
+
+/// How a standard error was computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StderrKind {
+    /// `sqrt(p (1 - p) / (n - 1))` of a share.
+    Binomial,
+    /// From the spread of items, pages or windows, by the derivative of the figure.
+    Delta,
+    /// There is none.
+    None,
+}
+
+impl Metric {
+    /// The share of what is true.
+    pub(crate) fn share(name: &'static str, answers: impl IntoIterator<Item = bool>) -> Option<Self> {
+        let (right, count) =
+            answers.into_iter().fold((0, 0), |(right, count), is| (right + usize::from(is), count + 1));
+        let value = right as f64 / at_least_one(count)?;
+        let stderr = variance_divisor(count).map(|less| (value * (1.0 - value) / less).sqrt());
+        let stderr_kind = stderr.map_or(StderrKind::None, |_| StderrKind::Binomial);
+        Some(Self { name, value, stderr, stderr_kind, count })
+    }
+
+    /// `exp` of nats per unit.
+    pub(crate) fn perplexity(name: &'static str, nats: &Ratio) -> Self {
+        let value = nats.value.exp();
+        let stderr = nats.stderr.map(|stderr| value * stderr);
+        nats.metric(name, value, stderr)
+    }
+
+    /// Bits per unit.
+    pub(crate) fn bits(name: &'static str, nats: &Ratio) -> Self {
+        nats.metric(name, nats.value / LN_2, nats.stderr.map(|stderr| stderr / LN_2))
+    }
+}
+
+/// Nats per unit over blocks of a text, or over items.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ratio {
+    /// All nats over all units.
+    pub(crate) value: f64,
+    /// Its standard error, by how far the blocks are from having as many nats as their units ask for:
+    /// `sqrt(n / (n - 1) sum (nats - value units)^2) / sum units`.
+    pub(crate) stderr: Option<f64>,
+    /// Units.
+    pub(crate) count: usize,
+}
+
+impl Ratio {
+    /// Of blocks of nats and units; `None` where there are no units.
+    pub(crate) fn of(blocks: impl Iterator<Item = (f64, usize)> + Clone) -> Option<Self> {
+        let (nats, count) =
+            blocks.clone().fold((0.0, 0), |(nats, count), block| (nats + block.0, count + block.1));
+        let units = at_least_one(count)?;
+        let value = nats / units;
+        let squares: f64 = blocks.clone().map(|(nats, units)| (nats - value * units as f64).powi(2)).sum();
+        let blocks = blocks.count();
+        let stderr = variance_divisor(blocks).map(|less| (blocks as f64 / less * squares).sqrt() / units);
+        Some(Self { value, stderr, count })
+    }
+
+    /// Of the only choice of each result, in what `units` says of it.
+    pub(crate) fn of_texts(results: &[ItemResult], units: fn(&ChoiceResult) -> usize) -> Option<Self> {
+        Self::of(texts(results).map(|text| (-text.logprob, units(text))))
+    }
+
+    /// Of tokens that are taken as independent, by the sum of their squares: llama.cpp's
+    /// `sqrt((mean of squares - square of mean) / (n - 1))`.
+    pub(crate) fn of_tokens(results: &[ItemResult]) -> Option<Self> {
+        let ratio = Self::of_texts(results, |text| text.tokens)?;
+        let squares = texts(results).map(|text| text.squares).sum::<f64>() / ratio.count as f64;
+        // A spread of 0 may come out below 0 by rounding.
+        let variance = (squares - ratio.value.powi(2)).max(0.0);
+        Some(Self { stderr: variance_divisor(ratio.count).map(|less| (variance / less).sqrt()), ..ratio })
+    }
+
+    /// The same nats over another count of units, which has no spread of its own.
+    pub(crate) fn per(&self, count: usize) -> Option<Self> {
+        let scale = self.count as f64 / at_least_one(count)?;
+        Some(Self { value: self.value * scale, stderr: None, count })
+    }
+
+    /// A figure that follows from it.
+    pub(crate) fn metric(&self, name: &'static str, value: f64, stderr: Option<f64>) -> Metric {
+        let stderr = stderr.filter(|stderr| stderr.is_finite());
+        let stderr_kind = stderr.map_or(StderrKind::None, |_| StderrKind::Delta);
+        Metric { name, value, stderr, stderr_kind, count: self.count }
+    }
+}
+
+/// What was scored of each text.
+pub(crate) fn texts(results: &[ItemResult]) -> impl Iterator<Item = &ChoiceResult> + Clone {
+    results.iter().filter_map(|result| result.choices.first())
+}
+
+fn at_least_one(count: usize) -> Option<f64> {
+    (count > 0).then_some(count as f64)
+}
+
+/// `n - 1`, where there is a spread at all.
+fn variance_divisor(count: usize) -> Option<f64> {
+    (count > 1).then(|| (count - 1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounding of a handful of operations.
+    const ROUNDING: f64 = 1e-12;
+
+    #[track_caller]
+    fn assert_near(found: Option<f64>, expected: f64) {
+        let found = found.unwrap();
+        assert!(
+            (found - expected).abs() <= ROUNDING * expected.abs().max(1.0),
+            "expected {expected}, found {found}"
+        );
+    }
+
+    fn text(logprob: f64, tokens: usize, squares: f64) -> ItemResult {
+        let choice =
+            ChoiceResult { logprob, tokens, characters: 1, bytes: 1, words: None, is_greedy: false, squares };
+        let choices = vec![choice];
+        let (index, context_tokens) = (0, 1);
+        ItemResult {
+            asked: String::new(),
+            index,
+            id: None,
+            group: None,
+            context_tokens,
+            choices,
+            gold: None,
+            predicted: None,
+            words: None,
+            correct: None,
+        }
+    }
+
+    /// 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.
+    #[test]
+    fn a_share_has_the_spread_of_a_sample() {
+        let share = Metric::share("acc", [true, true, false, true]).unwrap();
+        assert_eq!((share.value, share.stderr, share.count), (0.75, Some(0.25), 4));
+        let all = Metric::share("acc", [true; 5]).unwrap();
+        assert_eq!((all.value, all.stderr), (1.0, Some(0.0)));
+    }
+
+    #[test]
+    fn one_item_has_no_spread_and_none_no_figure() {
+        assert_eq!(Metric::share("acc", [true]).unwrap().stderr, None);
+        assert_eq!(Metric::share("acc", []), None);
+        assert_eq!(Ratio::of([(2.0, 4)].into_iter()).unwrap(), Ratio { value: 0.5, stderr: None, count: 4 });
+        assert_eq!(Ratio::of(std::iter::empty()), None);
+        assert_eq!(Ratio::of([(2.0, 0)].into_iter()), None);
+    }
+
+    /// With one unit a block it is the error of a mean: nats 1, 2, 6 have the mean 3 and the variance (4 + 1 + 9) / 2 = 7.
+    #[test]
+    fn blocks_of_one_unit_have_the_error_of_their_mean() {
+        let ratio = Ratio::of([(1.0, 1), (2.0, 1), (6.0, 1)].into_iter()).unwrap();
+        assert_eq!((ratio.value, ratio.count), (3.0, 3));
+        assert_near(ratio.stderr, (7.0_f64 / 3.0).sqrt());
+        let perplexity = Metric::perplexity("perplexity", &ratio);
+        assert_near(Some(perplexity.value), 20.085_536_923_187_668);
+        assert_near(perplexity.stderr, 20.085_536_923_187_668 * (7.0_f64 / 3.0).sqrt());
+    }
+
+    /// 4 nats on 2 units and 5 on 1: 3 a unit, so the blocks are 2 below and 2 above; sqrt(2 * 8) / 3 = 4 / 3.
+    #[test]
+    fn blocks_count_by_their_units() {
+        let ratio = Ratio::of([(4.0, 2), (5.0, 1)].into_iter()).unwrap();
+        assert_eq!(ratio.value, 3.0);
+        assert_near(ratio.stderr, 4.0 / 3.0);
+        let bits = Metric::bits("bits_per_byte", &ratio);
+        assert_near(Some(bits.value), 4.328_085_122_666_891);
+        assert_near(bits.stderr, 1.923_593_387_851_951_5);
+        assert_eq!(bits.count, 3);
+    }
+
+    /// Nats 1, 3 and 2, 2: mean 2, mean of squares 18 / 4, so sqrt((4.5 - 4) / 3).
+    #[test]
+    fn tokens_by_themselves_have_llama_cpps_error() {
+        let results = [text(-4.0, 2, 10.0), text(-4.0, 2, 8.0)];
+        let ratio = Ratio::of_tokens(&results).unwrap();
+        assert_eq!((ratio.value, ratio.count), (2.0, 4));
+        assert_near(ratio.stderr, (0.5_f64 / 3.0).sqrt());
+    }
+
+    /// A uniform model's tokens have no spread, and what rounding leaves below 0 is none.
+    #[test]
+    fn no_spread_is_zero() {
+        let nats = 6.907_755_278_982_137;
+        let results = [text(-3.0 * nats, 3, 3.0 * nats * nats), text(-nats, 1, nats * nats)];
+        let ratio = Ratio::of_tokens(&results).unwrap();
+        assert!(ratio.stderr.unwrap() < 1e-6, "{ratio:?}");
+        assert_near(Some(Metric::perplexity("perplexity", &ratio).value), 1000.0);
+    }
+
+    #[test]
+    fn a_figure_beyond_numbers_is_infinite_and_has_no_error() {
+        let ratio = Ratio::of([(1000.0, 1), (1001.0, 1)].into_iter()).unwrap();
+        let perplexity = Metric::perplexity("word_perplexity", &ratio);
+        assert_eq!((perplexity.value, perplexity.stderr), (f64::INFINITY, None));
+        let none =
+            Metric::perplexity("perplexity", &Ratio::of([(f64::INFINITY, 1), (1.0, 1)].into_iter()).unwrap());
+        assert_eq!((none.value, none.stderr, none.stderr_kind), (f64::INFINITY, None, StderrKind::None));
+    }
+
+    #[test]
+    fn nats_over_another_count_have_no_spread() {
+        let ratio = Ratio::of([(4.0, 2), (5.0, 1)].into_iter()).unwrap();
+        assert_eq!(ratio.per(18), Some(Ratio { value: 0.5, stderr: None, count: 18 }));
+        assert_eq!(ratio.per(0), None);
+        let metric = Metric::perplexity("word_perplexity", &ratio.per(18).unwrap());
+        assert_eq!((metric.stderr, metric.stderr_kind), (None, StderrKind::None));
+    }
+}

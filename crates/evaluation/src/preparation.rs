@@ -1,0 +1,44 @@
+//! Data made ready for a model: everything that is known before it is asked.
+
+use gpt2_engine::Vocabulary;
+
+use crate::{DataError, Item};
+
+/// What a protocol makes of its data.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What the model is asked, in the order of the data.
+    pub items: Vec<Item>,
+    /// What of the data as a whole is counted.
+    pub totals: Totals,
+    /// Tokens that are not written, where words are.
+    pub left_out: Vec<u32>,
+    /// Items that were longer than the context and lost their beginning.
+    pub cut: usize,
+    /// Other things that are worth knowing.
+    pub notes: Vec<String>,
+    /// What is wrong with the entry after the last item.
+    pub damaged: Option<DataError>,
+}
+
+/// What of the data as a whole is counted, where a protocol divides by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Tokens.
+    pub tokens: usize,
+    /// Words before any change of the text.
+    pub words: usize,
+}
+
+/// What a protocol is prepared for.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting<'a> {
+    /// The model's tokens and configuration.
+    pub vocabulary: &'a Vocabulary,
+    /// The number in the protocol's name, or its default.
+    pub parameter: usize,
+    /// Length of the windows, where it is the caller's to choose.
+    pub context: Option<usize>,
+    /// Take the first so many items only.
+    pub limit: Option<usize>,
+}

@@ -1,0 +1,260 @@
+//! LAMBADA: the last word of a passage.
+
+use std::collections::HashSet;
+
+use gpt2_engine::Vocabulary;
+
+use super::lm_eval::{self, Pair};
+use super::{Made, paper, prepare_records, published, scored, whole};
+use crate::detokenize::strip;
+use crate::metric::{Ratio, texts};
+use crate::protocol::Dataset;
+use crate::{
+    Choice, Data, DataError, EvaluationError, Item, ItemResult, Metric, Prepared, Protocol, Published,
+    Record, Setting, Size, Work, basic_tokenizer, detokenize,
+};
+
+const DATASET: Dataset = Dataset {
+    name: "LAMBADA, test, OpenAI's variant",
+    hub: Some("EleutherAI/lambada_openai/data/lambada_test.jsonl"),
+    // The hub's file, and llm-foundry's with the same passages in two fields.
+    sha256: &[
+        "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
+        "411bfbe5b9054346b6a19299c0242670adbefb9162efd958593cbc0290b8c9dc",
+    ],
+    licence: "MIT",
+};
+
+/// All tokens of the last word, and the word's perplexity.
+pub(super) const LM_EVAL: Protocol = Protocol {
+    name: "lambada:lm-eval",
+    about: "the last word: whether each of its tokens is the most probable, and the perplexity per word",
+    source: "lm-evaluation-harness 0.4.13, task lambada_openai",
+    dataset: DATASET,
+    published: &[
+        published(Size::Small, "acc", 0.3256, "lambada:lm-eval", "EleutherAI/lm-evaluation-harness#2159"),
+        published(
+            Size::Small,
+            "perplexity",
+            40.0554,
+            "lambada:lm-eval",
+            "EleutherAI/lm-evaluation-harness#2159",
+        ),
+        published(Size::Xl, "acc", 0.5121, "lambada:lm-eval", "EleutherAI/gpt-neo, README"),
+        published(Size::Xl, "perplexity", 10.634, "lambada:lm-eval", "EleutherAI/gpt-neo, README"),
+        ACC[0],
+        ACC[1],
+        ACC[2],
+        ACC[3],
+        paper(Size::Small, "perplexity", 35.13),
+        paper(Size::Medium, "perplexity", 15.60),
+        paper(Size::Large, "perplexity", 10.87),
+        paper(Size::Xl, "perplexity", 8.63),
+    ],
+    parameter: None,
+    prepare: |data, setting| prepare_with(data, setting, last_word),
+    measure: |_, results| {
+        let perplexity = Ratio::of(texts(results).map(|word| (-word.logprob, 1)));
+        let perplexity = perplexity.map(|nats| Metric::perplexity("perplexity", &nats));
+        perplexity.into_iter().chain(all_greedy(results)).collect()
+    },
+};
+
+/// The last token, which is often the end of a word only.
+pub(super) const LAST_TOKEN: Protocol = Protocol {
+    name: "lambada:last-token",
+    about: "the last token, which may be the end of a word only: whether it is the most probable",
+    source: "cybertronai/bflm, eval_lambada.py",
+    dataset: DATASET,
+    published: &[
+        published(
+            Size::Small,
+            "acc",
+            0.4667,
+            "lambada:last-token",
+            "cybertronai/bflm; huggingface/transformers#13761",
+        ),
+        ACC[0],
+        ACC[1],
+        ACC[2],
+        ACC[3],
+    ],
+    parameter: None,
+    prepare: |data, setting| prepare_with(data, setting, last_token),
+    measure: |_, results| all_greedy(results).into_iter().collect(),
+};
+
+/// The last word as white space cuts it, encoded by itself behind a context without white space at its ends.
+pub(super) const MEGATRON_STRICT: Protocol = Protocol {
+    name: "lambada:megatron-strict",
+    about: "the last word as white space cuts it, behind a stripped context: whether each of its tokens is the most probable",
+    source: "NVIDIA/Megatron-LM core_r0.9.0, tasks/zeroshot_gpt, --strict-lambada",
+    dataset: DATASET,
+    published: &ACC,
+    parameter: None,
+    prepare: |data, setting| prepare_with(data, setting, white_space_word),
+    measure: |_, results| all_greedy(results).into_iter().collect(),
+};
+
+/// A word that the model writes while stop words are forbidden, as the paper describes its own.
+pub(super) const STOP_WORDS: Protocol = Protocol {
+    name: "lambada:stop-words",
+    about: "the last word, written greedily in up to 6 tokens none of which is a stop word",
+    source: "cybertronai/bflm, eval_lambada_slow.py",
+    dataset: DATASET,
+    published: &[
+        published(Size::Small, "acc", 0.4198, "lambada:stop-words", "cybertronai/bflm"),
+        ACC[0],
+        ACC[1],
+        ACC[2],
+        ACC[3],
+    ],
+    parameter: None,
+    prepare: |data, setting| {
+        let prepared = prepare_with(data, setting, written_word)?;
+        Ok(Prepared { left_out: stop_tokens(setting.vocabulary), ..prepared })
+    },
+    measure: |_, results| {
+        let is_right =
+            |result: &ItemResult| result.words.as_ref().is_some_and(|[right, written]| right == written);
+        Metric::share("acc", results.iter().map(is_right)).into_iter().collect()
+    },
+};
+
+/// The paper's accuracies, which are with a filter of stop words that was not published.
+const ACC: [Published; 4] = [
+    paper(Size::Small, "acc", 0.4599),
+    paper(Size::Medium, "acc", 0.5548),
+    paper(Size::Large, "acc", 0.6012),
+    paper(Size::Xl, "acc", 0.6324),
+];
+
+/// What is made of a passage.
+type Make = fn(&Vocabulary, usize, &Record, &str) -> Result<Made, EvaluationError>;
+
+fn prepare_with(data: &Data, setting: &Setting<'_>, make: Make) -> Result<Prepared, EvaluationError> {
+    prepare_records(data, setting, data.records(), |index, record| {
+        make(setting.vocabulary, index, record, &passage(record)?)
+    })
+}
+
+/// The passage: `text`, or `context` and `continuation` with a space between them.
+fn passage(record: &Record) -> Result<String, DataError> {
+    match last_field(record) {
+        "text" => record.filled("text").map(str::to_owned),
+        continuation => Ok(format!("{} {}", record.text("context")?, record.filled(continuation)?)),
+    }
+}
+
+/// The field that the last word stands in.
+fn last_field(record: &Record) -> &'static str {
+    if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
+}
+
+fn last_word(
+    vocabulary: &Vocabulary,
+    index: usize,
+    record: &Record,
+    text: &str,
+) -> Result<Made, EvaluationError> {
+    let (context, word) = text.rsplit_once(' ').unwrap_or(("", text));
+    // After a space at the end there is no word, and the space itself is scored.
+    let pair = Pair { field: last_field(record), context, continuation: &format!(" {word}"), measured: word };
+    lm_eval::item(vocabulary, index, record, &[pair], Some(0))
+}
+
+fn last_token(
+    vocabulary: &Vocabulary,
+    index: usize,
+    record: &Record,
+    text: &str,
+) -> Result<Made, EvaluationError> {
+    let ids = vocabulary.encode(strip(text))?;
+    let last = ids.last().map(|id| vocabulary.token_bytes(*id)).unwrap_or_default();
+    let first = ids.len().saturating_sub(1);
+    let sequence = whole(vocabulary, record, last_field(record), ids, first)?;
+    let choice = Choice::of(sequence, &String::from_utf8_lossy(&last));
+    Ok(scored(index, record, vec![choice], Some(0)).into())
+}
+
+fn white_space_word(
+    vocabulary: &Vocabulary,
+    index: usize,
+    record: &Record,
+    text: &str,
+) -> Result<Made, EvaluationError> {
+    let word = text.split(detokenize::is_space).rfind(|word| !word.is_empty()).unwrap_or_default();
+    if word.is_empty() {
+        return Err(record.field_error(last_field(record), "expected a word, found none").into());
+    }
+    let before = text.rfind(word).map_or("", |start| &text[..start]);
+    let mut ids = vocabulary.encode(strip(before))?;
+    let first = ids.len();
+    ids.extend(vocabulary.encode(&format!(" {word}"))?);
+    let sequence = whole(vocabulary, record, last_field(record), ids, first)?;
+    Ok(scored(index, record, vec![Choice::of(sequence, word)], Some(0)).into())
+}
+
+/// Tokens that are written for a word.
+const WORD_TOKENS: usize = 6;
+
+/// The word is that of [`basic_tokenizer`], and so is its length, which is cut from the passage's end.
+fn written_word(
+    vocabulary: &Vocabulary,
+    index: usize,
+    record: &Record,
+    text: &str,
+) -> Result<Made, EvaluationError> {
+    let text = strip(text);
+    let Some(word) = basic_tokenizer::words(text).pop() else {
+        return Err(record.field_error(last_field(record), "expected a word, found none").into());
+    };
+    let cut = text.char_indices().rev().nth(word.chars().count() - 1).map_or(0, |(start, _)| start);
+    let prompt = vocabulary.encode(strip(&text[..cut]))?;
+    let n_positions = vocabulary.config().n_positions;
+    if prompt.is_empty() || prompt.len() + WORD_TOKENS > n_positions {
+        let what = format!(
+            "expected 1 to {} tokens before the last word, with {WORD_TOKENS} more the model's context, found {}",
+            n_positions.saturating_sub(WORD_TOKENS),
+            prompt.len()
+        );
+        return Err(record.field_error(last_field(record), &what).into());
+    }
+    let context_tokens = prompt.len();
+    let work = Work::Write { prompt, tokens: WORD_TOKENS, word };
+    Ok(Item { index, id: record.id(), group: None, context_tokens, work }.into())
+}
+
+/// Whether all scored tokens are the most probable ones.
+fn all_greedy(results: &[ItemResult]) -> Option<Metric> {
+    Metric::share("acc", texts(results).map(|word| word.is_greedy))
+}
+
+/// The tokens that are a stop word by themselves, in small letters.
+fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
+    let stop_words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
+    let is_stop_word = |id: &u32| {
+        std::str::from_utf8(&vocabulary.token_bytes(*id)).is_ok_and(|text| stop_words.contains(strip(text)))
+    };
+    (0..).take_while(|id| vocabulary.config().has_token(*id)).filter(is_stop_word).collect()
+}
+
+/// The 127 English stop words that NLTK had for long.
+const STOP_WORDS_OF_NLTK: &str = "\
+    i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its \
+    itself they them their theirs themselves what which who whom this that these those am is are was were be been being have \
+    has had having do does did doing a an the and but if or because as until while of at by for with about against between \
+    into through during before after above below to from up down in out on off over under again further then once here there \
+    when where why how all any both each few more most other some such no nor not only own same so than too very s t can \
+    will just don should now";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_127_stop_words() {
+        let words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
+        assert_eq!((words.len(), STOP_WORDS_OF_NLTK.split_whitespace().count()), (127, 127));
+    }
+}

@@ -1,0 +1,53 @@
+//! What llama.cpp's `llama-perplexity` does with every text.
+
+use gpt2_engine::{EngineError, Vocabulary};
+
+use super::wrong_setting;
+use crate::{EvaluationError, Setting};
+
+/// Length of the windows where nobody says otherwise.
+const DEFAULT_WINDOW: usize = 512;
+/// Fewest tokens of which the second half has one that is scored.
+pub(crate) const SHORTEST_WINDOW: usize = 3;
+
+/// The length of the windows, with a note where it can be neither the caller's nor the tool's.
+pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<String>), EvaluationError> {
+    let n_positions = setting.vocabulary.config().n_positions;
+    let length = setting.context.unwrap_or(DEFAULT_WINDOW.min(n_positions));
+    if !(SHORTEST_WINDOW..=n_positions).contains(&length) {
+        let expected = format!("{SHORTEST_WINDOW} to {n_positions}, the model's context");
+        return Err(wrong_setting("context", expected, length.to_string()));
+    }
+    let note = || {
+        format!("windows have {length} tokens, the model's context, and not {DEFAULT_WINDOW} as llama.cpp's")
+    };
+    Ok((length, (setting.context.is_none() && length < DEFAULT_WINDOW).then(note)))
+}
+
+/// Index of the first token of a window that is scored: the logits after the token in the middle are the first that the tool looks
+/// at.
+pub(crate) fn first_scored(window_length: usize) -> usize {
+    window_length / 2 + 1
+}
+
+/// The tokens of a file, without one line break at its end.
+pub(crate) fn encode_file(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, EvaluationError> {
+    encode_plain(vocabulary, text.strip_suffix('\n').unwrap_or(text))
+}
+
+/// The tokens of a text in which the names of special tokens, such as `<|endoftext|>`, are text like any other.
+pub(crate) fn encode_plain(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, EvaluationError> {
+    let tokenizer = vocabulary.required_tokenizer()?;
+    let is_named = |name: &str| !name.is_empty() && text.contains(name);
+    if !tokenizer.get_added_tokens_decoder().values().any(|token| token.special && is_named(&token.content)) {
+        return Ok(vocabulary.encode(text)?);
+    }
+    let mut plain = tokenizers::Tokenizer::clone(tokenizer);
+    plain.set_encode_special_tokens(true);
+    let ids = gpt2_weights::encode(&plain, text).map_err(EngineError::from)?;
+    let config = vocabulary.config();
+    match ids.iter().find(|id| !config.has_token(**id)) {
+        Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: config.vocab_size }.into()),
+        None => Ok(ids),
+    }
+}

@@ -1,0 +1,130 @@
+//! Any text in windows: how many bits its bytes, characters and tokens take.
+
+use gpt2_engine::Vocabulary;
+use gpt2_generation::Sequence;
+
+use super::{limit, lm_eval, prepared, unusable, wrong_setting};
+use crate::detokenize::count_words;
+use crate::metric::Ratio;
+use crate::protocol::{Dataset, Parameter};
+use crate::{
+    Choice, ChoiceResult, Data, EvaluationError, Item, ItemResult, Metric, Prepared, Protocol, Setting,
+    Totals, Work,
+};
+
+/// Every token of the text counts, the first too.
+pub(super) const BITS: Protocol = Protocol {
+    name: "text:bits",
+    about: "any text: bits per byte, character and token, perplexities per byte, token and word",
+    source: "this program: every window begins with the token that begins texts, and every token is scored once",
+    dataset: Dataset { name: "any text in UTF-8", hub: None, sha256: &[], licence: "the text's" },
+    published: &[],
+    parameter: Some(Parameter {
+        default: None,
+        about: "tokens from the beginning of a window to that of the next; half the model's context where it is not given",
+    }),
+    prepare,
+    measure,
+};
+
+fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
+    let n_positions = setting.vocabulary.config().n_positions;
+    let stride = match setting.parameter {
+        0 => (n_positions / 2).max(1),
+        given => stride(given, n_positions)?,
+    };
+    let text = data.text()?;
+    let ids = setting.vocabulary.encode(text)?;
+    let prefix = lm_eval::prefix_token(setting.vocabulary)?;
+    // Each window is the token that begins texts and `n_positions` others, the last of which is scored and not read.
+    let window = |index: usize| {
+        let begin = index * stride;
+        let scored = if index == 0 { 0 } else { begin + n_positions - stride };
+        let end = ids.len().min(begin + n_positions);
+        (scored < end).then(|| {
+            let sequence_ids = std::iter::once(prefix).chain(ids[begin..end].iter().copied()).collect();
+            Window {
+                sequence: Sequence { ids: sequence_ids, first: 1 + scored - begin },
+                scored: scored..end,
+            }
+        })
+    };
+    let windows: Vec<_> = (0..).map_while(window).take(limit(setting)?).collect();
+    let tokens = windows.last().map_or(0, |window| window.scored.end);
+    let items: Vec<Item> = windows_as_items(setting.vocabulary, &ids, windows);
+    let counted: usize = items.iter().map(bytes_of).sum();
+    let mut notes: Vec<String> = as_it_stands(data).into_iter().collect();
+    if tokens == ids.len() && counted != text.len() {
+        notes.push(format!(
+            "the tokenizer does not keep the text: its tokens have {counted} bytes, the text {}; figures are by the tokens'",
+            text.len()
+        ));
+    }
+    let covered =
+        ids[..tokens].iter().flat_map(|id| setting.vocabulary.token_bytes(*id)).collect::<Vec<u8>>();
+    let words = count_words(&String::from_utf8_lossy(&covered));
+    if items.is_empty() {
+        return Err(unusable(data, "expected a text, found one without tokens"));
+    }
+    Ok(Prepared { notes, ..prepared(items, Totals { tokens, words }) })
+}
+
+fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
+    let per = |units: fn(&ChoiceResult) -> usize| Ratio::of_texts(results, units);
+    let (bytes, tokens) = (per(|text| text.bytes), per(|text| text.tokens));
+    let words = bytes.and_then(|nats| nats.per(totals.words));
+    let figures = [
+        bytes.map(|nats| Metric::bits("bits_per_byte", &nats)),
+        per(|text| text.characters).map(|nats| Metric::bits("bits_per_character", &nats)),
+        tokens.map(|nats| Metric::bits("bits_per_token", &nats)),
+        bytes.map(|nats| Metric::perplexity("byte_perplexity", &nats)),
+        tokens.map(|nats| Metric::perplexity("token_perplexity", &nats)),
+        words.map(|nats| Metric::perplexity("word_perplexity", &nats)),
+    ];
+    figures.into_iter().flatten().collect()
+}
+
+/// What is worth knowing where entries are read as a text.
+pub(crate) fn as_it_stands(data: &Data) -> Option<String> {
+    data.has_records()
+        .then(|| "a file of entries is read as it stands, with the names of its fields".to_owned())
+}
+
+/// A window of a text, and the places of the text's tokens that are scored in it.
+pub(super) struct Window {
+    pub(super) sequence: Sequence,
+    pub(super) scored: std::ops::Range<usize>,
+}
+
+/// An item for each window; its bytes and characters are those of the scored tokens, and a character counts where it begins.
+pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Vec<Window>) -> Vec<Item> {
+    let item = |(index, Window { sequence, scored }): (usize, Window)| {
+        let bytes: Vec<u8> = ids[scored].iter().flat_map(|id| vocabulary.token_bytes(*id)).collect();
+        let characters = bytes.iter().filter(|byte| !(0x80..0xc0).contains(*byte)).count();
+        let context_tokens = sequence.first;
+        let choice = Choice { sequences: vec![sequence], characters, bytes: bytes.len(), words: None };
+        let work = Work::Score { choices: vec![choice], gold: None };
+        Item { index, id: None, group: None, context_tokens, work }
+    };
+    windows.into_iter().enumerate().map(item).collect()
+}
+
+/// The number of a protocol's name, as the distance of windows: one that leaves no token between them.
+pub(super) fn stride(given: usize, n_positions: usize) -> Result<usize, EvaluationError> {
+    if given == 0 || given > n_positions {
+        let expected = format!("1 to {n_positions}, the model's context");
+        return Err(wrong_setting(
+            "the number at the end of the protocol's name",
+            expected,
+            given.to_string(),
+        ));
+    }
+    Ok(given)
+}
+
+fn bytes_of(item: &Item) -> usize {
+    match &item.work {
+        Work::Score { choices, .. } => choices.iter().map(|choice| choice.bytes).sum(),
+        Work::Write { .. } => 0,
+    }
+}

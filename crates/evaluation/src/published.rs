@@ -1,0 +1,64 @@
+//! What others published, for comparison.
+
+use gpt2::Gpt2Config;
+use serde::Serialize;
+
+/// The published sizes of GPT-2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Size {
+    /// 124M: `gpt2`.
+    #[serde(rename = "gpt2")]
+    Small,
+    /// 355M: `gpt2-medium`.
+    #[serde(rename = "gpt2-medium")]
+    Medium,
+    /// 774M: `gpt2-large`.
+    #[serde(rename = "gpt2-large")]
+    Large,
+    /// 1558M: `gpt2-xl`.
+    #[serde(rename = "gpt2-xl")]
+    Xl,
+}
+
+impl Size {
+    /// The size that a model has the shape of.
+    pub fn of(config: &Gpt2Config) -> Option<Self> {
+        let shape = (config.n_layer, config.n_embd, config.vocab_size);
+        [
+            (Self::Small, (12, 768)),
+            (Self::Medium, (24, 1024)),
+            (Self::Large, (36, 1280)),
+            (Self::Xl, (48, 1600)),
+        ]
+        .into_iter()
+        .find(|(_, (n_layer, n_embd))| shape == (*n_layer, *n_embd, 50257))
+        .map(|(size, _)| size)
+    }
+
+    /// The name of the published model.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Small => "gpt2",
+            Self::Medium => "gpt2-medium",
+            Self::Large => "gpt2-large",
+            Self::Xl => "gpt2-xl",
+        }
+    }
+}
+
+/// A figure that someone published.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Published {
+    /// Of which model.
+    pub model: Size,
+    /// The metric's name.
+    pub metric: &'static str,
+    /// Its value, a share as a fraction.
+    pub value: f64,
+    /// Who says so.
+    pub source: &'static str,
+    /// The protocol that it was measured by, or `not published`.
+    pub protocol: &'static str,
+    /// Whether that is the protocol it stands beside, so that only rounding may differ.
+    pub exact: bool,
+}

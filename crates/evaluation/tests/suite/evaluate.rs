@@ -1,0 +1,233 @@
+//! Asking the model: what it says to items is what it says to each alone, in their order, whatever was done before.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Silent};
+use gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Totals, Work};
+use gpt2_generation::{GenerationConfig, Sequence, score_continuations};
+
+/// Sums of a few f32 log-probabilities, computed with other numbers of rows at a time.
+const TOLERANCE: f64 = 1e-4;
+
+fn built_in() -> LoadedModel {
+    let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+fn prepared(items: Vec<Item>) -> Prepared {
+    Prepared {
+        items,
+        totals: Totals::default(),
+        left_out: Vec::new(),
+        cut: 0,
+        notes: Vec::new(),
+        damaged: None,
+    }
+}
+
+fn item(index: usize, context_tokens: usize, work: Work) -> Item {
+    Item { index, id: None, group: None, context_tokens, work }
+}
+
+/// A question about a text and its endings.
+fn question(model: &LoadedModel, index: usize, context: &str, endings: &[&str], gold: Option<usize>) -> Item {
+    let context = model.vocabulary().encode(context).unwrap();
+    let choice = |ending: &&str| {
+        let ids = [context.clone(), model.vocabulary().encode(ending).unwrap()].concat();
+        Choice::of(Sequence { ids, first: context.len() }, ending.trim_start())
+    };
+    let choices = endings.iter().map(choice).collect();
+    item(index, context.len(), Work::Score { choices, gold })
+}
+
+fn word(model: &LoadedModel, index: usize, prompt: &str, tokens: usize, word: &str) -> Item {
+    let prompt = model.vocabulary().encode(prompt).unwrap();
+    item(index, prompt.len(), Work::Write { prompt, tokens, word: word.into() })
+}
+
+/// All results, each of which was kept once and in its place.
+fn results(prepared: &Prepared, model: &LoadedModel, done: &[ItemResult]) -> Vec<ItemResult> {
+    let mut kept = Vec::new();
+    let mut keep = |result: &ItemResult| {
+        kept.push(result.clone());
+        Ok(())
+    };
+    let results = prepared.evaluate(model, done.to_vec(), &Silent, &mut keep).unwrap();
+    assert_eq!(kept, results[done.len()..]);
+    assert!(results.iter().map(|result| result.index).eq(0..prepared.items.len()));
+    results
+}
+
+#[derive(Default)]
+struct Counted(AtomicU64);
+
+impl Progress for Counted {
+    fn advance(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+const ENDINGS: [&str; 4] = [" lord", " king", " the people of the town", " xyz"];
+
+#[test]
+fn choices_have_the_sums_of_scored_continuations() {
+    let model = built_in();
+    let context = "First Citizen:\nSpeak, my";
+    let prepared = prepared(vec![question(&model, 0, context, &ENDINGS, Some(3))]);
+    let found = results(&prepared, &model, &[]).remove(0);
+    let ids = |text: &&str| model.vocabulary().encode(text).unwrap();
+    let endings: Vec<Vec<u32>> = ENDINGS.iter().map(ids).collect();
+    let expected = score_continuations(model.model(), &ids(&context), &endings, &|| ()).unwrap();
+    for ((found, expected), (text, ids)) in
+        found.choices.iter().zip(&expected).zip(ENDINGS.iter().zip(&endings))
+    {
+        assert!(
+            (found.logprob - expected.sum()).abs() < TOLERANCE,
+            "{text}: {} {}",
+            found.logprob,
+            expected.sum()
+        );
+        let squares: f64 = expected.logprobs.iter().map(|logprob| logprob * logprob).sum();
+        assert!((found.squares - squares).abs() < 10.0 * TOLERANCE, "{text}: {} {squares}", found.squares);
+        let text = text.trim_start();
+        assert_eq!(
+            (found.tokens, found.characters, found.bytes),
+            (ids.len(), text.len(), text.len()),
+            "{text}"
+        );
+        assert_eq!(found.is_greedy, expected.is_greedy, "{text}");
+    }
+    assert_eq!(found.context_tokens, ids(&context).len());
+    let predicted = found.predicted.unwrap();
+    assert_eq!(predicted, Predicted::of(&found.choices));
+    assert_ne!(predicted.sum, 3, "the model knows its English");
+    assert_eq!((found.gold, found.correct), (Some(3), Some(false)));
+}
+
+#[test]
+fn a_single_choice_is_right_where_greedy_search_writes_it_and_a_text_is_neither() {
+    let model = built_in();
+    let prompt = model.vocabulary().encode("KING HENRY").unwrap();
+    let config = GenerationConfig { max_new_tokens: 3, ..GenerationConfig::default() };
+    let written: String = model.text_generator(&prompt, &config).unwrap().map(Result::unwrap).collect();
+    let items = vec![
+        question(&model, 0, "KING HENRY", &[&written], Some(0)),
+        question(&model, 1, "KING HENRY", &[" zebra"], Some(0)),
+        question(&model, 2, "KING HENRY", &[&written], None),
+    ];
+    let found = results(&prepared(items), &model, &[]);
+    assert_eq!(
+        found.iter().map(|result| result.correct).collect::<Vec<_>>(),
+        [Some(true), Some(false), None]
+    );
+    assert!(found.iter().all(|result| result.predicted.is_none()));
+}
+
+#[test]
+fn an_interrupted_run_ends_as_an_uninterrupted_one() {
+    let model = built_in();
+    let speech = "First Citizen:\nWe are accounted poor citizens, the patricians good. ".repeat(4);
+    let kind = |index| match index % 7 {
+        5 => word(&model, index, "The king of", 2, "France"),
+        _ => question(&model, index, &speech[index..], &ENDINGS[..1 + index % 4], Some(0)),
+    };
+    // More tokens than are scored in one go.
+    let prepared = prepared((0..90).map(kind).collect());
+    assert!(prepared.tokens_to_read(0) > 4096, "{}", prepared.tokens_to_read(0));
+    let whole = results(&prepared, &model, &[]);
+    for done in [1, 44, 89, 90] {
+        assert_eq!(results(&prepared, &model, &whole[..done]), whole, "after {done}");
+    }
+    // What stands beside an item changes nothing.
+    let alone = Prepared { items: vec![prepared.items[8].clone()], ..self::prepared(Vec::new()) };
+    let mut kept = 0;
+    let mut keep = |result: &ItemResult| {
+        kept += 1;
+        assert_eq!(*result, whole[8]);
+        Ok(())
+    };
+    alone.evaluate(&model, Vec::new(), &Silent, &mut keep).unwrap();
+    assert_eq!(kept, 1);
+}
+
+#[test]
+fn beginnings_that_all_choices_share_are_read_once() {
+    let model = built_in();
+    let sequence = |ids: &[u32]| Sequence { ids: ids.to_vec(), first: 2 };
+    let choice = |ids: &[u32]| Choice::of(sequence(ids), "x");
+    let choices = vec![choice(&[5, 6, 7, 8]), choice(&[5, 6, 7, 9, 10]), choice(&[5, 6, 11])];
+    // [5 6] once, then [7], [7 9] and nothing: the last token of each is scored and not read.
+    let shared = item(0, 2, Work::Score { choices, gold: None });
+    // Windows of a text share nothing.
+    let windows = vec![sequence(&[5, 6, 7, 8]), sequence(&[5, 6, 7, 8, 9])];
+    let windows = Choice { sequences: windows, characters: 5, bytes: 5, words: Some(1) };
+    let text = item(1, 2, Work::Score { choices: vec![windows], gold: None });
+    let written = item(2, 3, Work::Write { prompt: vec![5, 6, 7], tokens: 4, word: String::new() });
+    let prepared = prepared(vec![shared, text, written]);
+    // The last of those that are done is read again.
+    let expected = [5 + 7 + 6, 5 + 7 + 6, 7 + 6, 6, 0];
+    assert_eq!([0, 1, 2, 3, 9].map(|done| prepared.tokens_to_read(done)), expected);
+    let progress = Counted::default();
+    let found = prepared.evaluate(&model, Vec::new(), &progress, &mut |_| Ok(())).unwrap();
+    assert_eq!(progress.0.into_inner(), prepared.tokens_to_read(0));
+    let sizes = found[1].choices.iter().map(|choice| (choice.tokens, choice.words)).collect::<Vec<_>>();
+    assert_eq!(sizes, [(5, Some(1))], "the scored tokens of both windows");
+}
+
+#[test]
+fn words_are_written_without_the_tokens_that_are_left_out() {
+    let model = built_in();
+    let prompt = "My lord, the king of";
+    let ids = model.vocabulary().encode(prompt).unwrap();
+    let config = GenerationConfig { max_new_tokens: 6, ..GenerationConfig::default() };
+    let text: String = model.text_generator(&ids, &config).unwrap().map(Result::unwrap).collect();
+    let expected = text.split_whitespace().next().unwrap().to_lowercase();
+    let expected = expected.trim_end_matches(|c: char| !c.is_alphanumeric());
+    let items = vec![word(&model, 0, prompt, 6, expected), word(&model, 1, "ROMEO", 6, "zebra")];
+    let mut prepared = prepared(items);
+    let found = results(&prepared, &model, &[]);
+    assert_eq!(found[0].words, Some([expected.to_owned(), expected.to_owned()]), "{text:?}");
+    assert_eq!(found.iter().map(|result| result.correct).collect::<Vec<_>>(), [Some(true), Some(false)]);
+    assert!(found[0].choices.is_empty() && found[0].context_tokens == ids.len());
+
+    let first = model.vocabulary().encode(&text).unwrap()[0];
+    prepared.left_out = vec![first];
+    let without = results(&prepared, &model, &[]);
+    assert_eq!(without[0].correct, Some(false));
+    assert_ne!(without[0].words.as_ref().unwrap()[1], expected);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_the_run() {
+    let model = built_in();
+    let items = (0..3).map(|index| question(&model, index, "The king", &ENDINGS, Some(0))).collect();
+    let mut kept = 0;
+    let mut keep = |_: &ItemResult| {
+        kept += 1;
+        let what = "the disk is full".to_owned();
+        if kept < 2 { Ok(()) } else { Err(EvaluationError::Unusable { file: "log".into(), what }) }
+    };
+    let error = prepared(items).evaluate(&model, Vec::new(), &Silent, &mut keep).unwrap_err();
+    assert_eq!((error.to_string().as_str(), kept), ("log: the disk is full", 2));
+}
+
+#[test]
+fn a_log_of_other_weights_or_other_data_is_not_gone_on_with() {
+    let model = built_in();
+    let choice = |ids: &[u32]| Choice::of(Sequence { ids: ids.to_vec(), first: 2 }, "x");
+    let of = |last: u32| {
+        let choices = || vec![choice(&[5, 6, 7, last]), choice(&[5, 6, 11])];
+        let score = |index| item(index, 2, Work::Score { choices: choices(), gold: None });
+        prepared(vec![score(0), score(1), score(2)])
+    };
+    let ask = |done| of(8).evaluate(&model, done, &Counted::default(), &mut |_| Ok(()));
+    let whole = ask(Vec::new()).unwrap();
+    assert_eq!(ask(whole[..2].to_vec()).unwrap(), whole);
+    let mut others = whole[..2].to_vec();
+    others[1].choices[0].logprob -= 0.01;
+    let error = ask(others).unwrap_err().to_string();
+    assert!(error.starts_with("item 1 of the log: the model says something else to it now"), "{error}");
+    // Other tokens in the same places are asked about by another name.
+    assert_eq!(of(8).items[0].asked(), of(8).items[1].asked());
+    assert_ne!(of(8).items[0].asked(), of(9).items[0].asked());
+}

@@ -1,0 +1,213 @@
+//! The log of items: what an interrupted run left is taken over where it is of the same run and the same items, and left alone
+//! everywhere else.
+
+use std::fs;
+use std::path::PathBuf;
+
+use gpt2_evaluation::{
+    Choice, ChoiceResult, EvaluationError, Item, ItemLog, ItemResult, LogHead, Prepared, Totals, Work,
+};
+use gpt2_generation::Sequence;
+
+fn prepared(items: usize) -> Prepared {
+    let choice = |length: usize| Choice {
+        sequences: vec![Sequence { ids: vec![1; 3 + length], first: 3 }],
+        characters: 4,
+        bytes: 5,
+        words: None,
+    };
+    let item = |index| Item {
+        index,
+        id: Some(format!("item-{index}")),
+        group: None,
+        context_tokens: 3,
+        work: Work::Score { choices: vec![choice(2), choice(1)], gold: Some(1) },
+    };
+    let items = (0..items).map(item).collect();
+    Prepared {
+        items,
+        totals: Totals::default(),
+        left_out: Vec::new(),
+        cut: 0,
+        notes: Vec::new(),
+        damaged: None,
+    }
+}
+
+fn result(index: usize, logprob: f64) -> ItemResult {
+    let choice = |tokens| ChoiceResult {
+        logprob,
+        tokens,
+        characters: 4,
+        bytes: 5,
+        words: None,
+        is_greedy: false,
+        squares: logprob * logprob,
+    };
+    ItemResult {
+        index,
+        id: Some(format!("item-{index}")),
+        group: None,
+        asked: prepared(index + 1).items[index].asked(),
+        context_tokens: 3,
+        choices: vec![choice(2), choice(1)],
+        gold: Some(1),
+        predicted: None,
+        words: None,
+        correct: Some(true),
+    }
+}
+
+fn head() -> LogHead {
+    LogHead { protocol: "task:one".into(), run: "a model, f32".into() }
+}
+
+/// A log with results that no short decimal number holds, and its path.
+fn written(results: &[ItemResult]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.jsonl");
+    let mut log = ItemLog::open(&path, false).unwrap();
+    results.iter().for_each(|result| log.append(&head(), result).unwrap());
+    (folder, path)
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(result: Result<T, EvaluationError>, expected: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(expected), "`{expected}` is not in: {error}");
+}
+
+#[test]
+fn results_come_back_to_the_last_bit_and_half_a_line_is_dropped() {
+    let results = [result(0, -1.0 / 3.0), result(1, f64::NEG_INFINITY)];
+    let (_folder, path) = written(&results);
+    let whole = fs::read_to_string(&path).unwrap();
+    assert!(
+        whole.starts_with(r#"{"protocol":"task:one","run":"a model, f32","index":0,"id":"item-0","#),
+        "{whole}"
+    );
+    assert!(whole.contains(r#""logprob":"-Infinity""#), "{whole}");
+
+    fs::write(&path, format!("{whole}{{\"protocol\":\"task:one\",\"ru")).unwrap();
+    let mut log = ItemLog::open(&path, true).unwrap();
+    assert_eq!(log.results(&head(), &prepared(3)).unwrap(), results);
+    log.check_all_taken().unwrap();
+    log.append(&head(), &result(2, -2.0)).unwrap();
+    drop(log);
+    let after = fs::read_to_string(&path).unwrap();
+    assert!(after.starts_with(&whole) && after.lines().count() == 3, "{after}");
+    let mut log = ItemLog::open(&path, true).unwrap();
+    assert_eq!(log.results(&head(), &prepared(3)).unwrap().len(), 3);
+}
+
+#[test]
+fn a_line_that_says_something_else_of_its_item_is_named() {
+    type Change = fn(&mut ItemResult);
+    let changes: [(Change, &str); 9] = [
+        (|result| result.id = None, "line 2: its id is None, and the item's is Some(\"item-1\")"),
+        (|result| result.index = 0, "line 2: its index is 0, and the item's is 1"),
+        (|result| result.context_tokens = 4, "line 2: its context_tokens is 4, and the item's is 3"),
+        (|result| result.gold = Some(0), "line 2: its gold is Some(0), and the item's is Some(1)"),
+        (|result| result.choices[0].tokens = 3, "line 2: its choice 0 has 3 tokens, and the item's has 2"),
+        (
+            |result| result.choices[1].characters = 3,
+            "line 2: its choice 1 has 3 characters, and the item's has 4",
+        ),
+        (|result| result.choices[1].bytes = 4, "line 2: its choice 1 has 4 bytes, and the item's has 5"),
+        (
+            |result| result.asked = "other".into(),
+            "line 2: its digest of tokens is \"other\", and the item's is \"",
+        ),
+        (|result| _ = result.choices.pop(), "line 2: its number of choices is 1, and the item's is 2"),
+    ];
+    for (change, expected) in changes {
+        let mut second = result(1, -1.0);
+        change(&mut second);
+        let (_folder, path) = written(&[result(0, -1.0), second]);
+        let before = fs::read(&path).unwrap();
+        assert_refused(ItemLog::open(&path, true).unwrap().results(&head(), &prepared(2)), expected);
+        assert_eq!(fs::read(&path).unwrap(), before, "the file is left alone");
+    }
+    let (_folder, path) = written(&[result(0, -1.0), result(1, -1.0)]);
+    assert_refused(
+        ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
+        "line 2: the data have 1 items, and this would be one more",
+    );
+}
+
+#[test]
+fn a_log_of_another_run_is_refused() {
+    let (_folder, path) = written(&[result(0, -1.0)]);
+    let other = LogHead { run: "a model, q8".into(), ..head() };
+    let mut log = ItemLog::open(&path, true).unwrap();
+    assert_refused(
+        log.results(&other, &prepared(1)),
+        "line 1: it is of the run `a model, f32`, and this one is `a model, q8`",
+    );
+    drop(log);
+    let mut log = ItemLog::open(&path, true).unwrap();
+    let other = LogHead { protocol: "task:two".into(), ..head() };
+    assert_eq!(log.results(&other, &prepared(1)).unwrap(), []);
+    assert_refused(log.check_all_taken(), "line 1: it is of `task:one`, which this run does not measure");
+}
+
+#[test]
+fn protocols_share_a_log_in_any_order() {
+    let (_folder, path) = written(&[result(0, -1.0)]);
+    let other = LogHead { protocol: "task:two".into(), ..head() };
+    let mut log = ItemLog::open(&path, true).unwrap();
+    log.append(&other, &result(0, -2.0)).unwrap();
+    log.append(&head(), &result(1, -3.0)).unwrap();
+    drop(log);
+    let mut log = ItemLog::open(&path, true).unwrap();
+    assert_eq!(log.results(&head(), &prepared(2)).unwrap(), [result(0, -1.0), result(1, -3.0)]);
+    assert_eq!(log.results(&other, &prepared(2)).unwrap(), [result(0, -2.0)]);
+    log.check_all_taken().unwrap();
+}
+
+#[test]
+fn what_is_no_log_or_not_to_be_gone_on_with_is_left_alone() {
+    let (_folder, path) = written(&[result(0, -1.0)]);
+    let before = fs::read(&path).unwrap();
+    assert_refused(ItemLog::open(&path, false), "log.jsonl: it holds the items of another run");
+    assert_eq!(fs::read(&path).unwrap(), before);
+
+    for (text, expected) in [
+        ("a note\n", "line 1: none of a log of items"),
+        ("{\"hidden_size\": 8}\n", "line 1: none of a log of items"),
+        ("{\"hidden_size\": 8}", "line 1: none of a log of items"),
+        ("no line break", "line 1: none of a log of items"),
+    ] {
+        fs::write(&path, text).unwrap();
+        assert_refused(ItemLog::open(&path, true), expected);
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is left alone");
+    }
+    let line = String::from_utf8(before).unwrap();
+    fs::write(&path, format!("{line}\u{0}\n{line}")).unwrap();
+    assert_refused(ItemLog::open(&path, true), "line 2: none of a log of items");
+    fs::write(&path, line.replace("\"choices\":[", "\"choices\":[7,")).unwrap();
+    assert_refused(
+        ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
+        "line 1: none of a log of items",
+    );
+}
+
+#[test]
+fn one_run_at_a_time_writes_a_log() {
+    let (_folder, path) = written(&[result(0, -1.0)]);
+    let log = ItemLog::open(&path, true).unwrap();
+    assert_refused(ItemLog::open(&path, true), "log.jsonl: another run is writing it");
+    drop(log);
+    ItemLog::open(&path, true).unwrap();
+}
+
+#[test]
+fn a_log_without_lines_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.jsonl");
+    drop(ItemLog::open(&path, false).unwrap());
+    assert!(!path.exists());
+    fs::write(&path, "").unwrap();
+    drop(ItemLog::open(&path, false).unwrap());
+    assert!(path.exists(), "it was there before");
+}

@@ -1,0 +1,13 @@
+//! The tests of this crate.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod counts;
+mod data;
+mod evaluate;
+mod kl;
+mod log;
+mod oracle;
+mod protocols;
+mod published;
+mod report;

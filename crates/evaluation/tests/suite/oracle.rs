@@ -1,0 +1,337 @@
+//! What lm-evaluation-harness, and for other protocols a script in Python, make of samples in every format: the same figures, the
+//! same decisions and the same log-probabilities here. `scripts/export_evaluation.py` wrote samples and expectations.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
+use gpt2_evaluation::{ChoiceResult, Data, ItemResult, Kl, Metric, Setting, named};
+use gpt2_testing::{checkpoints, fixture_path, json_fixture};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What a figure may differ by, relatively.
+const FIGURE_TOLERANCE: f64 = 1e-5;
+/// What figures near 0 may differ by: single divergences and changes of a probability, differences of what f32 rounds to about 1e-7.
+const SMALL_FIGURE_TOLERANCE: f64 = 1e-6;
+/// What a log-probability may differ by: logits of up to a hundred in f32 are off by some 1e-6 to 1e-5, of each of a few tokens.
+const LOGPROB_TOLERANCE: f64 = 5e-5;
+/// The same, relatively, for texts of hundreds of tokens.
+const LOGPROB_RELATIVE_TOLERANCE: f64 = 2e-6;
+
+#[derive(Deserialize)]
+struct Expected {
+    other_config: Map<String, Value>,
+    cases: Vec<Case>,
+}
+
+/// A protocol on a sample, by a model.
+#[derive(Deserialize)]
+struct Case {
+    model: String,
+    protocol: String,
+    data: String,
+    by: String,
+    context: Option<usize>,
+    metrics: BTreeMap<String, f64>,
+    #[serde(default)]
+    stderr: BTreeMap<String, f64>,
+    items: Vec<ExpectedItem>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedItem {
+    #[serde(default)]
+    choices: Vec<ExpectedChoice>,
+    /// The word that is right and the one that was written.
+    words: Option<[String; 2]>,
+    /// Whether the item counts as right by the sum, and by the sum over characters.
+    acc: Option<bool>,
+    acc_norm: Option<bool>,
+    /// The best choice by the sum, and by the mean over tokens.
+    sum: Option<usize>,
+    per_token: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedChoice {
+    logprob: f64,
+    tokens: Option<usize>,
+    is_greedy: Option<bool>,
+    words: Option<usize>,
+    bytes: Option<usize>,
+}
+
+fn expected() -> Expected {
+    serde_json::from_value(json_fixture("evaluation/expected")).unwrap()
+}
+
+fn load(folder: &Path) -> LoadedModel {
+    let tokenizer = Some(folder.join("aitextgen.tokenizer.json")).filter(|path| path.exists());
+    let options = ModelOptions {
+        model: folder.to_owned(),
+        tokenizer,
+        device: DeviceChoice::Cpu,
+        dtype: Some(WeightDType::F32),
+        ..ModelOptions::default()
+    };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+fn built_in() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare")
+}
+
+/// Checks every case of a model whose protocol begins so.
+#[track_caller]
+fn check(model: &str, folder: &Path, task: &str) {
+    let loaded = load(folder);
+    let cases: Vec<Case> = expected().cases.into_iter().filter(|case| case.model == model).collect();
+    let cases: Vec<&Case> = cases.iter().filter(|case| case.protocol.starts_with(task)).collect();
+    assert!(!cases.is_empty(), "{model} has no case of {task}");
+    let wrong: Vec<String> = cases.iter().flat_map(|case| case.differences(&loaded)).collect();
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Checks every case of a task by the two models that are in the repository.
+#[track_caller]
+fn check_own(task: &str) {
+    check("tiny-checkpoint", &fixture_path("tiny-checkpoint"), task);
+    check("built-in", &built_in(), task);
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Self { model, protocol, data, by, .. } = self;
+        format!("{protocol} of {model} on {data}, beside {by}")
+    }
+
+    /// What is not as expected, as sentences.
+    fn differences(&self, model: &LoadedModel) -> Vec<String> {
+        let data = Data::read(&fixture_path("evaluation").join(&self.data)).unwrap();
+        let (protocol, number) = named(&self.protocol).unwrap();
+        let setting = Setting {
+            vocabulary: model.vocabulary(),
+            parameter: number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0),
+            context: self.context,
+            limit: None,
+        };
+        let prepared = (protocol.prepare)(&data, &setting).unwrap();
+        assert_eq!(prepared.damaged, None, "{}", self.name());
+        let mut kept = Vec::new();
+        let results = prepared.evaluate(model, Vec::new(), &Silent, &mut |result| {
+            kept.push(result.clone());
+            Ok(())
+        });
+        let results = results.unwrap();
+        assert_eq!(results, kept, "{}: what was kept is not what was answered", self.name());
+        let mut wrong = self.items_differ(&results);
+        wrong.extend(self.figures_differ(&(protocol.measure)(&prepared.totals, &results)));
+        wrong.into_iter().map(|what| format!("{}: {what}", self.name())).collect()
+    }
+
+    fn items_differ(&self, results: &[ItemResult]) -> Vec<String> {
+        if self.items.len() != results.len() {
+            return vec![format!("expected {} items, found {}", self.items.len(), results.len())];
+        }
+        let items = self.items.iter().zip(results).enumerate();
+        let differ = |(index, (expected, found)): (usize, (&ExpectedItem, &ItemResult))| {
+            expected.differences(found).into_iter().map(move |what| format!("item {index}: {what}"))
+        };
+        items.flat_map(differ).collect()
+    }
+
+    /// The figures, and the standard errors that are told.
+    fn figures_differ(&self, metrics: &[Metric]) -> Vec<String> {
+        let errors = self.stderr.iter().map(|(name, value)| (format!("{name}_stderr"), *value));
+        let expected = self.metrics.iter().map(|(name, value)| (name.clone(), *value)).chain(errors);
+        let differ = |(name, value): (String, f64)| {
+            let metric = |name: &str| metrics.iter().find(|metric| metric.name == name);
+            let found = match name.strip_suffix("_stderr") {
+                Some(name) => metric(name).and_then(|metric| metric.stderr),
+                None => metric(&name).map(|metric| metric.value),
+            };
+            // A difference of perplexities is as uncertain as they are.
+            let scale =
+                if name.contains("difference") { self.metrics["base_perplexity"] } else { value.abs() };
+            let tolerance = (FIGURE_TOLERANCE * scale).max(SMALL_FIGURE_TOLERANCE);
+            let is_near = found.is_some_and(|found| (found - value).abs() <= tolerance);
+            (!is_near).then(|| format!("{name}: expected {value}, found {found:?}"))
+        };
+        expected.filter_map(differ).collect()
+    }
+}
+
+impl ExpectedItem {
+    fn differences(&self, found: &ItemResult) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut compare = |what: &str, expected: Option<String>, found: String| {
+            let expected = expected.filter(|expected| *expected != found);
+            wrong.extend(expected.map(|expected| format!("{what}: expected {expected}, found {found}")));
+        };
+        let told = |predicted: Option<usize>| predicted.map(|index| format!("{:?}", Some(index)));
+        let predicted = found.predicted;
+        let norm = predicted.zip(found.gold).map(|(predicted, gold)| predicted.per_character == gold);
+        let sum = predicted.zip(found.gold).map(|(predicted, gold)| predicted.sum == gold);
+        let is_right = match found.choices.as_slice() {
+            [only] => Some(only.is_greedy),
+            _ => sum.or(found.correct),
+        };
+        compare("acc", self.acc.map(|acc| format!("{:?}", Some(acc))), format!("{is_right:?}"));
+        compare("acc_norm", self.acc_norm.map(|acc| format!("{:?}", Some(acc))), format!("{norm:?}"));
+        compare("sum", told(self.sum), format!("{:?}", predicted.map(|predicted| predicted.sum)));
+        compare(
+            "per_token",
+            told(self.per_token),
+            format!("{:?}", predicted.map(|predicted| predicted.per_token)),
+        );
+        compare(
+            "words",
+            self.words.as_ref().map(|words| format!("{:?}", Some(words))),
+            format!("{:?}", found.words),
+        );
+        if self.choices.len() == found.choices.len() {
+            let choices = self.choices.iter().zip(&found.choices).enumerate();
+            wrong.extend(choices.flat_map(|(index, (expected, found))| {
+                expected.differences(found).into_iter().map(move |what| format!("choice {index}: {what}"))
+            }));
+        } else {
+            wrong.push(format!("expected {} choices, found {}", self.choices.len(), found.choices.len()));
+        }
+        wrong
+    }
+}
+
+impl ExpectedChoice {
+    fn differences(&self, found: &ChoiceResult) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let tolerance = LOGPROB_TOLERANCE.max(LOGPROB_RELATIVE_TOLERANCE * self.logprob.abs());
+        // Not so of NaN either.
+        if (found.logprob - self.logprob).abs().partial_cmp(&tolerance).is_none_or(|order| order.is_gt()) {
+            wrong.push(format!("logprob: expected {}, found {}", self.logprob, found.logprob));
+        }
+        if self.is_greedy.is_some_and(|is_greedy| is_greedy != found.is_greedy) {
+            wrong.push(format!("is_greedy: expected {:?}, found {}", self.is_greedy, found.is_greedy));
+        }
+        let counts = [
+            ("tokens", self.tokens, Some(found.tokens)),
+            ("words", self.words, found.words),
+            ("bytes", self.bytes, Some(found.bytes)),
+        ];
+        let differ =
+            counts.into_iter().filter(|(_, expected, found)| expected.is_some() && expected != found);
+        wrong.extend(
+            differ.map(|(what, expected, found)| format!("{what}: expected {expected:?}, found {found:?}")),
+        );
+        wrong
+    }
+}
+
+#[test]
+fn lambada_is_as_the_oracles_have_it() {
+    check_own("lambada:");
+}
+
+#[test]
+fn wikitext_is_as_the_oracles_have_it() {
+    check_own("wikitext:");
+}
+
+#[test]
+fn hellaswag_is_as_the_oracles_have_it() {
+    check_own("hellaswag:");
+}
+
+#[test]
+fn arc_is_as_the_oracle_has_it() {
+    check_own("arc-easy:");
+    check_own("arc-challenge:");
+}
+
+#[test]
+fn piqa_is_as_the_oracle_has_it() {
+    check_own("piqa:");
+}
+
+#[test]
+fn sciq_is_as_the_oracle_has_it() {
+    check_own("sciq:");
+}
+
+#[test]
+fn openbookqa_is_as_the_oracle_has_it() {
+    check_own("openbookqa:");
+}
+
+#[test]
+fn winogrande_is_as_the_oracle_has_it() {
+    check_own("winogrande:");
+}
+
+#[test]
+fn blimp_is_as_the_oracle_has_it() {
+    check_own("blimp:");
+}
+
+#[test]
+fn text_bits_are_as_the_oracle_has_them() {
+    check_own("text:");
+}
+
+/// The other model has the same weights and reads them with another setting.
+#[track_caller]
+fn check_kl(name: &str, folder: &Path) {
+    let Expected { other_config, cases } = expected();
+    let changed = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), changed.path().join(entry.file_name())).unwrap();
+    }
+    let config: Map<String, Value> =
+        serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let config: Map<String, Value> = config.into_iter().chain(other_config).collect();
+    // The copy may be read-only, as the checkpoint is.
+    fs::remove_file(changed.path().join("config.json")).unwrap();
+    fs::write(changed.path().join("config.json"), Value::Object(config).to_string()).unwrap();
+    let (base, model) = (load(folder), load(changed.path()));
+    let cases: Vec<Case> =
+        cases.into_iter().filter(|case| case.model == name && case.protocol == Kl::NAME).collect();
+    assert!(!cases.is_empty(), "{name} has no case of kl");
+    for case in cases {
+        let data = Data::read(&fixture_path("evaluation").join(&case.data)).unwrap();
+        let setting =
+            Setting { vocabulary: base.vocabulary(), parameter: 0, context: case.context, limit: None };
+        let windows = Kl::prepare(&data, &setting).unwrap();
+        let windows = windows.evaluate(&base, &model, Vec::new(), &Silent, &mut |_| Ok(())).unwrap();
+        let wrong = case.figures_differ(&Kl::measure(&windows));
+        assert!(wrong.is_empty(), "{}:\n{}", case.name(), wrong.join("\n"));
+    }
+}
+
+#[test]
+fn divergences_are_as_the_oracle_has_them() {
+    check_kl("tiny-checkpoint", &fixture_path("tiny-checkpoint"));
+    check_kl("built-in", &built_in());
+}
+
+#[test]
+fn a_trained_checkpoint_is_as_the_oracles_have_it() {
+    let Some(folder) = checkpoints() else { return };
+    let folder = folder.join("tarotble");
+    for task in [
+        "lambada:",
+        "wikitext:",
+        "hellaswag:",
+        "arc-",
+        "piqa:",
+        "sciq:",
+        "openbookqa:",
+        "winogrande:",
+        "blimp:",
+        "text:",
+    ] {
+        check("tarotble", &folder, task);
+    }
+    check_kl("tarotble", &folder);
+}

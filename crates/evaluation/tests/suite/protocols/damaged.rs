@@ -1,0 +1,355 @@
+//! Entries that cannot be used: each mistake is named with its file, line and field, and the items before it are kept.
+
+use gpt2_evaluation::EvaluationError;
+
+use super::{Model, data};
+
+/// A good entry of each task, which mistakes are made in.
+const LAMBADA: &str = r#"{"text": "the king is dead"}"#;
+const PIQA: &str = r#"{"goal": "g", "sol1": "a", "sol2": "b", "label": 1}"#;
+const ARC: &str =
+    r#"{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}"#;
+const OPENBOOKQA: &str =
+    r#"{"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}"#;
+const SCIQ: &str = r#"{"support": "", "question": "q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"}"#;
+const WINOGRANDE: &str = r#"{"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"}"#;
+const BLIMP: &str = r#"{"sentence_good": "a", "sentence_bad": "b"}"#;
+const HELLASWAG: &str = r#"{"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}"#;
+const PREPARED: &str = r#"{"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}"#;
+
+#[test]
+fn every_mistake_is_named() {
+    let model = Model::built_in();
+    let cases = [
+        (
+            "lambada:lm-eval",
+            LAMBADA,
+            r#""text": "the king is dead""#,
+            r#""body": 1"#,
+            "field `text`: missing; there are `body`",
+        ),
+        ("lambada:lm-eval", LAMBADA, "\"the king is dead\"", "[]", "field `text`: expected a text, found []"),
+        (
+            "lambada:lm-eval",
+            LAMBADA,
+            "the king is dead",
+            "",
+            "field `text`: expected a text, found an empty one",
+        ),
+        (
+            "lambada:lm-eval",
+            LAMBADA,
+            "the king is dead",
+            "\\n a",
+            "field `text`: expected a token before what is scored, found none",
+        ),
+        (
+            "lambada:lm-eval",
+            LAMBADA,
+            "\"text\"",
+            "\"continuation\"",
+            "field `context`: missing; there are `continuation`",
+        ),
+        (
+            "lambada:megatron-strict",
+            LAMBADA,
+            "the king is dead",
+            " \\n",
+            "field `text`: expected a word, found none",
+        ),
+        (
+            "lambada:megatron-strict",
+            LAMBADA,
+            "the king is ",
+            "",
+            "field `text`: expected a token before what is scored, found none",
+        ),
+        (
+            "lambada:last-token",
+            LAMBADA,
+            "the king is dead",
+            "a",
+            "field `text`: expected a token before what is scored, found none",
+        ),
+        ("lambada:stop-words", LAMBADA, "the king is dead", " ", "field `text`: expected a word, found none"),
+        (
+            "lambada:stop-words",
+            LAMBADA,
+            "the king is ",
+            "",
+            "field `text`: expected 1 to 250 tokens before the last word, with 6 more the model's context, found 0",
+        ),
+        (
+            "piqa:lm-eval",
+            PIQA,
+            "\"label\": 1",
+            "\"label\": 2",
+            "field `label`: expected a number from 0 to 1, found 2",
+        ),
+        (
+            "piqa:lm-eval",
+            PIQA,
+            "\"label\": 1",
+            "\"label\": -1",
+            "field `label`: expected a number from 0 to 1, found -1",
+        ),
+        ("piqa:lm-eval", PIQA, "\"b\"", "\"\"", "field `sol2`: expected a text, found an empty one"),
+        (
+            "piqa:lm-eval",
+            PIQA,
+            "\"goal\"",
+            "\"aim\"",
+            "field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`",
+        ),
+        (
+            "arc-easy:lm-eval",
+            ARC,
+            "\"answerKey\": \"A\"",
+            "\"answerKey\": \"E\"",
+            "field `answerKey`: expected one of A, B, found \"E\"",
+        ),
+        (
+            "arc-easy:lm-eval",
+            ARC,
+            "[\"A\", \"B\"]",
+            "[\"A\"]",
+            "field `choices.label`: expected 2 labels, as many as texts, found 1",
+        ),
+        (
+            "arc-challenge:lm-eval",
+            ARC,
+            "[\"a\", \"b\"]",
+            "[\"a\", \"\"]",
+            "field `choices.text[1]`: expected a text, found an empty one",
+        ),
+        (
+            "arc-challenge:lm-eval",
+            ARC,
+            "{\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}",
+            "7",
+            "field `choices`: expected a list of objects, found 7",
+        ),
+        (
+            "openbookqa:lm-eval",
+            OPENBOOKQA,
+            "\"q\"",
+            "\"\"",
+            "field `question_stem`: expected a text, found an empty one",
+        ),
+        (
+            "openbookqa:lm-eval",
+            OPENBOOKQA,
+            "\"question_stem\": \"q\"",
+            "\"question\": {\"stem\": 1}",
+            "field `question.stem`: expected a text, found 1",
+        ),
+        (
+            "sciq:lm-eval",
+            SCIQ,
+            "\"distractor2\"",
+            "\"distractor4\"",
+            "field `distractor2`: missing; there are `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`",
+        ),
+        (
+            "sciq:lm-eval",
+            SCIQ,
+            "\"d\"",
+            "\"\"",
+            "field `correct_answer`: expected a text, found an empty one",
+        ),
+        (
+            "winogrande:lm-eval",
+            WINOGRANDE,
+            "a _ b",
+            "a b",
+            "field `sentence`: expected a text with a gap, found no `_`",
+        ),
+        (
+            "winogrande:lm-eval",
+            WINOGRANDE,
+            "\"1\"",
+            "\"0\"",
+            "field `answer`: expected a number from 1 to 2, found \"0\"",
+        ),
+        (
+            "winogrande:lm-eval",
+            WINOGRANDE,
+            "\"1\"",
+            "\"\"",
+            "field `answer`: expected a number from 1 to 2, found \"\"",
+        ),
+        (
+            "winogrande:lm-eval",
+            WINOGRANDE,
+            "\"x\"",
+            "\"\"",
+            "field `option1`: expected a text, found an empty one",
+        ),
+        (
+            "blimp:lm-eval",
+            BLIMP,
+            "\"b\"",
+            "\"\"",
+            "field `sentence_bad`: expected a text, found an empty one",
+        ),
+        (
+            "hellaswag:lm-eval",
+            HELLASWAG,
+            "\"label\": 3",
+            "\"label\": 4",
+            "field `label`: expected a number from 0 to 3, found 4",
+        ),
+        (
+            "hellaswag:lm-eval",
+            HELLASWAG,
+            "\"label\": 3",
+            "\"label\": \"\"",
+            "field `label`: expected a number from 0 to 3, found \"\"",
+        ),
+        ("hellaswag:lm-eval", HELLASWAG, ", \"z\"]", "]", "field `endings`: expected 4 texts, found 3"),
+        (
+            "hellaswag:llm.c",
+            HELLASWAG,
+            "\"y\"",
+            "\"\"",
+            "field `endings[2]`: expected a text, found an empty one",
+        ),
+        (
+            "hellaswag:llm.c",
+            HELLASWAG,
+            "\"ctx\": \"a b\"",
+            "\"ctx\": \"\"",
+            "field `ctx`: expected a text, found an empty one",
+        ),
+        (
+            "hellaswag:lm-eval",
+            PREPARED,
+            "\"gold\": 3",
+            "\"gold\": 9",
+            "field `gold`: expected a number from 0 to 3, found 9",
+        ),
+        (
+            "hellaswag:lm-eval",
+            PREPARED,
+            "[\"a\", \"b\", \"c\", \"d\"]",
+            "[]",
+            "field `choices`: expected at least two, found 0",
+        ),
+        (
+            "hellaswag:llama.cpp",
+            PREPARED,
+            "[\"a\", \"b\", \"c\", \"d\"]",
+            "[\"a\", \"a b\", \"a c\", \"a d\"]",
+            "field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored",
+        ),
+        (
+            "hellaswag:lm-eval",
+            HELLASWAG,
+            "\"z\"]",
+            "\"z\"",
+            "expected an object of JSON, found what is no JSON: expected `,` or `]` at column",
+        ),
+    ];
+    for (protocol, good, from, to, expected) in cases {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(good, bad, "{protocol}: {from}");
+        let text = format!("{good}\n\n{bad}\n{good}\n");
+        let prepared = model.try_prepare(protocol, None, &data("a/items.jsonl", &text)).unwrap();
+        let error = prepared.damaged.unwrap_or_else(|| panic!("{protocol} takes {bad}"));
+        assert_eq!(prepared.items.len(), 1, "{protocol}");
+        assert_eq!((error.file.as_str(), error.line), ("a/items.jsonl", 3), "{protocol}");
+        assert!(error.what.starts_with(expected), "{protocol}: expected {expected}, found {}", error.what);
+        // Whoever wants fewer items does not come to know.
+        let fewer = model.try_prepare(protocol, Some(1), &data("a/items.jsonl", &text)).unwrap();
+        assert_eq!((fewer.damaged, fewer.items), (None, prepared.items));
+    }
+}
+
+#[test]
+fn a_choice_longer_than_the_context_is_an_error() {
+    let model = Model::built_in();
+    let long = PIQA.replace("\"b\"", &format!("\"{}\"", "king ".repeat(400)));
+    let error =
+        model.try_prepare("piqa:lm-eval", None, &data("items.jsonl", &long)).unwrap().damaged.unwrap();
+    assert_eq!(error.what, "field `sol2`: expected 1 to 256 tokens, the model's context, found 401");
+}
+
+#[test]
+fn six_lines_that_are_fewer_are_named() {
+    let model = Model::built_in();
+    let whole = "The king\n3\na\nb\nc\nd\n";
+    let errors = [
+        (format!("{whole}The king\n1\na"), 7, "expected 6 lines for an item, found 3"),
+        (format!("{whole}The king"), 7, "expected 6 lines for an item, found 1"),
+        (
+            whole.repeat(2).replacen('3', "4", 1),
+            1,
+            "field `gold`: expected a number from 0 to 3, found \"4\"",
+        ),
+        (
+            format!("{whole}The king\n1\na\n\nc\nd\n"),
+            7,
+            "field `choices[1]`: expected a text, found an empty one",
+        ),
+    ];
+    for (text, line, expected) in errors {
+        let prepared = model.try_prepare("hellaswag:llama.cpp", None, &data("items.txt", &text)).unwrap();
+        let error = prepared.damaged.unwrap();
+        assert_eq!((error.file.as_str(), error.line, error.what.as_str()), ("items.txt", line, expected));
+        assert_eq!(prepared.items.len(), line / 6);
+    }
+}
+
+#[test]
+fn data_without_entries_are_refused() {
+    let model = Model::built_in();
+    for protocol in
+        ["lambada:lm-eval", "piqa:lm-eval", "hellaswag:llama.cpp", "blimp:lm-eval", "winogrande:lm-eval"]
+    {
+        let error = model.try_prepare(protocol, None, &data("items.jsonl", "\n \n")).unwrap_err();
+        assert!(matches!(error, EvaluationError::Unusable { .. }), "{protocol}: {error}");
+        assert_eq!(error.to_string(), "items.jsonl: expected at least one entry, found none");
+    }
+    for protocol in
+        ["wikitext:lm-eval", "wikitext:hf-8", "wikitext:megatron", "wikitext:llama.cpp", "text:bits"]
+    {
+        let error = model.try_prepare(protocol, None, &data("items.txt", "")).unwrap_err();
+        assert_eq!(error.to_string(), "items.txt: expected a text, found an empty file", "{protocol}");
+        let error = model
+            .try_prepare(protocol, None, &data("items.txt", "a\n\u{a0}\n"))
+            .map(|prepared| prepared.items.len());
+        assert_eq!(error.is_ok(), protocol != "wikitext:llama.cpp", "{protocol}: {error:?}");
+    }
+}
+
+#[test]
+fn damaged_rows_of_a_text_are_errors() {
+    let model = Model::built_in();
+    for protocol in ["wikitext:lm-eval", "wikitext:hf-8", "wikitext:megatron", "wikitext:llama.cpp"] {
+        let rows = "{\"text\": \" = A = \\n\"}\n{\"text\": 3}\n";
+        let error = model.try_prepare(protocol, None, &data("rows.jsonl", rows)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "rows.jsonl: line 2: field `text`: expected a text, found 3",
+            "{protocol}"
+        );
+        assert!(!error.is_usage());
+    }
+    let pages = "{\"page\": \"a b\"}\n{\"page\": \"\"}\n";
+    let prepared = model.try_prepare("wikitext:lm-eval", None, &data("pages.jsonl", pages)).unwrap();
+    assert_eq!(prepared.items.len(), 1);
+    assert_eq!(
+        prepared.damaged.unwrap().to_string(),
+        "pages.jsonl: line 2: field `page`: expected a text, found an empty one"
+    );
+}
+
+#[test]
+fn no_items_are_none_to_measure() {
+    let model = Model::built_in();
+    let error = model.try_prepare("lambada:lm-eval", Some(0), &data("items.jsonl", LAMBADA)).unwrap_err();
+    assert_eq!(
+        (error.is_usage(), error.to_string().as_str()),
+        (true, "limit: expected at least 1 item, found 0")
+    );
+}

@@ -1,0 +1,341 @@
+//! Texts in windows: every token is scored once, in the window that the published script scores it in.
+
+use std::ops::Range;
+
+use gpt2_evaluation::{Data, Prepared, Setting, named};
+use gpt2_generation::Sequence;
+
+use super::{Model, N_POSITIONS, choices, data, only_sequence};
+
+/// Two invented articles, the first much longer than the context.
+fn articles() -> String {
+    let sentence =
+        " The king 's ship @-@ yard ( in Dover ) had 1 @,@ 200 men ; \" they sang \" , he said . \n";
+    let long = sentence.repeat(30);
+    format!(
+        " \n = The Yard = \n \n{long} \n = = Its men = = \n \n{long} = = = Names = = = \n \n{sentence} \n = Dover = \n \n{sentence}{sentence} \n"
+    )
+}
+
+/// A text of so many tokens, at most 700.
+fn text_of(model: &Model, tokens: usize) -> String {
+    let ids = model.ids(&" king lord death".repeat(300));
+    let text = model.text(&ids[..tokens]);
+    assert_eq!(model.ids(&text).len(), tokens);
+    text
+}
+
+fn sequences(prepared: &Prepared) -> Vec<&Sequence> {
+    prepared.items.iter().flat_map(choices).flat_map(|choice| &choice.sequences).collect()
+}
+
+/// The places in a text that sequences score, which stand in the text as they are; `before` tokens of others come first.
+#[track_caller]
+fn scored(
+    ids: &[u32],
+    windows: &[(Range<usize>, Range<usize>)],
+    sequences: &[&Sequence],
+    prefix: Option<u32>,
+) {
+    let found: Vec<Sequence> = sequences.iter().map(|sequence| (*sequence).clone()).collect();
+    let expected = |(read, scored): &(Range<usize>, Range<usize>)| {
+        let before: Vec<u32> = prefix.into_iter().collect();
+        Sequence {
+            ids: [before.as_slice(), &ids[read.clone()]].concat(),
+            first: scored.start - read.start + before.len(),
+        }
+    };
+    assert!(windows.iter().all(|(read, scored)| read.end == scored.end));
+    assert_eq!(found, windows.iter().map(expected).collect::<Vec<_>>());
+}
+
+/// Each place of a range once, in their order.
+#[track_caller]
+fn assert_partition(windows: &[(Range<usize>, Range<usize>)], whole: Range<usize>) {
+    assert!(windows.iter().flat_map(|(_, scored)| scored.clone()).eq(whole));
+}
+
+/// `get_rolling_token_windows` with one token of context, by its own words: windows of targets side by side, the last of which
+/// reads as much as the others.
+#[test]
+fn lm_evals_last_window_is_full() {
+    let model = Model::built_in();
+    for tokens in [1, 255, 256, 257, 512, 513, 700] {
+        let text = text_of(&model, tokens);
+        let prepared = model.prepare("wikitext:lm-eval", "a.txt", &text);
+        let found = sequences(&prepared);
+        let ids = model.ids(&text);
+        assert_eq!(found[0].ids, [&[0], &ids[..tokens.min(N_POSITIONS)]].concat());
+        assert_eq!(found[0].first, 1);
+        let later: Vec<_> = (N_POSITIONS..tokens)
+            .step_by(N_POSITIONS)
+            .map(|begin| {
+                let end = tokens.min(begin + N_POSITIONS);
+                (end - N_POSITIONS - 1..end, begin..end)
+            })
+            .collect();
+        scored(&ids, &later, &found[1..], None);
+        assert_partition(&later, N_POSITIONS.min(tokens)..tokens);
+        assert!(found[1..].iter().all(|sequence| sequence.ids.len() == N_POSITIONS + 1));
+    }
+}
+
+#[test]
+fn pages_are_de_tokenised_and_divided_by_what_they_were() {
+    let model = Model::built_in();
+    let prepared = model.prepare("wikitext:lm-eval", "wiki.test.raw", &articles());
+    let [yard, dover] = prepared.items.as_slice() else { panic!("{} pages", prepared.items.len()) };
+    let dover_page = articles().split_once(" = Dover").map(|(_, rest)| format!(" = Dover{rest}")).unwrap();
+    let choice = &choices(dover)[0];
+    let sentence = "The king's ship-yard (in Dover) had 1,200 men; \"they sang\", he said. ";
+    let expected = format!(" = Dover =\n\n{sentence}\n{sentence}\n\n").replace(". \n", ".\n");
+    let sequence = only_sequence(choice);
+    assert_eq!(model.text(&sequence.ids[1..]), expected);
+    assert_eq!((choice.bytes, choice.characters), (dover_page.len(), dover_page.chars().count()));
+    // Both edges count as words, as they are empty ones.
+    assert_eq!(choice.words, Some(dover_page.split_whitespace().count() + 2));
+    let yard_bytes = articles().len() - dover_page.len() - " \n".len() - "\n".len();
+    assert_eq!(choices(yard)[0].bytes, yard_bytes);
+    assert!(choices(yard)[0].sequences.len() > 2);
+    assert_eq!((yard.context_tokens, dover.context_tokens), (1, 1));
+}
+
+#[test]
+fn pages_and_rows_of_the_hub_are_the_file() {
+    let model = Model::built_in();
+    let text = articles();
+    let json = |field: &str, value: &str| serde_json::json!({ field: value }).to_string() + "\n";
+    let rows: String =
+        text.split_inclusive('\n').map(|line| json("text", if line == " \n" { "" } else { line })).collect();
+    for protocol in ["wikitext:lm-eval", "wikitext:hf-100", "wikitext:megatron", "wikitext:llama.cpp"] {
+        let from_file = model.prepare(protocol, "wiki.test.raw", &text);
+        let from_rows = model.prepare(protocol, "rows.jsonl", &rows);
+        assert_eq!((from_rows.items, from_rows.totals), (from_file.items, from_file.totals), "{protocol}");
+    }
+    let (first, second) = text.split_once("\n = Dover").unwrap();
+    let pages =
+        json("page", first.strip_prefix(" \n").unwrap()) + &json("page", &format!(" = Dover{second}"));
+    let from_pages = model.prepare("wikitext:lm-eval", "pages.jsonl", &pages);
+    assert_eq!(from_pages.items, model.prepare("wikitext:lm-eval", "wiki.test.raw", &text).items);
+}
+
+/// The loop of transformers' documentation: windows, and how many of their tokens are targets.
+fn hf_script(seq_len: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
+    let mut windows = Vec::new();
+    let mut prev_end_loc = 0;
+    for begin_loc in (0..seq_len).step_by(stride) {
+        let end_loc = seq_len.min(begin_loc + N_POSITIONS);
+        windows.push((begin_loc..end_loc, end_loc - prev_end_loc));
+        prev_end_loc = end_loc;
+        if end_loc == seq_len {
+            break;
+        }
+    }
+    windows
+}
+
+#[test]
+fn hf_windows_are_the_scripts() {
+    let model = Model::built_in();
+    for tokens in [2, 256, 257, 512, 513, 700] {
+        for stride in [1, 100, 255, 256] {
+            let text = text_of(&model, tokens);
+            let prepared = model.prepare(&format!("wikitext:hf-{stride}"), "a.txt", &text);
+            // A label in the first place of a window is not scored, and a window without another one is left out.
+            let windows: Vec<_> = hf_script(tokens, stride)
+                .into_iter()
+                .map(|(read, targets)| (read.clone(), (read.end - targets).max(read.start + 1)..read.end))
+                .filter(|(_, scored)| !scored.is_empty())
+                .collect();
+            scored(&model.ids(&text), &windows, &sequences(&prepared), None);
+            let all: usize = windows.iter().map(|(_, scored)| scored.len()).sum();
+            let bytes: usize = prepared.items.iter().map(|item| choices(item)[0].bytes).sum();
+            if stride < N_POSITIONS {
+                assert_partition(&windows, 1..tokens);
+                assert_eq!((all, bytes), (tokens - 1, text.len() - model.text(&model.ids(&text)[..1]).len()));
+            }
+            assert_eq!(prepared.totals.tokens, windows.last().unwrap().0.end);
+        }
+    }
+}
+
+#[test]
+fn hf_joins_the_rows() {
+    let model = Model::built_in();
+    let prepared = model.prepare("wikitext:hf-256", "a.txt", " \n = A = \n \u{a0}\n x\n");
+    assert_eq!(model.text(&only_sequence(&choices(&prepared.items[0])[0]).ids), "\n\n = A = \n\n\n\n\n x\n");
+}
+
+/// Megatron's `_LMDataset`: every window has room for as many targets as the context, the first scores all of its own, and the
+/// others the last ones of their room, where there is text.
+#[test]
+fn megatrons_windows_are_those_of_its_dataset() {
+    let model = Model::built_in();
+    for tokens in [2, 256, 257, 258, 513, 700] {
+        for stride in [1, 32, 100, 256] {
+            let text = text_of(&model, tokens);
+            let name = format!("wikitext:megatron-{stride}");
+            let prepared = model.prepare(&name, "a.txt", &text);
+            let targets = tokens - 1;
+            let sequences_of_dataset = targets.saturating_sub(stride).div_ceil(stride) + 1;
+            let windows: Vec<_> = (0..sequences_of_dataset)
+                .map(|index| {
+                    let begin = index * stride;
+                    let end = tokens.min(begin + N_POSITIONS + 1);
+                    let masked = if index == 0 || stride == N_POSITIONS { 0 } else { N_POSITIONS - stride };
+                    (begin..end, begin + 1 + masked..end)
+                })
+                .filter(|(_, scored)| !scored.is_empty())
+                .collect();
+            scored(&model.ids(&text), &windows, &sequences(&prepared), None);
+            assert_partition(&windows, 1..tokens);
+            assert_eq!(prepared.totals.tokens, tokens);
+        }
+    }
+    let default = model.prepare("wikitext:megatron", "a.txt", &articles());
+    assert_eq!(default.items, model.prepare("wikitext:megatron-32", "a.txt", &articles()).items);
+    assert_eq!(default.totals.words, articles().trim().split(' ').count());
+}
+
+fn llama_cpp(model: &Model, context: Option<usize>, text: &str) -> Result<Prepared, String> {
+    let setting = Setting { vocabulary: model.vocabulary(), parameter: 0, context, limit: None };
+    let protocol = named("wikitext:llama.cpp").unwrap().0;
+    (protocol.prepare)(&data("a.txt", text), &setting).map_err(|error| error.to_string())
+}
+
+#[test]
+fn llama_cpp_scores_second_halves() {
+    let model = Model::built_in();
+    let text = text_of(&model, 700);
+    for context in [3, 10, 11, 100, 256] {
+        let prepared = llama_cpp(&model, Some(context), &format!("{text}\n")).unwrap();
+        let chunks = 700 / context;
+        // In each chunk `n_ctx - 1 - n_ctx / 2` targets, those of the last rows of logits but one.
+        let per_chunk = context - 1 - context / 2;
+        let windows: Vec<_> = (1..=chunks)
+            .map(|chunk| {
+                (chunk * context - context..chunk * context, chunk * context - per_chunk..chunk * context)
+            })
+            .collect();
+        scored(&model.ids(&text), &windows, &sequences(&prepared), None);
+        assert!(prepared.notes.is_empty());
+    }
+    let prepared = llama_cpp(&model, None, &text).unwrap();
+    assert_eq!(prepared.items, llama_cpp(&model, Some(256), &text).unwrap().items);
+    assert_eq!(prepared.notes, ["windows have 256 tokens, the model's context, and not 512 as llama.cpp's"]);
+}
+
+#[test]
+fn llama_cpp_needs_two_chunks_and_a_second_half() {
+    let model = Model::built_in();
+    assert!(llama_cpp(&model, Some(100), &text_of(&model, 200)).is_ok());
+    assert_eq!(
+        llama_cpp(&model, Some(100), &text_of(&model, 199)).unwrap_err(),
+        "a.txt: expected at least 200 tokens, twice the context of 100, found 199; a shorter --context needs fewer"
+    );
+    for context in [0, 2, 257] {
+        assert_eq!(
+            llama_cpp(&model, Some(context), &text_of(&model, 600)).unwrap_err(),
+            format!("context: expected 3 to 256, the model's context, found {context}")
+        );
+    }
+}
+
+#[test]
+fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
+    let model = Model::built_in();
+    for tokens in [1, 255, 256, 257, 383, 384, 385, 700] {
+        for (name, stride) in
+            [("text:bits", 128), ("text:bits-1", 1), ("text:bits-100", 100), ("text:bits-256", 256)]
+        {
+            let text = text_of(&model, tokens);
+            let prepared = model.prepare(name, "a.txt", &text);
+            let mut windows = vec![];
+            let mut counted = 0;
+            for begin in (0..tokens).step_by(stride) {
+                let end = tokens.min(begin + N_POSITIONS);
+                if counted < end {
+                    windows.push((begin..end, counted..end));
+                }
+                counted = end;
+            }
+            scored(&model.ids(&text), &windows, &sequences(&prepared), Some(0));
+            assert_partition(&windows, 0..tokens);
+            let sum = |count: fn(&gpt2_evaluation::Choice) -> usize| -> usize {
+                prepared.items.iter().map(|item| count(&choices(item)[0])).sum()
+            };
+            assert_eq!(
+                (sum(|window| window.bytes), sum(|window| window.characters)),
+                (text.len(), text.len())
+            );
+            assert_eq!((prepared.totals.tokens, prepared.totals.words), (tokens, text.split(' ').count()));
+        }
+    }
+}
+
+#[test]
+fn characters_count_where_they_begin() {
+    let model = Model::built_in();
+    let text = "Zoë “said” 🦀🦀 ".repeat(40);
+    for name in ["text:bits-256", "text:bits-7"] {
+        let prepared = model.prepare(name, "a.txt", &text);
+        let characters: usize = prepared.items.iter().map(|item| choices(item)[0].characters).sum();
+        assert_eq!(characters, text.chars().count());
+    }
+}
+
+#[test]
+fn a_limit_takes_the_first_windows_and_counts_what_they_cover() {
+    let model = Model::built_in();
+    let text = text_of(&model, 700);
+    let first = |protocol: &str| {
+        let all = model.prepare(protocol, "a.txt", &text);
+        let two = model.try_prepare(protocol, Some(2), &data("a.txt", &text)).unwrap();
+        assert_eq!(two.items, all.items[..2], "{protocol}");
+        two.totals
+    };
+    let bits = first("text:bits");
+    assert_eq!(bits.tokens, 384);
+    assert_eq!(bits.words, model.text(&model.ids(&text)[..384]).split(' ').count());
+    assert_eq!(first("wikitext:hf-100").tokens, 356);
+    assert_eq!(first("wikitext:megatron").tokens, 700);
+    first("wikitext:llama.cpp");
+}
+
+#[test]
+fn windows_further_apart_than_the_context_are_refused() {
+    let model = Model::built_in();
+    for name in ["wikitext:hf-257", "wikitext:megatron-257", "text:bits-257"] {
+        let error = model.try_prepare(name, None, &data("a.txt", "a b")).unwrap_err();
+        assert!(error.is_usage());
+        assert_eq!(
+            error.to_string(),
+            "the number at the end of the protocol's name: expected 1 to 256, the model's context, found 257"
+        );
+    }
+}
+
+#[test]
+fn a_text_is_one_file() {
+    let model = Model::built_in();
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.jsonl", "b.jsonl"] {
+        std::fs::write(folder.path().join(name), "{\"text\": \"a\"}").unwrap();
+    }
+    let error =
+        model.try_prepare("text:bits", None, &Data::read(folder.path()).unwrap()).unwrap_err().to_string();
+    assert!(error.ends_with("expected one file of text, found a folder of several files"), "{error}");
+}
+
+#[test]
+fn entries_that_are_read_as_a_text_are_told() {
+    let model = Model::built_in();
+    let of = |name: &str| {
+        model
+            .try_prepare("text:bits", Some(8), &data(name, "{\"text\": \"The king is dead.\"}\n"))
+            .unwrap()
+            .notes
+    };
+    assert_eq!(of("items.jsonl"), ["a file of entries is read as it stands, with the names of its fields"]);
+    assert_eq!(of("items.txt"), [""; 0]);
+}

@@ -1,0 +1,118 @@
+//! LAMBADA: where the last word begins.
+
+use gpt2_evaluation::{Item, Work};
+
+use super::{Model, choices, gold, only_sequence, owned};
+
+fn line(text: &str) -> String {
+    serde_json::json!({ "text": text }).to_string()
+}
+
+#[test]
+fn lm_eval_cuts_at_the_last_space() {
+    let model = Model::built_in();
+    let cases = [
+        ("My lord, the king is dead", ("My lord, the king is", " dead")),
+        // A line break is no space, and what is moved to the word counts with it.
+        ("the king\nis dead", ("the king\nis", " dead")),
+        ("the king is\ndead", ("the king", " is\ndead")),
+        ("the king is  dead", ("the king is", "  dead")),
+        ("the king is\n dead", ("the king is", "\n dead")),
+        ("“the king” is dead!”", ("“the king” is", " dead!”")),
+        // What follows the last space is nothing, and the space is scored.
+        ("the king is dead ", ("the king is dead", " ")),
+    ];
+    for (text, expected) in cases {
+        let item = model.item("lambada:lm-eval", &line(text));
+        assert_eq!(model.pieces(&item), owned(&[expected]), "{text:?}");
+        assert_eq!((gold(&item), item.context_tokens), (Some(0), model.ids(expected.0).len()));
+    }
+}
+
+#[test]
+fn a_passage_of_one_word_stands_behind_the_token_that_begins_texts() {
+    let model = Model::built_in();
+    let item = model.item("lambada:lm-eval", &line("dead"));
+    let sequence = only_sequence(&choices(&item)[0]);
+    assert_eq!((sequence.ids[0], sequence.first), (0, 1));
+    assert_eq!(sequence.ids[1..], model.ids(" dead"));
+}
+
+#[test]
+fn the_word_is_what_the_whole_has_more_than_the_context() {
+    let model = Model::built_in();
+    // Tokens that reach over the cut are counted from the context's own.
+    let item = model.item("lambada:lm-eval", &line("a b c\u{a0} d"));
+    let context = model.ids("a b c");
+    let whole = model.ids("a b c\u{a0} d");
+    let sequence = only_sequence(&choices(&item)[0]);
+    assert_eq!(sequence.ids, [context.as_slice(), &whole[context.len()..]].concat());
+    assert_eq!(sequence.first, context.len());
+}
+
+#[test]
+fn both_forms_of_a_passage_are_one() {
+    let model = Model::built_in();
+    let text = line("My lord, the king is dead");
+    let parts = r#"{"context": "My lord, the king is", "continuation": "dead"}"#;
+    for protocol in ["lambada:lm-eval", "lambada:last-token", "lambada:megatron-strict", "lambada:stop-words"]
+    {
+        assert_eq!(model.item(protocol, &text), model.item(protocol, parts), "{protocol}");
+    }
+}
+
+#[test]
+fn the_last_token_may_be_the_end_of_a_word() {
+    let model = Model::built_in();
+    let item = model.item("lambada:last-token", &line(" \u{1f}the king is murderously\n"));
+    let ids = model.ids("the king is murderously");
+    let choice = &choices(&item)[0];
+    let sequence = only_sequence(choice);
+    assert_eq!((&sequence.ids, sequence.first), (&ids, ids.len() - 1));
+    assert_eq!(choice.bytes, model.text(&ids[ids.len() - 1..]).len());
+    assert!(choice.bytes < "murderously".len(), "the word is several tokens");
+}
+
+#[test]
+fn megatron_cuts_at_any_white_space_and_strips_the_context() {
+    let model = Model::built_in();
+    let cases = [
+        ("the king is\ndead", ("the king is", " dead")),
+        ("\tthe king  is \u{a0} dead \n", ("the king  is", " dead")),
+        // The last place of the word, wherever it stands.
+        ("so is his", ("so is", " his")),
+    ];
+    for (text, expected) in cases {
+        let item = model.item("lambada:megatron-strict", &line(text));
+        assert_eq!(model.pieces(&item), owned(&[expected]), "{text:?}");
+    }
+}
+
+#[test]
+fn what_is_to_be_written_is_a_word_of_berts() {
+    let model = Model::built_in();
+    let cases = [
+        (" the king is Dead ", "the king is", "dead"),
+        ("the king is mother-in-law", "the king is mother-in-", "law"),
+        ("he said \"yes.\"", "he said \"yes.", "\""),
+        ("the king saw Zoë", "the king saw", "zoe"),
+    ];
+    for (text, prompt, word) in cases {
+        let item = model.item("lambada:stop-words", &line(text));
+        let expected = Work::Write { prompt: model.ids(prompt), tokens: 6, word: word.to_owned() };
+        let context_tokens = model.ids(prompt).len();
+        assert_eq!(item, Item { index: 0, id: None, group: None, context_tokens, work: expected });
+    }
+}
+
+#[test]
+fn tokens_that_are_stop_words_are_left_out() {
+    let model = Model::built_in();
+    let prepared = model.prepare("lambada:stop-words", "items.jsonl", &line("the king is dead"));
+    let left_out: Vec<String> = prepared.left_out.iter().map(|id| model.text(&[*id])).collect();
+    let has = |token: &str| left_out.iter().any(|known| known == token);
+    assert!(has(" the") && has("the") && has("s") && has(" his"), "{left_out:?}");
+    assert!(!has(" king") && !has(" The") && !has("."), "{left_out:?}");
+    let other = model.prepare("lambada:lm-eval", "items.jsonl", &line("the king is dead"));
+    assert!(other.left_out.is_empty());
+}

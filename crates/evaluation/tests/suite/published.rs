@@ -1,0 +1,189 @@
+//! The figures that others published of OpenAI's weights, on the published data.
+//!
+//! A figure is measured where `GPT2_PUBLISHED` names a folder with the model (`gpt2`, `gpt2-large`), and `GPT2_EVALUATION_DATA` one
+//! with the data, which may also stand in `texts` beside the folder of `GPT2_CHECKPOINTS`; where not, a line says what is missing.
+//! The sources stand with the protocols: `gpt2 eval --list`.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
+use gpt2_evaluation::{Data, Setting, named};
+use gpt2_testing::{CHECKPOINTS_VARIABLE, skipped};
+
+/// Names a folder with the published checkpoints.
+const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
+/// Names a folder with the data.
+const DATA_VARIABLE: &str = "GPT2_EVALUATION_DATA";
+
+/// A protocol's published figures of a model: metric, value, and what it may differ by.
+struct Figures {
+    model: &'static str,
+    protocol: &'static str,
+    data: &'static str,
+    metrics: &'static [(&'static str, f64, f64)],
+}
+
+/// Three items of LAMBADA may fall the other way with other kernels.
+const LAMBADA_ITEMS: f64 = 3.0 / 5153.0;
+/// Five of HellaSwag, most of whose figures were measured with TF32.
+const HELLASWAG_ITEMS: f64 = 5.0 / 10_042.0;
+/// Half of the last digit that was printed.
+const FOUR_DIGITS: f64 = 0.5e-4;
+const HUNDREDTH: f64 = 0.01;
+
+const LAMBADA: [Figures; 3] = [
+    Figures {
+        model: "gpt2",
+        protocol: "lambada:lm-eval",
+        data: "lambada_openai.jsonl",
+        metrics: &[("acc", 0.3256, LAMBADA_ITEMS + FOUR_DIGITS), ("perplexity", 40.0554, HUNDREDTH)],
+    },
+    Figures {
+        model: "gpt2",
+        protocol: "lambada:last-token",
+        data: "lambada_openai.jsonl",
+        metrics: &[("acc", 0.4667, LAMBADA_ITEMS + FOUR_DIGITS)],
+    },
+    Figures {
+        model: "gpt2",
+        protocol: "lambada:stop-words",
+        data: "lambada_openai.jsonl",
+        metrics: &[("acc", 0.4198, LAMBADA_ITEMS + FOUR_DIGITS)],
+    },
+];
+
+const WIKITEXT: [Figures; 4] = [
+    Figures {
+        model: "gpt2",
+        protocol: "wikitext:lm-eval",
+        data: "wiki.test.raw",
+        metrics: &[
+            ("word_perplexity", 37.3698, 1e-4),
+            ("byte_perplexity", 1.9682, 1e-4),
+            ("bits_per_byte", 0.9769, 1e-4),
+        ],
+    },
+    Figures {
+        model: "gpt2",
+        protocol: "wikitext:hf-1024",
+        data: "wiki.test.raw",
+        metrics: &[("perplexity", 29.94, HUNDREDTH)],
+    },
+    Figures {
+        model: "gpt2-large",
+        protocol: "wikitext:hf-1024",
+        data: "wiki.test.raw",
+        metrics: &[("perplexity", 19.44, HUNDREDTH)],
+    },
+    Figures {
+        model: "gpt2-large",
+        protocol: "wikitext:hf-512",
+        data: "wiki.test.raw",
+        metrics: &[("perplexity", 16.44, HUNDREDTH)],
+    },
+];
+
+const HELLASWAG: [Figures; 2] = [
+    Figures {
+        model: "gpt2",
+        protocol: "hellaswag:lm-eval",
+        data: "hellaswag_val.jsonl",
+        metrics: &[
+            ("acc", 2904.0 / 10_042.0, HELLASWAG_ITEMS),
+            ("acc_norm", 3127.0 / 10_042.0, HELLASWAG_ITEMS),
+        ],
+    },
+    Figures {
+        model: "gpt2",
+        protocol: "hellaswag:llm.c",
+        data: "hellaswag_val.jsonl",
+        metrics: &[
+            ("acc", 0.2859, HELLASWAG_ITEMS + FOUR_DIGITS),
+            ("acc_norm", 0.2955, HELLASWAG_ITEMS + FOUR_DIGITS),
+        ],
+    },
+];
+
+/// The folder of a published model.
+///
+/// # Panics
+/// When the variable names something else than a folder: a run that asks for these tests must not skip them all.
+fn model_folder(name: &str) -> Option<PathBuf> {
+    let folder = PathBuf::from(env::var_os(PUBLISHED_VARIABLE)?);
+    assert!(folder.is_dir(), "{PUBLISHED_VARIABLE}={} is not a folder", folder.display());
+    Some(folder.join(name)).filter(|folder| folder.is_dir())
+}
+
+/// A file of the data, in the folder that is named for it or in `texts` beside the checkpoints.
+fn data_file(name: &str) -> Option<PathBuf> {
+    let beside = |checkpoints: PathBuf| checkpoints.join("..").join("texts");
+    let named = env::var_os(DATA_VARIABLE).map(PathBuf::from);
+    let folders = [named, env::var_os(CHECKPOINTS_VARIABLE).map(PathBuf::from).map(beside)];
+    folders.into_iter().flatten().map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+fn load(folder: &Path) -> LoadedModel {
+    let options = ModelOptions {
+        model: folder.to_owned(),
+        device: DeviceChoice::Cpu,
+        dtype: Some(WeightDType::F32),
+        ..ModelOptions::default()
+    };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+/// Measures what can be measured, and says what cannot.
+#[track_caller]
+fn check(figures: &[Figures]) {
+    let mut loaded: Option<(&str, LoadedModel)> = None;
+    let mut wrong = Vec::new();
+    for Figures { model, protocol, data, metrics } in figures {
+        let (Some(folder), Some(path)) = (model_folder(model), data_file(data)) else {
+            skipped(&format!(
+                "{protocol} of {model}: it needs {PUBLISHED_VARIABLE} to name a folder with {model}, and {DATA_VARIABLE} one with {data}"
+            ));
+            continue;
+        };
+        if loaded.as_ref().is_none_or(|(name, _)| name != model) {
+            loaded = Some((model, load(&folder)));
+        }
+        let Some((_, loaded)) = &loaded else { continue };
+        let (protocol_of_name, number) = named(protocol).unwrap();
+        let data = Data::read(&path).unwrap();
+        let setting = Setting {
+            vocabulary: loaded.vocabulary(),
+            parameter: number.unwrap_or(0),
+            context: None,
+            limit: None,
+        };
+        let prepared = (protocol_of_name.prepare)(&data, &setting).unwrap();
+        assert_eq!(prepared.damaged, None, "{protocol}");
+        let results = prepared.evaluate(loaded, Vec::new(), &Silent, &mut |_| Ok(())).unwrap();
+        let measured = (protocol_of_name.measure)(&prepared.totals, &results);
+        for (name, value, tolerance) in *metrics {
+            let found = measured.iter().find(|metric| metric.name == *name).map(|metric| metric.value);
+            if found.is_none_or(|found| (found - value).abs() > *tolerance || found.is_nan()) {
+                wrong.push(format!(
+                    "{protocol} of {model}: {name} {value} ± {tolerance:.1e}, found {found:?}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn lambada_has_the_published_figures() {
+    check(&LAMBADA);
+}
+
+#[test]
+fn wikitext_has_the_published_figures() {
+    check(&WIKITEXT);
+}
+
+#[test]
+fn hellaswag_has_the_published_figures() {
+    check(&HELLASWAG);
+}
