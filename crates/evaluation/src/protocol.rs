@@ -62,68 +62,10 @@ impl Protocol {
     }
 
     /// Its name without the place of a number.
-    fn stem(&self) -> &'static str {
+    pub(crate) fn stem(&self) -> &'static str {
         self.name.strip_suffix(PLACE_OF_NUMBER).unwrap_or(self.name)
     }
 }
 
 /// What stands in a name where a number must be given.
-const PLACE_OF_NUMBER: &str = "-N";
-/// Names that are told where there is no protocol of a name.
-const NEAREST_NAMES: usize = 3;
-
-/// All protocols, those of a task one after the other.
-pub fn protocols() -> &'static [&'static Protocol] {
-    crate::protocols::ALL
-}
-
-/// The protocol of a name, and the number that the name ends in.
-///
-/// # Errors
-/// When there is none, with those of the task or the nearest names; when a number is missing, or none that can be used.
-pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), EvaluationError> {
-    let of_name = |protocol: &&&Protocol| protocol.name == name && !name.ends_with(PLACE_OF_NUMBER);
-    if let Some(protocol) = protocols().iter().find(of_name) {
-        return Ok((protocol, None));
-    }
-    let with_number =
-        protocols().iter().filter(|protocol| protocol.parameter.is_some()).find_map(|protocol| {
-            let rest = name.strip_prefix(protocol.stem())?;
-            (rest.is_empty() || rest.starts_with('-'))
-                .then(|| (protocol, rest.strip_prefix('-').unwrap_or(rest)))
-        });
-    let Some((protocol, digits)) = with_number else { return Err(unknown(name)) };
-    match digits.parse() {
-        Ok(number) if number > 0 && digits.bytes().all(|digit| digit.is_ascii_digit()) => {
-            Ok((protocol, Some(number)))
-        }
-        _ => Err(EvaluationError::Setting {
-            what: protocol.name.to_owned(),
-            expected: format!("a number of tokens at the end of its name, as `{}-512`", protocol.stem()),
-            found: format!("`{name}`"),
-        }),
-    }
-}
-
-/// That there is no protocol of this name, with those of the task where it is one, or the nearest names.
-fn unknown(name: &str) -> EvaluationError {
-    let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let task = name.split(':').next().unwrap_or(name);
-    let of_task: Vec<&str> =
-        protocols().iter().filter(|protocol| protocol.task() == task).map(|protocol| protocol.name).collect();
-    let hint = if of_task.is_empty() {
-        let mut names: Vec<&str> = protocols().iter().map(|protocol| protocol.name).collect();
-        // A name alone is near a task's; a whole one is near a protocol's.
-        let distance = |known: &str| {
-            let task = known.split(':').next().unwrap_or(known);
-            strsim::damerau_levenshtein(name, known).min(strsim::damerau_levenshtein(name, task))
-        };
-        names.sort_by_key(|known| distance(known));
-        format!("the nearest are {}", quoted(&names[..NEAREST_NAMES.min(names.len())]))
-    } else if task == name {
-        format!("a number means something by its protocol only: name one of {}", quoted(&of_task))
-    } else {
-        format!("`{task}` has {}", quoted(&of_task))
-    };
-    EvaluationError::UnknownProtocol { name: name.to_owned(), hint }
-}
+pub(crate) const PLACE_OF_NUMBER: &str = "-N";
