@@ -168,6 +168,12 @@ pub enum GenerationError {
         /// What is wrong.
         what: String,
     },
+    /// A function that changes logits failed.
+    #[error("{what}")]
+    Function {
+        /// Why.
+        what: String,
+    },
     /// The options remove every token.
     #[error("no token is left to choose from: the options and processors remove all of them")]
     NoTokenLeft,

@@ -37,7 +37,7 @@ pub use draft::Drafts;
 pub use error::GenerationError;
 pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, TokenGenerator};
 pub use logprobs::{TokenAlternatives, TokenLogprobs};
-pub use processors::{AllowedTokens, Constraint, History, LogitsProcessor};
+pub use processors::{AllowedTokens, Constraint, History, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
 pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
 pub use score::{Continuation, Score, check_continuations, check_text, score, score_continuations};

@@ -47,6 +47,28 @@ impl fmt::Debug for AllowedTokens {
     }
 }
 
+/// A function that makes of logits what it likes. What it makes of the same tokens and logits must always be the same: texts ask it
+/// on several threads and in any order.
+#[derive(Clone)]
+pub struct LogitsFunction(Arc<ChangesLogits>);
+
+type ChangesLogits = dyn Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync;
+
+impl LogitsFunction {
+    /// The function; its error ends the text.
+    pub fn new(
+        function: impl Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(function))
+    }
+}
+
+impl fmt::Debug for LogitsFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
+
 /// What the text after a prompt must conform to, such as a grammar. What it says depends on the tokens that it is given alone:
 /// texts of one request ask the same constraint, on several threads and in any order.
 pub trait Constraint: Send + Sync + fmt::Debug {
@@ -89,6 +111,8 @@ pub enum LogitsProcessor {
     AllowedTokens(AllowedTokens),
     /// Keeps the tokens that the constraint allows; where they were all removed before, it wins, and they become equal.
     Constraint(Arc<dyn Constraint>),
+    /// What the function makes of them.
+    Function(LogitsFunction),
     /// Keeps one token as the first to generate.
     ForcedFirstToken(u32),
     /// Removes tokens.
@@ -117,7 +141,8 @@ impl LogitsProcessor {
     /// Applies the change; `logits` has one entry for each token of the vocabulary.
     ///
     /// # Errors
-    /// When the callback for allowed tokens names none, or one outside the vocabulary, and those of a [`Constraint`].
+    /// When the callback for allowed tokens names none, or one outside the vocabulary, and those of a [`Constraint`] and of a
+    /// [`LogitsFunction`].
     pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
         match self {
             Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
@@ -138,6 +163,7 @@ impl LogitsProcessor {
             }
             Self::AllowedTokens(allowed) => keep_allowed(&(allowed.0)(history), logits)?,
             Self::Constraint(constraint) => keep_conforming(&**constraint, history.generated(), logits)?,
+            Self::Function(function) => (function.0)(history, logits)?,
             Self::ForcedFirstToken(id) => {
                 if history.generated().is_empty() {
                     logits.fill(f32::NEG_INFINITY);

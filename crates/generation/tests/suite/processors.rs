@@ -1,8 +1,8 @@
 //! Logits processors against transformers on random logits, the sampler against exact probabilities, ranges of options.
 
 use gpt2_generation::{
-    AllowedTokens, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, Sampler,
-    WhenFull,
+    AllowedTokens, EarlyStopping, GenerationConfig, GenerationError, History, LogitsFunction,
+    LogitsProcessor, Sampler, WhenFull,
 };
 use gpt2_testing::json_fixture;
 use serde_json::{Value, json};
@@ -237,6 +237,31 @@ fn allowed_tokens_must_be_tokens() {
         let error = processor.process(NOTHING, &mut [0.0; 4]).unwrap_err();
         assert!(matches!(error, GenerationError::AllowedTokens { vocab_size: 4, .. }), "{error}");
     }
+}
+
+#[test]
+fn functions_change_logits_in_front_of_what_narrows_a_draw() {
+    let function = LogitsFunction::new(|history, logits| {
+        let what = || GenerationError::Function { what: format!("no token {}", history.ids[0]) };
+        *logits.get_mut(history.ids[0] as usize).ok_or_else(what)? += 10.0;
+        Ok(())
+    });
+    let options = GenerationConfig {
+        repetition_penalty: 2.0,
+        suppress_tokens: vec![3],
+        do_sample: true,
+        top_k: 1,
+        ..GenerationConfig::default()
+    };
+    let mut processors = LogitsProcessor::of_config(&options);
+    LogitsProcessor::Function(function.clone()).add_to(&mut processors);
+    let of = |ids: &[u32]| process(&processors, History { ids, prompt_len: 0 }, &[1.0, 4.0, 3.0, 9.0]);
+    assert_eq!(of(&[1]), [GONE, 12.0, GONE, GONE], "after the penalty");
+    assert_eq!(of(&[3]), [GONE, 4.0, GONE, GONE], "before tokens are suppressed");
+    let error = LogitsProcessor::Function(function)
+        .process(History { ids: &[4], prompt_len: 0 }, &mut [0.0; 4])
+        .unwrap_err();
+    assert_eq!((error.to_string().as_str(), error.is_usage()), ("no token 4", false));
 }
 
 fn greedy() -> Sampler {

@@ -2,7 +2,8 @@
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   document.getElementById("title").textContent = report.title;
-  const draw = () => parts.report(report, location.hash.slice(1), chosen => history.replaceState(null, "", "#" + chosen));
+  // In the frame of a notebook a page has no address to keep it in, and this throws.
+  const draw = () => parts.report(report, location.hash.slice(1), at => { try { history.replaceState(0, "", "#" + at) } catch {} });
   let waiting;
   draw();
   parts.dark.addEventListener("change", draw);
