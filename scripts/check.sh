@@ -89,5 +89,14 @@ step cargo test --workspace --locked
 step cargo test --package gpt2-evaluation --features parquet --locked --test suite data::
 step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
 
+# The Python package, in the virtual environment whose Python GPT2_PYTHON names: maturin, pytest, pytest-timeout, mypy, numpy.
+if [ -n "${GPT2_PYTHON:-}" ]; then
+  environment=$(dirname "$(dirname "$GPT2_PYTHON")")
+  step env VIRTUAL_ENV="$environment" "$GPT2_PYTHON" -m maturin develop --profile dev --locked
+  step env GPT2_PROGRAM="$PWD/target/release/gpt2" "$GPT2_PYTHON" -m pytest python/tests -m "not ray"
+else
+  leave_out "the tests of the Python package" "GPT2_PYTHON" "a virtual environment's python with maturin, pytest, pytest-timeout, mypy and numpy"
+fi
+
 printf '\nall checks passed\n'
 [ ${#left_out[@]} -eq 0 ] || printf '%s\n' "${left_out[@]}"

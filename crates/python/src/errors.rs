@@ -1,0 +1,169 @@
+//! What goes wrong, as exceptions: a file that is not there is a `FileNotFoundError`, a wrong argument a `ValueError`, and
+//! everything else a `Gpt2Error`; each with the text that the program prints.
+
+use std::error::Error;
+use std::io;
+
+use gpt2::SiteError;
+use gpt2_api::{ApiError, SetupError};
+use gpt2_engine::EngineError;
+use gpt2_generation::GenerationError;
+use gpt2_grammar::GrammarError;
+use gpt2_interpret::InterpretError;
+use gpt2_pictures::PictureError;
+use gpt2_weights::WeightsError;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyException, PyFileNotFoundError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+create_exception!(
+    candle_gpt2,
+    Gpt2Error,
+    PyException,
+    "What a model, a machine or a file does not allow, although the call was right."
+);
+
+/// An error on its way to Python.
+#[derive(Debug)]
+pub(crate) struct Failure(PyErr);
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// A call with a wrong argument.
+pub(crate) fn wrong_value(what: impl Into<String>) -> Failure {
+    Failure(PyValueError::new_err(what.into()))
+}
+
+/// A call with an argument of the wrong type, or one that there is not.
+pub(crate) fn wrong_type(what: impl Into<String>) -> Failure {
+    Failure(PyTypeError::new_err(what.into()))
+}
+
+/// A right call that failed.
+pub(crate) fn failed(what: impl Into<String>) -> Failure {
+    Failure(Gpt2Error::new_err(what.into()))
+}
+
+impl Failure {
+    /// The same with a line that says where it happened.
+    pub(crate) fn with_note(self, py: Python<'_>, note: &str) -> Self {
+        // An exception that takes no notes is told without.
+        let _ = self.0.value(py).call_method1("add_note", (note,));
+        self
+    }
+
+    /// The exception.
+    pub(crate) fn into_exception(self, py: Python<'_>) -> Py<PyAny> {
+        self.0.into_value(py).into_any()
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        failure.0
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self(error)
+    }
+}
+
+/// The error with its causes.
+fn told(error: &dyn Error) -> String {
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        told.push_str(": ");
+        told.push_str(&error.to_string());
+        cause = error.source();
+    }
+    told
+}
+
+fn of(error: &dyn Error, is_usage: bool) -> Failure {
+    if is_usage { wrong_value(told(error)) } else { failed(told(error)) }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Weights(error) => error.into(),
+            EngineError::Generation(error) => error.into(),
+            error => of(&error, error.is_usage()),
+        }
+    }
+}
+
+impl From<WeightsError> for Failure {
+    fn from(error: WeightsError) -> Self {
+        let is_missing = match &error {
+            WeightsError::NotFound { .. }
+            | WeightsError::NoConfig { .. }
+            | WeightsError::NoWeights { .. } => true,
+            WeightsError::Read { error, .. } => error.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        };
+        let is_usage = matches!(
+            error,
+            WeightsError::NotOnCpu { .. }
+                | WeightsError::NotOnGpu { .. }
+                | WeightsError::NoTokenizer { .. }
+                | WeightsError::Encode { .. }
+        );
+        match is_missing {
+            true => Self(PyFileNotFoundError::new_err(told(&error))),
+            false => of(&error, is_usage),
+        }
+    }
+}
+
+impl From<GenerationError> for Failure {
+    fn from(error: GenerationError) -> Self {
+        of(&error, error.is_usage())
+    }
+}
+
+impl From<InterpretError> for Failure {
+    fn from(error: InterpretError) -> Self {
+        of(&error, error.is_usage())
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        of(&error, error.status() < 500)
+    }
+}
+
+impl From<SetupError> for Failure {
+    fn from(error: SetupError) -> Self {
+        of(&error, false)
+    }
+}
+
+impl From<GrammarError> for Failure {
+    fn from(error: GrammarError) -> Self {
+        of(&error, true)
+    }
+}
+
+impl From<SiteError> for Failure {
+    fn from(error: SiteError) -> Self {
+        of(&error, true)
+    }
+}
+
+impl From<PictureError> for Failure {
+    fn from(error: PictureError) -> Self {
+        of(&error, true)
+    }
+}
+
+impl From<candle_core::Error> for Failure {
+    fn from(error: candle_core::Error) -> Self {
+        // After the first line may be a backtrace.
+        failed(error.to_string().lines().next().unwrap_or_default())
+    }
+}

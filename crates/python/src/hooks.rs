@@ -1,0 +1,128 @@
+//! Functions of Python's that see, and may replace, what a model computes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::Tensor;
+use gpt2::{Observer, Site};
+use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::values::Values;
+
+/// The exception that a function of Python's raised while something computed, for whoever waits for the result.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
+
+impl Raised {
+    /// Keeps an exception; the first one is told.
+    pub(crate) fn keep(&self, error: PyErr) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// The exception in place of what became of it below, if there was one.
+    pub(crate) fn or<T, E: Into<Failure>>(&self, result: std::result::Result<T, E>) -> Result<T> {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error.into()),
+            None => result.map_err(Into::into),
+        }
+    }
+}
+
+struct Hook {
+    sites: Vec<Site>,
+    function: Py<PyAny>,
+}
+
+/// An observer that calls functions of Python's.
+pub(crate) struct Hooks {
+    hooks: Vec<Hook>,
+    raised: Raised,
+}
+
+impl Hooks {
+    /// Reads a list of pairs of a name, or pattern, and a function.
+    pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
+        let mut hooks = Vec::new();
+        for item in value.map(|hooks| hooks.try_iter()).transpose()?.into_iter().flatten() {
+            let (name, function): (String, Bound<'_, PyAny>) = item?.extract().map_err(|_| {
+                wrong_type("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
+            })?;
+            if !function.is_callable() {
+                return Err(wrong_type(format!("hooks: what goes with {name:?} cannot be called")));
+            }
+            hooks.push(Hook { sites: Site::matching(&name, n_layer)?, function: function.unbind() });
+        }
+        Ok(Self { hooks, raised: raised.clone() })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hooks.is_empty()
+    }
+}
+
+impl Observer for Hooks {
+    fn wants(&self, site: Site) -> bool {
+        self.hooks.iter().any(|hook| hook.sites.contains(&site))
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        let wanting = self.hooks.iter().filter(|hook| hook.sites.contains(&site));
+        wanting.into_iter().try_fold(value, |value, hook| {
+            let values = Values::of(&value)?;
+            let answered = Python::attach(|py| replaced(py, &hook.function, site, values));
+            let replaced = answered.map_err(|error| {
+                self.raised.keep(error);
+                candle_core::Error::Msg(format!("a hook at {site} raised an exception"))
+            })?;
+            match replaced {
+                Some(numbers) => {
+                    Tensor::from_vec(numbers, value.shape(), value.device())?.to_dtype(value.dtype())
+                }
+                None => Ok(value),
+            }
+        })
+    }
+}
+
+/// What the function puts there; `None` where it only looked.
+fn replaced(py: Python<'_>, function: &Py<PyAny>, site: Site, values: Values) -> PyResult<Option<Vec<f32>>> {
+    let name = site.to_string();
+    called(py, values, &format!("a hook at {site}"), |array| function.call1(py, (array, name)))
+}
+
+/// What a function makes of values; `None` where it only looked.
+pub(crate) fn called<'py>(
+    py: Python<'py>,
+    values: Values,
+    what: &str,
+    function: impl FnOnce(Bound<'py, PyArrayDyn<f32>>) -> PyResult<Py<PyAny>>,
+) -> PyResult<Option<Vec<f32>>> {
+    let array = values.into_array(py)?;
+    // What is written here would go nowhere.
+    let flags = PyDict::new(py);
+    flags.set_item("write", false)?;
+    array.call_method("setflags", (), Some(&flags))?;
+    let answer = function(array.clone())?;
+    if answer.is_none(py) {
+        return Ok(None);
+    }
+    let answer = float_array(answer.bind(py))?;
+    if answer.shape() != array.shape() {
+        let message = format!(
+            "{what} returned an array of shape {:?}; it has to be that of what is there, {:?}",
+            answer.shape(),
+            array.shape()
+        );
+        return Err(wrong_value(message).into());
+    }
+    answer.to_vec().map(Some).map_err(Into::into)
+}
+
+/// An array of numpy's, of f32 and without gaps.
+fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
+    let numpy = value.py().import("numpy")?;
+    let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
+    Ok(array.cast_into::<PyArrayDyn<f32>>()?.readonly())
+}

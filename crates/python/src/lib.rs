@@ -1,0 +1,48 @@
+//! The native half of the Python package `candle_gpt2`: classes on the engine, one file for each, and no logic of its own.
+//!
+//! Whatever computes releases the interpreter's lock and looks for Ctrl-C between steps. What is wrong is raised as one of
+//! Python's exceptions, with the text that the program prints; see `errors.rs`. Nothing is printed.
+
+mod batch;
+mod cache;
+mod complete;
+mod errors;
+mod generate;
+mod hooks;
+mod inside;
+mod model;
+mod options;
+mod picture;
+mod process;
+mod score;
+mod signals;
+mod stream;
+mod values;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::cache::Cache;
+    #[pymodule_export]
+    use super::errors::Gpt2Error;
+    #[pymodule_export]
+    use super::model::Model;
+    #[pymodule_export]
+    use super::picture::Picture;
+    #[pymodule_export]
+    use super::process::{set_thread_count, thread_count};
+    #[pymodule_export]
+    use super::stream::{BatchStream, TextStream};
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Otherwise its first use would import it, where an interrupt or an error could only be a panic.
+        module.py().import("numpy")?;
+        numpy::dtype::<f32>(module.py());
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

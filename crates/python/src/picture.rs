@@ -1,0 +1,132 @@
+//! What a look into a model found, as numbers and as a picture that a notebook shows by itself.
+
+use std::fs;
+use std::path::PathBuf;
+
+use gpt2_pictures::{Report, Token, Width, page, svg, table};
+use numpy::PyArrayDyn;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::errors::{Result, failed, wrong_type, wrong_value};
+use crate::values::{Values, python_of};
+
+/// Height of a picture in a notebook, in pixels.
+const FRAME_HEIGHT: usize = 560;
+
+/// What a look found: values over named axes. A notebook shows it as a picture, which asks for nothing from anywhere.
+#[pyclass(frozen, module = "candle_gpt2")]
+pub(crate) struct Picture {
+    report: Report,
+    details: Py<PyDict>,
+}
+
+impl Picture {
+    pub(crate) fn new(report: Report, details: Bound<'_, PyDict>) -> Self {
+        Self { report, details: details.unbind() }
+    }
+}
+
+#[pymethods]
+impl Picture {
+    fn __repr__(&self) -> String {
+        let axes: Vec<String> =
+            self.report.axes.iter().map(|axis| format!("{} {}", axis.name, axis.labels.len())).collect();
+        format!("Picture({:?}, {})", self.report.title, axes.join(" × "))
+    }
+
+    fn __str__(&self) -> String {
+        table(&self.report)
+    }
+
+    /// What was looked at, in a line.
+    #[getter]
+    fn title(&self) -> &str {
+        &self.report.title
+    }
+
+    /// The tokens of the text as they are shown.
+    #[getter]
+    fn tokens(&self) -> Vec<&str> {
+        self.report.tokens.iter().map(|token: &Token| token.text.as_str()).collect()
+    }
+
+    /// The labels of each axis of the values, by its name.
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let axes = PyDict::new(py);
+        self.report.axes.iter().try_for_each(|axis| axes.set_item(&axis.name, &axis.labels))?;
+        Ok(axes)
+    }
+
+    /// The values over the axes; nan where there is none.
+    #[getter]
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+        let numbers = self.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
+        let shape = self.report.axes.iter().map(|axis| axis.labels.len()).collect();
+        Values { numbers, shape }.into_array(py)
+    }
+
+    /// A text for each value, in the order of the values, where there are texts.
+    #[getter]
+    fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.report.texts)
+    }
+
+    /// What else was found.
+    #[getter]
+    fn details<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
+        self.details.bind(py).clone()
+    }
+
+    /// The report as the program's `--json` has it.
+    fn to_dict<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
+        // By way of text, in which numbers have the digits that the program prints.
+        let json = serde_json::to_string(&self.report).and_then(|text| serde_json::from_str(&text));
+        Ok(python_of(py, &json.map_err(|error| failed(error.to_string()))?)?)
+    }
+
+    /// One HTML file.
+    fn html(&self) -> String {
+        page(&self.report)
+    }
+
+    /// A picture for a paper, one column wide or two.
+    #[pyo3(signature = (columns = 2))]
+    fn svg(&self, columns: u8) -> Result<String> {
+        let width = match columns {
+            1 => Width::OneColumn,
+            2 => Width::TwoColumns,
+            _ => return Err(wrong_value(format!("columns: expected 1 or 2, found {columns}"))),
+        };
+        Ok(svg(&self.report, width)?)
+    }
+
+    /// Writes a file: a page (.html) or a picture for a paper (.svg).
+    #[allow(clippy::needless_pass_by_value, reason = "a path comes by value from Python")]
+    fn save(&self, path: PathBuf) -> Result<()> {
+        let text = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("html" | "htm") => self.html(),
+            Some("svg") => self.svg(2)?,
+            _ => {
+                return Err(wrong_value(format!(
+                    "{}: expected a name that ends in .html or .svg",
+                    path.display()
+                )));
+            }
+        };
+        Ok(fs::write(&path, text).map_err(PyErr::from)?)
+    }
+
+    /// The page in a frame, whose style and script touch nothing else of the notebook.
+    fn _repr_html_(&self) -> String {
+        let page = page(&self.report).replace('&', "&amp;").replace('"', "&quot;");
+        format!(
+            "<iframe srcdoc=\"{page}\" style=\"width: 100%; height: {FRAME_HEIGHT}px; border: 0\" loading=\"lazy\"></iframe>"
+        )
+    }
+
+    fn __reduce__(&self) -> Result<()> {
+        Err(wrong_type("a picture cannot be pickled; pickle its `to_dict()`, or save it to a file"))
+    }
+}

@@ -1,0 +1,77 @@
+//! What belongs to the whole process: how many threads compute, and that a fork has none of them.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
+
+use gpt2_engine::{LoadedModel, process};
+use pyo3::prelude::*;
+
+use crate::errors::{Result, failed, wrong_value};
+
+/// Most threads, as the program has it.
+const MAX_THREADS: usize = 1024;
+
+/// The process that computed first; 0 before that.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Threads that were asked for; 0 where nobody did.
+static WISHED: AtomicUsize = AtomicUsize::new(0);
+/// One thread at a time gives a GPU work: its steps are recorded.
+static GPU: Mutex<()> = Mutex::new(());
+
+/// To be called before anything computes: starts the threads, and refuses a process that was forked from one that has them.
+pub(crate) fn start() -> Result<()> {
+    let own = std::process::id();
+    match OWNER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            let wished = WISHED.load(Ordering::Acquire);
+            if wished > 0 {
+                process::set_thread_count(wished);
+            }
+            Ok(())
+        }
+        Err(owner) if owner == own => Ok(()),
+        Err(owner) => Err(failed(format!(
+            "this process was forked from process {owner} after that had opened a model, and the threads that compute did not come \
+             along; start processes with multiprocessing's `spawn` or `forkserver`, or open models in the children alone"
+        ))),
+    }
+}
+
+/// Computes without the interpreter's lock.
+pub(crate) fn computing<T: Send>(py: Python<'_>, model: &LoadedModel, work: impl FnOnce() -> T + Send) -> T {
+    py.detach(|| {
+        let _turn = turn(model);
+        work()
+    })
+}
+
+fn turn(model: &LoadedModel) -> Option<MutexGuard<'static, ()>> {
+    (!model.device().is_cpu()).then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The number of threads that compute, or will.
+#[pyfunction]
+pub(crate) fn thread_count() -> usize {
+    match (OWNER.load(Ordering::Acquire), WISHED.load(Ordering::Acquire)) {
+        (0, 0) => available_parallelism().map_or(1, usize::from),
+        (0, wished) => wished,
+        _ => process::thread_count(),
+    }
+}
+
+/// Sets the number of threads that compute; possible until the first model is opened.
+#[pyfunction]
+pub(crate) fn set_thread_count(threads: usize) -> Result<()> {
+    if !(1..=MAX_THREADS).contains(&threads) {
+        return Err(wrong_value(format!("threads: expected from 1 to {MAX_THREADS}, found {threads}")));
+    }
+    if OWNER.load(Ordering::Acquire) != 0 {
+        return Err(failed(format!(
+            "{} threads compute already; set their number before the first model is opened",
+            process::thread_count()
+        )));
+    }
+    WISHED.store(threads, Ordering::Release);
+    Ok(())
+}

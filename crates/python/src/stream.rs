@@ -1,0 +1,203 @@
+//! Texts as they are made: iterators of pieces.
+
+use std::sync::{Mutex, PoisonError};
+
+use gpt2_engine::LoadedModel;
+use gpt2_generation::{Event, Request, StopReason};
+use pyo3::prelude::*;
+
+use crate::batch::{Batch, Step};
+use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::hooks::Raised;
+use crate::options::Asked;
+use crate::process::{computing, start};
+use crate::signals::Signals;
+
+/// Texts in the making.
+struct Texts {
+    loaded: LoadedModel,
+    raised: Raised,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Until the last text has ended.
+    batch: Option<Batch>,
+    ids: Vec<Vec<u32>>,
+    stop_reasons: Vec<Option<StopReason>>,
+}
+
+impl Texts {
+    fn new(
+        py: Python<'_>,
+        loaded: LoadedModel,
+        asked: &Asked,
+        prompts: Vec<Vec<u32>>,
+        batch_size: usize,
+        raised: Raised,
+    ) -> Result<Self> {
+        if asked.config.num_return_sequences != 1 {
+            return Err(wrong_value(
+                "num_return_sequences: one text is streamed of each prompt; give the prompt several times, with other seeds",
+            ));
+        }
+        let count = prompts.len();
+        let requests = prompts.into_iter().enumerate().map(|(place, prompt)| Request {
+            processors: asked.processors.clone(),
+            ..Request::new(prompt, asked.config_of(place))
+        });
+        let requests: Vec<Request> = requests.collect();
+        let batch = computing(py, &loaded, || Batch::new(&loaded, requests, batch_size))?;
+        let state =
+            State { batch: Some(batch), ids: vec![Vec::new(); count], stop_reasons: vec![None; count] };
+        Ok(Self { loaded, raised, state: Mutex::new(state) })
+    }
+
+    /// The next piece of a text, and of which; `None` after the last.
+    fn next(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
+        start()?;
+        let next = computing(py, &self.loaded, || {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = state.next();
+            // After an error there is no text.
+            if !matches!(next, Ok(Some(_))) {
+                state.batch = None;
+            }
+            next
+        });
+        let next = self.raised.or(next)?;
+        py.check_signals()?;
+        Ok(next)
+    }
+
+    fn with_state<T: Send>(&self, py: Python<'_>, look: impl FnOnce(&State) -> T + Send) -> T {
+        // Whoever computes holds it without the interpreter's lock, and may want that.
+        py.detach(|| look(&self.state.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl State {
+    fn next(&mut self) -> Result<Option<(usize, String)>> {
+        let signals = Signals::new();
+        loop {
+            let Some(batch) = &mut self.batch else { return Ok(None) };
+            match batch.step()? {
+                Step::End => return Ok(None),
+                Step::Event(place, Event::Token { id, text, stop_reason, .. }) => {
+                    self.ids[place].push(id);
+                    self.stop_reasons[place] = stop_reason;
+                    if !text.is_empty() {
+                        return Ok(Some((place, text)));
+                    }
+                }
+                Step::Event(place, Event::Empty { .. }) => {
+                    self.stop_reasons[place] = Some(StopReason::MaxNewTokens);
+                }
+                Step::Event(place, Event::Failed { error, .. }) => {
+                    let error = Failure::from(error);
+                    let several = self.ids.len() > 1;
+                    return Err(match several {
+                        true => Python::attach(|py| error.with_note(py, &format!("prompt {place}"))),
+                        false => error,
+                    });
+                }
+                Step::Event(..) | Step::Nothing => {}
+            }
+            if signals.is_raised()
+                && let Some(error) = signals.take()
+            {
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+const NO_PICKLE: &str = "a text in the making cannot be pickled; pickle the model, the prompt and the options, and begin anew there";
+
+/// The pieces of a text, an iterator. No piece ends within a character or holds a part of a stop string.
+#[pyclass(frozen, module = "candle_gpt2")]
+pub(crate) struct TextStream(Texts);
+
+impl TextStream {
+    pub(crate) fn new(
+        py: Python<'_>,
+        loaded: LoadedModel,
+        asked: &Asked,
+        prompt: Vec<u32>,
+        raised: Raised,
+    ) -> Result<Self> {
+        Texts::new(py, loaded, asked, vec![prompt], 1, raised).map(Self)
+    }
+}
+
+#[pymethods]
+impl TextStream {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> Result<Option<String>> {
+        Ok(self.0.next(py)?.map(|(_, piece)| piece))
+    }
+
+    /// The tokens so far.
+    #[getter]
+    fn ids(&self, py: Python<'_>) -> Vec<u32> {
+        self.0.with_state(py, |state| state.ids.first().cloned().unwrap_or_default())
+    }
+
+    /// Why the text ended, in a word; None while it goes on.
+    #[getter]
+    fn stop_reason(&self, py: Python<'_>) -> Option<&'static str> {
+        self.0.with_state(py, |state| state.stop_reasons.first().copied().flatten().map(StopReason::name))
+    }
+
+    fn __reduce__(&self) -> Result<()> {
+        Err(wrong_type(NO_PICKLE))
+    }
+}
+
+/// The pieces of many texts, an iterator of pairs: which prompt, and the piece.
+#[pyclass(frozen, module = "candle_gpt2")]
+pub(crate) struct BatchStream(Texts);
+
+impl BatchStream {
+    pub(crate) fn new(
+        py: Python<'_>,
+        loaded: LoadedModel,
+        asked: &Asked,
+        prompts: Vec<Vec<u32>>,
+        batch_size: usize,
+        raised: Raised,
+    ) -> Result<Self> {
+        Texts::new(py, loaded, asked, prompts, batch_size, raised).map(Self)
+    }
+}
+
+#[pymethods]
+impl BatchStream {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
+        self.0.next(py)
+    }
+
+    /// The tokens of each text so far.
+    #[getter]
+    fn ids(&self, py: Python<'_>) -> Vec<Vec<u32>> {
+        self.0.with_state(py, |state| state.ids.clone())
+    }
+
+    /// Why each text ended, in a word; None while it goes on.
+    #[getter]
+    fn stop_reasons(&self, py: Python<'_>) -> Vec<Option<&'static str>> {
+        let name = |reason: &Option<StopReason>| reason.map(StopReason::name);
+        self.0.with_state(py, |state| state.stop_reasons.iter().map(name).collect())
+    }
+
+    fn __reduce__(&self) -> Result<()> {
+        Err(wrong_type(NO_PICKLE))
+    }
+}

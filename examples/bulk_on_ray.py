@@ -1,0 +1,65 @@
+"""Many texts on Ray: the ready-made job, and `Rows` in a pipeline of one's own.
+
+usage: python examples/bulk_on_ray.py [MODEL] [--address HOST:PORT]
+
+Needs `pip install 'candle-gpt2[ray]'`. Without an address Ray is started on this machine.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import ray
+from candle_gpt2 import Rows
+from candle_gpt2.ray import generate_dataset, score_dataset
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--address")
+    arguments = parser.parse_args()
+    ray.init(address=arguments.address, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs(Path(folder), arguments.model)
+    pipeline(arguments.model)
+
+
+def jobs(folder, model):
+    """Files in and files out; on a cluster `folder` is one that all machines share."""
+    prompts = folder / "prompts.jsonl"
+    names = ["ROMEO", "JULIET", "HAMLET", "FALSTAFF"]
+    rows = [{"id": f"{name}-{take}", "prompt": f"{name}:"} for name in names for take in range(8)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    # Interrupt it and call it again: it goes on from the checkpoint. The command for the same:
+    #   gpt2-ray generate prompts.jsonl texts.jsonl --checkpoint kept --max-new-tokens 24 --temperature 0.8 --seed 7
+    made = generate_dataset(
+        prompts, folder / "texts.jsonl", model, checkpoint=folder / "kept", max_new_tokens=24, temperature=0.8, seed=7
+    )
+    print(f"{made.rows} rows, {made.errors} with an error, {made.actors} actors of {made.threads} threads, {made.seconds:.1f} s")
+    for line in (folder / "texts.jsonl").read_text().splitlines()[:2]:
+        print(line)
+
+    scored = score_dataset(folder / "texts.jsonl", folder / "scores.parquet", model, prompt_column="prompt")
+    print(f"{scored.rows} rows scored: {scored.output}")
+
+
+def pipeline(model):
+    """`Rows` takes batches of columns and gives them back with more columns: Spark and Dask can call it as Ray Data does."""
+    dataset = ray.data.from_items([{"id": row, "prompt": f"Act {row}, scene 1."} for row in range(16)])
+    dataset = dataset.map_batches(
+        Rows,
+        fn_constructor_kwargs={"model": model, "max_new_tokens": 8, "seed": 7},
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=1),
+        # As many threads; a CPU is left for what reads and writes.
+        num_cpus=1,
+    )
+    for row in dataset.take(2):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

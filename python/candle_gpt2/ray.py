@@ -1,0 +1,247 @@
+"""Bulk jobs on Ray: every row of JSONL, Parquet or text files continued or scored, by actors on many machines.
+
+Ray Data hands blocks of rows to a pool of actors, starts actors again that die and repeats what they had not finished. Each
+block becomes a file of its own that appears when it is complete (see `_blocks`), and these files become the output. So nothing
+is lost and nothing is there twice when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not
+used: they would need a filter actor of one GiB beside those that compute, and cannot know of a write that outlives its job.
+
+All machines read the input, the model and the folder of the blocks by the same path (a shared folder, or a URI such as `s3://…`
+for input and output), and have this package installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+try:
+    import ray
+    import ray.data
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.split(".")[0] not in ("ray", "pyarrow", "pandas", "numpy"):
+        raise
+    raise ModuleNotFoundError(
+        f"bulk jobs need Ray, and {error.name} is not installed: pip install 'candle-gpt2[ray]'", name=error.name
+    ) from None
+
+from . import _blocks
+from ._blocks import JobError
+from .rows import Rows
+
+# Ray Data gives a job up where no block is done for half an hour; a block of long texts of a large model may take as long.
+NO_PROGRESS_SECONDS = 24 * 60 * 60
+
+__all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a job has done."""
+
+    output: str
+    rows: int
+    # Rows that have an error in place of a result.
+    errors: int
+    blocks: int
+    # Blocks that an interrupted run had done.
+    resumed_blocks: int
+    actors: int
+    threads: int
+    # From the first block on, with the start of the actors.
+    seconds: float
+
+
+def generate_dataset(
+    input: str | Path,
+    output: str | Path,
+    model: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    actors: int | None = None,
+    threads: int | None = None,
+    gpus_per_actor: float = 0,
+    rows_per_block: int | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Summary:
+    """Continues the prompt of every row of `input`; every row has a `text`, or an `error` that says why not.
+
+    `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
+    or plain text with a prompt a line. `output` is one file in the order of the input where its name ends in `.jsonl` or
+    `.parquet`, else a folder of such files (`output_format`, by default the format of the input). Either is complete once it is
+    there. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file, colon, number of the line.
+
+    `checkpoint` is a folder for what is done: after an interruption the same call goes on there. It is removed at the end.
+
+    Without `actors` there is one on each node, and without `threads` each has its share of the processors; see the package's
+    README for how to choose. An actor reserves as many logical CPUs as it has threads. A block of `rows_per_block` rows is what
+    is lost, and computed again, when a machine dies. `progress` is told how many blocks of how many are done.
+
+    `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
+    `Model.generate`. Where Ray is not running in this process it is started, on the cluster at `address` where that is given.
+    """
+    run = _Run(checkpoint, actors, threads, gpus_per_actor, rows_per_block, output_format, overwrite, address, progress)
+    return run("generate", input, output, model, options)
+
+
+def score_dataset(
+    input: str | Path,
+    output: str | Path,
+    model: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    actors: int | None = None,
+    threads: int | None = None,
+    gpus_per_actor: float = 0,
+    rows_per_block: int | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Summary:
+    """Scores the `prompt` of every row of `input`: `tokens`, `logprob`, `loss` and `perplexity`, or an `error`.
+
+    `options` are those of :class:`candle_gpt2.Rows` and of `Model.score`; all else is as with :func:`generate_dataset`.
+    """
+    run = _Run(checkpoint, actors, threads, gpus_per_actor, rows_per_block, output_format, overwrite, address, progress)
+    return run("score", input, output, model, options)
+
+
+class _Actor:
+    """A worker in Ray Data's terms: a batch is one block, and so is what it answers."""
+
+    def __init__(self, rows: Rows, parts: str, output_format: str) -> None:
+        self._worker = _blocks.Worker(rows, parts, output_format)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        fields = [field.name for field in dataclasses.fields(_blocks.Block)]
+        [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
+        # What is raised here would come back as text of Ray's about Ray, after a while where a constructor raises it.
+        failure = b""
+        try:
+            self._worker(block)
+        except Exception as error:
+            failure = _pickled(error)
+        return {"block": [block.index], "failure": [failure]}
+
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    except Exception:  # whatever a class of exceptions makes of being pickled
+        return pickle.dumps(JobError(f"{type(error).__name__}: {error}"))
+    return content
+
+
+@dataclasses.dataclass
+class _Run:
+    checkpoint: str | Path | None
+    actors: int | None
+    threads: int | None
+    gpus_per_actor: float
+    rows_per_block: int | None
+    output_format: str | None
+    overwrite: bool
+    address: str | None
+    progress: Callable[[int, int], None] | None
+
+    def __call__(
+        self, task: str, input: str | Path, output: str | Path, model: str | None, options: dict[str, Any]
+    ) -> Summary:
+        for name, value in (("actors", self.actors), ("threads", self.threads)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, found {value}")
+        # A folder or a file of this machine is one on all machines; other names are the hub's.
+        model = os.path.abspath(model) if model is not None and os.path.exists(model) else model
+        rows = Rows(model, task, **options)
+        # What can be refused is refused before Ray is started.
+        _blocks.sources_of(input)
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            actors, threads = shares(self.actors, self.threads, _cpus_of_nodes())
+            job = _blocks.prepare(
+                input,
+                output,
+                rows,
+                checkpoint=self.checkpoint,
+                rows_per_block=self.rows_per_block,
+                output_format=self.output_format,
+                overwrite=self.overwrite,
+                actors=actors,
+            )
+            rows.threads = threads
+            try:
+                return self._run(job, rows, actors, threads)
+            except BaseException:
+                job.drop_if_empty()
+                raise
+        finally:
+            if is_ours:
+                ray.shutdown()
+
+    def _run(self, job: _blocks.Job, rows: Rows, actors: int, threads: int) -> Summary:
+        start = time.monotonic()
+        blocks, missing = len(job.plan.blocks), job.missing()
+        done = blocks - len(missing)
+        if self.progress is not None:
+            self.progress(done, blocks)
+        if missing:
+            actors = min(actors, len(missing))
+            items = [dataclasses.asdict(block) for block in missing]
+            dataset: ray.data.Dataset = ray.data.from_items(items, override_num_blocks=len(missing))
+            dataset.context.enable_progress_bars = False
+            dataset.context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
+            dataset = dataset.map_batches(
+                _Actor,
+                fn_constructor_args=[rows, job.parts, job.output_format],
+                batch_size=None,
+                # A block that waits at a busy actor would keep an idle one from it.
+                compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1),
+                num_cpus=threads,
+                num_gpus=self.gpus_per_actor or None,
+            )
+            for answer in dataset.iter_rows():
+                if answer["failure"]:
+                    raise pickle.loads(answer["failure"])
+                done += 1
+                if self.progress is not None:
+                    self.progress(min(done, blocks), blocks)
+        counted = job.finish()
+        seconds = time.monotonic() - start
+        return Summary(job.output, *counted, blocks, blocks - len(missing), actors, threads, seconds)
+
+
+def _cpus_of_nodes() -> list[int]:
+    """The logical CPUs of each node that has one."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
+    return [count for count in cpus if count > 0]
+
+
+def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[int, int]:
+    """How many actors of how many threads: what is given, else one actor a node, and for each its share of the CPUs."""
+    if not cpus:
+        raise JobError("no node of the Ray cluster has a CPU for actors")
+    if threads is not None and threads > max(cpus):
+        raise ValueError(f"threads: expected at most {max(cpus)}, the logical CPUs of the largest node, found {threads}")
+    if actors is None:
+        # With threads given: as many as the nodes have room for.
+        actors = len(cpus) if threads is None else sum(count // threads for count in cpus)
+    if threads is None:
+        # The most with which all of them have room on these nodes.
+        fits = [count for count in range(1, max(cpus) + 1) if sum(cpu // count for cpu in cpus) >= actors]
+        threads = max(fits, default=1)
+    return actors, threads
+

@@ -1,0 +1,361 @@
+"""The same prompt, options and seed give the same bytes through the program and through Python: alone, in batches, streamed."""
+
+import json
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+# Of the end tokens of one case.
+pytestmark = pytest.mark.filterwarnings("ignore:eos_token_id 199 is the ordinary token:UserWarning")
+
+PROMPT = "ROMEO:\nWhat light"
+PROMPTS = ["ROMEO:", "JULIET:\nO", "The", "My lord, I will not go to the", "", "KING HENRY:\nWhat"]
+LENGTH = 24
+GRAMMAR = 'start: "yes" | "no" " sir"'
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+
+# Arguments of the program, and the same as keywords.
+TOKEN_BY_TOKEN = {
+    "defaults": ([], {}),
+    "greedy": (["--greedy"], {"do_sample": False}),
+    "seed": (["--seed", "7"], {"seed": 7}),
+    "temperature": (["--temperature", "0.6", "--seed", "3"], {"temperature": 0.6, "seed": 3}),
+    "top_k": (["--top-k", "5"], {"top_k": 5}),
+    "top_p": (["--top-p", "0.7"], {"top_p": 0.7}),
+    "min_p": (["--min-p", "0.1"], {"min_p": 0.1}),
+    "typical_p": (["--typical-p", "0.5"], {"typical_p": 0.5}),
+    "cutoffs": (
+        ["--epsilon-cutoff", "0.01", "--eta-cutoff", "0.02"],
+        {"epsilon_cutoff": 0.01, "eta_cutoff": 0.02},
+    ),
+    "drawn together": (
+        ["--temperature", "1.3", "--top-k", "40", "--top-p", "0.9", "--seed", "11"],
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 11},
+    ),
+    "repetition": (["--greedy", "--repetition-penalty", "1.4"], {"do_sample": False, "repetition_penalty": 1.4}),
+    "presence and frequency": (
+        ["--presence-penalty", "0.7", "--frequency-penalty", "0.3"],
+        {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    ),
+    "n-grams": (["--greedy", "--no-repeat-ngram-size", "2"], {"do_sample": False, "no_repeat_ngram_size": 2}),
+    "stop": (["--stop", ","], {"stop": ","}),
+    "several stops": (["--stop", "ow", "--stop", "\n\n"], {"stop_strings": ["ow", "\n\n"]}),
+    "bad words": (["--bad-word", "the", "--bad-word", "my"], {"bad_words": ["the", "my"]}),
+    "biases": (["--logit-bias", "26=-inf", "--logit-bias", "35=2.5"], {"logit_bias": {26: float("-inf"), 35: 2.5}}),
+    "ends": (["--eos-token-id", "199", "--min-new-tokens", "3"], {"eos_token_id": 199, "min_new_tokens": 3}),
+    "first token": (["--forced-bos-token-id", "35"], {"forced_bos_token_id": 35}),
+    "lookup": (["--greedy", "--prompt-lookup", "4"], {"do_sample": False, "prompt_lookup_num_tokens": 4}),
+    "regex": (["--regex", "[a-z ]{5,20}\\."], {"regex": "[a-z ]{5,20}\\."}),
+    "json": (["--json-object"], {"json_object": True}),
+    "time": (["--max-time", "60"], {"max_time": 60}),
+}
+SEARCHES = {
+    "beams": (["--num-beams", "4"], {"num_beams": 4}),
+    "several beams": (
+        ["--num-beams", "4", "--num-return-sequences", "3", "--length-penalty", "0.5", "--early-stopping", "never"],
+        {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.5, "early_stopping": "never"},
+    ),
+    "groups of beams": (
+        ["--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "0.8"],
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.8},
+    ),
+    "contrastive": (["--penalty-alpha", "0.6", "--top-k", "4"], {"penalty_alpha": 0.6, "top_k": 4}),
+}
+SEVERAL = {"several": (["--num-return-sequences", "3", "--seed", "5"], {"num_return_sequences": 3, "seed": 5})}
+ALL = TOKEN_BY_TOKEN | SEARCHES | SEVERAL
+
+
+def cases(table):
+    return pytest.mark.parametrize(("arguments", "options"), table.values(), ids=table)
+
+
+def of_program(report):
+    """The texts of a report of the program as `details=True` gives them."""
+    if "sequences" in report:
+        return report["sequences"]
+    known = ("ids", "text", "stop_reason", "score", "drafted", "accepted")
+    return {name: report[name] for name in known if name in report}
+
+
+@cases(ALL)
+def test_texts_are_those_of_the_program(model, program, arguments, options):
+    printed = program("generate", PROMPT, "--json", "--max-new-tokens", str(LENGTH), *arguments)
+    assert model.generate(PROMPT, max_new_tokens=LENGTH, details=True, **options) == of_program(json.loads(printed))
+
+
+@cases(ALL)
+def test_batches_are_those_of_the_program(model, program, tmp_path, arguments, options):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    given = ["--prompts-file", str(file), "--batch-size", "3", "--max-new-tokens", str(LENGTH)]
+    printed = program("generate", *given, *arguments)
+    expected = [of_program(json.loads(line)) for line in printed.splitlines()]
+    assert model.generate(PROMPTS, max_new_tokens=LENGTH, details=True, batch_size=3, **options) == expected
+
+
+@cases(TOKEN_BY_TOKEN)
+def test_streams_are_the_whole_text(model, arguments, options):
+    whole = model.generate(PROMPT, max_new_tokens=LENGTH, details=True, **options)
+    stream = model.stream(PROMPT, max_new_tokens=LENGTH, **options)
+    pieces = list(stream)
+    assert "".join(pieces) == whole["text"]
+    assert (stream.ids, stream.stop_reason) == (whole["ids"], whole["stop_reason"])
+    assert all(pieces) and (len(pieces) > 1 or len(whole["ids"]) < 3)
+
+
+def test_a_printed_stream_is_the_programs(model, program):
+    printed = program("generate", PROMPT, "--seed", "9", "--max-new-tokens", "40").decode()
+    assert printed == "".join(model.stream(PROMPT, seed=9, max_new_tokens=40)) + "\n"
+
+
+@cases(TOKEN_BY_TOKEN | SEVERAL)
+def test_a_text_is_the_same_alone_and_in_a_batch(model, arguments, options):
+    alone = [model.generate(prompt, max_new_tokens=LENGTH, **options) for prompt in PROMPTS]
+    assert model.generate(PROMPTS, max_new_tokens=LENGTH, batch_size=4, **options) == alone
+
+
+def test_every_prompt_may_have_its_own_seed(model):
+    seeds = [3, 1, 4, 1, 5, 9]
+    alone = [model.generate(p, seed=s, max_new_tokens=LENGTH) for p, s in zip(PROMPTS, seeds, strict=True)]
+    assert model.generate(PROMPTS, seed=seeds, max_new_tokens=LENGTH, batch_size=2) == alone
+    assert model.generate(PROMPTS, seed=np.array(seeds), max_new_tokens=LENGTH) == alone
+    details = model.generate(PROMPTS, seed=seeds, max_new_tokens=LENGTH, num_return_sequences=2, details=True)
+    expected = [
+        model.generate(p, seed=s, max_new_tokens=LENGTH, num_return_sequences=2, details=True)
+        for p, s in zip(PROMPTS, seeds, strict=True)
+    ]
+    assert details == expected
+    with pytest.raises(ValueError, match="one for each of the 6 prompts"):
+        model.generate(PROMPTS, seed=[1, 2])
+
+
+def test_a_batch_is_streamed_prompt_by_prompt(model):
+    texts = [""] * len(PROMPTS)
+    stream = model.stream_batch(PROMPTS, seed=2, max_new_tokens=LENGTH, batch_size=3)
+    order = []
+    for prompt, piece in stream:
+        texts[prompt] += piece
+        order.append(prompt)
+    assert texts == model.generate(PROMPTS, seed=2, max_new_tokens=LENGTH)
+    assert stream.stop_reasons == ["max_new_tokens"] * len(PROMPTS)
+    assert [model.decode(ids) for ids in stream.ids] == texts
+    assert order != sorted(order), "several texts are made at once"
+
+
+def test_schemas_and_grammars_hold(model, program, tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar.write_text(GRAMMAR)
+    for argument, file, options in [
+        ("--json-schema", schema, {"json_schema": SCHEMA}),
+        ("--grammar", grammar, {"grammar": GRAMMAR}),
+    ]:
+        printed = json.loads(program("generate", PROMPT, "--json", "--max-new-tokens", "50", argument, str(file)))
+        assert model.generate(PROMPT, max_new_tokens=50, **options) == printed["text"]
+    written = json.loads(model.generate(PROMPT, max_new_tokens=100, json_schema=json.dumps(SCHEMA), logit_bias={90: 5}))
+    assert isinstance(written["age"], int)
+
+
+def test_the_types_of_weights_and_caches_are_the_programs(program):
+    for dtype, kv_dtype in [("q8", "f16"), ("f32", "q8"), ("float16", None), ("q4", None)]:
+        model = candle_gpt2.Model.from_pretrained(dtype=dtype, kv_dtype=kv_dtype)
+        arguments = ["--dtype", dtype.replace("float", "f"), *(["--kv-dtype", kv_dtype] if kv_dtype else [])]
+        printed = json.loads(program("generate", PROMPT, "--json", "--greedy", *arguments))
+        assert model.generate(PROMPT, do_sample=False) == printed["text"], dtype
+        assert model.dtype == dtype.replace("float", "f")
+
+
+def test_an_assistant_changes_no_text(model, program):
+    assisted = candle_gpt2.Model.from_pretrained(assistant_model="built-in")
+    arguments = ["--assistant-model", "built-in", "--num-assistant-tokens", "3", "--seed", "2", "--json"]
+    printed = json.loads(program("generate", PROMPT, "--max-new-tokens", str(LENGTH), *arguments))
+    made = assisted.generate(PROMPT, seed=2, max_new_tokens=LENGTH, num_assistant_tokens=3, details=True)
+    assert made["text"] == printed["text"] == model.generate(PROMPT, seed=2, max_new_tokens=LENGTH)
+    assert made["accepted"] == made["drafted"] > 0
+
+
+def test_long_prompts_and_windows_that_slide(model, program):
+    ids = model.encode("To be, or not to be: that is the question. " * 30)
+    given = ",".join(map(str, ids))
+    with pytest.raises(ValueError, match="context 256; shorten the prompt"):
+        model.generate(ids)
+    for arguments, options in [
+        (["--keep-last", "100", "--keep-head", "10"], {"keep_last": 100, "keep_head": 10}),
+        (["--keep-last", "250", "--slide"], {"keep_last": 250, "slide": True}),
+    ]:
+        printed = program("generate", "--ids", given, "--json", "--max-new-tokens", "20", *arguments)
+        assert model.generate(ids, max_new_tokens=20, **options) == json.loads(printed)["text"]
+
+
+def test_a_prompt_may_be_ids_of_any_kind(model):
+    ids = model.encode(PROMPT)
+    text = model.generate(PROMPT, seed=1, max_new_tokens=8)
+    for same in (ids, tuple(ids), np.array(ids), np.array(ids, np.uint16), [np.int64(one) for one in ids]):
+        assert model.generate(same, seed=1, max_new_tokens=8) == text
+    assert model.generate([ids], seed=1, max_new_tokens=8) == [text]
+    assert model.generate(np.array([ids, ids]), seed=1, max_new_tokens=8) == [text, text]
+    assert model.generate([], seed=1) == []
+
+
+def test_several_texts_of_a_prompt_are_a_list(model):
+    one = model.generate(PROMPT, num_return_sequences=3, seed=1, max_new_tokens=5)
+    assert len(set(one)) == 3
+    assert model.generate([PROMPT], num_return_sequences=3, seed=1, max_new_tokens=5) == [one]
+
+
+def test_nothing_is_made_where_nothing_is_asked_for(model):
+    assert model.generate(PROMPT, max_new_tokens=0) == ""
+    stream = model.stream(PROMPT, max_new_tokens=0)
+    assert (list(stream), stream.ids, stream.stop_reason) == ([], [], "max_new_tokens")
+    assert model.generate(PROMPTS, max_new_tokens=0, seed=list(range(6))) == [""] * 6
+
+
+def test_what_the_files_say_is_the_default(tiny, program):
+    folder = tiny.name
+    printed = json.loads(program("generate", "The first citizen", "--model", folder, "--json"))
+    assert tiny.generate("The first citizen") == printed["text"]
+    assert tiny.generation_config["max_new_tokens"] == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"temprature": 1}, TypeError, "`temprature`; the nearest name is `temperature`"),
+        ({"max_tokens": 1}, TypeError, "`max_tokens`; the nearest name is `max_new_tokens`"),
+        ({"temperature": 0}, ValueError, "temperature: expected at least"),
+        ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
+        ({"top_p": 1.5}, ValueError, "top_p: expected"),
+        ({"num_beams": 3, "top_p": 0.5}, ValueError, "top_p is for drawing at random"),
+        ({"num_beams": 3, "do_sample": True}, ValueError, "beam search does not draw"),
+        ({"length_penalty": 2.0}, ValueError, "length_penalty is of beam search; give num_beams"),
+        ({"stop": "a", "stop_strings": "b"}, ValueError, "stop and stop_strings"),
+        ({"bad_words": [""]}, ValueError, "bad_words: expected a text"),
+        ({"bad_words": [3]}, TypeError, "bad_words: expected a text"),
+        ({"logit_bias": [1]}, TypeError, "logit_bias: expected a dict"),
+        ({"logit_bias": {5000: 1.0}}, ValueError, "5000"),
+        ({"keep_head": 3}, ValueError, "give keep_last or slide"),
+        ({"regex": "("}, ValueError, "regex"),
+        ({"regex": "a", "json_object": True}, ValueError, "cannot be used together"),
+        ({"seed": -1}, ValueError, "`seed`"),
+        ({"seed": 2**70}, ValueError, "too large"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"seed": object()}, TypeError, "expected a number, a text"),
+    ],
+)
+def test_a_wrong_option_is_told_by_name(model, options, kind, message):
+    with pytest.raises(kind, match=message):
+        model.generate(PROMPT, **options)
+
+
+def test_a_prompt_that_cannot_work_is_told_by_its_number(model):
+    prompts = ["ROMEO:", [5000], "JULIET:"]
+    with pytest.raises(ValueError, match="token id 5000") as raised:
+        model.generate([[1, 2], [5000]])
+    assert raised.value.__notes__ == ["prompt 1"]
+    first, second, third = model.generate(prompts, return_exceptions=True, seed=1, max_new_tokens=5)
+    assert (first, third) == tuple(model.generate(["ROMEO:", "JULIET:"], seed=1, max_new_tokens=5))
+    assert isinstance(second, ValueError) and "token id 5000" in str(second)
+    for wrong in (3, None, {"a": 1}, [None]):
+        with pytest.raises(TypeError, match="expected a text"):
+            model.generate(wrong)
+    with pytest.raises(ValueError, match="-1 is no token id"):
+        model.generate([-1])
+
+
+def test_searches_are_not_streamed(model):
+    with pytest.raises(ValueError, match="beam"):
+        model.stream(PROMPT, num_beams=3)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        model.stream(PROMPT, num_return_sequences=2)
+
+
+def test_what_is_worth_knowing_is_warned_of(model):
+    with pytest.warns(UserWarning, match="eos_token_id 200 is the ordinary token"):
+        model.generate(PROMPT, eos_token_id=200, max_new_tokens=1)
+
+
+def test_options_that_are_none_are_not_given(model):
+    assert model.generate(PROMPT, seed=1, top_p=None, stop=None) == model.generate(PROMPT, seed=1)
+
+
+def test_completions_are_openais(model):
+    answer = model.complete(PROMPT, max_tokens=6, temperature=0, stop=["qqq"], logprobs=2)
+    assert answer["object"] == "text_completion" and answer["model"] == "built-in"
+    [choice] = answer["choices"]
+    assert choice["text"] == model.generate(PROMPT, do_sample=False, max_new_tokens=6)
+    assert choice["finish_reason"] == "length"
+    assert len(choice["logprobs"]["token_logprobs"]) == 6
+    tokens = len(model.encode(PROMPT))
+    assert answer["usage"] == {"prompt_tokens": tokens, "completion_tokens": 6, "total_tokens": tokens + 6}
+    assert len(model.complete(["a", "b"], max_tokens=2, n=2, seed=1)["choices"]) == 4
+    with pytest.raises(TypeError, match="the nearest name is `max_tokens`"):
+        model.complete(PROMPT, max_token=3)
+    with pytest.raises(ValueError, match="stream"):
+        model.complete(PROMPT, stream=True)
+    with pytest.raises(ValueError, match="temperature"):
+        model.complete(PROMPT, temperature=-1)
+
+
+def test_functions_change_the_logits(model):
+    def without(token):
+        def processor(ids, logits):
+            assert ids.dtype == np.uint32 and logits.dtype == np.float32 and logits.shape == (1024,)
+            assert list(ids[: len(prompt)]) == prompt
+            logits = logits.copy()
+            logits[token] = -np.inf
+            return logits
+
+        return processor
+
+    prompt = model.encode(PROMPT)
+    [best, *_] = model.generate(PROMPT, do_sample=False, max_new_tokens=1, details=True)["ids"]
+    expected = model.generate(PROMPT, do_sample=False, max_new_tokens=LENGTH, logit_bias={best: -np.inf, 35: -np.inf})
+    options = {"do_sample": False, "max_new_tokens": LENGTH, "logits_processor": [without(best), without(35)]}
+    assert model.generate(PROMPT, **options) == expected != model.generate(PROMPT, do_sample=False, max_new_tokens=LENGTH)
+    assert model.generate([PROMPT] * 5, **options) == [expected] * 5
+    assert model.generate([PROMPT] * 2, seed=[1, 2], **options) == [expected] * 2
+    assert "".join(model.stream(PROMPT, **options)) == expected
+    beams = {"num_beams": 3, "max_new_tokens": 6}
+    assert model.generate(PROMPT, logits_processor=without(best), **beams) == model.generate(
+        PROMPT, logit_bias={best: -np.inf}, **beams
+    )
+
+
+def test_functions_that_only_look_change_nothing(model):
+    seen = []
+    options = {"seed": 4, "max_new_tokens": 5}
+    looked = model.generate(PROMPT, logits_processor=lambda ids, logits: seen.append((ids, logits)), **options)
+    assert looked == model.generate(PROMPT, **options)
+    ids = seen[-1][0]
+    assert [len(ids) for ids, _ in seen] == [len(model.encode(PROMPT)) + i for i in range(5)]
+    np.testing.assert_allclose(seen[-1][1], model.logits(ids), rtol=0, atol=1e-3)
+
+
+def test_what_a_function_raises_is_raised(model):
+    def fail(ids, logits):
+        raise ZeroDivisionError("mine")
+
+    for run in (
+        lambda: model.generate(PROMPT, logits_processor=fail),
+        lambda: model.generate([PROMPT] * 4, logits_processor=fail, num_beams=2),
+        lambda: list(model.stream(PROMPT, logits_processor=fail)),
+        lambda: model.generate([PROMPT] * 4, logits_processor=fail, seed=[1, 2, 3, 4]),
+    ):
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            run()
+    for wrong, kind, message in [
+        (lambda ids, logits: logits[1:], ValueError, r"returned an array of shape \[1023\]"),
+        (3, TypeError, "expected a function"),
+        ([], TypeError, "expected a function"),
+    ]:
+        with pytest.raises(kind, match=message):
+            model.generate(PROMPT, logits_processor=wrong)
+
+
+def test_texts_are_made_of_tokens_and_back(model):
+    text = "Wherefore art thou? é 🤗"
+    ids = model.encode(text)
+    assert model.decode(ids) == model.decode(np.array(ids)) == text
+    assert "".join(model.str_tokens("Wherefore art thou?")) == "Wherefore art thou?"
+    assert model.decode([0]) == "" and model.decode([0], skip_special_tokens=False) == model.str_tokens([0])[0]

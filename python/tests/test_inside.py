@@ -1,0 +1,217 @@
+"""What is seen inside is TransformerLens' and the program's; hooks may replace it; pictures need nothing from anywhere."""
+
+import json
+import re
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+from support import FIXTURES, read_safetensors
+
+TEXT = "ROMEO:\nBut, soft! what light"
+# TransformerLens' numbers are stored in f32.
+TOLERANCE = 2e-5
+PLAIN = FIXTURES / "inside" / "plain"
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return candle_gpt2.Model.from_pretrained(PLAIN, dtype="f32")
+
+
+def test_what_is_seen_is_what_transformer_lens_sees(plain):
+    metadata, expected = read_safetensors(PLAIN / "raw.safetensors")
+    ids = json.loads(metadata["reference"])["ids"]
+    logits, seen = plain.run_with_cache(ids)
+    np.testing.assert_allclose(logits, expected.pop("logits"), rtol=0, atol=TOLERANCE)
+    assert len(expected) > 30
+    for name, value in expected.items():
+        np.testing.assert_allclose(seen[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+    assert list(seen) == plain.hook_names
+
+
+def test_what_is_seen_is_what_the_program_writes(model, program, tmp_path):
+    file = tmp_path / "cache.npz"
+    program("cache", TEXT, "--sites", "*", "--out", str(file))
+    _, seen = model.run_with_cache(TEXT)
+    with np.load(file) as written:
+        assert sorted(written) == sorted(seen)
+        for name in written:
+            np.testing.assert_array_equal(written[name], seen[name], err_msg=name)
+
+
+def test_places_have_many_names(model):
+    full = "blocks.1.attn.hook_pattern"
+    for names in (full, [full], "1.pattern", "pattern1", "blocks.1.attn.*pattern"):
+        assert list(model.run_with_cache(TEXT, names)[1]) == [full]
+    assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(4)]
+    with pytest.raises(ValueError, match="the nearest name is"):
+        model.run_with_cache(TEXT, "blocks.0.attn.hook_patern")
+    with pytest.raises(ValueError, match="blocks.9"):
+        model.run_with_cache(TEXT, "blocks.9.attn.hook_z")
+
+
+def test_a_token_may_stand_in_front(model):
+    ids = [model.config["bos_token_id"], *model.encode(TEXT)]
+    with_bos, _ = model.run_with_cache(TEXT, "embed", bos=True)
+    np.testing.assert_array_equal(with_bos, model.run_with_cache(ids, "embed")[0])
+
+
+def test_a_hook_that_looks_changes_nothing(model):
+    found = []
+    logits, _ = model.run_with_cache(TEXT, "embed", hooks=[("pattern", lambda array, name: found.append((name, array)))])
+    _, seen = model.run_with_cache(TEXT, "pattern")
+    assert [name for name, _ in found] == list(seen)
+    for name, array in found:
+        np.testing.assert_array_equal(array, seen[name])
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    # What is seen is computed by itself, and otherwise together with what comes after it.
+    np.testing.assert_array_equal(logits, model.run_with_cache(TEXT, "embed, pattern")[0])
+
+
+def test_a_hook_replaces_what_is_there(plain):
+    """Heads left out one by one, as TransformerLens does."""
+    analyses = json.loads((PLAIN / "analyses.json").read_text())
+    _, expected = read_safetensors(PLAIN / "analyses.safetensors")
+    ids, answer, wrong = analyses["clean_ids"], analyses["answer"], analyses["wrong"]
+
+    def difference(head):
+        def leave_out(z, name):
+            z = z.copy()
+            z[:, :, head] = 0
+            return z
+
+        return leave_out
+
+    for (layer, head), value in np.ndenumerate(expected["ablate.raw_zero"]):
+        hooks = [(f"blocks.{layer}.attn.hook_z", difference(head))]
+        logits = plain.logits(ids, hooks=hooks)
+        assert abs(logits[answer] - logits[wrong] - value) < 1e-4, (layer, head)
+        np.testing.assert_array_equal(plain.run_with_cache(ids, "logits", hooks=hooks)[0][0, -1], logits)
+
+
+def test_what_is_kept_is_what_hooks_made(model):
+    hooks = [("blocks.2.hook_resid_pre", lambda array, name: np.zeros(array.shape))]
+    _, seen = model.run_with_cache(TEXT, ["blocks.1.hook_resid_post", "blocks.2.hook_resid_pre"], hooks=hooks)
+    assert not seen["blocks.2.hook_resid_pre"].any() and seen["blocks.1.hook_resid_post"].any()
+
+
+def test_hooks_work_while_texts_are_made(model):
+    token = 35
+    passes = []
+
+    def only(logits, name):
+        passes.append(logits.shape)
+        logits = np.full_like(logits, -100)
+        logits[..., token] = 100
+        return logits
+
+    hooks = [("logits", only)]
+    made = model.generate([TEXT, TEXT], hooks=hooks, do_sample=False, max_new_tokens=4, details=True)
+    assert [one["ids"] for one in made] == [[token] * 4] * 2 and passes
+    stream = model.stream(TEXT, hooks=hooks, do_sample=False, max_new_tokens=3)
+    assert ("".join(stream), stream.ids) == (model.decode([token] * 3), [token] * 3)
+
+
+def test_what_a_hook_raises_is_raised(model):
+    class Own(Exception):
+        pass
+
+    def fail(array, name):
+        raise Own(name)
+
+    hooks = [("blocks.1.hook_mlp_out", fail)]
+    for run in (
+        lambda: model.run_with_cache(TEXT, "embed", hooks=hooks),
+        lambda: model.logits(TEXT, hooks=hooks),
+        lambda: model.generate(TEXT, hooks=hooks),
+        lambda: list(model.stream(TEXT, hooks=hooks)),
+    ):
+        with pytest.raises(Own, match="blocks.1.hook_mlp_out"):
+            run()
+
+
+@pytest.mark.parametrize(
+    ("hooks", "kind", "message"),
+    [
+        ([("nowhere", print)], ValueError, "`nowhere` is no place"),
+        ([("embed", 3)], TypeError, "cannot be called"),
+        (["embed"], TypeError, "list of pairs"),
+        ([("embed", lambda array, name: array[0])], ValueError, "returned an array of shape"),
+        ([("embed", lambda array, name: "x")], ValueError, "could not convert"),
+    ],
+)
+def test_wrong_hooks_are_told(model, hooks, kind, message):
+    with pytest.raises(kind, match=message):
+        model.logits(TEXT, hooks=hooks)
+
+
+def test_the_lens_is_that_of_the_program(model, program):
+    watch = "I"
+    report = json.loads(program("look", "lens", TEXT, "--json", "--top", "3", "--watch", watch, "--show", "rank"))
+    lens = model.logit_lens(TEXT, top=3, watch=[watch], show="rank")
+    assert lens.axes == {axis["name"]: axis["labels"] for axis in report["axes"]}
+    np.testing.assert_array_equal(lens.values.ravel(), report["values"])
+    assert lens.texts == report["texts"]
+    cells = [cell for layer in report["layers"] for cell in layer["cells"]]
+    shape = lens.values.shape
+    details = lens.details
+    assert details["top_ids"].reshape(-1, 3).tolist() == [[t["token"]["id"] for t in c["top"]] for c in cells]
+    of_cells = {
+        "entropy": [c["entropy"] for c in cells],
+        "divergence": [c["divergence"] for c in cells],
+        "top_logprobs": [[t["logprob"] for t in c["top"]] for c in cells],
+        "watched_rank": [[w["rank"] for w in c["watched"]] for c in cells],
+        "watched_logprob": [[w["logprob"] for w in c["watched"]] for c in cells],
+        "next_logprob": [np.nan if c["next_logprob"] is None else c["next_logprob"] for c in cells],
+    }
+    for name, expected in of_cells.items():
+        assert details[name].shape[:2] == shape
+        np.testing.assert_array_equal(details[name].ravel(), np.array(expected, details[name].dtype).ravel(), name)
+
+
+def test_patterns_are_those_of_the_program(model, program):
+    report = json.loads(program("look", "attention", TEXT, "--json", "--heads", "1.2,3.0", "--bos"))
+    picture = model.attention(TEXT, heads=["1.2", (3, 0)], bos=True)
+    assert picture.to_dict() == report
+    _, seen = model.run_with_cache(TEXT, "blocks.1.attn.hook_pattern", bos=True)
+    head = list(picture.axes["head"]).index("2")
+    np.testing.assert_array_equal(np.nan_to_num(picture.values[0, head]), seen["blocks.1.attn.hook_pattern"][0, 2])
+    assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 8)
+
+
+def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
+    picture = model.logit_lens(TEXT)
+    shown = picture._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and shown.count("<iframe") == 1
+    page = picture.html()
+    assert page.startswith("<!doctype html>")
+    for text in (shown, page):
+        asked = re.findall(r"""(?:src|href)=["']?(?!["'])[^ >]*|@import|url\([^)]*\)|fetch\(""", text)
+        assert not [one for one in asked if "http" in one], asked
+    assert picture.svg(1).startswith("<svg") and str(picture).startswith("logit lens")
+    assert repr(picture) == "Picture(\"logit lens: probability of the most probable token\", layer 5 × token 12)"
+    for name, beginning in [("lens.html", "<!doctype html>"), ("lens.svg", "<svg")]:
+        picture.save(tmp_path / name)
+        assert (tmp_path / name).read_text().startswith(beginning)
+    with pytest.raises(ValueError, match="ends in .html or .svg"):
+        picture.save(tmp_path / "lens.png")
+    with pytest.raises(ValueError, match="1 or 2"):
+        picture.svg(3)
+
+
+def test_wrong_looks_are_told(model):
+    for wrong, message in [
+        (lambda: model.logit_lens(TEXT, show="colour"), "show: expected"),
+        (lambda: model.logit_lens(TEXT, show="rank"), "give watch"),
+        (lambda: model.logit_lens(TEXT, watch=["Wherefore art"]), "give one token"),
+        (lambda: model.logit_lens(""), "0 tokens"),
+        (lambda: model.attention(TEXT, heads=["9.9"]), "no head 9.9"),
+        (lambda: model.attention(TEXT, layers=[4]), "no head 4.0"),
+        (lambda: model.attention(TEXT, layers=[0], heads=["0.0"]), "one of them"),
+        (lambda: model.run_with_cache([5000]), "token 5000"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            wrong()
