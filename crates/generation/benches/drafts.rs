@@ -11,14 +11,14 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+mod arguments;
+
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
-use gpt2_kernels::{
-    Matrix, ParameterSource, RandomStream, WeightFormat, limits, set_thread_count, thread_count,
-};
+use gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
 use gpt2_testing::pattern;
 use gpt2_weights::Tokenizer;
 
@@ -31,24 +31,7 @@ const CIRCLES: u32 = 1024;
 const PERIOD: u32 = 32;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let mut names = Vec::new();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--threads" => {
-                set_thread_count(arguments.next().unwrap_or_default().parse()?);
-            }
-            "--instructions" => {
-                let name = arguments.next().unwrap_or_default();
-                if !limits::choose_instruction_set(&name) {
-                    return Err(format!("{name}: not a set of this processor").into());
-                }
-            }
-            // `cargo bench` gives `--bench`.
-            name if name.starts_with('-') => {}
-            name => names.push(name.to_owned()),
-        }
-    }
+    let names = arguments::names()?;
     let wants = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     println!("{} threads", thread_count());
     let large = known_text("gpt2-large", |token| token + 1)?;

@@ -8,35 +8,20 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+mod arguments;
+
 use std::time::Instant;
 
 use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_generation::{GenerationError, Sequence, score_sequences};
-use gpt2_kernels::{RandomStream, WeightFormat, limits, set_thread_count, thread_count};
+use gpt2_kernels::{RandomStream, WeightFormat, limits, thread_count};
 use gpt2_testing::MadeUpWeights;
 
 /// Each figure is the median of this many rounds.
 const ROUNDS: usize = 3;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let mut names = Vec::new();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--threads" => {
-                set_thread_count(arguments.next().unwrap_or_default().parse()?);
-            }
-            "--instructions" => {
-                let name = arguments.next().unwrap_or_default();
-                if !limits::choose_instruction_set(&name) {
-                    return Err(format!("{name}: not a set of this processor").into());
-                }
-            }
-            // `cargo bench` gives `--bench`.
-            name if name.starts_with('-') => {}
-            name => names.push(name.to_owned()),
-        }
-    }
+    let names = arguments::names()?;
     let formats = [("f32", WeightFormat::F32), ("f16", WeightFormat::F16), ("q8", WeightFormat::Q8)];
     println!("{} threads, {}", thread_count(), limits::instruction_set());
     for (name, format) in formats {

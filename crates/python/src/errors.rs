@@ -2,6 +2,7 @@
 //! everything else a `Gpt2Error`; each with the text that the program prints.
 
 use std::error::Error;
+use std::ffi::CString;
 use std::io;
 
 use gpt2::SiteError;
@@ -13,7 +14,7 @@ use gpt2_interpret::InterpretError;
 use gpt2_pictures::PictureError;
 use gpt2_weights::WeightsError;
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyFileNotFoundError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyException, PyFileNotFoundError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 
 create_exception!(
@@ -166,4 +167,11 @@ impl From<candle_core::Error> for Failure {
         // After the first line may be a backtrace.
         failed(error.to_string().lines().next().unwrap_or_default())
     }
+}
+
+/// Warns of what is worth knowing and no error.
+pub(crate) fn warn(py: Python<'_>, note: &str) -> Result<()> {
+    // A text with a zero in it is cut there.
+    let note = CString::new(note.split('\0').next().unwrap_or_default()).unwrap_or_default();
+    Ok(PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 1)?)
 }

@@ -1,6 +1,5 @@
 //! A model that Python holds: from its name to texts, scores, logits and what is inside.
 
-use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -16,12 +15,11 @@ use gpt2_interpret::{LensCell, LensOptions, LensValue, Run, logit_lens};
 use gpt2_kernels::Matrix;
 use gpt2_pictures::{Report, Scale, Token, shown};
 use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods};
-use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use crate::cache::{Cache, Held};
-use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::errors::{Failure, Result, failed, warn, wrong_value};
 use crate::generate::{Shape, generate, told};
 use crate::hooks::{Hooks, Raised};
 use crate::options::Asked;
@@ -120,20 +118,9 @@ impl Reporter for Notes {
     }
 }
 
-/// Warns of what is worth knowing and no error.
-pub(crate) fn warn(py: Python<'_>, note: &str) -> Result<()> {
-    // A text with a zero in it is cut there.
-    let note = CString::new(note.split('\0').next().unwrap_or_default()).unwrap_or_default();
-    Ok(PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 1)?)
-}
-
 impl Model {
-    pub(crate) fn loaded(&self) -> &LoadedModel {
-        &self.loaded
-    }
-
     /// Compiles grammars; made for the first of them.
-    pub(crate) fn compiler(&self) -> Result<&Compiler> {
+    fn compiler(&self) -> Result<&Compiler> {
         match self.compiler.get() {
             Some(compiler) => Ok(compiler),
             None => {
@@ -343,7 +330,7 @@ impl Model {
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked = Asked::read(py, self, options, &raised)?;
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
         let (is_list, prompts) = Texts::read(prompt)?.into_list();
         asked.check_seeds(prompts.len())?;
         let prompts: Vec<_> = prompts.into_iter().map(|prompt| self.prompt(prompt, &asked)).collect();
@@ -369,7 +356,7 @@ impl Model {
     ) -> Result<TextStream> {
         start()?;
         let raised = Raised::default();
-        let asked = Asked::read(py, self, options, &raised)?;
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
         asked.check_seeds(1)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let prompt = self.prompt(Text::read(prompt)?, &asked)?;
@@ -390,7 +377,7 @@ impl Model {
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked = Asked::read(py, self, options, &raised)?;
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let (_, prompts) = Texts::read(prompts)?.into_list();
         asked.check_seeds(prompts.len())?;

@@ -5,20 +5,19 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::Vocabulary;
+use gpt2_engine::{LoadedModel, Vocabulary};
 use gpt2_generation::{
     GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor, LongPrompt, SearchMode, WhenFull,
 };
-use gpt2_grammar::Grammar;
+use gpt2_grammar::{Compiler, Grammar};
 use gpt2_weights::encode_piece;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::errors::{Result, wrong_type, wrong_value};
+use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::{Raised, called};
-use crate::model::{Model, warn};
 use crate::values::{Values, json_of};
 
 /// Keywords beside the fields of the configuration.
@@ -50,14 +49,14 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Reads keywords. What is worth knowing of them is warned of.
-    pub(crate) fn read(
+    /// Reads keywords. What is worth knowing of them is warned of; `compiler` is asked for where they have a grammar.
+    pub(crate) fn read<'m>(
         py: Python<'_>,
-        model: &Model,
+        loaded: &LoadedModel,
+        compiler: impl FnOnce() -> Result<&'m Compiler>,
         options: Option<&Bound<'_, PyDict>>,
         raised: &Raised,
     ) -> Result<Self> {
-        let loaded = model.loaded();
         let (defaults, vocabulary) = (loaded.defaults()?, loaded.vocabulary());
         let mut given = Given::read(options)?;
         let seeds = given.seeds()?;
@@ -96,7 +95,7 @@ impl Asked {
         defaults.notes(&config).iter().try_for_each(|note| warn(py, note))?;
         let mut processors = Vec::new();
         if let Some((name, grammar)) = grammar {
-            processors.push(conforming(py, model, name, &grammar, &config)?);
+            processors.push(conforming(py, compiler, name, &grammar, &config)?);
         }
         // Each that is added goes before those that were, and the grammar has the last word.
         processors.extend(functions.into_iter().rev().map(|function| of_function(function, raised.clone())));
@@ -386,9 +385,9 @@ fn ban_words(config: &mut GenerationConfig, words: &[String], vocabulary: &Vocab
 }
 
 /// The constraint to texts of a grammar.
-fn conforming(
+fn conforming<'m>(
     py: Python<'_>,
-    model: &Model,
+    compiler: impl FnOnce() -> Result<&'m Compiler>,
     name: &str,
     grammar: &Grammar,
     config: &GenerationConfig,
@@ -398,7 +397,7 @@ fn conforming(
             "{name}: beams and contrastive search need a token that ends a text, and this checkpoint names none; give eos_token_id"
         )));
     }
-    let compiler = model.compiler()?;
+    let compiler = compiler()?;
     py.detach(|| compiler.compile(grammar, &config.eos_token_id))
         .map_err(|error| wrong_value(format!("{name}: {error}")))
 }
