@@ -1,4 +1,4 @@
-"""Looking inside from Python: activations, hooks that replace them, the logit lens, and a cache that is forked.
+"""Looking inside from Python: activations, hooks that replace them, the looks of `gpt2 look`, steering, and a cache that is forked.
 
 usage: python examples/look_inside.py [MODEL]     a folder, a file or a name of the hub; without one the model inside the package
 
@@ -56,6 +56,30 @@ for layer in range(top.shape[0]):
 
 # %% Where heads attend.
 model.attention(text, layers=[head[0]])
+
+# %% Which parts of the model make the next token, and what it becomes without each head.
+parts = model.attribute(text, answer=best)
+strongest = int(np.abs(parts.values).argmax())
+print(f"{parts.axes['part'][strongest]} adds {parts.values[strongest]:.2f} of {parts.details['total']:.2f}")
+without = model.ablate(text, answer=best)
+layer, number = np.unravel_index(np.abs(without.values).argmax(), without.values.shape)
+print(f"without head {layer}.{number} the logit changes by {without.values[layer, number]:.2f}")
+without
+
+# %% Which tokens it depends on.
+weights = model.saliency(text, answer=best)
+print("of most weight:", repr(tokens[int(weights.values.argmax())]))
+
+# %% What carries a prediction from one text over to another of as many tokens.
+other = [*ids[:3], ids[-1], *ids[4:]]
+patched = model.patch(ids, other, answer=best)
+print("as much as these tokens of the input:", dict(zip(tokens, patched.values[0].round(2).tolist(), strict=True)))
+patched
+
+# %% Steering: a direction is added to the residual stream of whatever the model writes.
+steering = model.steering((" love", " hate"), layer=len(patterns) // 2, scale=4)
+for hooks in (None, [steering]):
+    print(repr(model.generate("I think you are", hooks=hooks, do_sample=False, max_new_tokens=12)))
 
 # %% A prefix is read once: each fork goes on from it.
 prefix = model.cache()

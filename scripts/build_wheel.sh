@@ -8,7 +8,7 @@ most_megabytes=15
 
 command -v maturin >/dev/null || { echo "maturin is missing: pip install 'maturin>=1.9.4,<2'" >&2; exit 1; }
 rm -f "$folder"/candle_gpt2-*.whl
-maturin build --release --strip --locked --out "$folder"
+maturin build --profile dist --strip --locked --out "$folder"
 
 wheels=("$folder"/candle_gpt2-*.whl)
 [ ${#wheels[@]} -eq 1 ] || { echo "expected one wheel, found: ${wheels[*]}" >&2; exit 1; }

@@ -42,7 +42,7 @@ light_program() {
 step light_program
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
-portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine)
+portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine gpt2-look)
 if has_target aarch64-unknown-linux-gnu; then
   # Without the hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target aarch64-unknown-linux-gnu --locked --no-default-features \
@@ -89,13 +89,20 @@ step cargo test --workspace --locked
 step cargo test --package gpt2-evaluation --features parquet --locked --test suite data::
 step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
 
-# The Python package, in the virtual environment whose Python GPT2_PYTHON names: maturin, pytest, pytest-timeout, mypy, numpy.
-if [ -n "${GPT2_PYTHON:-}" ]; then
-  environment=$(dirname "$(dirname "$GPT2_PYTHON")")
-  step env VIRTUAL_ENV="$environment" "$GPT2_PYTHON" -m maturin develop --profile dev --locked
-  step env GPT2_PROGRAM="$PWD/target/release/gpt2" "$GPT2_PYTHON" -m pytest python/tests -m "not ray"
+# The Python package, in a virtual environment of its own, whose packages come from the registry once.
+environment=$PWD/target/python
+python_at_hand() {
+  [ -x "$environment/bin/pytest" ] && return
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || return 1
+  python3 -m venv "$environment" &&
+    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check 'maturin>=1.9.4,<2' numpy mypy pytest pytest-timeout
+}
+if python_at_hand; then
+  step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dev --locked
+  step env GPT2_PROGRAM="$PWD/target/debug/gpt2" "$environment/bin/python" -m pytest python/tests -m "not ray"
 else
-  leave_out "the tests of the Python package" "GPT2_PYTHON" "a virtual environment's python with maturin, pytest, pytest-timeout, mypy and numpy"
+  leave_out "the tests of the Python package" "Python from 3.11 on, and maturin, numpy, mypy, pytest and pytest-timeout from its registry" \
+    "apt-get install python3 python3-venv"
 fi
 
 printf '\nall checks passed\n'

@@ -25,6 +25,11 @@ What is not said is taken from the checkpoint's ``generation_config.json``; wher
 token is drawn at random from the 50 most probable ones. The same options and seed give the same text as the program
 ``gpt2 generate``, alone and in any batch.
 
+Looks inside are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
+``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``saliency``, ``neurons``, ``features``. Each gives
+a :class:`Picture`, which a notebook shows by itself. Words that Python keeps for itself end in an underscore: ``as_``,
+``from_``, ``with_``.
+
 Threads: as many compute as the process may use; ``OMP_NUM_THREADS`` and :func:`set_threads` say otherwise. Processes:
 start them with ``spawn`` or ``forkserver`` once a model is open, or open models in the children alone. A model pickles
 as its name and options. Errors are ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an option that there is
@@ -57,10 +62,16 @@ from ._native import (  # noqa: E402
     Gpt2Error,
     Model,
     Picture,
+    Steering,
     TextStream,
     __version__,
+    convert,
+    inspect,
+    protocols,
     set_thread_count as _set_thread_count,
     thread_count,
+    train,
+    verify,
 )
 
 from .rows import Rows  # noqa: E402
@@ -90,8 +101,14 @@ __all__ = [
     "Model",
     "Picture",
     "Rows",
+    "Steering",
     "TextStream",
     "__version__",
+    "convert",
+    "inspect",
+    "protocols",
     "set_threads",
     "thread_count",
+    "train",
+    "verify",
 ]

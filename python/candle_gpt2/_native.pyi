@@ -12,9 +12,16 @@ _Text: TypeAlias = str | _Ids
 _Texts: TypeAlias = Sequence[str] | Sequence[_Ids] | npt.NDArray[np.integer[Any]]
 _Path: TypeAlias = str | PathLike[str]
 _Floats: TypeAlias = npt.NDArray[np.float32]
-_Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]]]
+_Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]] | Steering]
 _LogitsProcessor: TypeAlias = Callable[[npt.NDArray[np.uint32], _Floats], npt.ArrayLike | None]
+_OnStep: TypeAlias = Callable[[dict[str, Any]], object]
 _Show: TypeAlias = Literal["probability", "entropy", "divergence", "next", "rank", "watched-probability"]
+_Token: TypeAlias = str | int
+_Numbers: TypeAlias = Sequence[int] | int | str
+_Heads: TypeAlias = Sequence[str | tuple[int, int]] | str
+_Measure: TypeAlias = Literal["logit", "log-probability", "probability"]
+_By: TypeAlias = Literal["layer", "position", "head", "head-and-position"]
+_As: TypeAlias = Literal["raw", "transformer-lens"]
 
 class _GenerationOptions(TypedDict, total=False):
     max_new_tokens: int | None
@@ -63,6 +70,31 @@ class _GenerationOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     logits_processor: _LogitsProcessor | Sequence[_LogitsProcessor] | None
+
+class _TrainOptions(TypedDict, total=False):
+    steps: int | None
+    batch_size: int | None
+    accumulate: int | None
+    context: int | None
+    recompute: bool | None
+    lora_rank: int | None
+    lora_alpha: float | None
+    lora_targets: Sequence[Literal["c_attn", "c_proj", "c_fc"]] | None
+    ignore_memory: bool | None
+    lr: float | None
+    schedule: Literal["cosine", "linear", "constant"] | None
+    warmup_steps: int | None
+    weight_decay: float | None
+    grad_clip: float | None
+    dropout: float | None
+    held_out: float | None
+    eval_every: int | None
+    save_every: int | None
+    sample: str | None
+    patience: int | None
+    seed: int | None
+    dtype: Literal["f32", "f16", "bf16"] | None
+    n_head: int | None
 
 class Gpt2Error(Exception): ...
 
@@ -133,6 +165,10 @@ class Model:
         names: str | Sequence[str] | None = None,
         hooks: _Hooks | None = None,
         bos: bool = False,
+        *,
+        layers: _Numbers | None = None,
+        positions: _Numbers | None = None,
+        as_: _As = "raw",
     ) -> tuple[_Floats, dict[str, _Floats]]: ...
     def logit_lens(
         self,
@@ -140,17 +176,182 @@ class Model:
         *,
         show: _Show = "probability",
         top: int = 5,
-        watch: Sequence[str | int] | None = None,
+        watch: Sequence[_Token] | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
+    def tuned_lens(
+        self,
+        text: _Text,
+        tuned: _Path,
+        *,
+        show: _Show = "probability",
+        top: int = 5,
+        watch: Sequence[_Token] | None = None,
         bos: bool = False,
     ) -> Picture: ...
     def attention(
         self,
         text: _Text,
         *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[str | tuple[int, int]] | None = None,
+        layers: _Numbers | None = None,
+        heads: _Heads | None = None,
         bos: bool = False,
     ) -> Picture: ...
+    def attribute(
+        self,
+        text: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        unit: Literal["component", "layer", "head", "neuron"] = "component",
+        as_: _As = "raw",
+        top: int = 40,
+        bos: bool = False,
+    ) -> Picture: ...
+    def heads(
+        self,
+        text: _Text | None = None,
+        *,
+        length: int | None = None,
+        rows: int = 2,
+        seed: int = 0,
+        from_: int | None = None,
+        below: int | None = None,
+        exclude_bos: bool = False,
+        exclude_current: bool = False,
+        bos: bool = False,
+    ) -> Picture: ...
+    def ablate(
+        self,
+        text: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        heads: _Heads | None = None,
+        at: int | None = None,
+        with_: str | tuple[Literal["mean"], Sequence[_Text]] | tuple[Literal["sample"], _Text] | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
+    def patch(
+        self,
+        clean: _Text,
+        corrupt: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        site: str = "resid_pre",
+        by: _By | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
+    def estimate(
+        self,
+        clean: _Text,
+        corrupt: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        site: str = "resid_pre",
+        by: _By | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
+    def path(
+        self,
+        clean: _Text,
+        corrupt: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        from_: _Heads | None = None,
+        to: str = "final",
+        bos: bool = False,
+    ) -> Picture: ...
+    def saliency(
+        self,
+        text: _Text,
+        *,
+        answer: _Token | None = None,
+        against: _Token | None = None,
+        position: int | None = None,
+        measure: _Measure = "logit",
+        method: Literal["integrated", "input-x-gradient", "gradient"] = "integrated",
+        steps: int = 50,
+        baseline: _Token | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
+    def neurons(
+        self,
+        text: _Text,
+        neuron: str | tuple[int, int],
+        *,
+        top: int = 20,
+        bos: bool = False,
+    ) -> Picture: ...
+    def features(
+        self,
+        text: _Text,
+        sae: _Path,
+        *,
+        site: str | None = None,
+        top: int = 20,
+        bos: bool = False,
+    ) -> Picture: ...
+    def steering(
+        self,
+        steer: str | tuple[_Text, _Text] | npt.ArrayLike,
+        *,
+        layer: int,
+        scale: float = 1.0,
+        everywhere: bool = False,
+    ) -> Steering: ...
+    @overload
+    def evaluate(
+        self,
+        protocol: str,
+        data: _Path | Sequence[_Path] | None = None,
+        *,
+        limit: int | None = None,
+        context: int | None = None,
+        items: _Path | None = None,
+        resume: bool = False,
+        against: _Path | None = None,
+        base: Model | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def evaluate(
+        self,
+        protocol: list[str] | tuple[str, ...],
+        data: _Path | Sequence[_Path] | None = None,
+        *,
+        limit: int | None = None,
+        context: int | None = None,
+        items: _Path | None = None,
+        resume: bool = False,
+        against: _Path | None = None,
+        base: Model | None = None,
+    ) -> list[dict[str, Any]]: ...
+    def train(
+        self,
+        data: _Path | Sequence[_Path],
+        out: _Path,
+        *,
+        tokenizer: _Path | None = None,
+        resume: bool = False,
+        on_step: _OnStep | None = None,
+        **options: Unpack[_TrainOptions],
+    ) -> dict[str, Any]: ...
+    def inspect(self, *, tensors: bool = False, diff: _Path | None = None) -> dict[str, Any]: ...
+    def verify(self, *, against: _Path | None = None, tolerance: float = 0.001) -> dict[str, Any]: ...
+    def convert(self, output: _Path, *, dtype: str = "f32", tokenizer: _Path | None = None) -> dict[str, Any]: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
@@ -192,15 +393,57 @@ class Picture:
     @property
     def texts(self) -> list[str]: ...
     @property
-    def details(self) -> dict[str, npt.NDArray[Any]]: ...
+    def details(self) -> dict[str, Any]: ...
     def to_dict(self) -> dict[str, Any]: ...
     def html(self) -> str: ...
     def svg(self, columns: int = 2) -> str: ...
     def save(self, path: _Path) -> None: ...
     def _repr_html_(self) -> str: ...
 
+@final
+class Steering: ...
+
+def inspect(
+    model: _Path | None = None,
+    *,
+    preset: str | None = None,
+    tensors: bool = False,
+    diff: _Path | None = None,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> dict[str, Any]: ...
+def verify(
+    model: _Path | None = None,
+    *,
+    against: _Path | None = None,
+    tolerance: float = 0.001,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> dict[str, Any]: ...
+def convert(
+    input: _Path,
+    output: _Path,
+    *,
+    dtype: str = "f32",
+    tokenizer: _Path | None = None,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> dict[str, Any]: ...
+def protocols() -> list[dict[str, Any]]: ...
 def set_thread_count(threads: int) -> None: ...
 def thread_count() -> int: ...
+def train(
+    data: _Path | Sequence[_Path],
+    out: _Path,
+    *,
+    init: _Path | None = None,
+    config: _Path | Mapping[str, Any] | None = None,
+    tokenizer: _Path | None = None,
+    resume: bool = False,
+    on_step: _OnStep | None = None,
+    offline: bool = False,
+    **options: Unpack[_TrainOptions],
+) -> dict[str, Any]: ...
 
 __version__: str
 
@@ -210,8 +453,14 @@ __all__ = [
     "Gpt2Error",
     "Model",
     "Picture",
+    "Steering",
     "TextStream",
     "__version__",
+    "convert",
+    "inspect",
+    "protocols",
     "set_thread_count",
     "thread_count",
+    "train",
+    "verify",
 ]

@@ -200,18 +200,3 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
         picture.save(tmp_path / "lens.png")
     with pytest.raises(ValueError, match="1 or 2"):
         picture.svg(3)
-
-
-def test_wrong_looks_are_told(model):
-    for wrong, message in [
-        (lambda: model.logit_lens(TEXT, show="colour"), "show: expected"),
-        (lambda: model.logit_lens(TEXT, show="rank"), "give watch"),
-        (lambda: model.logit_lens(TEXT, watch=["Wherefore art"]), "give one token"),
-        (lambda: model.logit_lens(""), "0 tokens"),
-        (lambda: model.attention(TEXT, heads=["9.9"]), "no head 9.9"),
-        (lambda: model.attention(TEXT, layers=[4]), "no head 4.0"),
-        (lambda: model.attention(TEXT, layers=[0], heads=["0.0"]), "one of them"),
-        (lambda: model.run_with_cache([5000]), "token 5000"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            wrong()

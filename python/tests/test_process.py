@@ -1,6 +1,8 @@
 """Threads, forks, pickles, Ctrl-C and memory: how a model behaves inside a process that is not its own."""
 
 import concurrent.futures
+import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -247,6 +249,76 @@ def test_what_was_made_until_an_interrupt_is_kept():
         process.send_signal(signal.SIGINT)
         told = process.stdout.readline()
     assert "'stop_reason': 'interrupted'" in told and "'ids': [" in told
+
+
+ONE_PASS = """
+import signal, sys, threading, time, candle_gpt2
+model = candle_gpt2.Model.from_pretrained({folder!r}, tokenizer={tokenizer!r})
+ids = [1] * 1000
+cache = model.cache()
+model.logits(ids[:3], cache=cache)
+before = time.monotonic()
+model.logits(ids)
+whole = time.monotonic() - before
+late = 0
+for work in (
+    lambda: model.logits(ids),
+    lambda: model.logits(ids, last_only=False, cache=cache),
+    lambda: model.score(ids),
+    lambda: model.score_continuations("a" * 900, ["b"]),
+    lambda: model.generate(ids, max_new_tokens=2),
+    lambda: list(model.stream(ids, max_new_tokens=2)),
+    lambda: model.generate(ids, max_new_tokens=2, num_beams=2),
+    lambda: model.run_with_cache(ids, "blocks.0.hook_resid_pre"),
+    lambda: model.complete([ids], max_tokens=2),
+):
+    sent = []
+    timer = threading.Timer(whole / 4, lambda: (sent.append(time.monotonic()), signal.raise_signal(signal.SIGINT)))
+    timer.start()
+    try:
+        work()
+        print("finished")
+    except KeyboardInterrupt:
+        late = max(late, time.monotonic() - sent[0])
+    timer.join()
+print(whole, late, len(cache), model.logits(ids[:2], cache=cache).shape)
+"""
+
+
+def zeros(folder, n_layer):
+    """A checkpoint as wide as the smallest GPT-2, whose weights are a hole of a file."""
+    width, rows, positions = 768, 400, 1024
+    config = {"model_type": "gpt2", "n_embd": width, "n_head": 12, "n_positions": positions}
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": n_layer, "vocab_size": rows}))
+    shapes = {"wte.weight": [rows, width], "wpe.weight": [positions, width]}
+    shapes |= {"ln_f.weight": [width], "ln_f.bias": [width]}
+    layers = {
+        **{f"{norm}.{part}": [width] for norm in ("ln_1", "ln_2") for part in ("weight", "bias")},
+        **{"attn.c_attn.weight": [width, 3 * width], "attn.c_attn.bias": [3 * width]},
+        **{"attn.c_proj.weight": [width, width], "attn.c_proj.bias": [width]},
+        **{"mlp.c_fc.weight": [width, 4 * width], "mlp.c_fc.bias": [4 * width]},
+        **{"mlp.c_proj.weight": [4 * width, width], "mlp.c_proj.bias": [width]},
+    }
+    shapes |= {f"h.{layer}.{name}": shape for layer in range(n_layer) for name, shape in layers.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_pass_before_its_end(tmp_path, python):
+    zeros(tmp_path, n_layer=12)
+    tokenizer = str(FIXTURES / "tiny-checkpoint")
+    told = python(ONE_PASS.format(folder=str(tmp_path), tokenizer=tokenizer))
+    words = told.stdout.split()
+    assert words[2:] == ["3", "(400,)"], (told.stdout, told.stderr)
+    whole, late = float(words[0]), float(words[1])
+    assert late < max(MOST_SECONDS, whole / 4), (whole, late)
 
 
 # Memory.

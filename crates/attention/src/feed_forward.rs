@@ -84,4 +84,9 @@ impl FeedForward {
     pub fn parameter_count(&self) -> usize {
         self.expand.parameter_count() + self.contract.parameter_count()
     }
+
+    /// Bytes that the two layers take.
+    pub fn bytes(&self) -> usize {
+        self.expand.bytes() + self.contract.bytes()
+    }
 }

@@ -388,6 +388,15 @@ impl MultiHeadAttention {
         self.projection.parameter_count() + self.out_proj.parameter_count()
     }
 
+    /// Bytes that projections, output projection, and their biases take.
+    pub fn bytes(&self) -> usize {
+        let projection = match &self.projection {
+            QkvProjection::Separate { query, key, value } => query.bytes() + key.bytes() + value.bytes(),
+            QkvProjection::Fused(layer) => layer.bytes(),
+        };
+        projection + self.out_proj.bytes()
+    }
+
     /// The projections to queries, keys and values.
     pub fn projection(&self) -> &QkvProjection {
         &self.projection

@@ -1,17 +1,19 @@
-//! How the program ends: exit code 0 for success, 2 for a wrong call or argument, 1 for a job that failed; and what an error
-//! says on the way out. The libraries' messages name no flags of the program: [`hint`] adds those that help.
+//! How the program ends: exit code 0 for success, 2 for a wrong call or argument, 1 for a job that failed, 130 for one that
+//! Ctrl-C ended; and what an error says on the way out. The libraries' messages name no flags of the program: [`hint`] adds those that help.
 
 use std::io;
 
 use gpt2_engine::EngineError;
 use gpt2_evaluation::EvaluationError;
 use gpt2_generation::GenerationError;
-use gpt2_interpret::{FileError, InterpretError};
 use gpt2_kernels::DeviceError;
+use gpt2_look::LookError;
 #[cfg(feature = "serve")]
 use gpt2_server::ServerError;
 use gpt2_training::TrainingError;
 use gpt2_weights::WeightsError;
+
+use crate::interrupt::EXIT_INTERRUPTED;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
 const EXIT_USAGE: u8 = 2;
@@ -32,20 +34,20 @@ impl std::error::Error for UsageError {}
 
 /// The exit code of a command that failed so.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
+    if error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_interrupted) {
+        return EXIT_INTERRUPTED;
+    }
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
     let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
     let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
     let evaluation = error.downcast_ref::<EvaluationError>().is_some_and(EvaluationError::is_usage);
-    let file = error.chain().find_map(|cause| cause.downcast_ref::<FileError>());
-    let file =
-        file.is_some_and(|error| matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. }));
-    let interpret = file || error.downcast_ref::<InterpretError>().is_some_and(InterpretError::is_usage);
+    let look = error.downcast_ref::<LookError>().is_some_and(LookError::is_usage);
     #[cfg(feature = "serve")]
     let server = error.downcast_ref::<ServerError>().is_some_and(ServerError::is_usage);
     #[cfg(not(feature = "serve"))]
     let server = false;
     let is_usage =
-        error.is::<UsageError>() || interpret || engine || generation || training || evaluation || server;
+        error.is::<UsageError>() || look || engine || generation || training || evaluation || server;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
@@ -76,7 +78,9 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
     let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
     let evaluation = || error.downcast_ref::<EvaluationError>().and_then(of_evaluation);
-    let found = engine.or_else(generation).or_else(training).or_else(weights).or_else(evaluation);
+    let look = || error.downcast_ref::<LookError>().and_then(of_look);
+    let found =
+        engine.or_else(generation).or_else(training).or_else(weights).or_else(evaluation).or_else(look);
     #[cfg(feature = "serve")]
     let found = found.or_else(|| error.downcast_ref::<ServerError>().and_then(of_server));
     found
@@ -90,6 +94,15 @@ fn of_server(error: &ServerError) -> Option<&'static str> {
         ServerError::SocketInUse { .. } | ServerError::NotASocket { .. } => Some("--unix-socket"),
         ServerError::Engine(EngineError::NoRoom { .. }) => Some("--parallel, --kv-tokens, --kv-dtype f16"),
         ServerError::CutOff { .. } => Some("--drain-timeout"),
+        _ => None,
+    }
+}
+
+fn of_look(error: &LookError) -> Option<&'static str> {
+    match error {
+        LookError::Engine(error) => of_engine(error),
+        LookError::Weights(error) => of_weights(error),
+        LookError::In { error, .. } => of_look(error),
         _ => None,
     }
 }
@@ -129,10 +142,12 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
 fn of_training(error: &TrainingError) -> Option<&'static str> {
     match error {
         TrainingError::Weights(error) => of_weights(error),
+        TrainingError::Engine(error) => of_engine(error),
         TrainingError::TooFewTokens { .. } => Some("--context"),
         TrainingError::Vocabulary { .. } => Some("--tokenizer"),
         TrainingError::NotFinite { .. } => Some("--lr, --grad-clip"),
         TrainingError::OtherState { .. } => Some("--out"),
+        TrainingError::Interrupted { state: Some(_) } => Some("--resume"),
         _ => None,
     }
 }

@@ -1,12 +1,15 @@
-//! Ctrl-C while texts are generated interactively: it ends the text, and outside a text the program.
+//! Ctrl-C: while texts are generated interactively it ends the text, and outside a text the program; in a job that saves what it
+//! has done, the first one ends the job, and the second the program.
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
+use crate::output;
+
 /// How a program that an interrupt ended is seen by a shell: 128 and the number of the signal.
-const EXIT_INTERRUPTED: i32 = 130;
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 static IS_GENERATING: AtomicBool = AtomicBool::new(false);
 static IS_REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -15,9 +18,20 @@ static IS_REQUESTED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn end_texts() -> Result<()> {
     ctrlc::set_handler(|| {
         if !IS_GENERATING.load(Ordering::SeqCst) {
-            exit(EXIT_INTERRUPTED);
+            exit(EXIT_INTERRUPTED.into());
         }
         IS_REQUESTED.store(true, Ordering::SeqCst);
+    })
+    .context("Ctrl-C cannot be handled")
+}
+
+/// Makes Ctrl-C end the job, which asks [`is_requested`], and once more the program.
+pub(crate) fn end_job() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if IS_REQUESTED.swap(true, Ordering::SeqCst) {
+            exit(EXIT_INTERRUPTED.into());
+        }
+        output::print_status("\nending, with what is done saved; Ctrl-C again ends at once");
     })
     .context("Ctrl-C cannot be handled")
 }
@@ -31,7 +45,7 @@ pub(crate) fn while_generating<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether Ctrl-C was pressed since the text began.
+/// Whether Ctrl-C was pressed since the text, or the job, began.
 pub(crate) fn is_requested() -> bool {
     IS_REQUESTED.load(Ordering::SeqCst)
 }

@@ -19,12 +19,12 @@ use gpt2_engine::{HubOptions, Network, process};
 
 fn main() -> ExitCode {
     let Arguments { command, offline } = Arguments::parse();
-    #[expect(unsafe_code, reason = "settings of the process that are made before there is a second thread")]
+    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {
-        process::keep_freed_memory();
         process::set_threads(command.threads());
     }
+    process::keep_freed_memory();
     let mut hub = HubOptions::from_environment();
     if offline {
         hub.network = Network::Offline;

@@ -7,9 +7,7 @@ use gpt2::KvDType;
 use gpt2_engine::{
     BUILT_IN, DeviceChoice, EngineError, HubOptions, ModelOptions, Opened, WeightDType, process,
 };
-use gpt2_weights::Checkpoint;
 
-use crate::exit::UsageError;
 use crate::progress::Terminal;
 
 /// Where the model is and where it runs.
@@ -83,23 +81,9 @@ pub(crate) struct CommonArguments {
 }
 
 impl CommonArguments {
-    /// Opens the checkpoint of this name, with whatever tensors it has.
-    pub(crate) fn open_checkpoint(&self, model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
+    /// The checkpoint of this name, for the library.
+    pub(crate) fn checkpoint_options(&self, model: &Path, hub: &HubOptions) -> ModelOptions {
         let (model, hub) = (model.to_owned(), hub.clone());
-        let options = ModelOptions { model, hub, n_head: self.n_head, ..ModelOptions::default() };
-        options.open_checkpoint(&Terminal)
+        ModelOptions { model, hub, n_head: self.n_head, ..ModelOptions::default() }
     }
-
-    /// Refuses a number of heads where there is no checkpoint to have them.
-    pub(crate) fn check_without_checkpoint(&self) -> Result<(), UsageError> {
-        match self.n_head {
-            Some(_) => Err(UsageError("--n-head is for checkpoints; here the configuration tells it".into())),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Opens a checkpoint that another one is compared with.
-pub(crate) fn open_other(model: &Path, hub: &HubOptions) -> Result<Checkpoint, EngineError> {
-    CommonArguments { n_head: None, threads: None }.open_checkpoint(model, hub)
 }

@@ -4,6 +4,9 @@ use std::io::{IsTerminal, Write, stderr, stdout};
 
 use anstyle::Style;
 use anyhow::Result;
+pub(crate) use gpt2_engine::grouped;
+use gpt2_engine::terminal::printable;
+use gpt2_engine::{Reporter, Terminal};
 use serde::Serialize;
 
 /// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
@@ -48,7 +51,7 @@ pub(crate) fn print_status(status: &str) {
 
 /// Prints something worth knowing that is no error.
 pub(crate) fn print_note(note: &str) {
-    let _ = writeln!(stderr(), "note: {}", printable(note));
+    Terminal.note(note);
 }
 
 /// Prints an error.
@@ -62,44 +65,11 @@ pub(crate) fn print_error(message: &str) {
     let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(message));
 }
 
-/// The text without control characters, which could change the terminal's state; line breaks and tabs stay.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
-}
-
 fn colour_is_wanted() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Groups the digits of a number by thousands: `124,439,808`.
-pub(crate) fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 /// A number of bytes in MiB: `474.7 MiB`.
 pub(crate) fn mebibytes(bytes: usize) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        assert_eq!([0, 999, 1000, 124_439_808].map(grouped), ["0", "999", "1,000", "124,439,808"]);
-    }
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\u{1b}[31mb\n\tc\u{7}"), "a[31mb\n\tc");
-    }
 }

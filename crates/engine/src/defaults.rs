@@ -57,6 +57,11 @@ impl Defaults {
         &self.config
     }
 
+    /// The tokens of the model.
+    pub(crate) fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
     /// The end tokens that the files name, those included that the vocabulary does not have.
     pub fn named_ends(&self) -> &[u32] {
         &self.as_named.eos_token_id

@@ -1,6 +1,8 @@
 //! Why a model cannot be opened or asked: each message says what was found and what to do. The errors of the crates below
 //! come through as they are.
 
+use std::path::PathBuf;
+
 use gpt2_generation::GenerationError;
 use gpt2_kernels::DeviceError;
 use gpt2_weights::WeightsError;
@@ -87,6 +89,25 @@ pub enum EngineError {
         /// Tokens of the vocabulary.
         vocab_size: usize,
     },
+    /// Options of one request that do not go together.
+    #[error("{what}")]
+    Options {
+        /// Which, and what to do.
+        what: String,
+    },
+    /// Two models that are compared have other tokens.
+    #[error("the vocabularies differ: {found} tokens here, {other} in {other_path}")]
+    OtherVocabulary {
+        /// Tokens of the first.
+        found: usize,
+        /// Tokens of the other.
+        other: usize,
+        /// The other.
+        other_path: PathBuf,
+    },
+    /// The job was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
+    #[error("interrupted")]
+    Interrupted,
     /// The `generation_config.json` beside the weights cannot be used.
     #[error("{what}")]
     Defaults {
@@ -106,9 +127,22 @@ impl EngineError {
             Self::Weights(error) => {
                 matches!(error, WeightsError::NotOnCpu { .. } | WeightsError::NotOnGpu { .. })
             }
-            Self::InstructionSet { .. } | Self::NoTf32 { .. } | Self::NoRoom { .. } => true,
+            Self::InstructionSet { .. }
+            | Self::NoTf32 { .. }
+            | Self::NoRoom { .. }
+            | Self::Options { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether nothing is wrong, and the job was ended because somebody wanted so.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(
+            self,
+            Self::Interrupted
+                | Self::Weights(WeightsError::Interrupted)
+                | Self::Hub(HubError::Stopped { .. })
+        )
     }
 }
 

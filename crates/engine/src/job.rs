@@ -48,6 +48,12 @@ pub trait Job {
     /// What ends the whole job.
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, Self::Error>;
 
+    /// The seed of the texts of a prompt, in place of the configuration's; asked once the prompt was given.
+    fn seed(&self, prompt: usize) -> Option<u64> {
+        let _ = prompt;
+        None
+    }
+
     /// A token as it comes, where texts are made token by token.
     ///
     /// # Errors
@@ -67,7 +73,8 @@ pub trait Job {
         texts: Result<Vec<Text>, GenerationError>,
     ) -> Result<(), Self::Error>;
 
-    /// Whether to end what is being made, asked after each token.
+    /// Whether to end what is being made, asked after each token. A model that is [interrupted](LoadedModel::interrupted_by) ends it
+    /// too, and sooner: what is there is then handed on likewise.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -138,8 +145,12 @@ impl LoadedModel {
                 && !job.is_interrupted()
             {
                 let Some((prompt, ids)) = prompts.next(job)? else { break };
-                let request =
-                    Request { processors: job.processors(), ..Request::new(ids, Arc::clone(&config)) };
+                let config = match job.seed(prompt) {
+                    Some(seed) => Arc::new(GenerationConfig { seed, ..(*config).clone() }),
+                    None => Arc::clone(&config),
+                };
+                let request = Request::new(ids, Arc::clone(&config));
+                let request = Request { processors: job.processors(), ..request };
                 match scheduler.submit(request) {
                     Ok(id) => {
                         _ = open.insert(
@@ -153,11 +164,18 @@ impl LoadedModel {
             if scheduler.is_idle() {
                 return Ok(());
             }
-            for event in scheduler.step().map_err(EngineError::from)? {
+            let stepped = scheduler.step();
+            let is_ended = stepped.is_err() && self.model().is_interrupted();
+            // What happened before comes with the next step.
+            let events = if is_ended { scheduler.step() } else { stepped };
+            for event in events.map_err(EngineError::from)? {
                 take_event(job, &mut open, event)?;
                 if job.is_interrupted() {
-                    return open.into_values().try_for_each(|unfinished| unfinished.interrupt(job));
+                    return interrupt(job, open);
                 }
+            }
+            if is_ended {
+                return interrupt(job, open);
             }
         }
     }
@@ -197,7 +215,11 @@ impl LoadedModel {
             vec![(ids, reason, None)]
         };
         if found.is_empty() {
-            return Ok(self.empty_texts(config));
+            let mut texts = self.empty_texts(config);
+            if model.is_interrupted() {
+                texts.iter_mut().for_each(|text| text.stop_reason = StopReason::Interrupted);
+            }
+            return Ok(texts);
         }
         let text = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
             let text =
@@ -291,13 +313,14 @@ struct Unfinished {
     ended: BTreeSet<usize>,
 }
 
-impl Unfinished {
-    /// Hands on what there is.
-    fn interrupt<J: Job>(mut self, job: &mut J) -> Result<(), J::Error> {
-        let texts = self.texts.iter_mut().enumerate().filter(|(sequence, _)| !self.ended.contains(sequence));
-        texts.for_each(|(_, text)| text.stop_reason = StopReason::Interrupted);
-        job.on_texts(self.prompt, Ok(self.texts))
+/// Hands on what there is of all prompts.
+fn interrupt<J: Job>(job: &mut J, open: BTreeMap<RequestId, Unfinished>) -> Result<(), J::Error> {
+    for Unfinished { prompt, mut texts, ended } in open.into_values() {
+        let running = texts.iter_mut().enumerate().filter(|(sequence, _)| !ended.contains(sequence));
+        running.for_each(|(_, text)| text.stop_reason = StopReason::Interrupted);
+        job.on_texts(prompt, Ok(texts))?;
     }
+    Ok(())
 }
 
 fn take_event<J: Job>(

@@ -23,11 +23,17 @@
 //! No clock and, but for [`HubOptions::from_environment`], no environment variable is read, and what belongs to the whole
 //! process is set by the functions of [`process`] alone.
 
+mod batch;
 mod built_in;
+mod choices;
+mod convert;
 mod defaults;
 mod device;
 mod error;
+mod generation_options;
+mod grouped;
 mod hub;
+mod inspect;
 mod job;
 mod line_file;
 mod loaded_model;
@@ -36,21 +42,40 @@ mod opened;
 mod options;
 pub mod process;
 mod reporter;
+mod spelling;
+#[cfg(feature = "terminal")]
+pub mod terminal;
+mod verify;
 mod vocabulary;
+mod watched;
 
+pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
+pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
+pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
 pub use error::{EngineError, UnknownName};
+pub use generation_options::GenerationOptions;
 pub use gpt2_weights::WeightDType;
+pub use grouped::grouped;
 pub use hub::{DatasetFile, HubError, HubOptions, Network, dataset_file};
+pub use inspect::{
+    BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,
+    KvBytesPerType, StoredFile, VocabularySizes,
+};
 pub use job::{Job, Text};
 pub use line_file::{HalfLine, LineFile};
 pub use loaded_model::LoadedModel;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
+pub use spelling::Spelling;
+#[cfg(feature = "terminal")]
+pub use terminal::Terminal;
+pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
+pub use watched::Watched;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

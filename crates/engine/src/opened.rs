@@ -73,7 +73,8 @@ impl Opened {
     /// Reads the weights.
     ///
     /// # Errors
-    /// When they cannot be read, or the device has no room for them.
+    /// When they cannot be read, or the device has no room for them; when `reporter` wants no more of it, see
+    /// [`EngineError::is_interrupted`].
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
         let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);

@@ -7,8 +7,8 @@ use gpt2::{Gpt2LMHead, KvDType};
 use gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, Opened, Reporter, Unit, built_in, device, device_name,
-    hub,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, Opened, Reporter, Watched, built_in, device,
+    device_name, hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -107,8 +107,15 @@ impl ModelOptions {
         let checkpoint = if self.model == Path::new(BUILT_IN) {
             built_in::open(&options)?
         } else {
-            Checkpoint::open_with(&hub::local_path(&self.model, &self.hub, reporter)?, &options)?
+            Checkpoint::open_watched(
+                &hub::local_path(&self.model, &self.hub, reporter)?,
+                &options,
+                &Watched::unseen(reporter),
+            )?
         };
+        if reporter.is_interrupted() {
+            return Err(EngineError::Interrupted);
+        }
         if let Some(note) = checkpoint.guessed_heads_note() {
             reporter.note(&note);
         }
@@ -119,15 +126,15 @@ impl ModelOptions {
     /// time may give that device work, see [`Gpt2LMHead::with_recorded_steps`].
     ///
     /// # Errors
-    /// When the tensors are not those of the model, or the device has no room.
+    /// When the tensors are not those of the model, or the device has no room; when `reporter` wants no more of it, see
+    /// [`EngineError::is_interrupted`].
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
         device: &Device,
         reporter: &dyn Reporter,
     ) -> Result<Gpt2LMHead, EngineError> {
-        let bar = reporter.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
-        let progress = |bytes| bar.advance(bytes);
+        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype: self.kv_dtype };
         if device.is_cpu() {
             return Ok(checkpoint.load(&options, &progress)?);

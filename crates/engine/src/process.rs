@@ -69,19 +69,21 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
 ///
 /// Every operation on tensors allocates its result. With GNU's allocator as it starts, blocks of some megabytes go back to
 /// the system when they are freed and come as new pages again, which have to be cleared: `gpt2 bench --dtype f32` reads a
-/// prompt of 512 tokens in about a sixth less time with this call than without it (124M, two Zen 5 cores).
-///
-/// # Safety
-/// To be called while the process has one thread.
-#[expect(unsafe_code, reason = "the allocator is tuned by calls of the C library")]
-pub unsafe fn keep_freed_memory() {
+/// prompt of 512 tokens in about a sixth less time with this call than without it (124M, two Zen 5 cores). Whatever else runs in the
+/// process allocates so too from then on, and other threads may do so meanwhile.
+#[cfg_attr(
+    all(target_os = "linux", target_env = "gnu"),
+    expect(unsafe_code, reason = "the allocator is tuned by calls of the C library")
+)]
+pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         /// The most that the allocator takes: larger blocks, such as the weights, still come from the system and go back to it.
         const LARGEST_KEPT: libc::c_int = 32 << 20;
         /// Free memory at the end of the heap that is kept, more than one layer's results.
         const KEPT: libc::c_int = 256 << 20;
-        // SAFETY: the calls change two numbers of the allocator while, as the caller sees to, there is one thread.
+        // SAFETY: each call takes the lock of the allocator's main arena and writes a word or two that other threads read without it,
+        // as the allocator itself does whenever it frees a large block: either the old number counts for them or the new one.
         let tuned = unsafe {
             [libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_KEPT), libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT)]
         };

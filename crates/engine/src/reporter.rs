@@ -7,6 +7,13 @@ pub trait Reporter: Send + Sync {
 
     /// Something worth knowing that is no error.
     fn note(&self, note: &str);
+
+    /// Whether the job is to end early, because the user wants no more of it. It is asked often, on the thread that called, between
+    /// two pieces of a tensor or of a download; what it says once it should go on saying until the job has ended. By default
+    /// nobody wants that.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// A job that goes on.

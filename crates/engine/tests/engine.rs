@@ -5,9 +5,9 @@
 use std::sync::{Arc, Mutex};
 
 use gpt2_engine::{
-    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text, Unit,
+    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Step, Text, Unit,
 };
-use gpt2_generation::{GenerationConfig, GenerationError};
+use gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
 use gpt2_testing::{CheckpointFolder, json_fixture};
 use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError};
 use serde_json::json;
@@ -36,6 +36,7 @@ struct Prompts {
     given: usize,
     most_open: usize,
     is_interrupted: bool,
+    seeds: Vec<u64>,
 }
 
 impl Job for Prompts {
@@ -58,6 +59,10 @@ impl Job for Prompts {
 
     fn is_interrupted(&self) -> bool {
         self.is_interrupted
+    }
+
+    fn seed(&self, prompt: usize) -> Option<u64> {
+        self.seeds.get(prompt).copied()
     }
 }
 
@@ -135,6 +140,94 @@ fn a_prompt_that_fails_is_told_and_the_others_are_made() {
             assert_eq!((texts[0].ids.len(), texts[0].stop_reason.name()), (3, "max_new_tokens"));
         }
     }
+}
+
+/// The texts of each prompt with its own seed are those that it gives alone.
+#[test]
+fn prompts_may_have_seeds_of_their_own() {
+    let model = load(&CheckpointFolder::tiny());
+    let drawn = |seed| {
+        let defaults = model.defaults().unwrap();
+        let config =
+            GenerationConfig { seed, do_sample: true, max_new_tokens: 9, ..defaults.config().clone() };
+        defaults.complete(GenerationConfig { num_return_sequences: 2, ..config }).unwrap()
+    };
+    let prompts: Vec<Vec<u32>> = (1..6).map(|id| vec![id, 2]).collect();
+    let seeds = vec![3, 1, 4, 1];
+    let texts = |waiting: Vec<Vec<u32>>, seeds: &[u64], seed| {
+        let mut job = Prompts { waiting, seeds: seeds.to_vec(), ..Prompts::default() };
+        model.generate(&mut job, 3, &drawn(seed), &Silent).unwrap();
+        job.made.sort_by_key(|(prompt, _)| *prompt);
+        job.made.into_iter().map(|(_, texts)| texts.unwrap()).collect::<Vec<_>>()
+    };
+    let found = texts(prompts.clone(), &seeds, 7);
+    assert_ne!(found, texts(prompts.clone(), &[], 7));
+    // The last one has the seed of all.
+    for ((prompt, seed), found) in prompts.into_iter().zip([3, 1, 4, 1, 7]).zip(found) {
+        assert_eq!(vec![found], texts(vec![prompt], &[], seed), "seed {seed}");
+    }
+}
+
+/// Step by step there are the same texts.
+#[test]
+fn a_batch_is_driven_by_its_caller() {
+    let model = load(&CheckpointFolder::tiny());
+    let config = Arc::new(greedy(&model, 5));
+    let request = |id: u32| Request::new(vec![id, 2], Arc::clone(&config));
+    let mut batch = model.batch((1..6).map(request).collect(), 2, None).unwrap();
+    let mut texts = vec![String::new(); 5];
+    loop {
+        match batch.step().unwrap() {
+            Step::Event(place, Event::Token { text, .. }) => texts[place].push_str(&text),
+            Step::End => break,
+            _ => {}
+        }
+    }
+    for (id, text) in (1..6).zip(&texts) {
+        let alone = model.text_generator(&[id, 2], &config).unwrap();
+        assert_eq!(alone.map(Result::unwrap).collect::<String>(), *text);
+    }
+    assert!(matches!(batch.step(), Ok(Step::End)));
+    let refused = model.batch(vec![request(1), request(999)], 2, None).err().unwrap();
+    assert!(matches!(refused, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
+    let raised = model.clone().interrupted_by(Arc::new(|| true));
+    let mut batch = raised.batch(vec![request(1)], 2, None).unwrap();
+    assert!(batch.step().is_err() && matches!(batch.step(), Ok(Step::End)));
+}
+
+/// A model that is interrupted within a pass hands on what there was before it, however the texts are made.
+#[test]
+fn an_interrupted_model_hands_on_what_there_is() {
+    let model = load(&CheckpointFolder::tiny());
+    let per_pass = 2 * model.config().n_layer;
+    let beams = GenerationConfig { num_beams: 2, ..greedy(&model, 12) };
+    let contrastive = GenerationConfig { penalty_alpha: 0.6, top_k: 3, ..greedy(&model, 12) };
+    for (config, has_all) in [(greedy(&model, 12), true), (beams, false), (contrastive, true)] {
+        let texts = |model: &LoadedModel| {
+            let mut job = Prompts { waiting: vec![vec![1, 2, 3]], ..Prompts::default() };
+            model.generate(&mut job, 1, &config, &Silent).unwrap();
+            let (_, texts) = job.made.pop().unwrap();
+            texts.unwrap().pop().unwrap()
+        };
+        let whole = texts(&model);
+        assert_eq!((whole.ids.len(), whole.stop_reason.name()), (12, "max_new_tokens"));
+        // In the prompt, at the beginning of a token's pass, and in the middle of one.
+        for (asked, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
+            let left = Arc::new(Mutex::new(asked));
+            let check = move || {
+                let mut left = left.lock().unwrap();
+                *left = left.saturating_sub(1);
+                *left == 0
+            };
+            let found = texts(&model.clone().interrupted_by(Arc::new(check)));
+            assert_eq!(found.stop_reason.name(), "interrupted", "{asked}: {found:?}");
+            let most = if config.penalty_alpha > 0.0 { passes.max(1) - 1 } else { passes };
+            assert!(found.ids.len() <= most && found.ids.len() + 1 >= most, "{asked}: {found:?}");
+            assert!(!has_all || whole.ids.starts_with(&found.ids), "{asked}: {found:?}");
+        }
+    }
+    let raised = model.clone().interrupted_by(Arc::new(|| true));
+    assert!(gpt2_generation::score(raised.model(), &[1, 2, 3], 4, 0, &|_| {}).is_err());
 }
 
 /// Texts without tokens wait for nothing; their prompts are not all held at once all the same.

@@ -94,10 +94,8 @@ pub struct Predicted {
 impl Predicted {
     /// The best of these.
     pub fn of(choices: &[ChoiceResult]) -> Self {
-        let best = |measure: fn(&ChoiceResult) -> f64| {
-            let indexed = choices.iter().map(measure).enumerate();
-            indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
-        };
+        let best =
+            |measure: fn(&ChoiceResult) -> f64| gpt2_generation::first_best(choices.iter().map(measure));
         Self {
             sum: best(|choice| choice.logprob),
             per_character: best(|choice| choice.logprob / choice.characters as f64),

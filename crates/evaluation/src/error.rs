@@ -46,6 +46,18 @@ pub enum EvaluationError {
         /// What it is.
         found: String,
     },
+    /// Options that do not go together.
+    #[error("{what}")]
+    Call {
+        /// The option, what was expected, what was found.
+        what: String,
+    },
+    /// Two models are to be compared, and there is one.
+    #[error("`kl` has two models side by side, and there is no second one")]
+    NoBase,
+    /// The user ended the run; what was known until then is in the log.
+    #[error("interrupted")]
+    Interrupted,
     /// A file that cannot be read or written.
     #[error("{}: {cause}", path.display())]
     File {
@@ -85,7 +97,7 @@ impl EvaluationError {
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Engine(error) => error.is_usage(),
-            Self::UnknownProtocol { .. } | Self::Setting { .. } => true,
+            Self::UnknownProtocol { .. } | Self::Setting { .. } | Self::Call { .. } => true,
             _ => false,
         }
     }

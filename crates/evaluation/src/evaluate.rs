@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::slice;
 
 use gpt2_engine::{Job, LoadedModel, Progress, Silent, Text};
-use gpt2_generation::{GenerationConfig, GenerationError, Sequence, TokenScore, score_sequences};
+use gpt2_generation::{GenerationConfig, GenerationError, Sequence, StopReason, TokenScore, score_sequences};
 
 use crate::{
     Choice, ChoiceResult, EvaluationError, Item, ItemResult, Predicted, Prepared, Work, basic_tokenizer,
@@ -28,7 +28,8 @@ impl Prepared {
     /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model where it says the same.
     ///
     /// # Errors
-    /// When the model cannot be asked, says something else to an item than `done`, or `keep` fails.
+    /// When the model cannot be asked or is [interrupted](LoadedModel::interrupted_by), says something else to an item than `done`, or
+    /// `keep` fails.
     pub fn evaluate(
         &self,
         model: &LoadedModel,
@@ -60,7 +61,10 @@ impl Prepared {
             }
             rest = others;
         }
-        Ok(results)
+        match results.len() < self.items.len() {
+            true => Err(EvaluationError::Interrupted),
+            false => Ok(results),
+        }
     }
 
     /// Tokens that the model reads where the first `done` items are, the last of them again; what the choices of an item all begin with counts
@@ -242,7 +246,11 @@ impl Job for Words<'_> {
         texts: Result<Vec<Text>, GenerationError>,
     ) -> Result<(), EvaluationError> {
         let item = &self.items[prompt];
-        let text = texts?.into_iter().next().and_then(|text| text.text).unwrap_or_default();
+        let text = texts?.into_iter().next();
+        if text.as_ref().is_some_and(|text| text.stop_reason == StopReason::Interrupted) {
+            return Err(EvaluationError::Interrupted);
+        }
+        let text = text.and_then(|text| text.text).unwrap_or_default();
         if let Work::Write { word, .. } = &item.work {
             let written = basic_tokenizer::words(&text).into_iter().next().unwrap_or_default();
             let correct = Some(written == *word);

@@ -61,7 +61,7 @@ impl Kl {
     /// When the data are no text, the text has too few tokens, or the windows do not fit the model.
     pub fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Self, EvaluationError> {
         let (length, note) = window_length(setting)?;
-        let ids = encode_file(setting.vocabulary, data.text()?)?;
+        let ids = encode_file(setting, data.text()?)?;
         if ids.len() < SHORTEST_WINDOW {
             let what = format!("expected a text of at least {SHORTEST_WINDOW} tokens, found {}", ids.len());
             return Err(unusable(data, what));

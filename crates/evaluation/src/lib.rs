@@ -4,23 +4,26 @@
 //! model said to each. Between them stands one way to ask a model, [`Prepared::evaluate`], and what it answers to an item,
 //! [`ItemResult`], is also the line of the log from which an interrupted run goes on.
 //!
+//! [`EvaluationOptions`] say all that a caller may ask for. They become a [`Plan`], that an [`Evaluation`], which holds all data
+//! checked and ready before any weights are read, and that [`Report`]s.
+//!
 //! ```
 //! use gpt2_engine::{ModelOptions, Silent};
-//! use gpt2_evaluation::{Data, Setting, named};
+//! use gpt2_evaluation::{EvaluationOptions, ModelFacts};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("passages.jsonl");
 //! # std::fs::write(&path, r#"{"text": "My lord, the king of France is dead, and long live the king"}"#)?;
-//! let (protocol, _) = named("lambada:lm-eval")?;
-//! let opened = ModelOptions::default().open(&Silent)?;
-//! let setting = Setting { vocabulary: opened.vocabulary(), parameter: 0, context: None, limit: None };
-//! let prepared = (protocol.prepare)(&Data::read(&path)?, &setting)?;
+//! let options = EvaluationOptions { data: vec![path], ..EvaluationOptions::new(["lambada:lm-eval"]) };
+//! let plan = options.check()?;
+//! let options = ModelOptions::default();
+//! let opened = options.open(&Silent)?;
 //! // What is wrong with the data is known before any weights are read.
-//! assert!(prepared.damaged.is_none());
+//! let evaluation = plan.prepare(&ModelFacts::of_opened(&options, &opened), None, &Silent)?;
 //! let model = opened.load(&Silent)?;
-//! let results = prepared.evaluate(&model, Vec::new(), &Silent, &mut |_| Ok(()))?;
-//! let metrics = (protocol.measure)(&prepared.totals, &results);
-//! assert_eq!(metrics.iter().map(|metric| metric.name).collect::<Vec<_>>(), ["perplexity", "acc"]);
+//! let reports = evaluation.run(&model, None, &Silent).collect::<Result<Vec<_>, _>>()?;
+//! let names = reports[0].metrics.iter().map(|metric| metric.name);
+//! assert_eq!(names.collect::<Vec<_>>(), ["perplexity", "acc"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -31,27 +34,37 @@ mod data;
 mod detokenize;
 mod error;
 mod evaluate;
+mod facts;
 mod item;
 mod kl;
+mod listing;
 mod log;
+mod long_text;
 mod metric;
 mod names;
 mod number;
+mod options;
+mod plan;
 mod preparation;
 mod protocol;
 mod protocols;
 mod published;
 mod report;
+mod task;
 
 pub use answer::{ChoiceResult, ItemResult, Predicted};
 pub use compare::{Comparison, Flips, PairedDifference};
 pub use data::{Data, Record, Records};
 pub use error::{DataError, EvaluationError};
+pub use facts::ModelFacts;
 pub use item::{Choice, Item, Work};
 pub use kl::{Kl, KlWindow};
+pub use listing::{Listed, listing};
 pub use log::{ItemLog, LogHead, logged_results};
 pub use metric::{Metric, StderrKind};
 pub use names::{named, protocols};
+pub use options::EvaluationOptions;
+pub use plan::{Evaluation, Plan, Reports};
 pub use preparation::{Prepared, Setting, Totals};
 pub use protocol::{Dataset, Parameter, Protocol};
 pub use published::{Published, Size};

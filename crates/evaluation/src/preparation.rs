@@ -1,6 +1,6 @@
 //! Data made ready for a model: everything that is known before it is asked.
 
-use gpt2_engine::Vocabulary;
+use gpt2_engine::{Reporter, Vocabulary};
 
 use crate::{DataError, Item};
 
@@ -31,7 +31,7 @@ pub struct Totals {
 }
 
 /// What a protocol is prepared for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Setting<'a> {
     /// The model's tokens and configuration.
     pub vocabulary: &'a Vocabulary,
@@ -41,4 +41,6 @@ pub struct Setting<'a> {
     pub context: Option<usize>,
     /// Take the first so many items only.
     pub limit: Option<usize>,
+    /// Asked between entries whether to end early.
+    pub reporter: &'a dyn Reporter,
 }

@@ -1,5 +1,7 @@
 //! Protocols: a name fixes which text is scored, in what pieces, and what the result is divided by.
 
+use serde::Serialize;
+
 use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Published, Setting, Totals};
 
 /// A way to measure, as data and two functions.
@@ -24,7 +26,7 @@ pub struct Protocol {
 }
 
 /// The number at the end of a protocol's name.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Parameter {
     /// What it is where the name has none; `None` where it must be given or follows from the model.
     pub default: Option<usize>,
@@ -33,7 +35,7 @@ pub struct Parameter {
 }
 
 /// Where the published data are.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Dataset {
     /// What it is called.
     pub name: &'static str,

@@ -15,7 +15,13 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let name = ["data.jsonl", "data.csv", "data.txt"][usize::from(kind % 3)];
     let path = gpt2_fuzz::file(name, bytes);
     let Ok(data) = Data::read(&path) else { return };
-    let setting = Setting { vocabulary: OPENED.vocabulary(), parameter: 100, context: None, limit: Some(20) };
+    let setting = Setting {
+        vocabulary: OPENED.vocabulary(),
+        parameter: 100,
+        context: None,
+        limit: Some(20),
+        reporter: &Silent,
+    };
     for protocol in protocols() {
         if let Ok(prepared) = (protocol.prepare)(&data, &setting) {
             check(&prepared, OPENED.config().n_positions);

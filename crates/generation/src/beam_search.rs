@@ -57,7 +57,10 @@ pub fn beam_search(
     }
     let capacity = prompt.len() + max_steps - 1;
     let mut cache = one_row_of(model, config.num_beams, capacity)?;
-    let mut logits = vec![last_logits(model, &prompt, &mut cache)?];
+    let mut logits = match last_logits(model, &prompt, &mut cache) {
+        Err(_) if model.is_interrupted() => return Ok(Vec::new()),
+        logits => vec![logits?],
+    };
     // The tokens in each row of the cache.
     let mut held = vec![prompt.clone()];
 
@@ -96,7 +99,15 @@ pub fn beam_search(
         let last: Vec<u32> = beams.iter().filter_map(|beam| beam.ids.last().copied()).collect();
         let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
         let pass = &mut Pass::inference();
-        logits = rows_of(&model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?)?;
+        logits = match model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass) {
+            Err(_) if model.is_interrupted() => {
+                for group in groups.iter_mut().filter(|group| !group.is_done) {
+                    search.finish_open_beams(group, step, StopReason::Interrupted);
+                }
+                break;
+            }
+            logits => rows_of(&logits?)?,
+        };
     }
     let mut found: Vec<Hypothesis> = groups.into_iter().flat_map(|group| group.finished).collect();
     if found.is_empty() {

@@ -48,7 +48,10 @@ pub fn contrastive_search(
 
     let pass = &mut Pass::inference();
     let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
-    let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (1, T, C)
+    let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
+        Err(_) if model.is_interrupted() => return Ok((Vec::new(), StopReason::Interrupted)),
+        hidden => hidden?, // (1, T, C)
+    };
     let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
     let mut context = unit_vectors(&hidden)?; // (1, T, C)
     for _ in 0..steps {
@@ -64,7 +67,12 @@ pub fn contrastive_search(
         cache.reorder(&vec![best; rows], |_, _| shared)?;
         let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
         let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
-        let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
+        let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
+            Err(_) if model.is_interrupted() => {
+                return Ok((ids.split_off(prompt_len), StopReason::Interrupted));
+            }
+            hidden => hidden?, // (K, 1, C)
+        };
         let directions = unit_vectors(&hidden)?.squeeze(TOKEN_DIM)?; // (K, C)
         let cosines = directions.matmul(&context.squeeze(0)?.t()?)?; // (K, T)
         let penalties = cosines.max(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;

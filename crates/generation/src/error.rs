@@ -16,6 +16,12 @@ pub enum GenerationError {
         /// The value.
         found: String,
     },
+    /// An option is not known, or has a value of another kind.
+    #[error("{what}")]
+    Option {
+        /// The option, and what is wrong with it.
+        what: String,
+    },
     /// Two options contradict each other.
     #[error("{what}")]
     Conflict {
@@ -191,6 +197,7 @@ impl GenerationError {
         matches!(
             self,
             Self::OptionOutOfRange { .. }
+                | Self::Option { .. }
                 | Self::Conflict { .. }
                 | Self::WindowTooLong { .. }
                 | Self::StopStringsWithoutTokenizer

@@ -40,6 +40,9 @@ pub use logprobs::{TokenAlternatives, TokenLogprobs};
 pub use processors::{AllowedTokens, Constraint, History, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
 pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
-pub use score::{Continuation, Score, check_continuations, check_text, score, score_continuations};
+pub use score::{
+    Continuation, Score, check_continuations, check_text, default_stride, first_best, score,
+    score_continuations,
+};
 pub use sequences::{Sequence, TokenScore, score_sequences};
 pub use text_stream::TextStream;

@@ -119,6 +119,12 @@ pub fn score_continuations(
     Ok(scores.into_iter().flatten().map(continuation).collect())
 }
 
+/// Index of the largest of some numbers, of equals the first: the best of choices by a measure of theirs.
+pub fn first_best(measures: impl IntoIterator<Item = f64>) -> usize {
+    let indexed = measures.into_iter().enumerate();
+    indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
+}
+
 /// Checks what can be checked of a prompt and its continuations before a model is loaded.
 ///
 /// # Errors
@@ -147,6 +153,11 @@ pub fn check_continuations(
         }
     }
     Ok(())
+}
+
+/// The distance between the windows of a text where nothing is said: half of the context.
+pub fn default_stride(config: &Gpt2Config) -> usize {
+    config.n_positions.div_ceil(2)
 }
 
 /// Checks what can be checked of a text before a model is loaded.

@@ -24,6 +24,7 @@
 mod cache;
 mod config;
 mod error;
+mod interrupt;
 mod model;
 mod parameters;
 mod recorder;

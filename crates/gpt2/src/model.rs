@@ -23,11 +23,14 @@ use gpt2_attention::{
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
+use crate::interrupt::Interrupt;
 use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
+/// Tokens whose logits are computed between two looks for an interruption.
+const HEAD_TOKENS: usize = 128;
 
 /// A block: two parts, each added to the residual stream after its own layer norm.
 #[derive(Debug, Clone)]
@@ -61,11 +64,19 @@ impl Block {
     }
 
     /// `(B, T, C)` to `(B, T, C)`.
-    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        cache: Option<&mut KvCache>,
+        interrupt: Option<&Interrupt>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        Interrupt::ask(interrupt)?;
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
         let x = self.attn.add_to(&x, &normed, &AttentionMask::Causal, cache, self.resid_pdrop, pass)?;
         let x = pass.show(SiteKind::ResidMid, x)?;
+        Interrupt::ask(interrupt)?;
         let normed = pass.norm(&self.ln_2, &x, [SiteKind::Ln2Scale, SiteKind::Ln2Normalized])?;
         let x = self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?;
         pass.show(SiteKind::ResidPost, x)
@@ -97,6 +108,10 @@ impl Block {
             + self.ln_2.parameter_count()
             + self.mlp.parameter_count()
     }
+
+    fn bytes(&self) -> usize {
+        self.ln_1.bytes() + self.attn.bytes() + self.ln_2.bytes() + self.mlp.bytes()
+    }
 }
 
 /// GPT-2 without its output head: token ids to hidden states.
@@ -108,6 +123,7 @@ pub struct Gpt2Model {
     ln_f: LayerNorm,
     config: Gpt2Config,
     watcher: Option<Watcher>,
+    pub(crate) interrupt: Option<Interrupt>,
 }
 
 impl Gpt2Model {
@@ -125,6 +141,7 @@ impl Gpt2Model {
             ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.below("ln_f"))?,
             config: config.clone(),
             watcher: None,
+            interrupt: None,
         })
     }
 
@@ -135,12 +152,24 @@ impl Gpt2Model {
     /// tokens, and the cache grows by `T` (but see [`Pass::after`]).
     ///
     /// # Errors
-    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache.
-    pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
-        self.watched(pass, |pass| {
-            let x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
-            self.blocks_from(0, x, cache, pass)
-        })
+    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
+    /// pass is ended, see [`Gpt2LMHead::interrupted_by`]. The cache then holds what it held before.
+    pub fn forward(
+        &self,
+        ids: &Tensor,
+        mut cache: Option<&mut Gpt2Cache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
+        let hidden = self.watched(pass, |pass| {
+            let x = self.embed(ids, held.as_deref().unwrap_or_default(), pass)?;
+            self.blocks_from(0, x, cache.as_deref_mut(), pass)
+        });
+        if let (Err(_), Some(cache), Some(held)) = (&hidden, cache, held) {
+            // Some blocks may have read what others have not.
+            held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
+        }
+        hidden
     }
 
     /// The same from the input of block `layer` on, as [`SiteKind::ResidPre`] shows it, without a cache.
@@ -177,9 +206,10 @@ impl Gpt2Model {
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();
-                pass.recompute(&x, move |x, pass| block.forward(x, None, pass))?
+                pass.recompute(&x, move |x, pass| block.forward(x, None, None, pass))?
             } else {
-                block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
+                let cache = cache.as_deref_mut().and_then(|cache| cache.layer(layer));
+                block.forward(&x, cache, self.interrupt.as_ref(), pass)?
             };
         }
         pass.enter_layer(None);
@@ -269,6 +299,12 @@ impl Gpt2Model {
             + self.blocks.iter().map(Block::parameter_count).sum::<usize>()
             + self.ln_f.parameter_count()
     }
+
+    fn bytes(&self) -> usize {
+        let positions = self.wpe.elem_count() * self.wpe.dtype().size_in_bytes();
+        let blocks = self.blocks.iter().map(Block::bytes).sum::<usize>();
+        self.wte.bytes() + positions + blocks + self.ln_f.bytes()
+    }
 }
 
 /// The positions whose logits are wanted.
@@ -290,7 +326,7 @@ pub enum LogitsFor {
 /// GPT-2 with its output head: token ids to logits over the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Gpt2LMHead {
-    transformer: Gpt2Model,
+    pub(crate) transformer: Gpt2Model,
     lm_head: Linear,
     pub(crate) kv_dtype: KvDType,
     pub(crate) step_recorder: Option<StepRecorder>,
@@ -383,12 +419,29 @@ impl Gpt2LMHead {
     }
 
     fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+        let tokens = hidden_states.dim(D::Minus2)?;
         let (first, count) = match logits_for {
-            LogitsFor::EveryToken => return self.lm_head.forward(hidden_states), // (B, T, V)
-            LogitsFor::LastToken => (hidden_states.dim(D::Minus2)?.saturating_sub(1), 1),
+            LogitsFor::EveryToken => (0, tokens),
+            LogitsFor::LastToken => (tokens.saturating_sub(1), 1),
             LogitsFor::Tokens { first, count } => (first, count),
         };
-        self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
+        let logits_of = |first: usize, count: usize| {
+            // Fewer are there at once.
+            if count >= HEAD_TOKENS {
+                Interrupt::ask(self.transformer.interrupt.as_ref())?;
+            }
+            if count == tokens {
+                return self.lm_head.forward(hidden_states); // (B, T, V)
+            }
+            self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
+        };
+        if self.transformer.interrupt.is_none() || count <= 2 * HEAD_TOKENS {
+            return logits_of(first, count);
+        }
+        let end = first + count;
+        let pieces =
+            (first..end).step_by(HEAD_TOKENS).map(|first| logits_of(first, HEAD_TOKENS.min(end - first)));
+        Tensor::cat(&pieces.collect::<Result<Vec<_>>>()?, TOKEN_DIM)
     }
 
     /// The embedding of a token without its position, `(C)`.
@@ -428,6 +481,12 @@ impl Gpt2LMHead {
     pub fn parameter_count(&self) -> usize {
         let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.parameter_count() };
         self.transformer.parameter_count() + head
+    }
+
+    /// Bytes that the parameters take in memory, each once, in the types and the layout in which the model holds them.
+    pub fn weight_bytes(&self) -> usize {
+        let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.bytes() };
+        self.transformer.bytes() + head
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use gpt2_engine::Vocabulary;
-use gpt2_generation::LogitsProcessor;
+use gpt2_engine::{Spelling, Vocabulary};
+use gpt2_generation::{GenerationConfig, LogitsProcessor, SearchMode};
 use gpt2_weights::Tokenizer;
 use llguidance::api::ParserLimits;
 use llguidance::{Matcher, ParserFactory};
@@ -64,6 +64,22 @@ impl Compiler {
         let vocab_size = vocabulary.config().vocab_size;
         let (prepared, reading) = (OnceLock::new(), Mutex::default());
         Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared, reading, has_ended: Condvar::new() })))
+    }
+
+    /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token where it is not token by token.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`], and when there is no end token and one is needed; `spelling` is that of the option.
+    pub fn compile_for(
+        &self,
+        grammar: &Grammar,
+        config: &GenerationConfig,
+        spelling: Spelling,
+    ) -> Result<LogitsProcessor, GrammarError> {
+        if config.search_mode() != SearchMode::TokenByToken && config.eos_token_id.is_empty() {
+            return Err(GrammarError::NoEnd { option: spelling.of("eos_token_id") });
+        }
+        self.compile(grammar, &config.eos_token_id)
     }
 
     /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end where nothing may

@@ -9,6 +9,14 @@ pub enum GrammarError {
     /// Without a tokenizer nothing is known of what tokens write.
     #[error("the model has no tokenizer, and a text that must conform to something needs one")]
     NoTokenizer,
+    /// Only a token can end a text of this search.
+    #[error(
+        "beams and contrastive search need a token that ends a text, and this checkpoint names none; give {option}"
+    )]
+    NoEnd {
+        /// The option that names one.
+        option: String,
+    },
     /// The tokenizer does not write its tokens one after the other.
     #[error("this tokenizer cannot be used for texts that must conform to something: {what}")]
     Tokenizer {

@@ -133,7 +133,13 @@ pub fn logit_lens(
     let mut layers = Vec::new();
     for (layer, residual) in residuals.into_iter().enumerate() {
         let logits = lens_logits_at(run.model, layer, residual, translate)?;
-        let cells = lens_cells(&lens_logprobs(&logits)?, &last, options, &run.ids[1..]);
+        let predicted = lens_logprobs(&logits)?;
+        let mut cells = Vec::with_capacity(predicted.len());
+        for token in 0..predicted.len().min(last.len()) {
+            run.go_on()?;
+            let next = run.ids.get(token + 1..).unwrap_or_default();
+            cells.extend(lens_cells(&predicted[token..=token], &last[token..=token], options, next));
+        }
         layers.push(LensLayer { label: lens_label(layer, n_layer), cells });
     }
     Ok(layers)

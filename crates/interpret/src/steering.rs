@@ -11,7 +11,7 @@ use crate::{InterpretError, Run};
 
 /// Adds vectors to the input of a block, at the first positions of every text or at all of them. The first positions are those of the
 /// pass that begins a text: of a prompt, or of its window where the context slides.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Steering {
     site: Site,
     /// `(n, C)`.

@@ -142,6 +142,9 @@ pub enum KernelError {
         /// Shape of the outer matrix.
         b: Vec<usize>,
     },
+    /// The computation was ended before its end, see [`interruptible`](crate::interruptible).
+    #[error("the computation was interrupted")]
+    Interrupted,
     /// There is not one gradient for each variable.
     #[error("gradients: {found} to start from for {variables} variables")]
     GradientCount {

@@ -2,11 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpt2::Gpt2Cache;
+use candle_core::Tensor;
+use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_engine::LoadedModel;
+use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type, wrong_value};
+use crate::hooks::Raised;
+use crate::model::Model;
+use crate::process::{computing, start};
+use crate::values::{Text, Values};
 
 /// The tokens that a model has read, with their keys and values. `model.logits(ids, cache=cache)` reads more.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -87,4 +93,92 @@ impl Cache {
             "a cache cannot be pickled; pickle the model and the cache's `ids`, and read them again there",
         ))
     }
+}
+
+#[pymethods]
+impl Model {
+    /// Logits of the token after the last one, an array (vocabulary,); with last_only=False after each, (tokens, vocabulary). With
+    /// a cache the tokens come after those that it holds, and it then holds them too.
+    #[pyo3(signature = (ids, last_only = true, cache = None, hooks = None))]
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        ids: &Bound<'py, PyAny>,
+        last_only: bool,
+        cache: Option<&Bound<'py, Cache>>,
+        hooks: Option<&Bound<'py, PyAny>>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        start()?;
+        let ids = Text::read(ids)?.into_ids(self.loaded.vocabulary())?;
+        if let Some(id) = ids.iter().find(|id| !self.loaded.config().has_token(**id)) {
+            let vocab_size = self.loaded.config().vocab_size;
+            return Err(wrong_value(format!("token {id} is outside the vocabulary of {vocab_size}")));
+        }
+        let cache = cache.map(Bound::get);
+        if cache.is_some_and(|cache| !Arc::ptr_eq(&cache.loaded, &self.loaded)) {
+            return Err(wrong_value("the cache is another model's"));
+        }
+        let raised = Raised::default();
+        let hooked = self.hooked(hooks, &raised)?;
+        let wanted = if last_only { LogitsFor::LastToken } else { LogitsFor::EveryToken };
+        let logits = computing(py, &hooked, || match cache {
+            None => forward(hooked.model(), &ids, wanted, None),
+            Some(cache) => cache.with(|held| forward(hooked.model(), &ids, wanted, Some(held))),
+        });
+        let (numbers, vocab_size) = (raised.or(logits)?, self.loaded.config().vocab_size);
+        let shape = if last_only { vec![vocab_size] } else { vec![numbers.len() / vocab_size, vocab_size] };
+        Ok(Values { numbers, shape }.into_array(py)?)
+    }
+
+    /// A cache for `logits`, with room for this many tokens, by default the whole context.
+    #[pyo3(signature = (capacity = None))]
+    fn cache(&self, capacity: Option<usize>) -> Result<Cache> {
+        let most = self.loaded.config().n_positions;
+        match capacity.unwrap_or(most) {
+            capacity if capacity <= most => Cache::new(Arc::clone(&self.loaded), capacity),
+            capacity => Err(wrong_value(format!(
+                "capacity: expected at most the context of {most}, found {capacity}"
+            ))),
+        }
+    }
+}
+
+/// The logits of tokens after those that are held, if any.
+fn forward(model: &Gpt2LMHead, ids: &[u32], wanted: LogitsFor, held: Option<&mut Held>) -> Result<Vec<f32>> {
+    /// Tokens whose logits are held twice.
+    const PIECE_TOKENS: usize = 128;
+
+    if ids.is_empty() {
+        return Err(wrong_value("there are no tokens; give at least one"));
+    }
+    let (past, room) = held.as_ref().map_or((0, model.config().n_positions), |held| {
+        (held.ids.len(), held.cache.rooms().into_iter().sum())
+    });
+    if ids.len() > room {
+        let tokens = ids.len();
+        return Err(wrong_value(format!(
+            "{tokens} tokens do not fit after {past}; there is room for {room}"
+        )));
+    }
+    let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
+    let (cache, read) = match held {
+        Some(Held { cache, ids }) => (Some(cache), Some(ids)),
+        None => (None, None),
+    };
+    let pass = &mut Pass::inference();
+    let numbers = if wanted == LogitsFor::LastToken || model.is_observed() {
+        Values::of(&model.forward(&input, wanted, cache, pass)?)?.numbers
+    } else {
+        // Those of a long text are large, and an array needs them in memory of its own.
+        let hidden = model.transformer().forward(&input, cache, pass)?;
+        let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
+        for first in (0..ids.len()).step_by(PIECE_TOKENS) {
+            let count = PIECE_TOKENS.min(ids.len() - first);
+            let piece = model.logits(&hidden, LogitsFor::Tokens { first, count })?;
+            numbers.extend(Values::of(&piece)?.numbers);
+        }
+        numbers
+    };
+    read.into_iter().for_each(|read| read.extend(ids));
+    Ok(numbers)
 }

@@ -1,16 +1,17 @@
 //! Completions in OpenAI's words: a request and an answer are those of the server, `gpt2 serve`.
 
 use gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
-use gpt2_engine::LoadedModel;
+use gpt2_engine::{LoadedModel, Step};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::batch::{Batch, Step};
 use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::generate::clock;
+use crate::model::Model;
 use crate::options::unknown_keyword;
-use crate::process::computing;
-use crate::signals::Signals;
+use crate::process::{computing, start};
+use crate::signals::is_raised;
 use crate::values::{json_of, python_of};
 
 /// Texts that are made at once, as the program has it.
@@ -44,24 +45,39 @@ pub(crate) fn complete<'py>(
         body.insert(key, json_of(&value)?);
     }
     let request = CompletionRequest::parse(Value::Object(body).to_string().as_bytes())?;
-    let signals = Signals::new();
     let answer = computing(py, loaded, || {
         let Call { requests, mut answer, stream } = Call::of_completion(request, served, None)?;
         if stream {
             return Err(wrong_value("stream: an answer comes as a whole here; iterate over model.stream(…)"));
         }
-        let mut batch = Batch::new(loaded, requests, BATCH_SIZE)?;
+        let mut batch = loaded.batch(requests, BATCH_SIZE, Some(clock()))?;
         loop {
             match batch.step()? {
                 Step::End => return Ok::<_, Failure>(answer.into_response()),
                 Step::Event(place, event) => _ = answer.take(place, event)?,
                 Step::Nothing => {}
             }
-            if let Some(error) = signals.is_raised().then(|| signals.take()).flatten() {
-                return Err(error.into());
+            if is_raised() {
+                return Err(failed("interrupted"));
             }
         }
     })?;
     let answer: Value = serde_json::from_str(&answer).map_err(|error| failed(error.to_string()))?;
     Ok(python_of(py, &answer)?)
+}
+
+#[pymethods]
+impl Model {
+    /// Continues a prompt as OpenAI's completions do: options in their words (max_tokens, temperature, n, logprobs, stop, seed, …),
+    /// and the answer a dict in their shape.
+    #[pyo3(signature = (prompt, **options))]
+    fn complete<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> Result<Bound<'py, PyAny>> {
+        start()?;
+        complete(py, &self.loaded, self.served()?, prompt, options)
+    }
 }

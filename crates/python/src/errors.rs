@@ -8,10 +8,13 @@ use std::io;
 use gpt2::SiteError;
 use gpt2_api::{ApiError, SetupError};
 use gpt2_engine::EngineError;
+use gpt2_evaluation::EvaluationError;
 use gpt2_generation::GenerationError;
 use gpt2_grammar::GrammarError;
 use gpt2_interpret::InterpretError;
+use gpt2_look::LookError;
 use gpt2_pictures::PictureError;
+use gpt2_training::TrainingError;
 use gpt2_weights::WeightsError;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyFileNotFoundError, PyTypeError, PyUserWarning, PyValueError};
@@ -126,9 +129,35 @@ impl From<GenerationError> for Failure {
     }
 }
 
+impl From<EvaluationError> for Failure {
+    fn from(error: EvaluationError) -> Self {
+        match error {
+            EvaluationError::Engine(error) => error.into(),
+            EvaluationError::File { ref cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+                Self(PyFileNotFoundError::new_err(error.to_string()))
+            }
+            error => of(&error, error.is_usage()),
+        }
+    }
+}
+
 impl From<InterpretError> for Failure {
     fn from(error: InterpretError) -> Self {
         of(&error, error.is_usage())
+    }
+}
+
+impl From<LookError> for Failure {
+    fn from(error: LookError) -> Self {
+        match error {
+            LookError::Engine(error) => error.into(),
+            LookError::Weights(error) => error.into(),
+            LookError::Compute(error) => error.into(),
+            LookError::Read { error: ref missing, .. } if missing.kind() == io::ErrorKind::NotFound => {
+                Self(PyFileNotFoundError::new_err(told(&error)))
+            }
+            error => of(&error, error.is_usage()),
+        }
     }
 }
 
@@ -153,6 +182,26 @@ impl From<GrammarError> for Failure {
 impl From<SiteError> for Failure {
     fn from(error: SiteError) -> Self {
         of(&error, true)
+    }
+}
+
+impl From<TrainingError> for Failure {
+    fn from(error: TrainingError) -> Self {
+        match error {
+            TrainingError::Weights(error) => error.into(),
+            TrainingError::Engine(error) => error.into(),
+            TrainingError::Generation(error) => error.into(),
+            error => {
+                let is_missing = matches!(
+                    &error,
+                    TrainingError::File { error, .. } if error.kind() == io::ErrorKind::NotFound
+                );
+                match is_missing {
+                    true => Self(PyFileNotFoundError::new_err(told(&error))),
+                    false => of(&error, error.is_usage()),
+                }
+            }
+        }
     }
 }
 

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpt2_engine::{EngineError, Job, LoadedModel, Silent, Text};
-use gpt2_generation::{Clock, Event, GenerationError, LogitsProcessor, Request, SearchMode, StopReason};
+use gpt2_generation::{Clock, GenerationError, LogitsProcessor};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::batch::{Batch, Step};
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Result, wrong_value};
+use crate::hooks::Raised;
+use crate::model::Model;
 use crate::options::Asked;
-use crate::process::computing;
-use crate::signals::Signals;
-use crate::values::python_of;
+use crate::process::{computing_partly, start};
+use crate::signals::is_raised;
+use crate::values::{self, Texts, python_of};
 
 /// What became of a prompt; `None` where it was not begun.
 pub(crate) type Outcome = Option<Result<Vec<Text>>>;
@@ -39,32 +40,35 @@ pub(crate) fn generate(
             Err(error) => Some(Err(error)),
         });
     }
-    let signals = Signals::new();
-    let has_own_seeds = asked.seeds.is_some() && asked.config.search_mode() == SearchMode::TokenByToken;
-    let made = computing(py, loaded, || match has_own_seeds {
-        true => with_own_seeds(loaded, asked, &places, ids, batch_size, &signals),
-        false => {
-            let mut made = Vec::new();
-            made.resize_with(places.len(), || None);
-            let (processors, start) = (&asked.processors, Instant::now());
-            let mut job = Listed { prompts: ids, made, processors, signals: &signals, start };
-            loaded.generate(&mut job, batch_size, &asked.config, &Silent)?;
-            Ok(job.made)
-        }
-    })?;
-    for (place, texts) in places.into_iter().zip(made) {
+    let seeds = asked.seeds.as_ref().map(|seeds| places.iter().map(|place| seeds[*place]).collect());
+    let mut made = Vec::new();
+    made.resize_with(places.len(), || None);
+    let mut job = Listed { prompts: ids, seeds, made, processors: &asked.processors };
+    let (done, raised) =
+        computing_partly(py, loaded, || loaded.generate(&mut job, batch_size, &asked.config, &Silent))?;
+    let raised = match (done, raised) {
+        (Err(_), Some(raised)) => return Err(raised.into()),
+        (done, raised) => done.map(|()| raised)?,
+    };
+    for (place, texts) in places.into_iter().zip(job.made) {
         outcomes[place] = texts;
     }
-    Ok((outcomes, signals.take()))
+    Ok((outcomes, raised))
+}
+
+/// A clock that starts now.
+pub(crate) fn clock() -> Clock {
+    let start = Instant::now();
+    Arc::new(move || start.elapsed())
 }
 
 /// A list of prompts.
 struct Listed<'a> {
     prompts: VecDeque<Vec<u32>>,
+    /// Those of the prompts, where each has its own.
+    seeds: Option<Vec<u64>>,
     made: Vec<Outcome>,
     processors: &'a [LogitsProcessor],
-    signals: &'a Signals,
-    start: Instant,
 }
 
 impl Job for Listed<'_> {
@@ -72,6 +76,10 @@ impl Job for Listed<'_> {
 
     fn next_prompt(&mut self) -> std::result::Result<Option<Vec<u32>>, EngineError> {
         Ok(self.prompts.pop_front())
+    }
+
+    fn seed(&self, prompt: usize) -> Option<u64> {
+        self.seeds.as_ref()?.get(prompt).copied()
     }
 
     fn on_texts(
@@ -86,66 +94,15 @@ impl Job for Listed<'_> {
     }
 
     fn is_interrupted(&self) -> bool {
-        self.signals.is_raised()
+        is_raised()
     }
 
     fn clock(&self) -> Option<Clock> {
-        let start = self.start;
-        Some(Arc::new(move || start.elapsed()))
+        Some(clock())
     }
 
     fn processors(&self) -> Vec<LogitsProcessor> {
         self.processors.to_vec()
-    }
-}
-
-/// The same where every prompt has a seed of its own.
-fn with_own_seeds(
-    loaded: &LoadedModel,
-    asked: &Asked,
-    places: &[usize],
-    prompts: VecDeque<Vec<u32>>,
-    batch_size: usize,
-    signals: &Signals,
-) -> Result<Vec<Outcome>> {
-    let has_text = loaded.vocabulary().tokenizer().is_some();
-    let is_drafted = loaded.assistant().is_some() || asked.config.prompt_lookup_num_tokens.is_some();
-    let empty = Text {
-        ids: Vec::new(),
-        text: has_text.then(String::new),
-        stop_reason: StopReason::MaxNewTokens,
-        score: None,
-        drafts: is_drafted.then(Default::default),
-    };
-    let texts = vec![empty; asked.config.num_return_sequences];
-    let mut made: Vec<Outcome> = Vec::new();
-    made.resize_with(prompts.len(), || Some(Ok(texts.clone())));
-    let requests = prompts.into_iter().zip(places).map(|(prompt, place)| Request {
-        processors: asked.processors.clone(),
-        ..Request::new(prompt, asked.config_of(*place))
-    });
-    let mut batch = Batch::new(loaded, requests.collect(), batch_size)?;
-    loop {
-        match batch.step()? {
-            Step::End => return Ok(made),
-            Step::Nothing => {}
-            Step::Event(place, Event::Token { sequence, id, text: piece, stop_reason, drafts, .. }) => {
-                if let Some(Ok(texts)) = &mut made[place] {
-                    let text = &mut texts[sequence];
-                    text.ids.push(id);
-                    text.drafts = text.drafts.map(|_| drafts);
-                    if let Some(text) = &mut text.text {
-                        text.push_str(&piece);
-                    }
-                    text.stop_reason = stop_reason.unwrap_or(StopReason::Interrupted);
-                }
-            }
-            Step::Event(place, Event::Failed { error, .. }) => made[place] = Some(Err(error.into())),
-            Step::Event(..) => {}
-        }
-        if signals.is_raised() {
-            return Ok(made);
-        }
     }
 }
 
@@ -211,4 +168,58 @@ fn told_of_prompt(py: Python<'_>, texts: Vec<Text>, shape: Shape) -> Result<Boun
         (false, 1) => told.swap_remove(0),
         _ => PyList::new(py, told)?.into_any(),
     })
+}
+
+#[pymethods]
+impl Model {
+    /// Continues a prompt, or each of a list: a text (str) or token ids. Options are transformers' (max_new_tokens, do_sample,
+    /// temperature, top_k, num_beams, repetition_penalty, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
+    /// json_schema, json_object, regex, grammar and logits_processor; see help(candle_gpt2). The prompt is not repeated.
+    ///
+    /// batch_size: texts that are made at once. details: dicts with ids, text, stop_reason and score in place of texts.
+    /// return_exceptions: what went wrong with a prompt stands in its place. hooks: see run_with_cache.
+    #[pyo3(signature = (prompt, *, batch_size = 8, details = false, return_exceptions = false, hooks = None, **options))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn generate<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        batch_size: usize,
+        details: bool,
+        return_exceptions: bool,
+        hooks: Option<&Bound<'py, PyAny>>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> Result<Bound<'py, PyAny>> {
+        start()?;
+        check_batch_size(batch_size)?;
+        let raised = Raised::default();
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        let (is_list, prompts) = Texts::read(prompt)?.into_list();
+        asked.check_seeds(prompts.len())?;
+        let prompts: Vec<_> = prompts.into_iter().map(|prompt| self.prompt(prompt, &asked)).collect();
+        let loaded = self.hooked(hooks, &raised)?;
+        let (outcomes, interrupted) = raised.or(generate(py, &loaded, &asked, prompts, batch_size))?;
+        let shape = Shape {
+            is_list,
+            has_several: asked.config.num_return_sequences > 1,
+            has_details: details,
+            returns_exceptions: return_exceptions,
+        };
+        told(py, outcomes, interrupted, shape)
+    }
+}
+
+impl Model {
+    /// The tokens of a prompt as the model gets them.
+    pub(crate) fn prompt(&self, prompt: values::Text, asked: &Asked) -> Result<Vec<u32>> {
+        let vocabulary = self.loaded.vocabulary();
+        Ok(vocabulary.prompt(prompt.into_ids(vocabulary)?, &asked.config)?)
+    }
+}
+
+pub(crate) fn check_batch_size(batch_size: usize) -> Result<()> {
+    match batch_size {
+        0 => Err(wrong_value("batch_size: expected at least 1, found 0")),
+        _ => Ok(()),
+    }
 }

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::steering::Steering;
 use crate::values::Values;
 
 /// The exception that a function of Python's raised while something computed, for whoever waits for the result.
@@ -30,29 +31,46 @@ impl Raised {
     }
 }
 
-struct Hook {
-    sites: Vec<Site>,
-    function: Py<PyAny>,
+enum Hook {
+    /// A function of Python's.
+    Function { sites: Vec<Site>, function: Py<PyAny> },
+    /// A direction that is added.
+    Steering(gpt2_interpret::Steering),
 }
 
-/// An observer that calls functions of Python's.
+impl Hook {
+    fn wants(&self, site: Site) -> bool {
+        match self {
+            Self::Function { sites, .. } => sites.contains(&site),
+            Self::Steering(steering) => steering.wants(site),
+        }
+    }
+}
+
+/// An observer that calls functions of Python's, and steers.
 pub(crate) struct Hooks {
     hooks: Vec<Hook>,
     raised: Raised,
 }
 
 impl Hooks {
-    /// Reads a list of pairs of a name, or pattern, and a function.
+    /// Reads a list of pairs of a name, or pattern, and a function; or of steerings.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
         for item in value.map(|hooks| hooks.try_iter()).transpose()?.into_iter().flatten() {
-            let (name, function): (String, Bound<'_, PyAny>) = item?.extract().map_err(|_| {
+            let item = item?;
+            if let Ok(steering) = item.cast::<Steering>() {
+                hooks.push(Hook::Steering(steering.get().fresh()));
+                continue;
+            }
+            let (name, function): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
                 wrong_type("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
             })?;
             if !function.is_callable() {
                 return Err(wrong_type(format!("hooks: what goes with {name:?} cannot be called")));
             }
-            hooks.push(Hook { sites: Site::matching(&name, n_layer)?, function: function.unbind() });
+            let sites = Site::matching(&name, n_layer)?;
+            hooks.push(Hook::Function { sites, function: function.unbind() });
         }
         Ok(Self { hooks, raised: raised.clone() })
     }
@@ -64,14 +82,26 @@ impl Hooks {
 
 impl Observer for Hooks {
     fn wants(&self, site: Site) -> bool {
-        self.hooks.iter().any(|hook| hook.sites.contains(&site))
+        self.hooks.iter().any(|hook| hook.wants(site))
+    }
+
+    fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
+        for hook in &mut self.hooks {
+            if let Hook::Steering(steering) = hook {
+                steering.begin(past_lengths, tokens);
+            }
+        }
     }
 
     fn observe(&mut self, site: Site, value: Tensor) -> candle_core::Result<Tensor> {
-        let wanting = self.hooks.iter().filter(|hook| hook.sites.contains(&site));
-        wanting.into_iter().try_fold(value, |value, hook| {
+        let mut wanting = self.hooks.iter_mut().filter(|hook| hook.wants(site));
+        wanting.try_fold(value, |value, hook| {
+            let function = match hook {
+                Hook::Steering(steering) => return steering.observe(site, value),
+                Hook::Function { function, .. } => function,
+            };
             let values = Values::of(&value)?;
-            let answered = Python::attach(|py| replaced(py, &hook.function, site, values));
+            let answered = Python::attach(|py| replaced(py, function, site, values));
             let replaced = answered.map_err(|error| {
                 self.raised.keep(error);
                 candle_core::Error::Msg(format!("a hook at {site} raised an exception"))

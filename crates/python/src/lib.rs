@@ -3,20 +3,25 @@
 //! Whatever computes releases the interpreter's lock and looks for Ctrl-C between steps. What is wrong is raised as one of
 //! Python's exceptions, with the text that the program prints; see `errors.rs`. Nothing is printed.
 
-mod batch;
 mod cache;
+mod checkpoint;
 mod complete;
 mod errors;
+mod evaluate;
 mod generate;
 mod hooks;
 mod inside;
+mod look;
 mod model;
 mod options;
 mod picture;
 mod process;
+mod reporting;
 mod score;
 mod signals;
+mod steering;
 mod stream;
+mod train;
 mod values;
 
 use pyo3::prelude::*;
@@ -26,7 +31,11 @@ mod _native {
     #[pymodule_export]
     use super::cache::Cache;
     #[pymodule_export]
+    use super::checkpoint::{convert, inspect, verify};
+    #[pymodule_export]
     use super::errors::Gpt2Error;
+    #[pymodule_export]
+    use super::evaluate::protocols;
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]
@@ -34,7 +43,11 @@ mod _native {
     #[pymodule_export]
     use super::process::{set_thread_count, thread_count};
     #[pymodule_export]
+    use super::steering::Steering;
+    #[pymodule_export]
     use super::stream::{BatchStream, TextStream};
+    #[pymodule_export]
+    use super::train::train;
 
     use super::*;
 

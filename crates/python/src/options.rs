@@ -5,12 +5,9 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::{LoadedModel, Vocabulary};
-use gpt2_generation::{
-    GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor, LongPrompt, SearchMode, WhenFull,
-};
+use gpt2_engine::{GenerationOptions, LoadedModel, Spelling};
+use gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor};
 use gpt2_grammar::{Compiler, Grammar};
-use gpt2_weights::encode_piece;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,7 +18,8 @@ use crate::hooks::{Raised, called};
 use crate::values::{Values, json_of};
 
 /// Keywords beside the fields of the configuration.
-const OWN: [&str; 11] = [
+const OWN: [&str; 12] = [
+    "sequence_bias",
     "stop",
     "logit_bias",
     "bad_words",
@@ -34,11 +32,6 @@ const OWN: [&str; 11] = [
     "grammar",
     "logits_processor",
 ];
-/// What only a random draw knows.
-const OF_DRAWS: [&str; 8] =
-    ["temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "seed"];
-/// What only beam search knows.
-const OF_BEAMS: [&str; 4] = ["num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping"];
 
 /// How to generate.
 pub(crate) struct Asked {
@@ -57,41 +50,13 @@ impl Asked {
         options: Option<&Bound<'_, PyDict>>,
         raised: &Raised,
     ) -> Result<Self> {
-        let (defaults, vocabulary) = (loaded.defaults()?, loaded.vocabulary());
+        let defaults = loaded.defaults()?;
         let mut given = Given::read(options)?;
         let seeds = given.seeds()?;
-        let (biases, words) = (given.biases()?, given.texts("bad_words")?);
-        let (long_prompt, when_full) = given.long_texts()?;
         let grammar = given.grammar()?;
-        if let Some(stop) = given.own("stop") {
-            if given.fields.contains_key("stop_strings") {
-                return Err(wrong_value("stop and stop_strings are the same; give one of them"));
-            }
-            given.fields.insert("stop_strings".into(), stop);
-        }
-        let mut config = given.start(defaults.config().clone())?;
-        if loaded.assistant().is_some() && !given.has("prompt_lookup_num_tokens") {
-            config.prompt_lookup_num_tokens = None;
-        }
         let functions = std::mem::take(&mut given.functions);
-        let of_beams = OF_BEAMS.into_iter().find(|option| given.has(option));
-        let json = Value::Object(given.fields).to_string();
-        config = config.with_json(&json).map_err(|error| wrong_value(error.to_string()))?;
-        config.prompt_lookup_num_tokens = config.prompt_lookup_num_tokens.filter(|tokens| *tokens > 0);
-        config.sequence_bias.extend(biases);
-        ban_words(&mut config, &words, vocabulary)?;
-        if let Some(long_prompt) = long_prompt {
-            config.long_prompt = long_prompt;
-        }
-        if let Some(when_full) = when_full {
-            config.when_full = when_full;
-        }
-        if let Some(option) = of_beams
-            && config.search_mode() != SearchMode::Beams
-        {
-            return Err(wrong_value(format!("{option} is of beam search; give num_beams")));
-        }
-        let config = defaults.complete(config)?;
+        let options = given.options(loaded.assistant().is_some())?;
+        let config = options.config(defaults, Spelling::Keywords)?;
         defaults.notes(&config).iter().try_for_each(|note| warn(py, note))?;
         let mut processors = Vec::new();
         if let Some((name, grammar)) = grammar {
@@ -136,10 +101,7 @@ struct Given {
 
 impl Given {
     fn read(options: Option<&Bound<'_, PyDict>>) -> Result<Self> {
-        let known = serde_json::to_value(GenerationConfig::default())
-            .map_err(|error| wrong_value(error.to_string()))?;
-        let known: Vec<&str> =
-            known.as_object().into_iter().flat_map(Map::keys).map(String::as_str).chain(OWN).collect();
+        let known = || GenerationOptions::FIELDS.iter().chain(&OWN).copied();
         let mut given = Self {
             fields: Map::new(),
             own: Map::new(),
@@ -149,8 +111,8 @@ impl Given {
         };
         for (key, value) in options.into_iter().flatten() {
             let key: String = key.extract()?;
-            if !known.contains(&key.as_str()) {
-                return Err(unknown_keyword(&key, known.iter().copied()));
+            if !known().any(|known| known == key) {
+                return Err(unknown_keyword(&key, known()));
             }
             if value.is_none() {
                 continue;
@@ -162,8 +124,8 @@ impl Given {
                 "logits_processor" => given.functions = functions(&value).map_err(read)?,
                 "logit_bias" => given.logit_bias = biases(&value, "logit_bias").map_err(read)?,
                 _ => {
-                    let fields = if OWN.contains(&key.as_str()) { &mut given.own } else { &mut given.fields };
                     let json = json_of(&value).map_err(read)?;
+                    let fields = if OWN.contains(&key.as_str()) { &mut given.own } else { &mut given.fields };
                     fields.insert(key, json);
                 }
             }
@@ -171,46 +133,30 @@ impl Given {
         Ok(given)
     }
 
-    fn has(&self, option: &str) -> bool {
-        self.fields.contains_key(option)
-    }
-
     fn own(&mut self, option: &str) -> Option<Value> {
         self.own.remove(option)
     }
 
-    /// Whether a number is given that is another than this.
-    fn differs(&self, option: &str, neutral: f64) -> bool {
-        self.fields.get(option).is_some_and(|value| value.as_f64() != Some(neutral))
-    }
-
-    /// The configuration that the fields are put into: where they say how tokens are chosen, without what it says of that.
-    fn start(&self, mut config: GenerationConfig) -> Result<GenerationConfig> {
-        let is_contrastive = self.differs("penalty_alpha", 0.0);
-        let searches = self.differs("num_beams", 1.0) || is_contrastive;
-        // Contrastive search chooses among the top k too.
-        let of_draws = |option: &&str| self.has(option) && !(is_contrastive && *option == "top_k");
-        let draws = OF_DRAWS.into_iter().find(of_draws);
-        let chosen = self.fields.get("do_sample").and_then(Value::as_bool);
-        if let (Some(option), true, None) = (draws, searches, chosen) {
-            return Err(wrong_value(format!(
-                "{option} is for drawing at random and cannot be used with num_beams or penalty_alpha"
-            )));
+    /// The options, as the program has them.
+    fn options(mut self, has_assistant: bool) -> Result<GenerationOptions> {
+        if let Some(stop) = self.own("stop")
+            && self.fields.insert("stop_strings".into(), stop).is_some()
+        {
+            return Err(wrong_value("stop and stop_strings are the same; give one of them"));
         }
-        let is_drawn = chosen.unwrap_or(draws.is_some());
-        if draws.is_some() || searches || chosen.is_some() {
-            (config.num_beams, config.num_beam_groups, config.diversity_penalty) = (1, 1, 0.0);
-            (config.penalty_alpha, config.do_sample) = (0.0, is_drawn);
-            if searches {
-                config.prompt_lookup_num_tokens = None;
-            } else if !is_drawn {
-                config.num_return_sequences = 1;
-            }
+        let mut options = GenerationOptions {
+            bad_words: self.texts("bad_words")?,
+            keep_last: self.count("keep_last")?,
+            keep_head: self.count("keep_head")?,
+            slide: self.is_on("slide")?,
+            has_assistant,
+            ..GenerationOptions::default()
+        };
+        options.sequence_bias = [self.sequence_bias, self.logit_bias].concat();
+        for (field, value) in self.fields {
+            options.set(&field, value)?;
         }
-        if self.has("max_new_tokens") {
-            config.max_length = None;
-        }
-        Ok(config)
+        Ok(options)
     }
 
     /// One seed for each prompt, where it is a list.
@@ -223,11 +169,6 @@ impl Given {
         Ok(Some(seeds))
     }
 
-    fn biases(&mut self) -> Result<Vec<(Vec<u32>, f64)>> {
-        let biases = self.sequence_bias.drain(..).chain(self.logit_bias.drain(..));
-        Ok(biases.collect())
-    }
-
     /// Texts of an option: one, or a list.
     fn texts(&mut self, option: &str) -> Result<Vec<String>> {
         let expected = || wrong_type(format!("{option}: expected a text or a list of texts"));
@@ -236,17 +177,13 @@ impl Given {
             Some(Value::Array(items)) => items,
             Some(item) => vec![item],
         };
-        let texts: Vec<String> = items
+        items
             .into_iter()
             .map(|item| match item {
                 Value::String(text) => Ok(text),
                 _ => Err(expected()),
             })
-            .collect::<Result<_>>()?;
-        match texts.iter().any(String::is_empty) {
-            true => Err(wrong_value(format!("{option}: expected a text, found an empty one"))),
-            false => Ok(texts),
-        }
+            .collect()
     }
 
     fn count(&mut self, option: &str) -> Result<Option<usize>> {
@@ -262,17 +199,6 @@ impl Given {
             Some(Value::Bool(is_on)) => Ok(is_on),
             Some(value) => Err(wrong_type(format!("{option}: expected True or False, found {value}"))),
         }
-    }
-
-    /// What becomes of a long prompt, and of a full context, where that is said.
-    fn long_texts(&mut self) -> Result<(Option<LongPrompt>, Option<WhenFull>)> {
-        let (last, head, slide) = (self.count("keep_last")?, self.count("keep_head")?, self.is_on("slide")?);
-        if head.is_some() && last.is_none() && !slide {
-            return Err(wrong_value("keep_head keeps tokens where others go; give keep_last or slide too"));
-        }
-        let head = head.unwrap_or(0);
-        let long_prompt = last.map(|last| LongPrompt::Keep { head, last });
-        Ok((long_prompt, slide.then_some(WhenFull::Slide { head })))
     }
 
     /// What all texts must conform to, and the option that says it.
@@ -372,18 +298,6 @@ fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>
     pairs.try_iter().map_err(|_| expected())?.map(pair).collect()
 }
 
-fn ban_words(config: &mut GenerationConfig, words: &[String], vocabulary: &Vocabulary) -> Result<()> {
-    for word in words {
-        let tokenizer = vocabulary.required_tokenizer()?;
-        config.bad_words_ids.push(encode_piece(tokenizer, word)?);
-        // Inside a text a word has a space before it, and is another token then.
-        if !word.starts_with(char::is_whitespace) {
-            config.bad_words_ids.push(encode_piece(tokenizer, &format!(" {word}"))?);
-        }
-    }
-    Ok(())
-}
-
 /// The constraint to texts of a grammar.
 fn conforming<'m>(
     py: Python<'_>,
@@ -392,12 +306,7 @@ fn conforming<'m>(
     grammar: &Grammar,
     config: &GenerationConfig,
 ) -> Result<LogitsProcessor> {
-    if config.search_mode() != SearchMode::TokenByToken && config.eos_token_id.is_empty() {
-        return Err(wrong_value(format!(
-            "{name}: beams and contrastive search need a token that ends a text, and this checkpoint names none; give eos_token_id"
-        )));
-    }
     let compiler = compiler()?;
-    py.detach(|| compiler.compile(grammar, &config.eos_token_id))
+    py.detach(|| compiler.compile_for(grammar, config, Spelling::Keywords))
         .map_err(|error| wrong_value(format!("{name}: {error}")))
 }

@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
-use gpt2_pictures::{Report, Token, Width, page, svg, table};
-use numpy::PyArrayDyn;
+use gpt2_interpret::LensCell;
+use gpt2_look::{Details, Found, LensDetails};
+use gpt2_pictures::{Token, Width, page, svg, table};
+use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use serde_json::Value;
 
 use crate::errors::{Result, failed, wrong_type, wrong_value};
 use crate::values::{Values, python_of};
@@ -17,60 +20,112 @@ const FRAME_HEIGHT: usize = 560;
 /// What a look found: values over named axes. A notebook shows it as a picture, which asks for nothing from anywhere.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Picture {
-    report: Report,
+    found: Found,
     details: Py<PyDict>,
 }
 
 impl Picture {
-    pub(crate) fn new(report: Report, details: Bound<'_, PyDict>) -> Self {
-        Self { report, details: details.unbind() }
+    pub(crate) fn new(py: Python<'_>, found: Found) -> Result<Self> {
+        let details = PyDict::new(py);
+        match &found.details {
+            Details::Lens(lens) => cells(py, lens, &details)?,
+            Details::Json(Value::Object(entries)) => {
+                for (name, value) in entries {
+                    match numbers(value) {
+                        Some(numbers) => details.set_item(name, PyArray1::from_vec(py, numbers))?,
+                        None => details.set_item(name, python_of(py, value)?)?,
+                    }
+                }
+            }
+            Details::Json(_) => (),
+        }
+        Ok(Self { found, details: details.unbind() })
     }
+}
+
+/// A list of numbers.
+#[expect(clippy::cast_possible_truncation, reason = "they are of f32")]
+fn numbers(value: &Value) -> Option<Vec<f32>> {
+    let list = value.as_array().filter(|list| !list.is_empty())?;
+    list.iter().map(|number| Some(number.as_f64()? as f32)).collect()
+}
+
+/// The cells of a lens as arrays over layers and tokens.
+fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyResult<()> {
+    let cells = || lens.layers.iter().flat_map(|layer| &layer.cells);
+    let first = lens.layers.first().and_then(|layer| layer.cells.first());
+    let places = [lens.layers.len(), lens.layers.first().map_or(0, |layer| layer.cells.len())];
+    let numbers =
+        |of: &dyn Fn(&LensCell) -> f32| PyArray1::from_vec(py, cells().map(of).collect()).reshape(places);
+    details.set_item("entropy", numbers(&|cell| cell.entropy)?)?;
+    details.set_item("divergence", numbers(&|cell| cell.divergence)?)?;
+    details.set_item("next_logprob", numbers(&|cell| cell.next.unwrap_or(f32::NAN))?)?;
+    let best = || cells().flat_map(|cell| &cell.top);
+    let of_top = [places[0], places[1], first.map_or(0, |cell| cell.top.len())];
+    let ids: Vec<u32> = best().map(|(id, _)| *id).collect();
+    details.set_item("top_ids", ids.into_pyarray(py).reshape(of_top)?)?;
+    let logprobs: Vec<f32> = best().map(|(_, logprob)| *logprob).collect();
+    details.set_item("top_logprobs", logprobs.into_pyarray(py).reshape(of_top)?)?;
+    if !lens.watch.is_empty() {
+        let watched = || cells().flat_map(|cell| &cell.watched);
+        let of_watched = [places[0], places[1], lens.watch.len()];
+        let ranks: Vec<u64> = watched().map(|(rank, _)| *rank as u64).collect();
+        details.set_item("watched_rank", ranks.into_pyarray(py).reshape(of_watched)?)?;
+        let logprobs: Vec<f32> = watched().map(|(_, logprob)| *logprob).collect();
+        details.set_item("watched_logprob", logprobs.into_pyarray(py).reshape(of_watched)?)?;
+    }
+    Ok(())
 }
 
 #[pymethods]
 impl Picture {
     fn __repr__(&self) -> String {
-        let axes: Vec<String> =
-            self.report.axes.iter().map(|axis| format!("{} {}", axis.name, axis.labels.len())).collect();
-        format!("Picture({:?}, {})", self.report.title, axes.join(" × "))
+        let axes: Vec<String> = self
+            .found
+            .report
+            .axes
+            .iter()
+            .map(|axis| format!("{} {}", axis.name, axis.labels.len()))
+            .collect();
+        format!("Picture({:?}, {})", self.found.report.title, axes.join(" × "))
     }
 
     fn __str__(&self) -> String {
-        table(&self.report)
+        table(&self.found.report)
     }
 
     /// What was looked at, in a line.
     #[getter]
     fn title(&self) -> &str {
-        &self.report.title
+        &self.found.report.title
     }
 
     /// The tokens of the text as they are shown.
     #[getter]
     fn tokens(&self) -> Vec<&str> {
-        self.report.tokens.iter().map(|token: &Token| token.text.as_str()).collect()
+        self.found.report.tokens.iter().map(|token: &Token| token.text.as_str()).collect()
     }
 
     /// The labels of each axis of the values, by its name.
     #[getter]
     fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let axes = PyDict::new(py);
-        self.report.axes.iter().try_for_each(|axis| axes.set_item(&axis.name, &axis.labels))?;
+        self.found.report.axes.iter().try_for_each(|axis| axes.set_item(&axis.name, &axis.labels))?;
         Ok(axes)
     }
 
     /// The values over the axes; nan where there is none.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
-        let numbers = self.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
-        let shape = self.report.axes.iter().map(|axis| axis.labels.len()).collect();
+        let numbers = self.found.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
+        let shape = self.found.report.axes.iter().map(|axis| axis.labels.len()).collect();
         Values { numbers, shape }.into_array(py)
     }
 
     /// A text for each value, in the order of the values, where there are texts.
     #[getter]
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, &self.report.texts)
+        PyList::new(py, &self.found.report.texts)
     }
 
     /// What else was found.
@@ -82,13 +137,13 @@ impl Picture {
     /// The report as the program's `--json` has it.
     fn to_dict<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         // By way of text, in which numbers have the digits that the program prints.
-        let json = serde_json::to_string(&self.report).and_then(|text| serde_json::from_str(&text));
+        let json = serde_json::to_string(&self.found).and_then(|text| serde_json::from_str(&text));
         Ok(python_of(py, &json.map_err(|error| failed(error.to_string()))?)?)
     }
 
     /// One HTML file.
     fn html(&self) -> String {
-        page(&self.report)
+        page(&self.found.report)
     }
 
     /// A picture for a paper, one column wide or two.
@@ -99,7 +154,7 @@ impl Picture {
             2 => Width::TwoColumns,
             _ => return Err(wrong_value(format!("columns: expected 1 or 2, found {columns}"))),
         };
-        Ok(svg(&self.report, width)?)
+        Ok(svg(&self.found.report, width)?)
     }
 
     /// Writes a file: a page (.html) or a picture for a paper (.svg).
@@ -120,7 +175,7 @@ impl Picture {
 
     /// The page in a frame, whose style and script touch nothing else of the notebook.
     fn _repr_html_(&self) -> String {
-        let page = page(&self.report).replace('&', "&amp;").replace('"', "&quot;");
+        let page = page(&self.found.report).replace('&', "&amp;").replace('"', "&quot;");
         format!(
             "<iframe srcdoc=\"{page}\" style=\"width: 100%; height: {FRAME_HEIGHT}px; border: 0\" loading=\"lazy\"></iframe>"
         )

@@ -7,7 +7,8 @@ use std::thread::available_parallelism;
 use gpt2_engine::{LoadedModel, process};
 use pyo3::prelude::*;
 
-use crate::errors::{Result, failed, wrong_value};
+use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::signals::watched;
 
 /// Most threads, as the program has it.
 const MAX_THREADS: usize = 1024;
@@ -24,6 +25,8 @@ pub(crate) fn start() -> Result<()> {
     let own = std::process::id();
     match OWNER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
+            // Without it reading a prompt takes a sixth longer.
+            process::keep_freed_memory();
             let wished = WISHED.load(Ordering::Acquire);
             if wished > 0 {
                 process::set_thread_count(wished);
@@ -38,12 +41,36 @@ pub(crate) fn start() -> Result<()> {
     }
 }
 
-/// Computes without the interpreter's lock.
-pub(crate) fn computing<T: Send>(py: Python<'_>, model: &LoadedModel, work: impl FnOnce() -> T + Send) -> T {
-    py.detach(|| {
+/// Computes without the interpreter's lock. Ctrl-C ends it soon, where `work` ends when its model is interrupted; the exception
+/// then comes in place of what was computed.
+pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
+    py: Python<'_>,
+    model: &LoadedModel,
+    work: impl FnOnce() -> std::result::Result<T, E> + Send,
+) -> Result<T> {
+    let (computed, raised) = computing_partly(py, model, work)?;
+    raised.map_or(computed.map_err(Into::into), |raised| Err(raised.into()))
+}
+
+/// The same, which also gives what was computed until then.
+pub(crate) fn computing_partly<T: Send>(
+    py: Python<'_>,
+    model: &LoadedModel,
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<(T, Option<PyErr>)> {
+    watched(py, || {
         let _turn = turn(model);
         work()
     })
+}
+
+/// As [`computing`], without a model: `work` asks [`is_raised`](crate::signals::is_raised).
+pub(crate) fn interruptible<T: Send, E: Into<Failure> + Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> std::result::Result<T, E> + Send,
+) -> Result<T> {
+    let (done, raised) = watched(py, work)?;
+    raised.map_or(done.map_err(Into::into), |raised| Err(raised.into()))
 }
 
 fn turn(model: &LoadedModel) -> Option<MutexGuard<'static, ()>> {

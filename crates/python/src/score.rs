@@ -1,26 +1,27 @@
 //! How probable a text is, or continuations of a prompt: dicts with the names of `gpt2 score --json`.
 
-use gpt2_engine::LoadedModel;
-use gpt2_generation::{Continuation, Score};
+use gpt2_engine::{Choices, LoadedModel, ScoredChoice, Silent};
+use gpt2_generation::{Score, default_stride};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::errors::Result;
-use crate::process::computing;
+use crate::model::Model;
+use crate::process::{computing, start};
+use crate::values::{Text, Texts};
 
 /// The score of a text.
-pub(crate) fn score<'py>(
+fn score_ids<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
     ids: Vec<u32>,
     stride: Option<usize>,
     top: usize,
 ) -> Result<Bound<'py, PyDict>> {
-    let stride = stride.unwrap_or_else(|| loaded.config().n_positions.div_ceil(2));
+    let stride = stride.unwrap_or(default_stride(loaded.config()));
     let scored =
         computing(py, loaded, || gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {}))?;
-    py.check_signals()?;
     let perplexity = scored.perplexity();
     let Score { logprobs, alternatives, loss } = scored;
     let numbers: Vec<f64> = logprobs.iter().map(|logprob| logprob.unwrap_or(f64::NAN)).collect();
@@ -36,43 +37,71 @@ pub(crate) fn score<'py>(
     Ok(dict)
 }
 
-/// The scores of continuations of a prompt. A token may reach from the prompt into a continuation, so both are encoded together,
-/// and what follows the tokens that all of them and the prompt begin with is the continuation's.
-pub(crate) fn score_continuations<'py>(
+/// The scores of continuations of a prompt.
+fn score_continuations<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
     prompt: &str,
-    continuations: Vec<String>,
+    continuations: &[String],
 ) -> Result<Vec<Bound<'py, PyDict>>> {
-    let vocabulary = loaded.vocabulary();
-    let mut prompt_ids = vocabulary.encode(prompt)?;
-    let mut wholes = Vec::with_capacity(continuations.len());
-    for continuation in &continuations {
-        wholes.push(vocabulary.encode(&format!("{prompt}{continuation}"))?);
-    }
-    let shared = |ids: &Vec<u32>| ids.iter().zip(&prompt_ids).take_while(|(a, b)| a == b).count();
-    prompt_ids.truncate(wholes.iter().map(shared).min().unwrap_or(0));
-    let own: Vec<Vec<u32>> = wholes.into_iter().map(|mut ids| ids.split_off(prompt_ids.len())).collect();
-    let prompt_ids = vocabulary.start_if_empty(prompt_ids);
     let scored = computing(py, loaded, || {
-        gpt2_generation::score_continuations(loaded.model(), &prompt_ids, &own, &|| {})
+        Choices::new(loaded.vocabulary(), prompt, continuations)?.score(loaded, &Silent)
     })?;
-    py.check_signals()?;
-    let of_one = |((text, ids), scored): ((String, Vec<u32>), Continuation)| {
+    let of_one = |choice: ScoredChoice| -> Result<_> {
         let dict = PyDict::new(py);
-        dict.set_item("ids", ids)?;
-        dict.set_item("sum", scored.sum())?;
-        // The space between the prompt and it is scored and not counted.
-        let counted = text.strip_prefix(' ').unwrap_or(&text);
-        let per = |count: usize| scored.sum() / count.max(1) as f64;
-        dict.set_item("mean", scored.mean())?;
-        dict.set_item("per_token", scored.mean())?;
-        dict.set_item("per_character", per(counted.chars().count()))?;
-        dict.set_item("per_byte", per(counted.len()))?;
-        dict.set_item("is_greedy", scored.is_greedy)?;
-        dict.set_item("logprobs", PyArray1::from_vec(py, scored.logprobs))?;
-        dict.set_item("text", text)?;
+        dict.set_item("ids", choice.ids)?;
+        dict.set_item("sum", choice.sum)?;
+        dict.set_item("mean", choice.mean)?;
+        dict.set_item("per_token", choice.per_token)?;
+        dict.set_item("per_character", choice.per_character)?;
+        dict.set_item("per_byte", choice.per_byte)?;
+        dict.set_item("is_greedy", choice.is_greedy)?;
+        dict.set_item("logprobs", PyArray1::from_vec(py, choice.logprobs))?;
+        dict.set_item("text", choice.text)?;
         Ok(dict)
     };
-    continuations.into_iter().zip(own).zip(scored).map(of_one).collect()
+    scored.choices.into_iter().map(of_one).collect()
+}
+
+#[pymethods]
+impl Model {
+    /// How probable a text is: a dict with ids, logprobs (nan for the first token), sum, loss and perplexity, with `top` also the
+    /// most probable alternatives of each token; of a list, a list of dicts. stride: distance between the windows of texts longer
+    /// than the context, by default half of it.
+    #[pyo3(signature = (text, stride = None, top = 0))]
+    fn score<'py>(
+        &self,
+        py: Python<'py>,
+        text: &Bound<'py, PyAny>,
+        stride: Option<usize>,
+        top: usize,
+    ) -> Result<Bound<'py, PyAny>> {
+        start()?;
+        let (is_list, texts) = Texts::read(text)?.into_list();
+        let score = |text: Text| {
+            let ids = text.into_ids(self.loaded.vocabulary())?;
+            score_ids(py, &self.loaded, ids, stride, top)
+        };
+        let scored = texts.into_iter().enumerate().map(|(index, text)| {
+            score(text)
+                .map_err(|error| if is_list { error.with_note(py, &format!("text {index}")) } else { error })
+        });
+        let mut scored = scored.collect::<Result<Vec<_>>>()?;
+        Ok(match (is_list, scored.len()) {
+            (false, 1) => scored.swap_remove(0).into_any(),
+            _ => PyList::new(py, scored)?.into_any(),
+        })
+    }
+
+    /// How probable continuations of a prompt are: for each a dict with text, ids, logprobs, is_greedy and sum, and the sum
+    /// per_token (mean is the same), per_character and per_byte, of which a space in front is not counted.
+    fn score_continuations<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &str,
+        continuations: Vec<String>,
+    ) -> Result<Vec<Bound<'py, PyDict>>> {
+        start()?;
+        score_continuations(py, &self.loaded, prompt, &continuations)
+    }
 }

@@ -2,16 +2,19 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use gpt2_engine::LoadedModel;
+use gpt2_engine::{Batch, LoadedModel, Step};
 use gpt2_generation::{Event, Request, StopReason};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use crate::batch::{Batch, Step};
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::generate::{check_batch_size, clock};
 use crate::hooks::Raised;
+use crate::model::Model;
 use crate::options::Asked;
 use crate::process::{computing, start};
-use crate::signals::Signals;
+use crate::signals::is_raised;
+use crate::values;
 
 /// Texts in the making.
 struct Texts {
@@ -47,7 +50,7 @@ impl Texts {
             ..Request::new(prompt, asked.config_of(place))
         });
         let requests: Vec<Request> = requests.collect();
-        let batch = computing(py, &loaded, || Batch::new(&loaded, requests, batch_size))?;
+        let batch = computing(py, &loaded, || loaded.batch(requests, batch_size, Some(clock())))?;
         let state =
             State { batch: Some(batch), ids: vec![Vec::new(); count], stop_reasons: vec![None; count] };
         Ok(Self { loaded, raised, state: Mutex::new(state) })
@@ -65,9 +68,7 @@ impl Texts {
             }
             next
         });
-        let next = self.raised.or(next)?;
-        py.check_signals()?;
-        Ok(next)
+        self.raised.or(next)
     }
 
     fn with_state<T: Send>(&self, py: Python<'_>, look: impl FnOnce(&State) -> T + Send) -> T {
@@ -78,7 +79,6 @@ impl Texts {
 
 impl State {
     fn next(&mut self) -> Result<Option<(usize, String)>> {
-        let signals = Signals::new();
         loop {
             let Some(batch) = &mut self.batch else { return Ok(None) };
             match batch.step()? {
@@ -103,10 +103,9 @@ impl State {
                 }
                 Step::Event(..) | Step::Nothing => {}
             }
-            if signals.is_raised()
-                && let Some(error) = signals.take()
-            {
-                return Err(error.into());
+            if is_raised() {
+                // Whoever waits raises the exception.
+                return Ok(None);
             }
         }
     }
@@ -199,5 +198,52 @@ impl BatchStream {
 
     fn __reduce__(&self) -> Result<()> {
         Err(wrong_type(NO_PICKLE))
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Continues a prompt: an iterator of pieces of the text as they come. Options are those of generate.
+    #[pyo3(signature = (prompt, *, hooks = None, **options))]
+    fn stream(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        hooks: Option<&Bound<'_, PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> Result<TextStream> {
+        start()?;
+        let raised = Raised::default();
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        asked.check_seeds(1)?;
+        self.loaded.vocabulary().required_tokenizer()?;
+        let prompt = self.prompt(values::Text::read(prompt)?, &asked)?;
+        TextStream::new(py, self.hooked(hooks, &raised)?, &asked, prompt, raised)
+    }
+
+    /// Continues every prompt of a list: an iterator of pairs, which prompt, from 0, and a piece of its text. Options are those of
+    /// generate.
+    #[pyo3(signature = (prompts, *, batch_size = 8, hooks = None, **options))]
+    fn stream_batch(
+        &self,
+        py: Python<'_>,
+        prompts: &Bound<'_, PyAny>,
+        batch_size: usize,
+        hooks: Option<&Bound<'_, PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> Result<BatchStream> {
+        start()?;
+        check_batch_size(batch_size)?;
+        let raised = Raised::default();
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        self.loaded.vocabulary().required_tokenizer()?;
+        let (_, prompts) = values::Texts::read(prompts)?.into_list();
+        asked.check_seeds(prompts.len())?;
+        let prompt = |(index, prompt)| {
+            self.prompt(prompt, &asked)
+                .map_err(|error: Failure| error.with_note(py, &format!("prompt {index}")))
+        };
+        let prompts = prompts.into_iter().enumerate().map(prompt).collect::<Result<_>>()?;
+        BatchStream::new(py, self.hooked(hooks, &raised)?, &asked, prompts, batch_size, raised)
     }
 }

@@ -74,17 +74,17 @@ impl Corpus {
 
     /// Writes the tokens of a part to a file, see [`TokenFile`](crate::TokenFile). Where the vocabulary has no end token
     /// ([`Gpt2Config::end_tokens`]) documents follow each other without one; [`Gpt2Config::end_token_note`] says so. `progress`
-    /// is told how many bytes of text were encoded since the last call.
+    /// is told how many bytes of text were encoded since the last call, and may end it.
     ///
     /// # Errors
-    /// When a text cannot be encoded, a token is outside the vocabulary, or the file cannot be written.
+    /// That of `progress`, or when a text cannot be encoded, a token is outside the vocabulary, or the file cannot be written.
     pub fn encode(
         &self,
         split: Split,
         tokenizer: &Tokenizer,
         config: &Gpt2Config,
         path: &Path,
-        progress: &dyn Fn(u64),
+        progress: &dyn Fn(u64) -> Result<(), TrainingError>,
     ) -> Result<(), TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let mut writer = BufWriter::new(File::create(path).map_err(failed)?);
@@ -97,7 +97,7 @@ impl Corpus {
                     }
                     writer.write_all(&id.to_le_bytes()).map_err(failed)?;
                 }
-                progress(piece.len() as u64);
+                progress(piece.len() as u64)?;
             }
             if let Some(end) = end {
                 writer.write_all(&end.to_le_bytes()).map_err(failed)?;

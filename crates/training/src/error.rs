@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use gpt2::ConfigError;
+use gpt2_engine::{EngineError, grouped};
+use gpt2_generation::GenerationError;
 use gpt2_weights::WeightsError;
 use serde_json::Value;
 use thiserror::Error;
@@ -21,6 +23,52 @@ pub enum TrainingError {
         expected: String,
         /// What was given.
         found: String,
+    },
+    /// Options do not go together, or with the folder.
+    #[error("{what}")]
+    Call {
+        /// Why, and what to do.
+        what: String,
+    },
+    /// The training does not fit into the memory that is free.
+    #[error(
+        "training {} parameters on {windows} windows of {tokens} tokens takes about {} MiB, and {} MiB are free; {advice}",
+        grouped(*.parameters), .needed >> 20, .free >> 20
+    )]
+    NoRoom {
+        /// Parameters of the model.
+        parameters: usize,
+        /// Windows in a batch.
+        windows: usize,
+        /// Tokens in a window.
+        tokens: usize,
+        /// Bytes that it takes.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// The options that help.
+        advice: String,
+    },
+    /// The job was interrupted.
+    #[error(
+        "interrupted{}",
+        .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to go on from", path.display()))
+    )]
+    Interrupted {
+        /// Where the state is, where there is one.
+        state: Option<PathBuf>,
+    },
+    /// The data gives fewer tokens than the configuration has.
+    #[error(
+        "{config}: `vocab_size` is {vocab_size}, and the data gives a tokenizer of {found} tokens only; lower it to {found}, or give more text"
+    )]
+    SmallTokenizer {
+        /// The configuration's name.
+        config: String,
+        /// Tokens that it has.
+        vocab_size: usize,
+        /// Tokens that the data gives.
+        found: usize,
     },
     /// A data file cannot be trained on.
     #[error("{path}: {what}")]
@@ -87,6 +135,14 @@ pub enum TrainingError {
         /// How the trainings differ.
         difference: StateDifference,
     },
+    /// A `config.json` cannot be used.
+    #[error("{path}: {error}")]
+    ConfigFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: ConfigError,
+    },
     /// The configuration cannot be computed with.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -109,15 +165,34 @@ pub enum TrainingError {
     /// A checkpoint cannot be read or written, or a text not be encoded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// The checkpoint to start from cannot be opened.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A sample cannot be made.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
     /// The arithmetic failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl TrainingError {
+    /// Whether the job was interrupted, wherever it was.
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted) => true,
+            Self::Engine(error) => error.is_interrupted(),
+            _ => false,
+        }
+    }
+
     /// Whether the call is wrong, as opposed to the job having failed.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::OptionOutOfRange { .. })
+        match self {
+            Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. } => true,
+            Self::Engine(error) => error.is_usage(),
+            _ => false,
+        }
     }
 }
 

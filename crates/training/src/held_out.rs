@@ -37,7 +37,7 @@ impl<'a> HeldOut<'a> {
     /// The loss of the model as it is now.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// When the device has no room, or the training is interrupted.
     pub fn loss(&self, trainer: &Trainer) -> Result<HeldOutLoss, TrainingError> {
         let (context, batch_size) = (trainer.numbers().context, trainer.numbers().batch_size);
         let predicted = self.tokens.len() - 1;

@@ -46,16 +46,16 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the log at `path`, and forgets what it says about steps after `steps_done`, which are taken again.
+    /// Opens the log at `path`, and forgets the entries that are not known any more.
     ///
     /// # Errors
     /// When the file cannot be read or written.
-    pub fn open(path: &Path, steps_done: u64) -> Result<Self, TrainingError> {
+    pub fn open(path: &Path, is_known: &dyn Fn(&Entry) -> bool) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let text = if path.exists() { fs::read_to_string(path).map_err(failed)? } else { String::new() };
         // A process that was killed may leave half a line.
-        let known = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
-        let entries: Vec<Entry> = known.filter(|entry| entry.step <= steps_done).collect();
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
+        let entries: Vec<Entry> = entries.filter(is_known).collect();
         let kept: String = entries.iter().map(line).collect();
         replace_file(path, |path| {
             fs::write(path, &kept).map_err(|error| TrainingError::File { path: path.to_owned(), error })

@@ -1,5 +1,7 @@
 //! Training GPT-2 from scratch or from a checkpoint: data, loss, gradients, AdamW, schedule, and checkpoints to resume from.
 //!
+//! [`TrainJob`] is all of it, from files to a folder, as the faces of the project run it; below is one step.
+//!
 //! The model is the one of `gpt2`, run with a training [`Pass`](gpt2::Pass); the parameters are [`Parameters`] in place of a
 //! file. Everything random (initialisation, order of the windows, dropout) is drawn from one seed and from the number of
 //! the step, so a run that is resumed goes on with the very numbers of one that was not interrupted: for any number of
@@ -27,10 +29,12 @@ mod corpus;
 mod curve;
 mod error;
 mod held_out;
+mod job;
 mod journal;
 mod lora;
 mod memory;
 mod optimizer;
+mod options;
 mod parameters;
 mod run;
 mod schedule;
@@ -43,10 +47,12 @@ pub use corpus::{Corpus, Split};
 pub use curve::loss_curve;
 pub use error::{StateDifference, TrainingError};
 pub use held_out::{HeldOut, HeldOutLoss};
+pub use job::{TrainEvent, TrainJob, TrainReport};
 pub use journal::{Entry, Journal};
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
 pub use memory::estimated_bytes;
 pub use optimizer::{AdamW, decays};
+pub use options::{Start, TrainOptions, written_dtype};
 pub use parameters::Parameters;
 pub use run::{Outcome, Run, RunOptions, has_state};
 pub use schedule::Schedule;

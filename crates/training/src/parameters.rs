@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, expected_parameters};
-use gpt2_weights::{Checkpoint, WeightsError};
+use gpt2_weights::{Checkpoint, ReadProgress, WeightsError};
 
 use crate::streams::Stream;
 
@@ -49,14 +49,16 @@ impl Parameters {
         Ok(Self { named })
     }
 
-    /// The parameters of a checkpoint.
+    /// The parameters of a checkpoint. `progress` is told how many bytes were read since the last call, and asked
+    /// whether to go on.
     ///
     /// # Errors
-    /// When its tensors are not those of its configuration, or cannot be read.
+    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] where `progress`
+    /// says so.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,
         device: &Device,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn ReadProgress,
     ) -> std::result::Result<Self, WeightsError> {
         checkpoint.check()?;
         let mut named = Vec::new();

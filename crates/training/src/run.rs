@@ -55,6 +55,10 @@ pub struct Run<'a> {
     journal: Journal,
     best: Option<Best>,
     evaluations_since: u64,
+    /// Whether the last step is to be followed by an evaluation, which is not made yet.
+    is_evaluation_due: bool,
+    /// Whether the saved state, or that there is none, tells all of it.
+    is_saved: bool,
 }
 
 impl<'a> Run<'a> {
@@ -77,31 +81,86 @@ impl<'a> Run<'a> {
         let folder = &options.folder;
         fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
         remove_leftovers(folder);
-        let (mut best, mut evaluations_since) = (None, 0);
+        let (mut best, mut evaluations_since, mut is_evaluation_due) = (None, 0, false);
         if let Some(progress) = state::load(folder, &mut trainer)? {
             check_same(&progress, trainer.numbers(), &options)?;
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
+            is_evaluation_due = progress.is_evaluation_due;
         }
-        let journal = Journal::open(&folder.join("log.jsonl"), trainer.steps_done())?;
+        // What is told of steps that are taken again, or of an evaluation that is made again, is told again.
+        let steps_done = trainer.steps_done();
+        let is_known = |entry: &Entry| {
+            let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
+            entry.step <= steps_done && !is_due
+        };
+        let journal = Journal::open(&folder.join("log.jsonl"), &is_known)?;
         let (windows, held_out) = data;
-        Ok(Self { trainer, windows, held_out, tokenizer, options, journal, best, evaluations_since })
+        Ok(Self {
+            trainer,
+            windows,
+            held_out,
+            tokenizer,
+            options,
+            journal,
+            best,
+            evaluations_since,
+            is_evaluation_due,
+            is_saved: true,
+        })
     }
 
     /// Trains to the end. `elapsed_s` tells the seconds since the process began to train; `report` is told every entry of
-    /// the log, and sees the model at that point.
+    /// the log, and sees the model at that point. The trainer is
+    /// [asked](Trainer::interrupted_by) whether to go on.
     ///
     /// # Errors
-    /// When a loss is not a number, or a file cannot be written: the last saved state is then still there.
+    /// When a loss is not a number, or a file cannot be written: the last saved state is then still there; and
+    /// [`TrainingError::Interrupted`] once the state of the last step is saved.
     pub fn train(
         &mut self,
         elapsed_s: &dyn Fn() -> f64,
         report: &mut dyn FnMut(&Entry, &Trainer),
     ) -> Result<Outcome, TrainingError> {
+        match self.advance(elapsed_s, report) {
+            Err(TrainingError::Interrupted { .. }) => {
+                if !self.is_saved {
+                    self.save()?;
+                }
+                let folder = &self.options.folder;
+                let state = has_state(folder).then(|| state::path(folder));
+                return Err(TrainingError::Interrupted { state });
+            }
+            done => done?,
+        }
+        loss_curve(self.journal.entries(), &self.options.folder.join("loss.svg"))?;
+        let steps_done = self.trainer.steps_done();
+        let loss = |best: Best| HeldOutLoss { per_token: best.per_token, per_character: best.per_character };
+        Ok(Outcome {
+            steps: steps_done,
+            best: self.best.map(|best| (best.step, loss(best))),
+            last_loss: self.journal.entries().iter().rev().find_map(|entry| entry.loss),
+            is_stopped_early: steps_done < self.trainer.numbers().steps,
+        })
+    }
+
+    /// Takes the steps that are left.
+    fn advance(
+        &mut self,
+        elapsed_s: &dyn Fn() -> f64,
+        report: &mut dyn FnMut(&Entry, &Trainer),
+    ) -> Result<(), TrainingError> {
+        if self.is_evaluation_due {
+            self.finish_step(elapsed_s, report)?;
+        }
         let steps = self.trainer.numbers().steps;
         let tokens_per_step = self.trainer.numbers().tokens_per_step() as f64;
         while self.trainer.steps_done() < steps && !self.is_stale() {
             let start_s = elapsed_s();
+            if self.trainer.is_interrupted() {
+                return Err(TrainingError::Interrupted { state: None });
+            }
             let done = self.trainer.step(&self.windows).map_err(|error| self.with_checkpoint(error))?;
+            self.is_saved = false;
             let now_s = elapsed_s();
             let entry = Entry {
                 step: done.step,
@@ -114,23 +173,32 @@ impl<'a> Run<'a> {
             };
             report(&entry, &self.trainer);
             self.journal.add(entry)?;
-            let is_due = |every: u64| done.step.is_multiple_of(every) || done.step == steps;
-            if is_due(self.options.eval_every) {
-                self.evaluate(done.step, elapsed_s, report)?;
-            }
-            if is_due(self.options.save_every) || self.is_stale() {
-                self.save()?;
-            }
+            self.is_evaluation_due = self.is_due(self.options.eval_every);
+            self.finish_step(elapsed_s, report)?;
         }
-        loss_curve(self.journal.entries(), &self.options.folder.join("loss.svg"))?;
-        let steps_done = self.trainer.steps_done();
-        let loss = |best: Best| HeldOutLoss { per_token: best.per_token, per_character: best.per_character };
-        Ok(Outcome {
-            steps: steps_done,
-            best: self.best.map(|best| (best.step, loss(best))),
-            last_loss: self.journal.entries().iter().rev().find_map(|entry| entry.loss),
-            is_stopped_early: steps_done < steps,
-        })
+        Ok(())
+    }
+
+    /// What follows a step: the evaluation and the saving that are due.
+    fn finish_step(
+        &mut self,
+        elapsed_s: &dyn Fn() -> f64,
+        report: &mut dyn FnMut(&Entry, &Trainer),
+    ) -> Result<(), TrainingError> {
+        if self.is_evaluation_due {
+            self.evaluate(self.trainer.steps_done(), elapsed_s, report)?;
+            (self.is_evaluation_due, self.is_saved) = (false, false);
+        }
+        if self.is_due(self.options.save_every) || self.is_stale() {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// Whether what is done at every so many steps is due after the last one.
+    fn is_due(&self, every: u64) -> bool {
+        let step = self.trainer.steps_done();
+        step.is_multiple_of(every) || step == self.trainer.numbers().steps
     }
 
     /// The model and how far it is.
@@ -173,7 +241,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn save(&self) -> Result<(), TrainingError> {
+    fn save(&mut self) -> Result<(), TrainingError> {
         if self.held_out.is_none() {
             self.write_checkpoint()?;
         }
@@ -184,8 +252,11 @@ impl<'a> Run<'a> {
             steps_done: self.trainer.steps_done(),
             best: self.best,
             evaluations_since: self.evaluations_since,
+            is_evaluation_due: self.is_evaluation_due,
         };
-        state::save(&self.options.folder, &self.trainer, &progress)
+        state::save(&self.options.folder, &self.trainer, &progress)?;
+        self.is_saved = true;
+        Ok(())
     }
 
     fn write_checkpoint(&self) -> Result<(), TrainingError> {

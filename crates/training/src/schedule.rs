@@ -2,6 +2,9 @@
 //!
 //! The cosine is that of "SGDR" (arXiv:1608.03983, equation 5) without restarts, as GPT training scripts use it.
 
+use std::str::FromStr;
+
+use gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// How the learning rate decays after the warm-up.
@@ -35,6 +38,18 @@ impl Schedule {
             Self::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
         };
         final_share + (1.0 - final_share) * left
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
+        let names = Self::NAMES.map(|(name, _)| name).join(", ");
+        known
+            .map(|(_, schedule)| *schedule)
+            .ok_or_else(|| UnknownName { expected: format!("one of {names}") })
     }
 }
 

@@ -30,6 +30,9 @@ pub(crate) struct Progress {
     pub(crate) best: Option<Best>,
     /// Evaluations since the best one.
     pub(crate) evaluations_since: u64,
+    /// Whether the evaluation that is due after the last step is still to be made, since it was interrupted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_evaluation_due: bool,
 }
 
 /// The best evaluation so far.

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
-use gpt2_kernels::{AdamWStep, Before, head_loss, without_gradients};
+use gpt2_kernels::{AdamWStep, Before, Interrupt, head_loss, without_gradients};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -159,6 +159,7 @@ pub struct Trainer {
     /// Those of the last step, whose memory the next one's take.
     gradients: Vec<Tensor>,
     recomputes: bool,
+    interrupt: Option<Interrupt>,
     device: Device,
 }
 
@@ -215,6 +216,7 @@ impl Trainer {
             optimizer,
             gradients: Vec::new(),
             recomputes: false,
+            interrupt: None,
             device,
         })
     }
@@ -223,6 +225,25 @@ impl Trainer {
     /// less memory for a third more time.
     pub fn recomputing(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
+    }
+
+    /// The same training; what it computes ends with [`TrainingError::Interrupted`] once `interrupt` says so, which is asked in
+    /// each operation on the thread that computes, and should go on saying what it says once.
+    pub fn interrupted_by(self, interrupt: Interrupt) -> Self {
+        Self { interrupt: Some(interrupt), ..self }
+    }
+
+    /// Whether what it computes is to end.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|is_raised| is_raised())
+    }
+
+    /// Computes what may be interrupted.
+    fn interruptible<T>(&self, compute: impl FnOnce() -> candle_core::Result<T>) -> Result<T, TrainingError> {
+        gpt2_kernels::interruptible(self.interrupt.clone(), compute).map_err(|error| match error {
+            _ if self.is_interrupted() => TrainingError::Interrupted { state: None },
+            error => error.into(),
+        })
     }
 
     /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
@@ -244,7 +265,8 @@ impl Trainer {
     /// Takes the next step on the next windows.
     ///
     /// # Errors
-    /// When loss or gradient is not a number (the parameters are then as they were), or the device has no room.
+    /// When loss or gradient is not a number, or it is interrupted (the parameters are then as they were), or the device has no
+    /// room.
     pub fn step(&mut self, windows: &Windows) -> Result<StepReport, TrainingError> {
         let Hyperparameters { batch_size, accumulate, .. } = self.numbers;
         let first_batch = self.optimizer.steps_done() * accumulate as u64;
@@ -277,7 +299,7 @@ impl Trainer {
     /// The loss of a batch, and the gradient of every parameter of `loss / divisor`, in the parameters' order.
     ///
     /// # Errors
-    /// When a parameter gets no gradient, or the device has no room.
+    /// When a parameter gets no gradient, the device has no room, or it is interrupted.
     pub fn gradients(
         &self,
         batch: &Batch,
@@ -300,7 +322,9 @@ impl Trainer {
             let (hidden, head) = self.hidden_states(batch, pass)?;
             head_loss(&hidden, &head, &batch.targets)
         };
-        let (loss, gradients) = gpt2_kernels::gradients(&variables, before, 1.0 / divisor as f64, loss)?;
+        let factor = 1.0 / divisor as f64;
+        let (loss, gradients) =
+            self.interruptible(|| gpt2_kernels::gradients(&variables, before, factor, loss))?;
         let named = self.parameters.iter().zip(gradients).map(|((name, _), gradient)| {
             gradient.ok_or_else(|| TrainingError::NoGradient { name: name.to_owned() })
         });
@@ -332,11 +356,13 @@ impl Trainer {
     /// The mean loss of a batch without dropout, and without gradients.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// When the device has no room, or it is interrupted.
     pub fn evaluate(&self, batch: &Batch) -> Result<f64, TrainingError> {
-        let loss = without_gradients(|| {
-            let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
-            head_loss(&hidden, &head, &batch.targets)
+        let loss = self.interruptible(|| {
+            without_gradients(|| {
+                let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
+                head_loss(&hidden, &head, &batch.targets)
+            })
         })?;
         Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }

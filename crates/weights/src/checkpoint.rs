@@ -11,10 +11,14 @@ use tokenizers::Tokenizer;
 use crate::config_file::FoundConfig;
 use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Orientation, Origin};
+use crate::progress::{go_on, of_candle};
 use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
-use crate::{Mismatch, Statistics, WeightsError, config_file, formats, load_tokenizer, tied_head, tokenizer};
+use crate::{
+    Mismatch, ReadProgress, Statistics, WeightsError, config_file, formats, load_tokenizer, tied_head,
+    tokenizer,
+};
 
 /// What [`Checkpoint::verify`] found wrong.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,6 +99,19 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`], and when the files tell another number of heads, or it does not divide the width.
     pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, WeightsError> {
+        Self::open_watched(path, options, &|_| ())
+    }
+
+    /// As [`Checkpoint::open_with`]; `progress` is asked whether to go on while a head that may contradict the configuration is
+    /// compared with the embedding, which alone can take long. It is told of nothing.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn open_watched(
+        path: &Path,
+        options: &OpenOptions,
+        progress: &dyn ReadProgress,
+    ) -> Result<Self, WeightsError> {
         let mut source = formats::open(path)?;
         let found = match source.config.take() {
             Some(config) => FoundConfig {
@@ -108,13 +125,17 @@ impl Checkpoint {
             let (path, told) = (source.path, found.config.n_head);
             return Err(WeightsError::OtherHeads { path, told, named });
         }
-        Self::new(source, found)
+        Self::new(source, found, progress)
     }
 
-    fn new(mut source: Source, found: FoundConfig) -> Result<Self, WeightsError> {
+    fn new(
+        mut source: Source,
+        found: FoundConfig,
+        progress: &dyn ReadProgress,
+    ) -> Result<Self, WeightsError> {
         let FoundConfig { config, rule, has_guessed_heads } = found;
         let mut naming = Naming::new(&config, &source);
-        naming.mismatches.extend(tied_head::contradiction(&source, &naming)?);
+        naming.mismatches.extend(tied_head::contradiction(&source, &naming, progress)?);
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
@@ -135,7 +156,7 @@ impl Checkpoint {
         source.generation_config = files.generation_config.map(generation_config);
         source.is_embedded = true;
         let rule = "the checkpoint was given as bytes".to_owned();
-        Self::new(source, FoundConfig { config, rule, has_guessed_heads: false })
+        Self::new(source, FoundConfig { config, rule, has_guessed_heads: false }, &|_| ())
     }
 
     /// The configuration.
@@ -278,6 +299,27 @@ impl Checkpoint {
         }
     }
 
+    /// The tensor of a parameter whose rows lie one after the other in the file, without padding after them, and whether it is
+    /// stored the other way round, `(in, out)`; `None` for others.
+    pub(crate) fn stored_rows(&self, name: &str) -> Option<(StoredTensor, bool)> {
+        let (_, shape) = self.naming.parameters.get(name)?;
+        let stored = self.stored_matrix(name).filter(|stored| stored.dtype.holds_weights())?;
+        let is_turned = shape.len() == 2 && self.naming.is_transposed(name);
+        let mut expected = shape.clone();
+        if is_turned {
+            expected.reverse();
+        }
+        let rows = *expected.first()?;
+        if name == "wte.weight" && stored.shape.first().is_some_and(|stored| *stored > rows) {
+            // Padding after the vocabulary.
+            expected[0] = stored.shape[0];
+        }
+        if expected != stored.shape {
+            return None;
+        }
+        Some((stored.rows(0..rows)?, is_turned))
+    }
+
     /// Whether the tensors are exactly those of the configured model.
     ///
     /// # Errors
@@ -291,54 +333,59 @@ impl Checkpoint {
     }
 
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
-    /// `progress` is told how many bytes of the file were read since the last call.
+    /// `progress` is told how many bytes of the file were read since the last call, and asked whether to go on.
     ///
     /// # Errors
-    /// When a tensor cannot be read.
-    pub fn verify(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<Problem>, WeightsError> {
+    /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
         let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
-            if let Some(Statistics { nan, infinite, .. }) = self.statistics(index)?
+            if let Some(Statistics { nan, infinite, .. }) = self.statistics(index, progress)?
                 && nan + infinite > 0
             {
                 let (name, elements) = (stored.name.clone(), stored.element_count());
                 problems.push(Problem::NotFinite { name, nan, infinite, elements });
             }
-            progress(stored.bytes.len() as u64);
         }
         Ok(problems)
     }
 
     /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
-    /// weights.
+    /// weights. `progress` is told of the tensor's bytes, and asked whether to go on.
     ///
     /// # Errors
-    /// When the tensor cannot be read.
-    pub fn statistics(&self, index: usize) -> Result<Option<Statistics>, WeightsError> {
-        let Some(stored) = self.source.tensors.get(index).filter(|stored| stored.dtype.holds_weights())
-        else {
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn statistics(
+        &self,
+        index: usize,
+        progress: &dyn ReadProgress,
+    ) -> Result<Option<Statistics>, WeightsError> {
+        let Some(stored) = self.source.tensors.get(index) else { return Ok(None) };
+        go_on(progress)?;
+        if !stored.dtype.holds_weights() {
+            progress.advance(stored.bytes.len() as u64);
             return Ok(None);
-        };
-        let values = stored.values(&self.source.files)?;
-        Ok(Some(Statistics::of(&values)))
+        }
+        Statistics::of(stored, &self.source.files, progress).map(Some)
     }
 
     /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` where the checkpoint does not have it, or
-    /// holds it in a type that holds no weights.
+    /// holds it in a type that holds no weights. `progress` is told of its bytes, and asked whether to go on.
     ///
     /// # Errors
-    /// When the tensor cannot be read.
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
     pub fn parameter(
         &self,
         name: &str,
         device: &Device,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn ReadProgress,
     ) -> Result<Option<Tensor>, WeightsError> {
         let backend = ReadParameters { checkpoint: self, progress };
         if !backend.contains_tensor(name) {
             return Ok(None);
         }
-        Ok(Some(backend.get_unchecked(name, DType::F32, device)?))
+        let tensor = backend.get_unchecked(name, DType::F32, device);
+        tensor.map(Some).map_err(|error| of_candle(progress, error))
     }
 
     /// Bytes of the parameters in the files.

@@ -8,14 +8,17 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use candle_core::{Device, Tensor};
 use gpt2::{Gpt2Config, Parameter, expected_parameters};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
+use thiserror::Error;
 
 use crate::naming::{Orientation, checkpoint_shape, is_linear_weight};
-use crate::{Checkpoint, Tokenizer, WeightsError, replace_file};
+use crate::progress::{PIECE, go_on};
+use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
 
 /// The element type that a checkpoint is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,18 +51,33 @@ impl WrittenDType {
     }
 }
 
+/// A name that no [`WrittenDType`] has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("expected one of {}", WrittenDType::NAMES.map(|(name, _)| name).join(", "))]
+pub struct UnknownWrittenDType;
+
+impl FromStr for WrittenDType {
+    type Err = UnknownWrittenDType;
+
+    fn from_str(name: &str) -> Result<Self, UnknownWrittenDType> {
+        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, dtype)| *dtype).ok_or(UnknownWrittenDType)
+    }
+}
+
 /// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, where there is a tokenizer, `tokenizer.json`.
-/// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call.
+/// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call, and asked whether
+/// to go on.
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, the type is not one of safetensors, `folder` exists, or it cannot
-/// be written.
+/// be written; [`WeightsError::Interrupted`] where `progress` says so. Nothing is then left of it.
 pub fn write_hugging_face(
     checkpoint: &Checkpoint,
     tokenizer: Option<&Tokenizer>,
     folder: &Path,
     dtype: WrittenDType,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn ReadProgress,
 ) -> Result<(), WeightsError> {
     checkpoint.check()?;
     let safetensors_dtype = safetensors_dtype(dtype, folder)?;
@@ -71,6 +89,7 @@ pub fn write_hugging_face(
         checkpoint.config(),
         &read,
         safetensors_dtype,
+        progress,
     )?;
     write_config(&partial.path.join("config.json"), checkpoint.config(), safetensors_dtype)?;
     if let Some(tokenizer) = tokenizer {
@@ -94,7 +113,9 @@ pub fn replace_hugging_face(
     let dtype = safetensors_dtype(dtype, folder)?;
     replace_file(&folder.join("tokenizer.json"), |path| write_tokenizer(path, tokenizer))?;
     replace_file(&folder.join("config.json"), |path| write_config(path, config, dtype))?;
-    replace_file(&folder.join("model.safetensors"), |path| write_safetensors(path, config, read, dtype))
+    replace_file(&folder.join("model.safetensors"), |path| {
+        write_safetensors(path, config, read, dtype, &|_| ())
+    })
 }
 
 fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
@@ -117,18 +138,19 @@ fn write_safetensors(
     config: &Gpt2Config,
     read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
     dtype: Dtype,
+    progress: &dyn ReadProgress,
 ) -> Result<(), WeightsError> {
     let failure = RefCell::new(None);
     let tensors = expected_parameters(config).into_iter().map(|parameter| {
         let prefix = if parameter.name.starts_with("lm_head") { "" } else { "transformer." };
         let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
         let name = format!("{prefix}{}", parameter.name);
-        (name, LazyTensor { read, path, parameter, shape, dtype, failure: &failure })
+        (name, LazyTensor { read, path, parameter, shape, dtype, progress, failure: &failure })
     });
-    serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into())?;
+    let written = serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into());
     match failure.into_inner() {
         Some(error) => Err(error),
-        None => Ok(()),
+        None => written,
     }
 }
 
@@ -171,6 +193,7 @@ struct LazyTensor<'a> {
     parameter: Parameter,
     shape: Vec<usize>,
     dtype: Dtype,
+    progress: &'a dyn ReadProgress,
     /// The first error, since `View` has no way to return one.
     failure: &'a RefCell<Option<WeightsError>>,
 }
@@ -187,11 +210,20 @@ impl LazyTensor<'_> {
             let refuse = |what| WeightsError::Unwritable { path: self.path.to_owned(), what };
             check_range(&self.parameter.name, &values).map_err(refuse)?;
         }
-        Ok(match self.dtype {
-            Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
-            Dtype::BF16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        })
+        let mut bytes = Vec::with_capacity(self.data_len());
+        for piece in values.chunks(PIECE) {
+            go_on(self.progress)?;
+            match self.dtype {
+                Dtype::F16 => {
+                    bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()))
+                }
+                Dtype::BF16 => {
+                    bytes.extend(piece.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
+                }
+                _ => bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes())),
+            }
+        }
+        Ok(bytes)
     }
 }
 
@@ -205,13 +237,15 @@ impl View for LazyTensor<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        self.bytes()
-            .unwrap_or_else(|error| {
-                self.failure.borrow_mut().get_or_insert(error);
-                // The file is thrown away; its other tensors still go to their places.
-                vec![0; self.data_len()]
-            })
-            .into()
+        // The file is thrown away once something failed, so nothing more is read for it.
+        if self.failure.borrow().is_some() {
+            return Cow::Borrowed(&[]);
+        }
+        let failed = |error| {
+            self.failure.borrow_mut().get_or_insert(error);
+            Vec::new()
+        };
+        self.bytes().unwrap_or_else(failed).into()
     }
 
     fn data_len(&self) -> usize {
@@ -242,7 +276,7 @@ pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
 fn parameter(
     checkpoint: &Checkpoint,
     name: &str,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn ReadProgress,
 ) -> Result<Tensor, WeightsError> {
     let tensor = checkpoint.parameter(name, &Device::Cpu, progress)?;
     let missing =

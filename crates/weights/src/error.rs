@@ -132,6 +132,9 @@ pub enum WeightsError {
         /// Why, and what to do.
         what: String,
     },
+    /// The job was ended before its end, see [`ReadProgress::is_interrupted`](crate::ReadProgress::is_interrupted).
+    #[error("interrupted")]
+    Interrupted,
     /// A text cannot be turned into tokens.
     #[error("the tokenizer cannot encode the text: {error}")]
     Encode {

@@ -4,9 +4,10 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2LMHead, KvDType};
 
+use crate::progress::of_candle;
 use crate::readers::{PackParameters, ReadParameters};
 use crate::stored::StoredDType;
-use crate::{Checkpoint, WeightDType, WeightsError};
+use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 
 /// How a model is held in memory. The default is the CPU, with weights as they are stored.
 #[derive(Debug, Clone)]
@@ -30,26 +31,28 @@ impl Default for LoadOptions {
 
 impl Checkpoint {
     /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
-    /// how many bytes of the file were read since the last call.
+    /// how many bytes of the file were read since the last call, and asked before each tensor whether to go on.
     ///
     /// # Errors
-    /// When the tensors are not those of the model, or the device has not the type of weights or no room.
+    /// When the tensors are not those of the model, or the device has not the type of weights or no room;
+    /// [`WeightsError::Interrupted`] where `progress` says so.
     pub fn load(
         &self,
         options: &LoadOptions,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn ReadProgress,
     ) -> Result<Gpt2LMHead, WeightsError> {
         self.check()?;
         let LoadOptions { device, dtype, kv_dtype } = options;
         let reader = ReadParameters { checkpoint: self, progress };
         let model = if device.is_cpu() {
             let format = dtype.map(WeightDType::on_cpu).transpose()?;
-            Gpt2LMHead::load(self.config(), &PackParameters::new(&reader, format))?
+            Gpt2LMHead::load(self.config(), &PackParameters::new(&reader, format))
         } else {
             let dtype = dtype.map_or(Ok(self.stored_dtype()), WeightDType::on_gpu)?;
             let vb = VarBuilder::from_backend(Box::new(reader), dtype, device.clone());
-            Gpt2LMHead::load(self.config(), &vb)?
+            Gpt2LMHead::load(self.config(), &vb)
         };
+        let model = model.map_err(|error| of_candle(progress, error))?;
         let exact = (device.is_cpu() && !self.is_rounded_to(*dtype)).then_some(KvDType::F32);
         Ok(match kv_dtype.or(exact) {
             Some(kv_dtype) => model.with_kv_dtype(kv_dtype),

@@ -9,14 +9,15 @@ use gpt2_kernels::{
 };
 
 use crate::naming::Origin;
+use crate::progress::{go_on, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
-use crate::{Checkpoint, WeightsError};
+use crate::{Checkpoint, ReadProgress, WeightsError};
 
 /// Hands the parameters to the model, one at a time, straight from the mapped file.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Is told how many bytes of the files were read since the last call.
-    pub(crate) progress: &'a (dyn Fn(u64) + Sync),
+    /// Is told how many bytes of the files were read, and asked whether to go on.
+    pub(crate) progress: &'a dyn ReadProgress,
 }
 
 impl ReadParameters<'_> {
@@ -38,12 +39,15 @@ impl ReadParameters<'_> {
         let stored: Option<Vec<StoredTensor>> = ranges.clone().map(|rows| in_rows?.rows(rows)).collect();
         if let Some(stored) = stored {
             return stored.into_iter().try_for_each(|stored| {
-                (self.progress)(stored.bytes.len() as u64);
+                go_on(self.progress)?;
+                self.progress.advance(stored.bytes.len() as u64);
                 visit(&stored.read(&source.files, &Device::Cpu)?)
             });
         }
-        let whole = self.get_unchecked(name, DType::F32, &Device::Cpu)?;
+        let whole = self.get_unchecked(name, DType::F32, &Device::Cpu);
+        let whole = whole.map_err(|error| of_candle(self.progress, error))?;
         for rows in ranges {
+            go_on(self.progress)?;
             // Not a view: candle would quantize what a view is a part of.
             visit(&whole.narrow(0, rows.start, rows.len())?.force_contiguous()?)?;
         }
@@ -77,9 +81,10 @@ impl SimpleBackend for ReadParameters<'_> {
             return Err(missing(name));
         };
         let read = |index: usize| {
+            go_on(self.progress).map_err(candle_core::Error::wrap)?;
             let stored = &source.tensors[index];
             let tensor = stored.read(&source.files, device)?.to_dtype(dtype)?;
-            (self.progress)(stored.bytes.len() as u64);
+            self.progress.advance(stored.bytes.len() as u64);
             Ok::<_, candle_core::Error>(tensor)
         };
         let tensor = match from {
@@ -183,8 +188,9 @@ impl ParameterSource for PackParameters<'_> {
         };
         Ok(match (self.mapped(&path, (out_features, in_features)), stored) {
             (Some(matrix), Some(stored)) => {
+                go_on(self.reader.progress).map_err(candle_core::Error::wrap)?;
                 let read = |bytes: Range<usize>| {
-                    (self.reader.progress)(bytes.len() as u64);
+                    self.reader.progress.advance(bytes.len() as u64);
                     let start = stored.bytes.start;
                     stored
                         .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);

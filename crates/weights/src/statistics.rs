@@ -4,7 +4,10 @@ use candle_core::{Device, Tensor};
 use gpt2::expected_parameters;
 use serde::Serialize;
 
-use crate::{Checkpoint, WeightsError};
+use crate::mapped_file::MappedFile;
+use crate::progress::{PIECE, go_on};
+use crate::stored::StoredTensor;
+use crate::{Checkpoint, ReadProgress, WeightsError};
 
 /// The values of one tensor in numbers. Minimum, maximum, mean and deviation are those of the finite values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -26,20 +29,45 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    pub(crate) fn of(values: &[f32]) -> Self {
-        let finite = || values.iter().filter(|value| value.is_finite()).map(|value| f64::from(*value));
-        let count = finite().count() as f64;
-        let mean = finite().sum::<f64>() / count;
-        let variance = finite().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        Self {
-            min: finite().fold(f64::INFINITY, f64::min),
-            max: finite().fold(f64::NEG_INFINITY, f64::max),
-            mean,
-            standard_deviation: variance.sqrt(),
-            zeros: values.iter().filter(|value| **value == 0.0).count(),
-            nan: values.iter().filter(|value| value.is_nan()).count(),
-            infinite: values.iter().filter(|value| value.is_infinite()).count(),
-        }
+    /// Those of a tensor that is read in pieces, and twice: for the mean, and for the deviation from it.
+    pub(crate) fn of(
+        stored: &StoredTensor,
+        files: &[MappedFile],
+        progress: &dyn ReadProgress,
+    ) -> Result<Self, WeightsError> {
+        let [mut min, mut max] = [f64::INFINITY, f64::NEG_INFINITY];
+        let [mut zeros, mut nan, mut infinite, mut count] = [0; 4];
+        // The neutral element of addition is -0: tensors of nothing but -0 keep their sign.
+        let mut sum = -0.0;
+        stored.for_each_piece(PIECE, &mut |piece| {
+            go_on(progress)?;
+            for value in piece.values(files)? {
+                if value.is_finite() {
+                    let finite = f64::from(value);
+                    (min, max) = (min.min(finite), max.max(finite));
+                    sum += finite;
+                    count += 1;
+                    zeros += usize::from(value == 0.0);
+                } else if value.is_nan() {
+                    nan += 1;
+                } else {
+                    infinite += 1;
+                }
+            }
+            Ok::<_, WeightsError>(())
+        })?;
+        let count = count as f64;
+        let mean = sum / count;
+        let mut squares = -0.0;
+        stored.for_each_piece(PIECE, &mut |piece| {
+            go_on(progress)?;
+            let finite = piece.values(files)?.into_iter().filter(|value| value.is_finite());
+            finite.for_each(|value| squares += (f64::from(value) - mean).powi(2));
+            progress.advance(piece.bytes.len() as u64);
+            Ok::<_, WeightsError>(())
+        })?;
+        let standard_deviation = (squares / count).sqrt();
+        Ok(Self { min, max, mean, standard_deviation, zeros, nan, infinite })
     }
 }
 
@@ -66,14 +94,14 @@ pub enum DifferenceKind {
 }
 
 /// Compares two checkpoints parameter by parameter, whatever their formats, in the order of the model; parameters that
-/// are equal are left out.
+/// are equal are left out. `progress` is told how many bytes of both were read, and asked whether to go on.
 ///
 /// # Errors
-/// When a tensor cannot be read.
+/// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
 pub fn differences(
     first: &Checkpoint,
     second: &Checkpoint,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn ReadProgress,
 ) -> Result<Vec<Difference>, WeightsError> {
     let names = |checkpoint: &Checkpoint| -> Vec<String> {
         expected_parameters(checkpoint.config()).into_iter().map(|parameter| parameter.name).collect()
@@ -83,6 +111,16 @@ pub fn differences(
     in_order.extend(after);
     let mut differences = Vec::new();
     for name in in_order {
+        // Where both lie alike in their files no whole tensor is held: an embedding is large.
+        if let (Some(a), Some(b)) = (first.stored_rows(&name), second.stored_rows(&name))
+            && (&a.0.shape, a.1) == (&b.0.shape, b.1)
+        {
+            let largest = largest_difference_of_rows([(first, &a.0), (second, &b.0)], progress)?;
+            if largest != 0.0 {
+                differences.push(Difference { name, kind: DifferenceKind::Values(largest) });
+            }
+            continue;
+        }
         let read = |checkpoint: &Checkpoint| checkpoint.parameter(&name, &Device::Cpu, progress);
         let kind = match (read(first)?, read(second)?) {
             (None, None) => continue,
@@ -91,26 +129,59 @@ pub fn differences(
             (Some(a), Some(b)) if a.dims() != b.dims() => {
                 DifferenceKind::Shape(a.dims().to_vec(), b.dims().to_vec())
             }
-            (Some(a), Some(b)) => match largest_difference(&a, &b)? {
-                0.0 => continue,
-                largest => DifferenceKind::Values(largest),
-            },
+            (Some(a), Some(b)) => {
+                let values = |tensor: &Tensor| -> Result<Vec<f32>, WeightsError> {
+                    go_on(progress)?;
+                    Ok(tensor.flatten_all()?.to_vec1()?)
+                };
+                let (a, b, mut largest) = (values(&a)?, values(&b)?, 0.0);
+                for (a, b) in a.chunks(PIECE).zip(b.chunks(PIECE)) {
+                    go_on(progress)?;
+                    largest = larger(largest, largest_difference(a, b));
+                }
+                if largest == 0.0 {
+                    continue;
+                }
+                DifferenceKind::Values(largest)
+            }
         };
         differences.push(Difference { name, kind });
     }
     Ok(differences)
 }
 
-fn largest_difference(first: &Tensor, second: &Tensor) -> Result<f64, WeightsError> {
-    let (first, second) = (first.flatten_all()?.to_vec1::<f32>()?, second.flatten_all()?.to_vec1::<f32>()?);
+/// Tensors of one shape, a piece of each at a time.
+fn largest_difference_of_rows(
+    tensors: [(&Checkpoint, &StoredTensor); 2],
+    progress: &dyn ReadProgress,
+) -> Result<f64, WeightsError> {
+    let shape = &tensors[0].1.shape;
+    let step = (PIECE / shape.iter().skip(1).product::<usize>().max(1)).max(1);
+    let rows = shape.first().copied().unwrap_or_default();
     let mut largest = 0.0;
-    for (a, b) in first.iter().zip(&second) {
-        // Equal values include equal infinities, whose difference is not a number.
-        let difference = if a == b { 0.0 } else { (f64::from(*a) - f64::from(*b)).abs() };
-        if difference.is_nan() {
-            return Ok(f64::NAN);
-        }
-        largest = f64::max(largest, difference);
+    for start in (0..rows).step_by(step) {
+        go_on(progress)?;
+        let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
+            let piece = tensor.rows(start..rows.min(start + step));
+            let piece = piece.ok_or_else(|| candle_core::Error::Msg("rows that cannot be cut".into()))?;
+            progress.advance(piece.bytes.len() as u64);
+            piece.values(&checkpoint.source.files)
+        };
+        let [first, second] = tensors;
+        largest = larger(largest, largest_difference(&read(first)?, &read(second)?));
     }
     Ok(largest)
+}
+
+/// The larger of two numbers; NaN where one of them is.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
+    let differences = first.iter().zip(second).map(|(a, b)| {
+        // Equal values include equal infinities, whose difference is not a number.
+        if a == b { 0.0 } else { (f64::from(*a) - f64::from(*b)).abs() }
+    });
+    differences.fold(0.0, larger)
 }

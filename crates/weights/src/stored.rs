@@ -126,6 +126,22 @@ impl StoredTensor {
         Some(Self { shape, bytes, ..self.clone() })
     }
 
+    /// Gives `visit` the tensor in pieces of whole rows of about `piece` elements, one after the other; as a whole where it
+    /// cannot be cut.
+    pub(crate) fn for_each_piece<E>(
+        &self,
+        piece: usize,
+        visit: &mut dyn FnMut(&Self) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let rows = self.shape.first().copied().unwrap_or(1);
+        let step = (piece / self.shape.iter().skip(1).product::<usize>().max(1)).max(1);
+        let ranges = (0..rows).step_by(step).map(|start| start..rows.min(start + step));
+        match ranges.map(|rows| self.rows(rows)).collect::<Option<Vec<_>>>() {
+            Some(pieces) => pieces.iter().try_for_each(visit),
+            None => visit(self),
+        }
+    }
+
     /// The values in f32, read from the bytes of the file.
     pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
         let tensor = self.read_mapped(files, device)?;

@@ -3,39 +3,67 @@
 
 use crate::mapped_file::MappedFile;
 use crate::naming::{Naming, Origin};
+use crate::progress::{PIECE, go_on};
 use crate::source::Source;
 use crate::stored::StoredTensor;
-use crate::{Mismatch, WeightsError};
-
-/// Elements that are compared at once: 4 MiB of each tensor in f32.
-const PIECE: usize = 1 << 20;
+use crate::{Mismatch, ReadProgress, WeightsError};
 
 /// The head that contradicts the configuration, where there is one.
-pub(crate) fn contradiction(source: &Source, naming: &Naming) -> Result<Option<Mismatch>, WeightsError> {
+pub(crate) fn contradiction(
+    source: &Source,
+    naming: &Naming,
+    progress: &dyn ReadProgress,
+) -> Result<Option<Mismatch>, WeightsError> {
     let embedding = naming.parameters.get("wte.weight");
     let (Some(head), Some((Origin::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
         return Ok(None);
     };
     let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
     let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
-    if !comparable(head) || !comparable(embedding) || is_copy(head, embedding, &source.files) {
+    if !comparable(head) || !comparable(embedding) || is_copy(head, embedding, &source.files, progress)? {
         return Ok(None);
     }
-    let differing = differing(head, embedding, &source.files, PIECE)?;
+    let differing = differing(head, embedding, &source.files, PIECE, progress)?;
     let (name, embedding, elements) = (head.name.clone(), embedding.name.clone(), head.element_count());
     Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
 /// Whether the same bytes stand for the same values in both.
-fn is_copy(head: &StoredTensor, embedding: &StoredTensor, files: &[MappedFile]) -> bool {
+fn is_copy(
+    head: &StoredTensor,
+    embedding: &StoredTensor,
+    files: &[MappedFile],
+    progress: &dyn ReadProgress,
+) -> Result<bool, WeightsError> {
     let bytes = |tensor: &StoredTensor| files.get(tensor.file)?.get(tensor.bytes.clone());
     let same_layout = head.dtype == embedding.dtype && head.strides == embedding.strides;
     let same_place = head.file == embedding.file && head.bytes == embedding.bytes;
-    let is_copy = same_layout && (same_place || (bytes(head).is_some() && bytes(head) == bytes(embedding)));
+    let mut is_copy = same_layout;
+    if same_layout && !same_place {
+        is_copy = match (bytes(head), bytes(embedding)) {
+            (Some(head), Some(embedding)) => equal(head, embedding, progress)?,
+            _ => false,
+        };
+    }
     for tensor in [head, embedding] {
         tensor.forget(files, tensor.bytes.clone());
     }
-    is_copy
+    Ok(is_copy)
+}
+
+/// Whether bytes are the same, of which a piece is compared at a time.
+fn equal(head: &[u8], embedding: &[u8], progress: &dyn ReadProgress) -> Result<bool, WeightsError> {
+    const PIECE_BYTES: usize = PIECE * size_of::<f32>();
+    if head.len() != embedding.len() {
+        return Ok(false);
+    }
+    for (head, embedding) in head.chunks(PIECE_BYTES).zip(embedding.chunks(PIECE_BYTES)) {
+        go_on(progress)?;
+        if head != embedding {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// How many values differ, of tensors of one shape; about `piece` elements of each are held at a time. What is not a number
@@ -45,12 +73,14 @@ fn differing(
     embedding: &StoredTensor,
     files: &[MappedFile],
     piece: usize,
-) -> candle_core::Result<usize> {
+    progress: &dyn ReadProgress,
+) -> Result<usize, WeightsError> {
     let row = head.shape.iter().skip(1).product::<usize>().max(1);
     let rows = head.shape.first().copied().unwrap_or(1);
     let mut differing = 0;
     let mut start = 0;
     while start < rows {
+        go_on(progress)?;
         let wanted = start..rows.min(start + (piece / row).max(1));
         let (head, embedding, end) = match (head.rows(wanted.clone()), embedding.rows(wanted.clone())) {
             (Some(head), Some(embedding)) => (head, embedding, wanted.end),
@@ -107,7 +137,7 @@ mod tests {
             let files = files(changes);
             let (head, embedding) = (tensor(1, StoredDType::F16, 30), tensor(0, StoredDType::F32, 60));
             for piece in [1, 3, 7, 9, 15, 1000] {
-                let found = differing(&head, &embedding, &files, piece).unwrap();
+                let found = differing(&head, &embedding, &files, piece, &|_| ()).unwrap();
                 assert_eq!(found, expected, "{changes:?} in pieces of {piece}");
             }
         }
@@ -121,7 +151,8 @@ mod tests {
         let turned = StoredTensor { shape: vec![3, 5], strides: Some(vec![1, 3]), ..embedding.clone() };
         let straight = StoredTensor { shape: vec![3, 5], ..embedding.clone() };
         // Of (i, j) one has the value at i + 3 j and the other that at 5 i + j: the same for three of the places.
-        assert_eq!(differing(&turned, &straight, &files, 5).unwrap(), 12);
-        assert!(is_copy(&turned, &turned, &files) && !is_copy(&turned, &straight, &files));
+        assert_eq!(differing(&turned, &straight, &files, 5, &|_| ()).unwrap(), 12);
+        let is_copy = |first, second| is_copy(first, second, &files, &|_| ()).unwrap();
+        assert!(is_copy(&turned, &turned) && !is_copy(&turned, &straight));
     }
 }

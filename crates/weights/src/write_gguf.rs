@@ -13,27 +13,27 @@ use gpt2::{Activation, Gpt2Config, Parameter, expected_parameters};
 
 use crate::convert::{Partial, check_finite, check_range, unwritable};
 use crate::naming::gguf_name;
+use crate::progress::PIECE;
 use crate::readers::ReadParameters;
-use crate::{Checkpoint, Tokenizer, WeightsError, WrittenDType};
+use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 
 /// Tensors start at multiples of this many bytes.
 const ALIGNMENT: usize = 32;
-/// Elements that are converted at once, 4 MiB in f32: what is made of a whole embedding would take its memory several times.
-const PIECE: usize = 1 << 20;
 
 /// Writes a GGUF file with the tokenizer inside. llama.cpp loads it. The position embedding, norms and biases stay in
 /// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
-/// call.
+/// call, and asked whether to go on.
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, llama.cpp's GPT-2 has not the arithmetic of its configuration, a
-/// width does not fill whole blocks, `file` exists, or it cannot be written.
+/// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] where `progress` says
+/// so. Nothing is then left of it.
 pub fn write_gguf(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
     file: &Path,
     dtype: WrittenDType,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn ReadProgress,
 ) -> Result<(), WeightsError> {
     checkpoint.check()?;
     let config = checkpoint.config();

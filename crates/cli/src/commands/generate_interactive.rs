@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use gpt2_engine::Opened;
@@ -17,7 +18,8 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     opened.vocabulary().required_tokenizer()?;
     let config = generation.config(&opened)?;
     let conforming = generation.grammar.compile(&opened, &config)?;
-    let loaded = steering::load(opened, &generation.steering)?;
+    let loaded =
+        steering::load(opened, &generation.steering)?.interrupted_by(Arc::new(interrupt::is_requested));
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
     loop {

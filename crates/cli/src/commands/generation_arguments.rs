@@ -5,13 +5,11 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use gpt2_engine::{Opened, Vocabulary};
-use gpt2_generation::{EarlyStopping, GenerationConfig, LongPrompt, SearchMode, WhenFull};
-use gpt2_weights::encode_piece;
+use gpt2_engine::{GenerationOptions, Opened, Spelling};
+use gpt2_generation::{EarlyStopping, GenerationConfig};
 
 use super::grammar::GrammarArguments;
 use super::steering::SteeringArguments;
-use crate::exit::UsageError;
 use crate::output;
 
 /// How to generate, whatever the prompts.
@@ -164,180 +162,62 @@ impl FromStr for LogitBias {
 impl GenerationArguments {
     /// Checks what can be checked of the arguments before a checkpoint is opened.
     pub(super) fn check(&self) -> Result<()> {
-        let refuse = |message: &str| Err(UsageError(message.into()).into());
-        if self.top_k == Some(0) {
-            return refuse(
-                "top_k: expected at least 1 (the size of the vocabulary keeps every token), found 0",
-            );
-        }
-        let searches = self.asks_for_a_search();
-        if searches
-            && (self.greedy
-                || self.num_beams.is_some_and(|beams| beams > 1)
-                    && self.penalty_alpha.is_some_and(|x| x > 0.0))
-        {
-            return refuse(
-                "--greedy, --num-beams and --penalty-alpha cannot be used with each other; give one of them",
-            );
-        }
-        let draws = self.drawing_options();
-        if let Some(option) = draws.first().filter(|_| searches || self.greedy) {
-            let message = format!(
-                "{option} is for drawing at random and cannot be used with --greedy, --num-beams or --penalty-alpha"
-            );
-            return refuse(&message);
-        }
-        if self.assistant_model.is_some() && searches {
-            return refuse(
-                "--assistant-model drafts texts that are made token by token, and cannot be used with --num-beams or --penalty-alpha",
-            );
-        }
-        if self.bad_word.iter().any(String::is_empty) {
-            return refuse("--bad-word: expected a text, found an empty one");
-        }
-        if self.keep_head.is_some() && self.keep_last.is_none() && !self.slide {
-            return refuse("--keep-head keeps tokens where others go; give --keep-last or --slide too");
-        }
-        // Tokens and combinations are looked at later, with what the checkpoint says.
-        let drawing = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
-        Ok(self.applied_to(drawing).check_ranges()?)
+        Ok(self.options().check(Spelling::Flags)?)
     }
 
     /// The configuration of a request: that of the checkpoint, changed by the arguments and checked. What is worth knowing of it
     /// is noted.
     pub(super) fn config(&self, opened: &Opened) -> Result<GenerationConfig> {
         let defaults = opened.defaults()?;
-        let mut config = self.applied_to(defaults.config().clone());
-        self.ban_words(&mut config, opened.vocabulary())?;
-        config
-            .sequence_bias
-            .extend(self.logit_bias.iter().map(|LogitBias { token, bias }| (vec![*token], *bias)));
-        if let Some(option) = self.options_of_beams().first()
-            && config.search_mode() != SearchMode::Beams
-        {
-            return Err(UsageError(format!("{option} is of beam search; give --num-beams")).into());
-        }
-        let config = defaults.complete(config)?;
+        let config = self.options().config(defaults, Spelling::Flags)?;
         defaults.notes(&config).iter().for_each(|note| output::print_note(note));
         Ok(config)
     }
 
-    fn ban_words(&self, config: &mut GenerationConfig, vocabulary: &Vocabulary) -> Result<()> {
-        for word in &self.bad_word {
-            let missing =
-                || UsageError(format!("--bad-word {word:?}: there is no tokenizer to make tokens of it"));
-            let tokenizer = vocabulary.tokenizer().ok_or_else(missing)?;
-            config.bad_words_ids.push(encode_piece(tokenizer, word)?);
-            // Inside a text a word has a space before it, and is another token then.
-            if !word.starts_with(char::is_whitespace) {
-                config.bad_words_ids.push(encode_piece(tokenizer, &format!(" {word}"))?);
-            }
+    fn options(&self) -> GenerationOptions {
+        GenerationOptions {
+            max_new_tokens: self.max_new_tokens,
+            min_new_tokens: self.min_new_tokens,
+            max_time: self.max_time,
+            eos_token_id: given(&self.eos_token_id),
+            stop_strings: given(&self.stop),
+            do_sample: self.greedy.then_some(false),
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical_p,
+            epsilon_cutoff: self.epsilon_cutoff,
+            eta_cutoff: self.eta_cutoff,
+            seed: self.seed,
+            num_return_sequences: self.num_return_sequences,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            no_repeat_ngram_size: self.no_repeat_ngram_size,
+            bad_words: self.bad_word.clone(),
+            sequence_bias: self.logit_bias.iter().map(|bias| (vec![bias.token], bias.bias)).collect(),
+            forced_bos_token_id: self.forced_bos_token_id,
+            num_beams: self.num_beams,
+            num_beam_groups: self.num_beam_groups,
+            diversity_penalty: self.diversity_penalty,
+            length_penalty: self.length_penalty,
+            early_stopping: self.early_stopping.map(EarlyStopping::from),
+            penalty_alpha: self.penalty_alpha,
+            has_assistant: self.assistant_model.is_some(),
+            num_assistant_tokens: self.num_assistant_tokens,
+            prompt_lookup_num_tokens: self.prompt_lookup,
+            keep_last: self.keep_last,
+            keep_head: self.keep_head,
+            slide: self.slide,
+            ..GenerationOptions::default()
         }
-        Ok(())
-    }
-
-    /// The configuration with what is given put in its place.
-    fn applied_to(&self, mut config: GenerationConfig) -> GenerationConfig {
-        // One of the ways to choose tokens takes the place of what the file asks for.
-        let draws = !self.drawing_options().is_empty();
-        if draws || self.greedy || self.asks_for_a_search() {
-            (config.num_beams, config.num_beam_groups, config.diversity_penalty) = (1, 1, 0.0);
-            (config.penalty_alpha, config.do_sample) = (0.0, draws);
-            if self.asks_for_a_search() {
-                config.prompt_lookup_num_tokens = None;
-            }
-        }
-        if self.greedy {
-            config.num_return_sequences = 1;
-        }
-        if self.max_new_tokens.is_some() {
-            config.max_length = None;
-        }
-        set(&mut config.max_new_tokens, self.max_new_tokens);
-        set(&mut config.min_new_tokens, self.min_new_tokens);
-        config.max_time = self.max_time.or(config.max_time);
-        if !self.eos_token_id.is_empty() {
-            config.eos_token_id.clone_from(&self.eos_token_id);
-        }
-        if !self.stop.is_empty() {
-            config.stop_strings.clone_from(&self.stop);
-        }
-        set(&mut config.temperature, self.temperature);
-        set(&mut config.top_k, self.top_k);
-        set(&mut config.top_p, self.top_p);
-        config.min_p = self.min_p.or(config.min_p);
-        set(&mut config.typical_p, self.typical_p);
-        set(&mut config.epsilon_cutoff, self.epsilon_cutoff);
-        set(&mut config.eta_cutoff, self.eta_cutoff);
-        set(&mut config.seed, self.seed);
-        set(&mut config.repetition_penalty, self.repetition_penalty);
-        set(&mut config.presence_penalty, self.presence_penalty);
-        set(&mut config.frequency_penalty, self.frequency_penalty);
-        set(&mut config.no_repeat_ngram_size, self.no_repeat_ngram_size);
-        config.forced_bos_token_id = self.forced_bos_token_id.or(config.forced_bos_token_id);
-        set(&mut config.num_beams, self.num_beams);
-        set(&mut config.num_beam_groups, self.num_beam_groups);
-        set(&mut config.diversity_penalty, self.diversity_penalty);
-        set(&mut config.length_penalty, self.length_penalty);
-        set(&mut config.early_stopping, self.early_stopping.map(EarlyStopping::from));
-        set(&mut config.num_return_sequences, self.num_return_sequences);
-        set(&mut config.penalty_alpha, self.penalty_alpha);
-        set(&mut config.num_assistant_tokens, self.num_assistant_tokens);
-        if self.assistant_model.is_some() {
-            config.prompt_lookup_num_tokens = None;
-        }
-        let lookup = self.prompt_lookup.or(config.prompt_lookup_num_tokens);
-        config.prompt_lookup_num_tokens = lookup.filter(|tokens| *tokens > 0);
-        let head = self.keep_head.unwrap_or(0);
-        if let Some(last) = self.keep_last {
-            config.long_prompt = LongPrompt::Keep { head, last };
-        }
-        if self.slide {
-            config.when_full = WhenFull::Slide { head };
-        }
-        config
-    }
-
-    /// Whether an argument asks for beams or contrastive search.
-    fn asks_for_a_search(&self) -> bool {
-        self.num_beams.is_some_and(|beams| beams != 1) || self.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
-    }
-
-    /// The arguments that only a random draw knows. Contrastive search chooses among the top k too.
-    fn drawing_options(&self) -> Vec<&'static str> {
-        let is_contrastive = self.penalty_alpha.is_some_and(|alpha| alpha != 0.0);
-        given([
-            ("--temperature", self.temperature.is_some()),
-            ("--top-k", self.top_k.is_some() && !is_contrastive),
-            ("--top-p", self.top_p.is_some()),
-            ("--min-p", self.min_p.is_some()),
-            ("--typical-p", self.typical_p.is_some()),
-            ("--epsilon-cutoff", self.epsilon_cutoff.is_some()),
-            ("--eta-cutoff", self.eta_cutoff.is_some()),
-            ("--seed", self.seed.is_some()),
-        ])
-    }
-
-    /// The arguments that only beam search knows.
-    fn options_of_beams(&self) -> Vec<&'static str> {
-        given([
-            ("--num-beam-groups", self.num_beam_groups.is_some()),
-            ("--diversity-penalty", self.diversity_penalty.is_some()),
-            ("--length-penalty", self.length_penalty.is_some()),
-            ("--early-stopping", self.early_stopping.is_some()),
-        ])
     }
 }
 
-/// The options that are given.
-fn given<const N: usize>(options: [(&'static str, bool); N]) -> Vec<&'static str> {
-    options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect()
-}
-
-fn set<T>(field: &mut T, value: Option<T>) {
-    if let Some(value) = value {
-        *field = value;
-    }
+/// An option that may be given several times, where it is.
+fn given<T: Clone>(values: &[T]) -> Option<Vec<T>> {
+    (!values.is_empty()).then(|| values.to_vec())
 }
 
 impl From<EarlyStoppingArgument> for EarlyStopping {

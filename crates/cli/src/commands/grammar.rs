@@ -49,19 +49,15 @@ impl GrammarArguments {
         opened: &Opened,
         config: &GenerationConfig,
     ) -> Result<Option<LogitsProcessor>> {
-        use gpt2_generation::SearchMode;
+        use gpt2_engine::Spelling;
         use gpt2_grammar::Compiler;
 
         use crate::exit::UsageError;
 
         let Some(Asked { name, grammar }) = self.asked()? else { return Ok(None) };
         let refuse = |what: String| UsageError(format!("{name}: {what}"));
-        if config.search_mode() != SearchMode::TokenByToken && config.eos_token_id.is_empty() {
-            let what = "beams and contrastive search need a token that ends a text, and this checkpoint names none; give --eos-token-id";
-            return Err(refuse(what.into()).into());
-        }
         let compiler = Compiler::new(opened.vocabulary()).map_err(|error| refuse(error.to_string()))?;
-        let compiled = compiler.compile(&grammar, &config.eos_token_id);
+        let compiled = compiler.compile_for(&grammar, config, Spelling::Flags);
         Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
     }
 

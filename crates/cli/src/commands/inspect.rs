@@ -1,25 +1,15 @@
 //! `gpt2 inspect`: what a checkpoint is, and how that was found out.
 
-use std::collections::{BTreeMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_core::DType;
 use clap::Args;
-use gpt2::{
-    Gpt2Config, KvDType, LedgerRow, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
-};
-use gpt2_engine::{HubOptions, Reporter, Silent, Unit};
-use gpt2_weights::{
-    Checkpoint, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError, checkpoint_shape,
-    differences,
-};
-use serde::Serialize;
-use serde_json::{Value, json};
+use gpt2::LedgerRow;
+use gpt2_engine::{Comparison, HubOptions, InspectOptions, Inspected, Inspection, Spelling, VocabularySizes};
+use gpt2_weights::Statistics;
 
-use crate::exit::UsageError;
-use crate::model_arguments::{CommonArguments, open_other};
+use crate::model_arguments::CommonArguments;
 use crate::output::{grouped, mebibytes, write_json, write_line};
 use crate::progress::Terminal;
 
@@ -62,245 +52,27 @@ pub(crate) struct InspectSubject {
     pub(crate) preset: Option<String>,
 }
 
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Report {
-    format: &'static str,
-    evidence: String,
-    path: Option<String>,
-    files: Vec<FileRow>,
-    naming: &'static str,
-    prefix: String,
-    orientation: &'static str,
-    orientation_evidence: String,
-    tied_head: bool,
-    vocabulary: Vocabulary,
-    rules: Vec<String>,
-    config: Value,
-    parameters: ParameterCounts,
-    ledger: Vec<LedgerRow>,
-    /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
-    stored_parameters: Option<usize>,
-    memory_bytes: PerType,
-    kv_bytes_per_token: KvPerType,
-    dtypes: BTreeMap<String, usize>,
-    tensors: Vec<TensorRow>,
-    mismatches: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct FileRow {
-    path: String,
-    bytes: usize,
-}
-
-/// The number of tokens, as each place has it.
-#[derive(Serialize)]
-struct Vocabulary {
-    config: usize,
-    embedding_rows: Option<usize>,
-    tokenizer: Option<usize>,
-}
-
-#[derive(Serialize)]
-struct PerType {
-    f32: usize,
-    f16: usize,
-    bf16: usize,
-}
-
-impl PerType {
-    fn new(bytes: impl Fn(usize) -> usize) -> Self {
-        Self { f32: bytes(4), f16: bytes(2), bf16: bytes(2) }
-    }
-}
-
-#[derive(Serialize)]
-struct KvPerType {
-    f32: usize,
-    f16: usize,
-    bf16: usize,
-    q8: usize,
-}
-
-impl KvPerType {
-    fn new(config: &Gpt2Config) -> Self {
-        let [f32, f16, bf16, q8] = [KvDType::F32, KvDType::F16, KvDType::Other(DType::BF16), KvDType::Q8]
-            .map(|dtype| config.kv_bytes_per_token(dtype));
-        Self { f32, f16, bf16, q8 }
-    }
-}
-
-#[derive(Serialize)]
-struct TensorRow {
-    name: String,
-    shape: Vec<usize>,
-    dtype: String,
-    /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
-    role: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    statistics: Option<Statistics>,
-}
-
 pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let report = match (&arguments.subject.model, &arguments.subject.preset) {
-        (Some(path), _) => {
-            let checkpoint = arguments.common.open_checkpoint(path, hub)?;
-            if let Some(other) = &arguments.diff {
-                return compare(&checkpoint, &open_other(other, hub)?, arguments.json);
-            }
-            report_of_checkpoint(&checkpoint, arguments.tensors)?
-        }
-        (None, Some(_)) if arguments.diff.is_some() || arguments.tensors => {
-            return Err(UsageError("--diff and --tensors need --model: a preset has no values".into()).into());
-        }
-        (None, Some(name)) => {
-            arguments.common.check_without_checkpoint()?;
-            report_of_preset(&Gpt2Config::preset(name).map_err(|error| UsageError(error.to_string()))?)
-        }
-        (None, None) => return Err(UsageError("give --model DIR or --preset NAME".into()).into()),
+    let InspectArguments { subject, tensors, diff, common, .. } = arguments;
+    let options = InspectOptions {
+        model: subject.model.clone(),
+        preset: subject.preset.clone(),
+        tensors: *tensors,
+        diff: diff.clone(),
+        n_head: common.n_head,
+        hub: hub.clone(),
+        spelling: Spelling::Flags,
     };
-    match (arguments.json, arguments.ledger) {
-        (true, _) => write_json(&report)?,
-        (false, true) => print_ledger(&report)?,
-        (false, false) => print(&report)?,
+    match (options.inspect(&Terminal)?, arguments.json, arguments.ledger) {
+        (found, true, _) => write_json(&found)?,
+        (Inspected::One(found), false, true) => print_ledger(&found)?,
+        (Inspected::One(found), false, false) => print(&found)?,
+        (Inspected::Two(found), false, _) => print_comparison(&found)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn report_of_checkpoint(checkpoint: &Checkpoint, with_statistics: bool) -> Result<Report> {
-    let mismatches = match checkpoint.check() {
-        Err(WeightsError::Mismatches { mismatches, .. }) => mismatches,
-        _ => Vec::new(),
-    };
-    let buffers: HashSet<&str> = checkpoint.buffers().map(|buffer| buffer.name.as_str()).collect();
-    let surplus: HashSet<&str> = mismatches
-        .iter()
-        .filter(|mismatch| matches!(mismatch, Mismatch::Surplus { .. }))
-        .map(Mismatch::name)
-        .collect();
-    let tied_head = checkpoint.tied_head().map(|head| head.name.as_str());
-    let role = |name: &str| match name {
-        name if buffers.contains(name) => "buffer",
-        name if tied_head == Some(name) => "tied head",
-        name if surplus.contains(name) => "surplus",
-        _ => "parameter",
-    };
-    let all_bytes = checkpoint.files().map(|(_, bytes)| bytes as u64).sum();
-    let reporter: &dyn Reporter = if with_statistics { &Terminal } else { &Silent };
-    let bar = reporter.start("reading", all_bytes, Unit::Bytes);
-    let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
-    for (index, tensor) in checkpoint.tensors().iter().enumerate() {
-        let statistics = if with_statistics { checkpoint.statistics(index)? } else { None };
-        bar.advance(tensor.stored_bytes() as u64);
-        *dtypes.entry(tensor.dtype.to_string()).or_default() += 1;
-        tensors.push(TensorRow {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            dtype: tensor.dtype.to_string(),
-            role: role(&tensor.name),
-            statistics,
-        });
-    }
-    drop(bar);
-    let config = checkpoint.config();
-    let vocabulary = Vocabulary {
-        config: config.vocab_size,
-        embedding_rows: checkpoint.embedding_rows(),
-        tokenizer: checkpoint.tokenizer(None).ok().map(|tokenizer| tokenizer.get_vocab_size(true)),
-    };
-    let mut rules = checkpoint.rules().to_vec();
-    rules.extend(vocabulary_rule(&vocabulary));
-    Ok(Report {
-        format: checkpoint.format().name(),
-        evidence: checkpoint.evidence().to_owned(),
-        path: Some(display(checkpoint.weights_path())),
-        files: checkpoint.files().map(|(path, bytes)| FileRow { path: display(path), bytes }).collect(),
-        naming: checkpoint.naming_scheme(),
-        prefix: checkpoint.prefix().to_owned(),
-        orientation: orientation_name(checkpoint.orientation()),
-        orientation_evidence: checkpoint.orientation_evidence().to_owned(),
-        vocabulary,
-        rules,
-        dtypes,
-        tensors,
-        stored_parameters: Some(checkpoint.stored_parameter_count()),
-        mismatches: mismatches.iter().map(ToString::to_string).collect(),
-        ..report_of_config(config)
-    })
-}
-
-fn display(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// How the numbers of tokens relate, where they differ.
-fn vocabulary_rule(vocabulary: &Vocabulary) -> Option<String> {
-    let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
-    match rows.checked_sub(tokens) {
-        Some(0) => None,
-        Some(padding) => {
-            Some(format!("{padding} rows of the vocabulary have no token in the tokenizer: padding"))
-        }
-        None => Some(format!("the tokenizer has {} tokens that the vocabulary lacks", tokens - rows)),
-    }
-}
-
-fn report_of_preset(config: &Gpt2Config) -> Report {
-    let orientation = Orientation::Conv1D;
-    let row = |parameter: &gpt2::Parameter| TensorRow {
-        name: parameter.name.clone(),
-        shape: checkpoint_shape(parameter, orientation),
-        dtype: "F32".into(),
-        role: "parameter",
-        statistics: None,
-    };
-    Report {
-        orientation: orientation_name(orientation),
-        orientation_evidence: "as published".into(),
-        tensors: expected_parameters(config).iter().map(row).collect(),
-        ..report_of_config(config)
-    }
-}
-
-/// What follows from the configuration alone.
-fn report_of_config(config: &Gpt2Config) -> Report {
-    let parameters = ParameterCounts::new(config);
-    Report {
-        format: "preset",
-        evidence: "no file: the published configuration".into(),
-        path: None,
-        files: Vec::new(),
-        naming: "Hugging Face",
-        prefix: String::new(),
-        orientation: "",
-        orientation_evidence: String::new(),
-        tied_head: config.tie_word_embeddings,
-        vocabulary: Vocabulary { config: config.vocab_size, embedding_rows: None, tokenizer: None },
-        rules: paper_size(config)
-            .map(|size| format!("the paper calls the published model of this shape {size}"))
-            .into_iter()
-            .collect(),
-        config: config.to_json(),
-        parameters,
-        ledger: parameter_ledger(config),
-        stored_parameters: None,
-        memory_bytes: PerType::new(|element_bytes| parameters.unique * element_bytes),
-        kv_bytes_per_token: KvPerType::new(config),
-        dtypes: BTreeMap::new(),
-        tensors: Vec::new(),
-        mismatches: Vec::new(),
-    }
-}
-
-fn orientation_name(orientation: Orientation) -> &'static str {
-    match orientation {
-        Orientation::Conv1D => "Conv1D (in, out)",
-        Orientation::Linear => "Linear (out, in)",
-    }
-}
-
-fn print(report: &Report) -> Result<()> {
+fn print(report: &Inspection) -> Result<()> {
     if let Some(path) = &report.path {
         write_line(&format!("file         {path}"))?;
     }
@@ -312,7 +84,7 @@ fn print(report: &Report) -> Result<()> {
     let head = if report.tied_head { "tied to the token embedding" } else { "its own (lm_head.weight)" };
     write_line(&format!("output head  {head}"))?;
     let known = |count: Option<usize>| count.map_or("none".to_owned(), grouped);
-    let Vocabulary { config, embedding_rows, tokenizer } = report.vocabulary;
+    let VocabularySizes { config, embedding_rows, tokenizer } = report.vocabulary;
     write_line(&format!(
         "vocabulary   config {}, embedding rows {}, tokenizer {}",
         grouped(config),
@@ -387,7 +159,7 @@ fn heading(text: &str, entries: usize) -> Result<()> {
     write_line(text)
 }
 
-fn print_ledger(report: &Report) -> Result<()> {
+fn print_ledger(report: &Inspection) -> Result<()> {
     for LedgerRow { name, count, definition } in &report.ledger {
         write_line(&format!("{:>16}  {name:<18}  {definition}", grouped(*count)))?;
     }
@@ -401,43 +173,14 @@ fn print_ledger(report: &Report) -> Result<()> {
     Ok(())
 }
 
-fn compare(first: &Checkpoint, second: &Checkpoint, as_json: bool) -> Result<ExitCode> {
-    let bytes = first.parameter_bytes() + second.parameter_bytes();
-    let bar = Terminal.start("comparing", bytes, Unit::Bytes);
-    let found = differences(first, second, &|bytes| bar.advance(bytes))?;
-    drop(bar);
-    let describe = |kind: &DifferenceKind| match kind {
-        DifferenceKind::OnlyInFirst => "only in the first".to_owned(),
-        DifferenceKind::OnlyInSecond => "only in the second".to_owned(),
-        DifferenceKind::Shape(a, b) => format!("shapes {a:?} and {b:?}, as (out, in)"),
-        DifferenceKind::Values(largest) => format!("largest difference {largest:e}"),
-    };
-    let largest = |kind: &DifferenceKind| match kind {
-        DifferenceKind::Values(largest) => Some(*largest),
-        _ => None,
-    };
-    if as_json {
-        let row = |difference: &gpt2_weights::Difference| {
-            json!({
-                "name": difference.name,
-                "difference": describe(&difference.kind),
-                "largest": largest(&difference.kind),
-            })
-        };
-        write_json(&json!({
-            "equal": found.is_empty(),
-            "first_differing": found.first().map(|difference| &difference.name),
-            "largest": found.iter().filter_map(|difference| largest(&difference.kind)).reduce(f64::max),
-            "differences": found.iter().map(row).collect::<Vec<_>>(),
-        }))?;
-        return Ok(ExitCode::SUCCESS);
+fn print_comparison(comparison: &Comparison) -> Result<()> {
+    for differing in &comparison.differences {
+        write_line(&format!("{:<40}{}", differing.name, differing.difference))?;
     }
-    for difference in &found {
-        write_line(&format!("{:<40}{}", difference.name, describe(&difference.kind)))?;
-    }
-    write_line(&match found.first() {
+    write_line(&match &comparison.first_differing {
         None => "equal: every parameter has the same values".to_owned(),
-        Some(first) => format!("{} parameters differ, the first of them {}", found.len(), first.name),
-    })?;
-    Ok(ExitCode::SUCCESS)
+        Some(first) => {
+            format!("{} parameters differ, the first of them {first}", comparison.differences.len())
+        }
+    })
 }

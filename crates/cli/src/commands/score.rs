@@ -4,10 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2_engine::{HubOptions, Opened, Reporter, Unit};
-use gpt2_generation::{
-    Continuation, TokenAlternatives, check_continuations, check_text, score, score_continuations,
-};
+use gpt2_engine::{Choices, HubOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit};
+use gpt2_generation::{TokenAlternatives, check_text, default_stride, score};
 use gpt2_weights::Tokenizer;
 use serde::Serialize;
 
@@ -73,39 +71,6 @@ struct Alternative {
     logprob: f64,
 }
 
-/// What `--json` prints of choices.
-#[derive(Serialize)]
-struct ChoicesReport {
-    prompt_ids: Vec<u32>,
-    choices: Vec<Choice>,
-    best: Best,
-}
-
-#[derive(Serialize)]
-struct Choice {
-    text: String,
-    ids: Vec<u32>,
-    logprobs: Vec<f64>,
-    sum: f64,
-    /// The same as `per_token`.
-    mean: f64,
-    per_token: f64,
-    per_character: f64,
-    per_byte: f64,
-    is_greedy: bool,
-}
-
-/// Index of the best choice by each measure, from 0.
-#[derive(Serialize)]
-struct Best {
-    sum: usize,
-    /// The same as `per_token`.
-    mean: usize,
-    per_token: usize,
-    per_character: usize,
-    per_byte: usize,
-}
-
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
     let opened = arguments.model.open(hub)?;
     let input = arguments.input.tokenized(opened.vocabulary())?;
@@ -117,8 +82,7 @@ pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCo
 }
 
 fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
-    let half_context = opened.config().n_positions.div_ceil(2);
-    let stride = arguments.stride.unwrap_or(half_context);
+    let stride = arguments.stride.unwrap_or(default_stride(opened.config()));
     check_text(&input.ids, stride, opened.config())?;
     let loaded = opened.load(&Terminal)?;
     let bar = Terminal.start("scoring", input.ids.len() as u64, Unit::Items("tokens"));
@@ -164,58 +128,18 @@ fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Resul
 }
 
 fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
-    let vocabulary = opened.vocabulary();
     let prompt = input.text.unwrap_or_default();
-    // A token may reach from the prompt into the choice: the whole is encoded, and what follows the tokens that all
-    // wholes and the prompt begin with is the choice's.
-    let wholes = arguments.choice.iter().map(|choice| vocabulary.encode(&format!("{prompt}{choice}")));
-    let mut wholes = wholes.collect::<Result<Vec<_>, _>>()?;
-    let starts_with_prompt = |ids: &Vec<u32>| ids.iter().zip(&input.ids).take_while(|(a, b)| a == b).count();
-    let shared = wholes.iter().map(starts_with_prompt).min().unwrap_or(0);
-    let mut prompt_ids = input.ids[..shared].to_vec();
-    wholes.iter_mut().for_each(|ids| *ids = ids.split_off(shared));
-    prompt_ids = vocabulary.start_if_empty(prompt_ids);
-    check_continuations(&prompt_ids, &wholes, opened.config())?;
+    let choices = Choices::new(opened.vocabulary(), &prompt, &arguments.choice)?;
+    choices.check(opened.config())?;
     let loaded = opened.load(&Terminal)?;
-    let bar = Terminal.start("scoring", wholes.len() as u64, Unit::Items("choices"));
-    let count = || bar.advance(1);
-    let scored = score_continuations(loaded.model(), &prompt_ids, &wholes, &count)?;
-    drop(bar);
-
-    let choice = |((text, ids), scored): ((&String, Vec<u32>), Continuation)| {
-        let counted = without_delimiter(text);
-        let per = |count: usize| scored.sum() / count.max(1) as f64;
-        Choice {
-            text: text.clone(),
-            ids,
-            sum: scored.sum(),
-            mean: scored.mean(),
-            per_token: scored.mean(),
-            per_character: per(counted.chars().count()),
-            per_byte: per(counted.len()),
-            is_greedy: scored.is_greedy,
-            logprobs: scored.logprobs,
-        }
-    };
-    let choices: Vec<Choice> = arguments.choice.iter().zip(wholes).zip(scored).map(choice).collect();
-    let best = |measure: fn(&Choice) -> f64| {
-        let indexed = choices.iter().map(measure).enumerate();
-        // Of equals the first.
-        indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
-    };
-    let best = Best {
-        sum: best(|choice| choice.sum),
-        mean: best(|choice| choice.mean),
-        per_token: best(|choice| choice.per_token),
-        per_character: best(|choice| choice.per_character),
-        per_byte: best(|choice| choice.per_byte),
-    };
+    let scored = choices.score(&loaded, &Terminal)?;
     if arguments.json {
-        output::write_json(&ChoicesReport { prompt_ids, choices, best })?;
+        output::write_json(&scored)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let ScoredChoices { choices, best, .. } = scored;
     output::write_line("       sum  per token  per character  per byte")?;
-    for Choice { text, sum, per_token, per_character, per_byte, is_greedy, .. } in &choices {
+    for ScoredChoice { text, sum, per_token, per_character, per_byte, is_greedy, .. } in &choices {
         let greedy = if *is_greedy { "  (what greedy search writes)" } else { "" };
         output::write_line(&format!(
             "{sum:>10.4} {per_token:>10.4} {per_character:>14.4} {per_byte:>9.4}  {text:?}{greedy}"
@@ -230,11 +154,6 @@ fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Re
         name(best.per_byte)
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// A choice without the space between the prompt and it.
-fn without_delimiter(choice: &str) -> &str {
-    choice.strip_prefix(' ').unwrap_or(choice)
 }
 
 fn token(tokenizer: Option<&Tokenizer>, id: u32) -> Option<String> {

@@ -1,16 +1,12 @@
 //! `gpt2 generate --steer`: a direction that is added to the residual stream of every text.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use gpt2_engine::{LoadedModel, Opened, Vocabulary};
-use gpt2_interpret::{InterpretError, Steering};
-use gpt2_weights::TensorFile;
+use gpt2_engine::{LoadedModel, Opened, Spelling};
+use gpt2_look::{Reader, Steer, Towards};
 
-use crate::exit::UsageError;
-use crate::output;
 use crate::progress::Terminal;
 
 /// What is added, and where.
@@ -42,73 +38,10 @@ pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<Load
     let (Some(steer), Some(layer)) = (&arguments.steer, arguments.layer) else {
         return Ok(opened.load(&Terminal)?);
     };
-    if !arguments.scale.is_finite() {
-        return Err(UsageError(format!("--scale {}: expected a finite number", arguments.scale)).into());
-    }
-    let vocabulary = Arc::clone(opened.vocabulary());
-    let n_layer = opened.config().n_layer;
-    if layer >= n_layer {
-        return Err(UsageError(InterpretError::Layer { layer, n_layer }.to_string()).into());
-    }
-    let texts = texts(steer)?.map(|texts| ids(&vocabulary, texts)).transpose()?;
+    let towards = Towards::read(steer, Spelling::Flags)?;
+    let steer = Steer { towards, layer, scale: arguments.scale, everywhere: arguments.everywhere };
+    let checked = steer.check(&Reader::new(opened.vocabulary(), false, Spelling::Flags)?)?;
     let loaded = opened.load(&Terminal)?;
-    let steering = match texts {
-        Some([towards, away]) => {
-            Steering::between(loaded.model(), layer, [&towards, &away], arguments.scale)?
-        }
-        None => {
-            let file = TensorFile::read(Path::new(steer))?;
-            let (Some(vectors), 1) = (file.tensors.values().next(), file.tensors.len()) else {
-                let found = file.tensors.len();
-                return Err(UsageError(format!(
-                    "--steer {steer}: expected one tensor (n, width), found {found} tensors"
-                ))
-                .into());
-            };
-            let vectors = if vectors.dims().len() == 1 { vectors.unsqueeze(0)? } else { vectors.clone() };
-            if !vectors.dtype().is_float() {
-                let found = vectors.dtype().as_str();
-                return Err(UsageError(format!(
-                    "--steer {steer}: expected numbers in floating point, found {found}"
-                ))
-                .into());
-            }
-            Steering::new(loaded.model(), layer, (vectors * arguments.scale)?)
-                .with_context(|| format!("--steer {steer}"))?
-        }
-    };
-    if steering.is_nothing()? {
-        output::print_note("--steer: what is added is zero everywhere; the text is as without it");
-    }
-    let steering = if arguments.everywhere { steering.everywhere()? } else { steering };
+    let steering = checked.steering(&loaded, &Terminal)?;
     Ok(loaded.observed_by(Arc::new(Mutex::new(steering))))
-}
-
-/// Two texts in quotation marks with a minus between them, or one; `None` where it is a file's name.
-fn texts(steer: &str) -> Result<Option<[&str; 2]>> {
-    let Some(rest) = steer.strip_prefix('"') else { return Ok(None) };
-    let wrong = || {
-        UsageError(format!("--steer {steer}: expected '\"TEXT\"-\"TEXT\"', '\"TEXT\"' or the name of a file"))
-    };
-    let rest = rest.strip_suffix('"').ok_or_else(wrong)?;
-    match rest.split_once("\"-\"") {
-        Some((_, away)) if away.contains("\"-\"") => Err(wrong().into()),
-        Some((towards, away)) => Ok(Some([towards, away])),
-        None if rest.contains('"') => Err(wrong().into()),
-        None => Ok(Some([rest, ""])),
-    }
-}
-
-/// The tokens of both, the shorter one with spaces after it.
-fn ids(vocabulary: &Vocabulary, texts: [&str; 2]) -> Result<[Vec<u32>; 2]> {
-    let mut both = [vocabulary.encode(texts[0])?, vocabulary.encode(texts[1])?];
-    let longest = both[0].len().max(both[1].len());
-    if both.iter().any(|ids| ids.len() < longest) {
-        let [space] = vocabulary.encode(" ")?[..] else {
-            let message = "--steer: the texts differ in length, and this vocabulary has no token for a space to fill the shorter one";
-            return Err(UsageError(message.into()).into());
-        };
-        both.iter_mut().for_each(|ids| ids.resize(longest, space));
-    }
-    Ok(both)
 }

@@ -1,30 +1,19 @@
 //! `gpt2 train`: train a model from scratch or from a checkpoint.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
-use candle_core::Device;
+use anyhow::Result;
 use clap::Args;
-use gpt2::{Gpt2Config, ParameterCounts};
-use gpt2_engine::{HubOptions, Reporter, Unit};
-use gpt2_generation::{GenerationConfig, TextGenerator};
-use gpt2_kernels::free_memory;
-use gpt2_training::{
-    Corpus, Entry, HeldOut, Hyperparameters, Lora, LoraConfig, Outcome, Parameters, Run, RunOptions,
-    Schedule, Split, TokenFile, Tokens, Trainer, Windows, estimated_bytes, has_state,
-};
-use gpt2_weights::{
-    Checkpoint, END_OF_TEXT, Tokenizer, WrittenDType, encode, load_tokenizer, train_tokenizer,
-};
-use serde::Serialize;
+use gpt2_engine::{HubOptions, Progress, Reporter, Spelling, Unit};
+use gpt2_training::{Schedule, Start, TrainEvent, TrainJob, TrainOptions, TrainReport, written_dtype};
+use gpt2_weights::WrittenDType;
 
 use crate::exit::UsageError;
 use crate::model_arguments::CommonArguments;
-use crate::output;
 use crate::progress::{self, Terminal};
+use crate::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -35,7 +24,8 @@ Examples:
   gpt2 train … --resume                                      (the same call again, after it was stopped)
 
 --out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
-and the state that --resume goes on from. The same call gives the same weights, interrupted or not.")]
+and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state
+of the last step.")]
 pub(crate) struct TrainArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -88,7 +78,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "LR", allow_negative_numbers = true)]
     pub(crate) lr: Option<f64>,
     /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant
-    #[arg(long, value_name = "NAME", default_value = "cosine", value_parser = parse_schedule)]
+    #[arg(long, value_name = "NAME", default_value = "cosine")]
     pub(crate) schedule: Schedule,
     /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -100,7 +90,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) grad_clip: f64,
     /// Dropout rate, in place of the configuration's three
-    #[arg(long, value_name = "P", value_parser = parse_rate, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) dropout: Option<f64>,
     /// Share of the data, at the end of each file, that is not trained on and tells when to stop; 0 for none
     #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
@@ -121,7 +111,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Type of the written weights: f32, f16 or bf16
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_dtype)]
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype)]
     pub(crate) dtype: WrittenDType,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
@@ -142,344 +132,121 @@ pub(crate) struct TrainStart {
     pub(crate) config: Option<PathBuf>,
 }
 
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..1.0).contains(rate));
-    rate.ok_or_else(|| "expected a rate from 0 to below 1".to_owned())
+impl TrainArguments {
+    /// What the arguments say, for the library.
+    fn job(&self, hub: &HubOptions) -> Result<TrainJob, UsageError> {
+        let start = match (&self.start.init, &self.start.config) {
+            (Some(checkpoint), _) => Start::Checkpoint(checkpoint.clone()),
+            (None, Some(file)) => Start::ConfigFile(file.clone()),
+            (None, None) => return Err(UsageError("give --init CHECKPOINT or --config FILE".into())),
+        };
+        let options = TrainOptions {
+            resume: self.resume,
+            steps: self.steps,
+            batch_size: self.batch_size,
+            accumulate: self.accumulate,
+            context: self.context,
+            recompute: self.recompute,
+            lora_rank: self.lora_rank,
+            lora_alpha: self.lora_alpha,
+            lora_targets: self.lora_rank.map(|_| self.lora_targets.clone()),
+            ignore_memory: self.ignore_memory,
+            lr: self.lr,
+            schedule: self.schedule,
+            warmup_steps: self.warmup_steps,
+            weight_decay: self.weight_decay,
+            grad_clip: self.grad_clip,
+            dropout: self.dropout,
+            held_out: self.held_out,
+            eval_every: self.eval_every,
+            save_every: self.save_every,
+            sample: self.sample.clone(),
+            patience: self.patience,
+            seed: self.seed,
+            dtype: self.dtype,
+            n_head: self.common.n_head,
+        };
+        Ok(TrainJob {
+            data: self.data.clone(),
+            start,
+            tokenizer: self.tokenizer.clone(),
+            out: self.out.clone(),
+            options,
+            hub: hub.clone(),
+            spelling: Spelling::Flags,
+        })
+    }
 }
 
-/// Largest configuration that is read.
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
-const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
+/// The terminal, at which Ctrl-C ends the training.
+struct InterruptedTerminal;
 
-/// What `--json` prints at the end.
-#[derive(Serialize)]
-struct Report<'a> {
-    out: &'a Path,
-    parameters: usize,
-    training_tokens: usize,
-    held_out_tokens: usize,
-    steps: u64,
-    stopped_early: bool,
-    loss: Option<f64>,
-    best_step: Option<u64>,
-    held_out_loss: Option<f64>,
-    held_out_loss_per_character: Option<f64>,
-    elapsed_s: f64,
-}
+impl Reporter for InterruptedTerminal {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Terminal.start(what, total, unit)
+    }
 
-/// What a training starts with.
-struct Start {
-    config: Gpt2Config,
-    tokenizer: Tokenizer,
-    checkpoint: Option<Checkpoint>,
+    fn note(&self, note: &str) {
+        Terminal.note(note);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        interrupt::is_requested()
+    }
 }
 
 pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCode> {
-    check_folder(arguments)?;
-    let corpus = Corpus::open(&arguments.data, arguments.held_out)?;
-    let start = start(arguments, &corpus, hub)?;
-    let numbers = hyperparameters(arguments, &start.config);
-    numbers.check(&start.config)?;
-    if let Some(lora) = lora(arguments) {
-        lora.check(&start.config)?;
+    let job = arguments.job(hub)?;
+    let (mut bar, mut held_out_loss) = (None, None);
+    let reporter: Arc<dyn Reporter> = Arc::new(InterruptedTerminal);
+    interrupt::end_job()?;
+    let report = job.run(&reporter, &mut |event| match event {
+        TrainEvent::Start { steps, steps_done } => bar = Some(progress::steps(steps, steps_done)),
+        TrainEvent::Entry(entry) => {
+            held_out_loss = entry.held_out_loss.or(held_out_loss);
+            if let (Some(bar), Some(loss), Some(tokens_per_s)) = (&bar, entry.loss, entry.tokens_per_s) {
+                let held_out = held_out_loss.map_or(String::new(), |loss| format!(", held out {loss:.4}"));
+                bar.set_message(format!("loss {loss:.4}{held_out}, {tokens_per_s:.0} tokens/s"));
+                bar.set_position(entry.step);
+            }
+        }
+        TrainEvent::Sample { step, held_out_loss, text } => {
+            let print = || output::print_note(&format!("step {step}, held out {held_out_loss:.4}: {text}"));
+            match &bar {
+                Some(bar) => bar.suspend(print),
+                None => print(),
+            }
+        }
+        _ => {}
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
     }
-    if let Some(note) = start.config.end_token_note() {
-        output::print_note(&note);
+    let report = report?;
+    match arguments.json {
+        true => output::write_json(&report)?,
+        false => write(&report)?,
     }
-    if !arguments.ignore_memory {
-        check_memory(&start.config, &numbers, arguments.recompute)?;
-    }
-    fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
-    let files = TokenFiles::encode(&corpus, &start, &arguments.out)?;
-    let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
-    let windows = Windows::new(&training, numbers.context, numbers.seed)?;
-    let characters = corpus.characters(Split::HeldOut);
-    let held_out_tokens = held_out.as_ref().map(|tokens| HeldOut::new(tokens, characters)).transpose()?;
-
-    let parameters = match &start.checkpoint {
-        Some(checkpoint) => {
-            let bar = Terminal.start("loading", checkpoint.parameter_bytes(), Unit::Bytes);
-            Parameters::from_checkpoint(checkpoint, &Device::Cpu, &|bytes| bar.advance(bytes))?
-        }
-        None => Parameters::initialize(&start.config, numbers.seed, &Device::Cpu)?,
-    };
-    let options = RunOptions {
-        folder: arguments.out.clone(),
-        eval_every: arguments.eval_every,
-        save_every: arguments.save_every,
-        patience: arguments.patience,
-        dtype: arguments.dtype,
-        data_fingerprint: training.fingerprint(),
-    };
-    let data = (windows, held_out_tokens);
-    let (steps, seed) = (numbers.steps, numbers.seed);
-    let trainer = match lora(arguments) {
-        Some(config) => {
-            let (lora, adapters) = Lora::new(&start.config, config, &parameters, seed)?;
-            Trainer::with_adapters(&start.config, lora, adapters, numbers)?
-        }
-        None => Trainer::new(&start.config, parameters, numbers)?,
-    };
-    let trainer = trainer.recomputing(arguments.recompute);
-    let mut run = Run::open(trainer, data, &start.tokenizer, options)?;
-
-    let clock = Instant::now();
-    let elapsed_s = || clock.elapsed().as_secs_f64();
-    let bar = progress::steps(steps, run.trainer().steps_done());
-    let mut held_out_loss = None;
-    let outcome = run.train(&elapsed_s, &mut |entry: &Entry, trainer: &Trainer| {
-        held_out_loss = entry.held_out_loss.or(held_out_loss);
-        if let (Some(loss), Some(prompt)) = (entry.held_out_loss, &arguments.sample) {
-            // A sample that fails is shown as such; the training goes on.
-            let text = sample(trainer, &start.tokenizer, prompt).unwrap_or_else(|error| format!("{error:#}"));
-            bar.suspend(|| output::print_note(&format!("step {}, held out {loss:.4}: {text}", entry.step)));
-        }
-        if let (Some(loss), Some(tokens_per_s)) = (entry.loss, entry.tokens_per_s) {
-            let held_out = held_out_loss.map_or(String::new(), |loss| format!(", held out {loss:.4}"));
-            bar.set_message(format!("loss {loss:.4}{held_out}, {tokens_per_s:.0} tokens/s"));
-            bar.set_position(entry.step);
-        }
-    })?;
-    bar.finish_and_clear();
-    let counts = (training.len(), held_out.as_ref().map_or(0, Tokens::len));
-    report(arguments, &start.config, counts, &outcome, elapsed_s())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A folder that holds something is only used to resume.
-fn check_folder(arguments: &TrainArguments) -> Result<()> {
-    let out = &arguments.out;
-    let name = out.display();
-    if out.exists() && !out.is_dir() {
-        return Err(UsageError(format!("--out {name}: it is no folder; choose another name")).into());
-    }
-    let is_empty = !out.exists() || fs::read_dir(out).with_context(|| name.to_string())?.next().is_none();
-    if is_empty || arguments.resume {
-        return Ok(());
-    }
-    let way_out = match has_state(out) {
-        true => "add --resume to go on with the training in it, or choose another name",
-        false => "choose another name",
-    };
-    Err(UsageError(format!("--out {name}: the folder is not empty; {way_out}")).into())
-}
-
-/// The configuration, the tokenizer and, with --init, the checkpoint.
-fn start(arguments: &TrainArguments, corpus: &Corpus, hub: &HubOptions) -> Result<Start> {
-    if let Some(path) = &arguments.start.init {
-        let checkpoint = arguments.common.open_checkpoint(path, hub)?;
-        checkpoint.check()?;
-        let tokenizer = checkpoint.tokenizer(arguments.tokenizer.as_deref())?;
-        let config = with_dropout(checkpoint.config().clone(), arguments.dropout);
-        return Ok(Start { config, tokenizer, checkpoint: Some(checkpoint) });
-    }
-    let Some(path) = &arguments.start.config else {
-        return Err(UsageError("give --init CHECKPOINT or --config FILE".into()).into());
-    };
-    arguments.common.check_without_checkpoint()?;
-    let mut config = with_dropout(read_config(path)?, arguments.dropout);
-    let tokenizer = match &arguments.tokenizer {
-        Some(path) => load_tokenizer(path)?,
-        None => {
-            let tokenizer = train_tokenizer(corpus.documents(Split::Training), config.vocab_size)?;
-            let found = tokenizer.get_vocab_size(true);
-            if found < config.vocab_size {
-                bail!(
-                    "{}: `vocab_size` is {}, and the data gives a tokenizer of {found} tokens only; lower it to {found}, or give more text",
-                    path.display(),
-                    config.vocab_size
-                );
-            }
-            tokenizer
-        }
-    };
-    // The ids of the end of a text are the tokenizer's, whatever the file says.
-    if let Some(end) = tokenizer.token_to_id(END_OF_TEXT) {
-        config.bos_token_id = Some(end);
-        config.eos_token_id = vec![end];
-    }
-    Ok(Start { config, tokenizer, checkpoint: None })
-}
-
-fn read_config(path: &Path) -> Result<Gpt2Config> {
-    let name = || path.display().to_string();
-    let metadata = fs::metadata(path).with_context(name)?;
-    if !metadata.is_file() || metadata.len() > MAX_CONFIG_BYTES {
-        bail!("{}: not a config.json", name());
-    }
-    let text = fs::read_to_string(path).with_context(name)?;
-    Gpt2Config::from_json(&text).with_context(name)
-}
-
-fn with_dropout(config: Gpt2Config, rate: Option<f64>) -> Gpt2Config {
-    match rate {
-        Some(rate) => Gpt2Config { embd_pdrop: rate, attn_pdrop: rate, resid_pdrop: rate, ..config },
-        None => config,
-    }
-}
-
-/// The adapters, where `--lora-rank` asks for them.
-fn lora(arguments: &TrainArguments) -> Option<LoraConfig> {
-    arguments.lora_rank.map(|rank| LoraConfig {
-        rank,
-        alpha: arguments.lora_alpha.unwrap_or(2.0 * rank as f64),
-        targets: arguments.lora_targets.clone(),
-    })
-}
-
-fn hyperparameters(arguments: &TrainArguments, config: &Gpt2Config) -> Hyperparameters {
-    let usual_rate = match (&arguments.start.init, arguments.lora_rank) {
-        (None, _) => 1e-3,
-        (Some(_), None) => 5e-5,
-        (Some(_), Some(_)) => 3e-4,
-    };
-    let (shortest, longest) = USUAL_WARMUP_STEPS;
-    let usual_warmup = (arguments.steps / 20).clamp(shortest, longest).min(arguments.steps);
-    Hyperparameters {
-        steps: arguments.steps,
-        batch_size: arguments.batch_size,
-        accumulate: arguments.accumulate,
-        context: arguments.context.unwrap_or(config.n_positions),
-        learning_rate: arguments.lr.unwrap_or(usual_rate),
-        schedule: arguments.schedule,
-        warmup_steps: arguments.warmup_steps.unwrap_or(usual_warmup),
-        weight_decay: arguments.weight_decay,
-        grad_clip: Some(arguments.grad_clip).filter(|clip| *clip != 0.0),
-        seed: arguments.seed,
-        ..Hyperparameters::default()
-    }
-}
-
-/// Refuses a training that the machine's memory cannot hold.
-fn check_memory(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> Result<()> {
-    let needed = estimated_bytes(config, numbers, recomputes);
-    let free = free_memory(&Device::Cpu).map(|free| free as u64);
-    let Some(available) = free.filter(|free| needed > *free) else { return Ok(()) };
-    let mebibytes = |bytes: u64| bytes >> 20;
-    let message = format!(
-        "training {} parameters on {} windows of {} tokens takes about {} MiB, and {} MiB are free; lower --batch-size (and raise --accumulate) or --context{}; --ignore-memory trains all the same",
-        output::grouped(ParameterCounts::new(config).unique),
-        numbers.batch_size,
-        numbers.context,
-        mebibytes(needed),
-        mebibytes(available),
-        if recomputes { "" } else { ", or add --recompute" },
-    );
-    Err(UsageError(message).into())
-}
-
-/// The data as token files in the folder of the run, removed when the training ends.
-struct TokenFiles {
-    training: PathBuf,
-    held_out: Option<PathBuf>,
-}
-
-impl TokenFiles {
-    fn encode(corpus: &Corpus, start: &Start, folder: &Path) -> Result<Self> {
-        let has_held_out = corpus.bytes(Split::HeldOut) > 0;
-        let files = Self {
-            training: folder.join("training.tokens"),
-            held_out: has_held_out.then(|| folder.join("held-out.tokens")),
-        };
-        let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
-        let bar = Terminal.start("encoding", total as u64, Unit::Bytes);
-        let encode = |split, path: &Path| {
-            corpus.encode(split, &start.tokenizer, &start.config, path, &|bytes| bar.advance(bytes))
-        };
-        encode(Split::Training, &files.training)?;
-        if let Some(path) = &files.held_out {
-            encode(Split::HeldOut, path)?;
-        }
-        Ok(files)
-    }
-
-    fn open_held_out(&self) -> Result<Option<TokenFile>> {
-        Ok(self.held_out.as_deref().map(TokenFile::open).transpose()?)
-    }
-}
-
-impl Drop for TokenFiles {
-    fn drop(&mut self) {
-        // They are made again from the data by the next run; nothing depends on their removal.
-        for path in std::iter::once(&self.training).chain(&self.held_out) {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-/// What the model makes of a prompt.
-fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String> {
-    /// Enough to see what it has learnt, at little cost.
-    const TOKENS: usize = 60;
-    let model = trainer.model()?;
-    let ids = encode(tokenizer, prompt)?;
-    let config = GenerationConfig {
-        max_new_tokens: TOKENS,
-        do_sample: true,
-        top_k: 50,
-        eos_token_id: trainer.config().end_tokens(),
-        ..GenerationConfig::default()
-    };
-    let mut text = prompt.to_owned();
-    for piece in TextGenerator::new(&model, &ids, &config, tokenizer)? {
-        text.push_str(&piece?);
-    }
-    Ok(text)
-}
-
-fn report(
-    arguments: &TrainArguments,
-    config: &Gpt2Config,
-    (training_tokens, held_out_tokens): (usize, usize),
-    outcome: &Outcome,
-    elapsed_s: f64,
-) -> Result<()> {
-    let best = outcome.best.map(|(_, loss)| loss);
-    let report = Report {
-        out: &arguments.out,
-        parameters: ParameterCounts::new(config).unique,
-        training_tokens,
-        held_out_tokens,
-        steps: outcome.steps,
-        stopped_early: outcome.is_stopped_early,
-        loss: outcome.last_loss,
-        best_step: outcome.best.map(|(step, _)| step),
-        held_out_loss: best.map(|loss| loss.per_token),
-        held_out_loss_per_character: best.map(|loss| loss.per_character),
-        elapsed_s,
-    };
-    if arguments.json {
-        return output::write_json(&report);
-    }
-    let ending = if outcome.is_stopped_early { ", where the held-out loss had stopped to fall" } else { "" };
+/// Writes the report for a reader.
+fn write(report: &TrainReport) -> Result<()> {
+    let ending = if report.stopped_early { ", where the held-out loss had stopped to fall" } else { "" };
     output::write_line(&format!(
         "{} parameters, {} training tokens, {} steps{ending}",
         output::grouped(report.parameters),
-        output::grouped(training_tokens),
-        outcome.steps
+        output::grouped(report.training_tokens),
+        report.steps
     ))?;
-    if let Some((step, loss)) = outcome.best {
+    if let (Some(step), Some(loss), Some(per_character)) =
+        (report.best_step, report.held_out_loss, report.held_out_loss_per_character)
+    {
         output::write_line(&format!(
-            "held-out loss {:.4} nats per token, {:.4} per character, at step {step}",
-            loss.per_token, loss.per_character
+            "held-out loss {loss:.4} nats per token, {per_character:.4} per character, at step {step}"
         ))?;
-    } else if let Some(loss) = outcome.last_loss {
+    } else if let Some(loss) = report.loss {
         output::write_line(&format!("training loss {loss:.4} nats per token"))?;
     }
-    output::write_line(&format!("written to {}", arguments.out.display()))
-}
-
-/// The schedule of this name.
-fn parse_schedule(name: &str) -> Result<Schedule, String> {
-    let names = Schedule::NAMES.map(|(name, _)| name).join(", ");
-    let known = Schedule::NAMES.iter().find(|(known, _)| *known == name);
-    known.map(|(_, schedule)| *schedule).ok_or_else(|| format!("expected one of {names}"))
-}
-
-/// The type of this name, of those that safetensors holds.
-fn parse_dtype(name: &str) -> Result<WrittenDType, String> {
-    let types = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
-    let known = types.into_iter().find(|dtype| dtype.name() == name);
-    known.ok_or_else(|| "expected one of f32, f16, bf16".to_owned())
+    output::write_line(&format!("written to {}", report.out.display()))
 }

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 const USAGE: i32 = 2;
+#[cfg(unix)]
+const INTERRUPTED: i32 = 130;
 
 const CONFIG: &str = r#"{"vocab_size": 280, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
 
@@ -170,6 +172,38 @@ fn a_training_killed_ten_times_ends_with_the_same_weights() {
             .collect()
     };
     assert_eq!(steps("whole"), steps("killed"), "the logs tell the same");
+}
+
+/// Ctrl-C, again and again: nothing but the step in hand is lost, although states are saved at the end only.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_the_last_step() {
+    const RUN: [&str; 10] =
+        ["--steps", "40", "--eval-every", "6", "--save-every", "1000", "--accumulate", "2", "--seed", "5"];
+    let bench = Bench::new();
+    let whole = bench.train("whole", &RUN);
+    assert_eq!(whole.status.code(), Some(SUCCESS), "{}", stderr(&whole));
+    let resumed = [&RUN[..], &["--resume"]].concat();
+    let log = Path::new(&bench.path("stopped")).join("log.jsonl");
+    let steps_in_log = || fs::read_to_string(&log).unwrap_or_default().matches("\"loss\"").count();
+    for wanted in [1, 8, 20] {
+        let mut child = bench.command("text.txt", "stopped", &resumed).spawn().unwrap();
+        while steps_in_log() < wanted && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_refused(
+            &output,
+            INTERRUPTED,
+            "training-state.safetensors holds the state to go on from (--resume)",
+        );
+        assert!(steps_in_log() >= wanted, "nothing is forgotten");
+    }
+    assert_eq!(bench.train("stopped", &resumed).status.code(), Some(SUCCESS));
+    for name in ["model.safetensors", "training-state.safetensors", "config.json", "tokenizer.json"] {
+        assert_eq!(read(&bench.path("whole"), name), read(&bench.path("stopped"), name), "{name}");
+    }
 }
 
 #[test]

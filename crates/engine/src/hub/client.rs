@@ -5,7 +5,12 @@
 
 use std::fs;
 use std::io;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::api::{Progress as HubProgress, RepoInfo};
@@ -14,7 +19,7 @@ use hf_hub::{Cache, Repo, RepoType};
 use super::error::HubError;
 use super::name::{HubName, Kind};
 use super::options::{HubOptions, Network};
-use crate::{Progress, Reporter, Unit};
+use crate::{Reporter, Unit};
 
 /// Small files that are taken along where the repository has them.
 const SMALL_FILES: [&str; 8] = [
@@ -34,6 +39,8 @@ const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("pytorch_model.bin", None),
     ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
 ];
+/// How long somebody who wants no more waits at most.
+const INTERVAL: Duration = Duration::from_millis(20);
 /// Attempts to go on with an interrupted download.
 const RETRIES: usize = 2;
 
@@ -92,6 +99,9 @@ fn some_files(info: &RepoInfo) -> String {
     }
 }
 
+/// What the hub says of a repository, and who asked.
+type Answer = (Arc<ApiRepo>, RepoInfo);
+
 /// Asks the hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
 /// needed. Answers with the folder of the snapshot, and with what the hub says unless the cached files are the answer.
 fn ask(
@@ -99,7 +109,7 @@ fn ask(
     options: &HubOptions,
     reporter: &dyn Reporter,
     is_whole: &dyn Fn(&Path) -> bool,
-) -> Result<(PathBuf, Option<(ApiRepo, RepoInfo)>), HubError> {
+) -> Result<(PathBuf, Option<Answer>), HubError> {
     let cache = Cache::new(options.cache.clone());
     let kind = match name.kind {
         Kind::Model => RepoType::Model,
@@ -120,7 +130,12 @@ fn ask(
         .build()
         .map_err(|error| explain(&error, name, ""))?
         .repo(repository.clone());
-    match api.info() {
+    let (api, asked) = (Arc::new(api), name.to_string());
+    let answer = {
+        let api = Arc::clone(&api);
+        apart(&asked, reporter, &mut |_| (), move |_| api.info())?
+    };
+    match answer {
         Ok(info) => {
             let folder = cache.path().join(repository.folder_name()).join("snapshots").join(&info.sha);
             Ok((folder, Some((api, info))))
@@ -156,11 +171,75 @@ fn wanted<'a>(names: &[&'a str], model: &HubName) -> Result<Vec<&'a str>, HubErr
     Ok(names.iter().copied().filter(is_wanted).collect())
 }
 
-fn download(api: &ApiRepo, file: &str, model: &HubName, reporter: &dyn Reporter) -> Result<(), HubError> {
-    let mut expected = 0;
-    let watched = Download { reporter, bar: None, expected: &mut expected };
-    let path = api.download_with_progress(file, watched).map_err(|error| explain(&error, model, file))?;
+/// Downloads a file. What came of it stays in the cache if the download ends early, and the next one goes on there.
+fn download(
+    api: &Arc<ApiRepo>,
+    file: &str,
+    model: &HubName,
+    reporter: &dyn Reporter,
+) -> Result<(), HubError> {
+    let (mut expected, mut bar) = (0, None);
+    let mut hear = |step| match step {
+        Step::Size(bytes) => {
+            expected = bytes;
+            bar = Some(reporter.start(file, bytes, Unit::Bytes));
+        }
+        Step::Bytes(bytes) => {
+            if let Some(bar) = &bar {
+                bar.advance(bytes);
+            }
+        }
+    };
+    let (api, name) = (Arc::clone(api), file.to_owned());
+    let work = move |download| api.download_with_progress(&name, download);
+    let path = apart(&of_model(file, model), reporter, &mut hear, work)?;
+    let path = path.map_err(|error| explain(&error, model, file))?;
     check_size(&path, expected, &of_model(file, model))
+}
+
+/// Waits for the network on a thread of its own, where a silent connection keeps nobody who wants no more. That thread ends with
+/// the next bytes that come.
+fn apart<T: Send + 'static>(
+    model: &str,
+    reporter: &dyn Reporter,
+    hear: &mut dyn FnMut(Step),
+    work: impl FnOnce(Download<T>) -> T + Send + 'static,
+) -> Result<T, HubError> {
+    let (tell, heard) = channel();
+    let other = |cause: String| HubError::Other { model: model.to_owned(), cause };
+    let run = move || {
+        let done = work(Download(tell.clone()));
+        // Nobody may wait for it any more.
+        let _ = tell.send(Event::Done(done));
+    };
+    thread::Builder::new().name("hub".into()).spawn(run).map_err(|error| other(error.to_string()))?;
+    loop {
+        match heard.recv_timeout(INTERVAL) {
+            Ok(Event::Done(done)) => return Ok(done),
+            Ok(Event::Step(step)) => hear(step),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(other("the hub's client came to no end".to_owned()));
+            }
+        }
+        if reporter.is_interrupted() {
+            return Err(HubError::Stopped { model: model.to_owned() });
+        }
+    }
+}
+
+/// What the thread that waits for the network tells.
+enum Event<T> {
+    Step(Step),
+    Done(T),
+}
+
+/// What a download tells.
+enum Step {
+    /// It begins, or begins again, with a file of so many bytes.
+    Size(u64),
+    /// As many bytes more came.
+    Bytes(u64),
 }
 
 /// Checks that a file has the size that the hub announced, and removes it where not.
@@ -179,23 +258,25 @@ fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     Err(HubError::WrongSize { model: model.to_owned(), expected, found })
 }
 
-/// Reports a download and keeps the size that the hub announced.
-struct Download<'a> {
-    reporter: &'a dyn Reporter,
-    bar: Option<Box<dyn Progress>>,
-    expected: &'a mut u64,
+/// Tells whoever waits of a download, and ends it where nobody does.
+struct Download<T>(Sender<Event<T>>);
+
+impl<T: Send + 'static> Download<T> {
+    fn tell(&self, step: Step) {
+        if self.0.send(Event::Step(step)).is_err() {
+            // The client has no other way out; no panic is reported.
+            resume_unwind(Box::new("nobody waits for this download"));
+        }
+    }
 }
 
-impl HubProgress for Download<'_> {
-    fn init(&mut self, size: usize, file: &str) {
-        *self.expected = size as u64;
-        self.bar = Some(self.reporter.start(file, size as u64, Unit::Bytes));
+impl<T: Send + 'static> HubProgress for Download<T> {
+    fn init(&mut self, size: usize, _: &str) {
+        self.tell(Step::Size(size as u64));
     }
 
     fn update(&mut self, size: usize) {
-        if let Some(bar) = &self.bar {
-            bar.advance(size as u64);
-        }
+        self.tell(Step::Bytes(size as u64));
     }
 
     fn finish(&mut self) {}

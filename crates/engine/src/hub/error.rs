@@ -115,6 +115,13 @@ pub enum HubError {
         /// Why.
         cause: String,
     },
+    /// The download was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted). What came stays in
+    /// the cache.
+    #[error("{model}: the download was stopped; the next one goes on there")]
+    Stopped {
+        /// The model, with the file where it was one.
+        model: String,
+    },
     /// A file has another size than the hub announced.
     #[error("{model}: expected {expected} bytes, downloaded {found}; run the command again")]
     WrongSize {

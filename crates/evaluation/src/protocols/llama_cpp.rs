@@ -3,6 +3,7 @@
 use gpt2_engine::{EngineError, Vocabulary};
 
 use super::wrong_setting;
+use crate::long_text::encode_long;
 use crate::{EvaluationError, Setting};
 
 /// Length of the windows where nobody says otherwise.
@@ -31,8 +32,8 @@ pub(crate) fn first_scored(window_length: usize) -> usize {
 }
 
 /// The tokens of a file, without one line break at its end.
-pub(crate) fn encode_file(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, EvaluationError> {
-    encode_plain(vocabulary, text.strip_suffix('\n').unwrap_or(text))
+pub(crate) fn encode_file(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>, EvaluationError> {
+    encode_long(setting, text.strip_suffix('\n').unwrap_or(text), encode_plain)
 }
 
 /// The tokens of a text in which the names of special tokens, such as `<|endoftext|>`, are text like any other.

@@ -90,6 +90,9 @@ fn prepare_records(
         damaged: None,
     };
     for (index, record) in records.take(limit(setting)?).enumerate() {
+        if setting.reporter.is_interrupted() {
+            return Err(EvaluationError::Interrupted);
+        }
         match record.map_err(EvaluationError::from).and_then(|record| make(index, &record)) {
             Ok(Made { item, is_cut }) => {
                 prepared.items.push(item);

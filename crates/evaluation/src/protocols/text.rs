@@ -5,6 +5,7 @@ use gpt2_generation::Sequence;
 
 use super::{limit, lm_eval, prepared, unusable, wrong_setting};
 use crate::detokenize::count_words;
+use crate::long_text::encode_text;
 use crate::metric::Ratio;
 use crate::protocol::{Dataset, Parameter};
 use crate::{
@@ -34,7 +35,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         given => stride(given, n_positions)?,
     };
     let text = data.text()?;
-    let ids = setting.vocabulary.encode(text)?;
+    let ids = encode_text(setting, text)?;
     let prefix = lm_eval::prefix_token(setting.vocabulary)?;
     // Each window is the token that begins texts and `n_positions` others, the last of which is scored and not read.
     let window = |index: usize| {

@@ -12,6 +12,7 @@ use super::llama_cpp::{encode_file, first_scored, window_length};
 use super::text::{Window, stride, windows_as_items};
 use super::{Made, limit, lm_eval, paper, prepare_records, prepared, published, scored, unusable};
 use crate::detokenize::{self, count_words, strip};
+use crate::long_text::encode_text;
 use crate::metric::{Ratio, texts};
 use crate::protocol::{Dataset, Parameter};
 use crate::{
@@ -205,7 +206,7 @@ fn measure_pages(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
 fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
     let n_positions = setting.vocabulary.config().n_positions;
     let stride = stride(setting.parameter, n_positions)?;
-    let ids = setting.vocabulary.encode(&rows(data)?.join("\n\n"))?;
+    let ids = encode_text(setting, &rows(data)?.join("\n\n"))?;
     let end_of = |index: usize| ids.len().min(index * stride + n_positions);
     let window = |index: usize| {
         let begin = index * stride;
@@ -244,7 +245,7 @@ fn prepare_megatron(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Eval
     let n_positions = setting.vocabulary.config().n_positions;
     let stride = stride(setting.parameter, n_positions)?;
     let text = raw_text(data)?;
-    let ids = setting.vocabulary.encode(&detokenize::wikitext(&text))?;
+    let ids = encode_text(setting, &detokenize::wikitext(&text))?;
     let window = |index: usize| {
         let begin = index * stride;
         let end = ids.len().min(begin + n_positions + 1);
@@ -285,7 +286,7 @@ fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
 
 fn prepare_llama_cpp(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
     let (context, note) = window_length(setting)?;
-    let ids = encode_file(setting.vocabulary, &raw_text(data)?)?;
+    let ids = encode_file(setting, &raw_text(data)?)?;
     if ids.len() < 2 * context {
         let what = format!(
             "expected at least {} tokens, twice the context of {context}, found {}; a shorter --context needs fewer",

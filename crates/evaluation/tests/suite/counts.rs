@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use gpt2_engine::Vocabulary;
+use gpt2_engine::{Silent, Vocabulary};
 use gpt2_evaluation::{Choice, Data, Item, Prepared, Setting, Work, named};
 use gpt2_testing::{CheckpointFolder, checkpoints, skipped};
 use gpt2_weights::{Checkpoint, load_tokenizer};
@@ -53,7 +53,13 @@ impl Texts {
         let (protocol, number) = named(protocol).unwrap();
         assert_eq!(protocol.dataset.sha256.contains(&data.sha256()), file != HELLASWAG, "{file}");
         let number = number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0);
-        let setting = Setting { vocabulary: &self.vocabulary, parameter: number, context: None, limit: None };
+        let setting = Setting {
+            vocabulary: &self.vocabulary,
+            parameter: number,
+            context: None,
+            limit: None,
+            reporter: &Silent,
+        };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
         assert_eq!((prepared.cut, prepared.damaged.as_ref()), (0, None));
         prepared
@@ -145,7 +151,13 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
     let prepared = texts.prepared("wikitext:llama.cpp", WIKITEXT);
     assert_eq!((prepared.items.len(), only(&prepared).map(scored).sum::<usize>()), (559, 142_545));
     let data = Data::read(&texts.path(WIKITEXT)).unwrap();
-    let setting = Setting { vocabulary: &texts.vocabulary, parameter: 0, context: Some(1024), limit: None };
+    let setting = Setting {
+        vocabulary: &texts.vocabulary,
+        parameter: 0,
+        context: Some(1024),
+        limit: None,
+        reporter: &Silent,
+    };
     let longer = (named("wikitext:llama.cpp").unwrap().0.prepare)(&data, &setting).unwrap();
     assert_eq!((longer.items.len(), only(&longer).map(scored).sum::<usize>()), (279, 142_569));
 }
@@ -154,7 +166,13 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
 fn every_token_of_a_text_takes_bits() {
     let Some(texts) = texts() else { return };
     let data = Data::read(&texts.path(WIKITEXT)).unwrap();
-    let setting = Setting { vocabulary: &texts.vocabulary, parameter: 0, context: None, limit: None };
+    let setting = Setting {
+        vocabulary: &texts.vocabulary,
+        parameter: 0,
+        context: None,
+        limit: None,
+        reporter: &Silent,
+    };
     let prepared = (named("text:bits").unwrap().0.prepare)(&data, &setting).unwrap();
     assert_eq!(only(&prepared).map(scored).sum::<usize>(), 286_221);
     assert_eq!(only(&prepared).map(|window| window.bytes).sum::<usize>(), 1_290_590);

@@ -8,6 +8,7 @@ mod evaluate;
 mod kl;
 mod log;
 mod oracle;
+mod plan;
 mod protocols;
 mod published;
 mod report;

@@ -116,6 +116,7 @@ impl Case {
             parameter: number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0),
             context: self.context,
             limit: None,
+            reporter: &Silent,
         };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
         assert_eq!(prepared.damaged, None, "{}", self.name());
@@ -300,8 +301,13 @@ fn check_kl(name: &str, folder: &Path) {
     assert!(!cases.is_empty(), "{name} has no case of kl");
     for case in cases {
         let data = Data::read(&fixture_path("evaluation").join(&case.data)).unwrap();
-        let setting =
-            Setting { vocabulary: base.vocabulary(), parameter: 0, context: case.context, limit: None };
+        let setting = Setting {
+            vocabulary: base.vocabulary(),
+            parameter: 0,
+            context: case.context,
+            limit: None,
+            reporter: &Silent,
+        };
         let windows = Kl::prepare(&data, &setting).unwrap();
         let windows = windows.evaluate(&base, &model, Vec::new(), &Silent, &mut |_| Ok(())).unwrap();
         let wrong = case.figures_differ(&Kl::measure(&windows));

@@ -46,8 +46,13 @@ impl Model {
     ) -> Result<Prepared, EvaluationError> {
         let (protocol, number) = named(protocol).unwrap();
         let number = number.or(protocol.parameter.and_then(|parameter| parameter.default));
-        let setting =
-            Setting { vocabulary: self.vocabulary(), parameter: number.unwrap_or(0), context: None, limit };
+        let setting = Setting {
+            vocabulary: self.vocabulary(),
+            parameter: number.unwrap_or(0),
+            context: None,
+            limit,
+            reporter: &Silent,
+        };
         (protocol.prepare)(data, &setting)
     }
 

@@ -511,6 +511,7 @@ fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
         assert_eq!(ParameterCounts::new(&config).unique, total, "{name}");
         let model = Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
         assert_eq!(model.parameter_count(), total, "{name}, built");
+        assert_eq!(model.weight_bytes(), 4 * total, "{name}, in f32");
     }
     Ok(())
 }

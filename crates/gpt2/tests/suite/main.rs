@@ -4,6 +4,7 @@
 
 mod common;
 mod config;
+mod interrupt;
 mod laws;
 mod nano_sort;
 mod parity;

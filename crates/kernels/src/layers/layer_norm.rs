@@ -7,6 +7,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use super::matrix::tensor_bytes;
 use super::parameters::ParameterSource;
 use crate::{cuda, training};
 
@@ -109,6 +110,11 @@ impl LayerNorm {
     /// Number of trainable values: scale and shift.
     pub fn parameter_count(&self) -> usize {
         self.weight.elem_count() + self.bias.as_ref().map_or(0, Tensor::elem_count)
+    }
+
+    /// Bytes that scale and shift take.
+    pub fn bytes(&self) -> usize {
+        tensor_bytes(&self.weight) + self.bias.as_ref().map_or(0, tensor_bytes)
     }
 }
 

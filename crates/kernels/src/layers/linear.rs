@@ -12,7 +12,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 
 use super::activation::Activation;
-use super::matrix::{AdaptedMatrix, Matrix};
+use super::matrix::{AdaptedMatrix, Matrix, tensor_bytes};
 use super::parameters::ParameterSource;
 use crate::cpu::PackedProduct;
 use crate::cuda;
@@ -259,6 +259,11 @@ impl Linear {
     /// Number of trainable values: weight and bias.
     pub fn parameter_count(&self) -> usize {
         self.out_features() * self.in_features() + self.bias.as_ref().map_or(0, Tensor::elem_count)
+    }
+
+    /// Bytes that weight and bias take.
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes() + self.bias.as_ref().map_or(0, tensor_bytes)
     }
 
     /// The shape of the output for `x`.

@@ -54,6 +54,15 @@ impl Matrix {
         }
     }
 
+    /// Bytes that the weights take, an adapter's included.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Dense(weight) => tensor_bytes(weight),
+            Self::Packed(weight) => weight.bytes(),
+            Self::Adapted(weight) => weight.base.bytes() + tensor_bytes(&weight.a) + tensor_bytes(&weight.b),
+        }
+    }
+
     /// The type in which what is computed with these weights may be kept between steps without losing more than they did: f32
     /// beside f32 weights, f16 beside all others.
     pub fn kept_dtype(&self) -> DType {
@@ -77,6 +86,11 @@ impl Matrix {
             Self::Adapted(weight) => weight.merged(),
         }
     }
+}
+
+/// Bytes of a tensor's values.
+pub(super) fn tensor_bytes(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
 }
 
 /// A matrix that stays as it is, with a trained product of low rank beside it.

@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, KernelError, LayerNorm,
     Linear, Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients,
-    head_loss, head_loss_reference, heads_attention, heads_attention_reference, recomputed,
+    head_loss, head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
     runs_as_in_training, squared_norm, without_gradients,
 };
 use gpt2_testing::{assert_close, pattern, values};
@@ -647,4 +649,34 @@ fn adamw_refuses_tensors_in_one_memory_and_of_other_shapes() -> Result<()> {
         adamw_step(&parameter, &pattern(&[4], 1.0, 5), &mean, &square, &step).unwrap_err().to_string();
     assert!(error.contains("found [4]"), "{error}");
     Ok(())
+}
+
+/// At every question: on the way there, on the way back, and within what is computed again.
+#[test]
+fn a_computation_ends_where_it_is_interrupted() {
+    let variable = Var::from_tensor(&pattern(&[4, 8], 1.0, 0)).unwrap();
+    let weight = pattern(&[8, 8], 1.0, 7);
+    let [x, variables] = [variable.as_tensor().clone(), variable.as_tensor().clone()];
+    let loss = || {
+        let layer = Linear::new(weight.clone(), None)?;
+        let y = recomputed(&x, move |x| Activation::GeluTanh.forward(&layer.forward(x)?))?;
+        head_loss(&Activation::Relu.forward(&y)?, &weight, &[0, 1, 2, 3])
+    };
+    let whole = || gradients(&[&variables], Before::Nothing, 1.0, loss);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&asked);
+    let never = Arc::new(move || counting.fetch_add(1, Ordering::Relaxed) == usize::MAX);
+    let (expected, all) = interruptible(Some(never), whole).unwrap();
+    let gradient = values(all[0].as_ref().unwrap());
+    let questions = asked.load(Ordering::Relaxed);
+    assert!(questions >= 8, "{questions} questions");
+    for at in 0..questions {
+        let asked = AtomicUsize::new(0);
+        let interrupt = Arc::new(move || asked.fetch_add(1, Ordering::Relaxed) >= at);
+        let error = interruptible(Some(interrupt), whole).unwrap_err();
+        assert!(error.to_string().contains("the computation was interrupted"), "{error}");
+        // Nothing of it is left behind.
+        let (loss, again) = whole().unwrap();
+        assert_eq!((loss, values(again[0].as_ref().unwrap())), (expected, gradient.clone()));
+    }
 }

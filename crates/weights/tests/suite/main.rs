@@ -7,4 +7,5 @@ mod convert;
 mod damaged;
 mod embedded;
 mod formats;
+mod interrupted;
 mod packed;

@@ -68,6 +68,10 @@ fn assert_float_formats(path: &Path, tokens: usize) {
     for (dtype, tolerance) in [(WeightDType::F32, 1e-5), (WeightDType::F16, 1e-3)] {
         let packed = load(&checkpoint, dtype);
         assert_eq!(packed.parameter_count(), dense.parameter_count());
+        // Biases, norms and positions stay in f32, and packed matrices fill whole panels.
+        let matrix_bytes = if dtype == WeightDType::F16 { 2 } else { 4 };
+        assert_eq!(dense.weight_bytes(), 4 * dense.parameter_count());
+        assert!(packed.weight_bytes() >= matrix_bytes * dense.parameter_count(), "{dtype}");
         let found = logits(&packed, &ids);
         let off = difference(&found, &expected);
         assert!(off <= tolerance, "{dtype}: logits differ by {off:e} of the largest");

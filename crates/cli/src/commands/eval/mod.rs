@@ -1,22 +1,16 @@
 //! `gpt2 eval`: benchmarks by protocols that have names, and two models side by side.
 
-mod list;
-mod task;
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2::KvDType;
-use gpt2_engine::{HubOptions, ModelOptions, Opened, WeightDType, device_name};
-use gpt2_evaluation::{ItemLog, Report};
+use gpt2_engine::{HubOptions, Reporter, Spelling, WeightDType};
+use gpt2_evaluation::{EvaluationOptions, ModelFacts, Report, listing};
 
-use crate::exit::UsageError;
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
-use task::{Asked, Base, Run};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -74,96 +68,54 @@ pub(crate) struct EvalArguments {
 }
 
 impl EvalArguments {
-    /// Checks what can be checked before anything is opened.
-    fn check(&self, asked: &[Asked]) -> Result<(), UsageError> {
-        let refuse = |message: String| Err(UsageError(message));
-        let names = &self.protocols;
-        if let Some((_, name)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name))
-        {
-            return refuse(format!("`{name}`: it is asked for twice"));
+    /// What the arguments say, for the library.
+    fn options(&self, hub: &HubOptions) -> EvaluationOptions {
+        EvaluationOptions {
+            protocols: self.protocols.clone(),
+            data: self.data.clone(),
+            limit: self.limit,
+            context: self.context,
+            items: self.items.clone(),
+            resume: self.resume,
+            against: self.against.clone(),
+            base: self.base.clone(),
+            base_dtype: self.base_dtype,
+            hub: hub.clone(),
+            spelling: Spelling::Flags,
         }
-        if self.context.is_some() && !asked.iter().any(Asked::takes_context) {
-            return refuse(
-                "--context: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own".into(),
-            );
-        }
-        if self.limit == Some(0) {
-            return refuse("--limit: expected at least 1, found 0".into());
-        }
-        let (files, protocols) = (self.data.len(), asked.len());
-        if files > 1 && files != protocols {
-            return refuse(format!(
-                "--data: expected it once for all protocols, or once for each of the {protocols}, found it {files} times"
-            ));
-        }
-        let has_items = |asked: &Asked| !matches!(asked, Asked::Kl);
-        if self.against.is_some() && !asked.iter().all(has_items) {
-            return refuse("--against: it is for items, and `kl` has two models side by side already".into());
-        }
-        let compares = asked.iter().any(|asked| matches!(asked, Asked::Kl));
-        if !compares && (self.base.is_some() || self.base_dtype.is_some()) {
-            return refuse("--base and --base-dtype are for two models side by side; ask for `kl`".into());
-        }
-        Ok(())
-    }
-
-    /// The model that `kl` compares with.
-    fn base(&self, hub: &HubOptions) -> ModelOptions {
-        let dtype = Some(self.base_dtype.unwrap_or(WeightDType::F32));
-        let same = ModelOptions { dtype, kv_dtype: None, ..self.model.options(hub) };
-        match &self.base {
-            Some(base) => ModelOptions { model: base.clone(), n_head: None, ..same },
-            None => same,
-        }
-    }
-
-    /// What the numbers depend on besides protocol and data, for readers of the log: all that must be the same where a run goes on.
-    fn run_name(&self, opened: &Opened) -> String {
-        let model = &self.model;
-        let mut parts = vec![
-            model.model.display().to_string(),
-            opened.weight_type().to_owned(),
-            format!("keys and values {}", model.kv_dtype.map_or("as the weights", KvDType::name)),
-            device_name(opened.device()),
-        ];
-        parts.extend(model.tf32.then(|| "tf32".to_owned()));
-        parts.extend(model.tokenizer.as_ref().map(|tokenizer| format!("tokenizer {}", tokenizer.display())));
-        parts.extend(model.common.n_head.map(|n_head| format!("{n_head} heads")));
-        parts.extend(self.context.map(|context| format!("context {context}")));
-        parts.join(", ")
     }
 }
 
 pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCode> {
     if arguments.list {
-        list::print(arguments.json)?;
+        list(arguments.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let asked = arguments.protocols.iter().map(|name| Asked::named(name)).collect::<Result<Vec<_>, _>>()?;
-    arguments.check(&asked)?;
+    let plan = arguments.options(hub).check()?;
+    let options = arguments.model.options(hub);
     let opened = arguments.model.open(hub)?;
-    let compares = asked.iter().any(|asked| matches!(asked, Asked::Kl));
-    let base = compares.then(|| Base::open(&arguments.base(hub))).transpose()?;
-
+    let base_options = plan.base_of(&options);
+    let base = base_options.as_ref().map(|base| base.open(&Terminal)).transpose()?;
+    let facts = ModelFacts::of_opened(&options, &opened);
+    let base_facts = base_options.as_ref().zip(base.as_ref());
+    let base_facts = base_facts.map(|(options, opened)| ModelFacts::of_opened(options, opened));
     // Everything that the data can be refused for is known before any weights are read.
-    let mut tasks = task::prepare(arguments, asked, hub, &opened, base.as_ref())?;
-    let mut log = arguments.items.as_ref().map(|path| ItemLog::open(path, arguments.resume)).transpose()?;
-    if let Some(log) = &mut log {
-        tasks.iter_mut().try_for_each(|task| task.take_done(log))?;
-        log.check_all_taken()?;
-    }
-    let name = arguments.model.model.display().to_string();
+    let evaluation = plan.prepare(&facts, base_facts.as_ref(), &Terminal)?;
+    evaluation.notes().iter().for_each(|note| Terminal.note(note));
     let model = opened.load(&Terminal)?;
-    let base = base.map(Base::load).transpose()?;
-    let run = Run { name: &name, model: &model, base: base.as_ref() };
-    let mut damage = None;
-    for (index, task) in tasks.into_iter().enumerate() {
-        match task.evaluate(&run, log.as_mut())? {
-            Ok(report) => print(&report, arguments.json, index == 0)?,
-            Err(error) => _ = damage.get_or_insert(error),
-        }
+    let base = base.map(|base| base.load(&Terminal)).transpose()?;
+    for (index, report) in evaluation.run(&model, base.as_ref(), &Terminal).enumerate() {
+        print(&report?, arguments.json, index == 0)?;
     }
-    damage.map_or(Ok(ExitCode::SUCCESS), |error| Err(error.into()))
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints all protocols, as JSON one a line.
+fn list(is_json: bool) -> Result<()> {
+    listing().iter().try_for_each(|listed| match is_json {
+        true => output::write_json(listed),
+        false => listed.to_string().lines().try_for_each(output::write_line),
+    })
 }
 
 fn print(report: &Report, is_json: bool, is_first: bool) -> Result<()> {

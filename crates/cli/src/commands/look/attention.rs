@@ -3,11 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use gpt2_engine::HubOptions;
-use gpt2_interpret::{Head, Patterns};
-use serde_json::Value;
+use gpt2_look::Attention;
 
-use super::view::{LookArguments, Reader};
-use crate::exit::UsageError;
+use super::view::{LookArguments, heads, ranges, text};
 use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
@@ -30,35 +28,12 @@ pub(crate) struct AttentionArguments {
     pub(crate) heads: Option<String>,
 }
 
-/// Most attention weights that are shown at once: those of 144 heads over 1,024 tokens, and a few more.
-const MOST_VALUES: usize = 160_000_000;
-
 pub(crate) fn run(arguments: &AttentionArguments, hub: &HubOptions) -> Result<()> {
-    let (looked, (ids, heads)) = arguments.look.open(hub, |reader: &Reader| {
-        let all = |layers: Vec<usize>| {
-            layers
-                .into_iter()
-                .flat_map(|layer| (0..reader.n_head).map(move |head| Head { layer, head }))
-                .collect()
-        };
-        let heads: Vec<Head> = match (&arguments.layers, &arguments.heads) {
-            (Some(layers), _) => all(reader.layers(layers)?),
-            (None, Some(heads)) => reader.heads(heads)?,
-            (None, None) => all((0..reader.n_layer).collect()),
-        };
-        Ok((reader.input(&arguments.input)?, heads))
-    })?;
-    let count = heads.len() * ids.len() * ids.len();
-    if count > MOST_VALUES {
-        return Err(UsageError(format!(
-            "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose --layers or --heads, or a shorter text",
-            heads.len(),
-            ids.len()
-        ))
-        .into());
-    }
-    let record = looked.run(&ids)?.record(Patterns::sites(&heads))?;
-    let Patterns { layers, heads, values } = Patterns::of(record, &heads)?;
-    let report = looked.report("attention", "attention patterns".into(), &ids);
-    arguments.look.view.show(&report.with_patterns(layers, heads, values), Value::Null)
+    arguments.look.run(hub, |reader| {
+        Ok(Attention {
+            text: text(&arguments.input, reader)?,
+            layers: ranges("--layers", arguments.layers.as_ref())?,
+            heads: heads(arguments.heads.as_ref())?,
+        })
+    })
 }

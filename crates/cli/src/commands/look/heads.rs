@@ -3,12 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use gpt2_engine::HubOptions;
-use gpt2_interpret::{Excluded, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
-use gpt2_pictures::{Axis, Scale};
-use serde_json::Value;
+use gpt2_look::HeadKinds;
 
-use super::view::{LookArguments, Reader};
-use crate::exit::UsageError;
+use super::view::{LookArguments, text};
 use crate::input::InputArguments;
 
 #[derive(Debug, Args)]
@@ -49,73 +46,19 @@ pub(crate) struct HeadsArguments {
     pub(crate) exclude_current: bool,
 }
 
-/// Tokens below are single bytes and the commonest pieces.
-const LOWEST_TOKEN: u32 = 100;
-
 pub(crate) fn run(arguments: &HeadsArguments, hub: &HubOptions) -> Result<()> {
-    let has_text = arguments.input.text.is_some()
-        || arguments.input.ids.is_some()
-        || arguments.input.prompt_file.is_some();
-    if !has_text && (arguments.exclude_bos || arguments.exclude_current) {
-        let message = "--exclude-bos and --exclude-current are for a text; give one, or leave them out";
-        return Err(UsageError(message.into()).into());
-    }
-    let (looked, ids) = arguments.look.open(hub, |reader: &Reader| {
-        if has_text { reader.input(&arguments.input).map(Some) } else { Ok(None) }
-    })?;
-    let (scores, ids, note) = match ids {
-        Some(ids) => {
-            let run = looked.run(&ids)?;
-            let excluded = Excluded { bos: arguments.exclude_bos, current: arguments.exclude_current };
-            let of = |sought| detect_heads(&run, &sought, Likeness::Share, excluded);
-            let scores = [of(Sought::Previous)?, of(Sought::Duplicate)?, of(Sought::Induction)?];
-            let note = "share of each head's attention on this text that goes to such places".to_owned();
-            (scores, ids, note)
-        }
-        None => {
-            let config = looked.loaded.config();
-            let bos = looked.has_bos.then(|| config.start_token()).flatten();
-            let half = (config.n_positions - usize::from(bos.is_some())) / 2;
-            let length = arguments.length.unwrap_or(half.min(100));
-            if length == 0 || length > half {
-                return Err(UsageError(format!(
-                    "--length {length}: 1 to {half} tokens can be read twice by this model"
-                ))
-                .into());
-            }
-            let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
-            let below = arguments.below.unwrap_or(vocab_size.min(20_000));
-            let from = arguments.from.unwrap_or(if below > LOWEST_TOKEN { LOWEST_TOKEN } else { 0 });
-            if from >= below || below > vocab_size {
-                return Err(UsageError(format!(
-                    "--from {from} --below {below}: expected a range within the vocabulary of {vocab_size}"
-                ))
-                .into());
-            }
-            let rows = random_rows(arguments.seed, arguments.rows.into(), length, from, below);
-            let found = head_scores(looked.loaded.model(), &rows, bos)?;
-            let note = format!(
-                "{} rows of {length} random tokens from {} to {}, seed {}, each read twice, with {} in front",
-                rows.len(),
-                from,
-                below - 1,
-                arguments.seed,
-                looked.in_front()
-            );
-            ([found.previous, found.duplicate, found.induction], Vec::new(), note)
-        }
-    };
-    let mut report = looked.report("heads", "what heads attend to".into(), &ids);
-    report.axes = vec![
-        Axis::new("kind", ["previous", "duplicate", "induction"]),
-        looked.layer_axis(),
-        looked.head_axis(),
-    ];
-    let values = |of: &OfHeads| {
-        of.iter().flatten().map(|value| value.is_finite().then_some(*value)).collect::<Vec<_>>()
-    };
-    report.values = scores.iter().flat_map(values).collect();
-    report.scale = Scale::Share;
-    report.notes.push(note);
-    arguments.look.view.show(&report, Value::Null)
+    let input = &arguments.input;
+    let has_text = input.text.is_some() || input.ids.is_some() || input.prompt_file.is_some();
+    arguments.look.run(hub, |reader| {
+        Ok(HeadKinds {
+            text: if has_text { Some(text(input, reader)?) } else { None },
+            length: arguments.length,
+            rows: arguments.rows.into(),
+            seed: arguments.seed,
+            from: arguments.from,
+            below: arguments.below,
+            exclude_bos: arguments.exclude_bos,
+            exclude_current: arguments.exclude_current,
+        })
+    })
 }

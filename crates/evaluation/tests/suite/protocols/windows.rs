@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use gpt2_engine::Silent;
 use gpt2_evaluation::{Data, Prepared, Setting, named};
 use gpt2_generation::Sequence;
 
@@ -198,7 +199,8 @@ fn megatrons_windows_are_those_of_its_dataset() {
 }
 
 fn llama_cpp(model: &Model, context: Option<usize>, text: &str) -> Result<Prepared, String> {
-    let setting = Setting { vocabulary: model.vocabulary(), parameter: 0, context, limit: None };
+    let setting =
+        Setting { vocabulary: model.vocabulary(), parameter: 0, context, limit: None, reporter: &Silent };
     let protocol = named("wikitext:llama.cpp").unwrap().0;
     (protocol.prepare)(&data("a.txt", text), &setting).map_err(|error| error.to_string())
 }

@@ -1,0 +1,79 @@
+//! Many texts at once, step by step, for faces that hand them on as they come.
+
+use std::collections::{HashMap, VecDeque};
+
+use gpt2_generation::{Clock, Event, Request, RequestId, Scheduler, SchedulerOptions};
+
+use crate::{EngineError, LoadedModel};
+
+/// Requests whose texts are made together. What drives a [`Job`](crate::Job) itself is here the caller's: it asks for step after
+/// step, and may stop where it likes.
+pub struct Batch {
+    scheduler: Scheduler,
+    /// The place of each request in the list.
+    places: HashMap<RequestId, usize>,
+    ready: VecDeque<Event>,
+}
+
+/// What a step of a [`Batch`] brought.
+#[derive(Debug)]
+pub enum Step {
+    /// Something happened to the request at this place of the list, counted from 0.
+    Event(usize, Event),
+    /// Nothing yet.
+    Nothing,
+    /// All texts have ended.
+    End,
+}
+
+impl LoadedModel {
+    /// The texts of these requests, `batch_size` at a time. `clock` is for texts with a
+    /// [`max_time`](gpt2_generation::GenerationConfig::max_time), which fail without.
+    ///
+    /// # Errors
+    /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at
+    /// once.
+    pub fn batch(
+        &self,
+        requests: Vec<Request>,
+        batch_size: usize,
+        clock: Option<Clock>,
+    ) -> Result<Batch, EngineError> {
+        let texts = requests.iter().map(|request| request.config.num_return_sequences).sum::<usize>();
+        let max_texts = batch_size.clamp(1, texts.max(1));
+        let mut longest = 1;
+        for request in &requests {
+            longest = longest.max(request.kv_tokens(self.config())?);
+        }
+        let kv_tokens = max_texts.saturating_mul(longest);
+        self.check_kv_room(max_texts, kv_tokens)?;
+        // Each prompt as a whole, as a job has it.
+        let chunk_tokens = self.config().n_positions;
+        let mut scheduler = self.scheduler(SchedulerOptions { max_texts, kv_tokens, chunk_tokens })?;
+        clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
+        let mut places = HashMap::new();
+        for (place, request) in requests.into_iter().enumerate() {
+            places.insert(scheduler.submit(request)?, place);
+        }
+        Ok(Batch { scheduler, places, ready: VecDeque::new() })
+    }
+}
+
+impl Batch {
+    /// The next event, or one step towards it.
+    ///
+    /// # Errors
+    /// When the device fails, or the model is [interrupted](LoadedModel::interrupted_by); all texts have then ended.
+    pub fn step(&mut self) -> Result<Step, EngineError> {
+        if self.ready.is_empty() {
+            if self.scheduler.is_idle() {
+                return Ok(Step::End);
+            }
+            self.ready.extend(self.scheduler.step()?);
+        }
+        Ok(match self.ready.pop_front() {
+            Some(event) => Step::Event(self.places.get(&event.request()).copied().unwrap_or_default(), event),
+            None => Step::Nothing,
+        })
+    }
+}

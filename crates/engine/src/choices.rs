@@ -1,0 +1,164 @@
+//! How probable texts are in one place: the choices of a question, by the measures that benchmarks compare them by.
+
+use gpt2::Gpt2Config;
+use gpt2_generation::{Continuation, check_continuations, first_best, score_continuations};
+use serde::Serialize;
+
+use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
+
+/// A prompt and texts that may follow it, in tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choices {
+    prompt_ids: Vec<u32>,
+    texts: Vec<String>,
+    ids: Vec<Vec<u32>>,
+}
+
+/// What a model says to choices.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScoredChoices {
+    /// The tokens before all choices.
+    pub prompt_ids: Vec<u32>,
+    /// The choices in their order.
+    pub choices: Vec<ScoredChoice>,
+    /// Which is best.
+    pub best: BestChoice,
+}
+
+/// What a model says to a choice. Logarithms are natural.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScoredChoice {
+    /// The choice.
+    pub text: String,
+    /// Its tokens, and those of the prompt that another choice does not share.
+    pub ids: Vec<u32>,
+    /// Logarithm of each token's probability.
+    pub logprobs: Vec<f64>,
+    /// Their sum.
+    pub sum: f64,
+    /// The same as `per_token`.
+    pub mean: f64,
+    /// The sum over the number of tokens.
+    pub per_token: f64,
+    /// The sum over the number of characters. One space at the beginning stands between the prompt and the choice, and is not
+    /// counted.
+    pub per_character: f64,
+    /// The sum over the number of bytes of UTF-8, without that space.
+    pub per_byte: f64,
+    /// Whether every token is the most probable one at its place, of several the first.
+    pub is_greedy: bool,
+}
+
+/// Index of the best choice by each measure, from 0; of equals the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BestChoice {
+    /// By the sum.
+    pub sum: usize,
+    /// The same as `per_token`.
+    pub mean: usize,
+    /// By the sum per token.
+    pub per_token: usize,
+    /// By the sum per character.
+    pub per_character: usize,
+    /// By the sum per byte.
+    pub per_byte: usize,
+}
+
+impl Choices {
+    /// Choices after a prompt. A token may reach from the prompt into a choice: each whole is encoded, and what follows the tokens
+    /// that all wholes and the prompt begin with is the choice's.
+    ///
+    /// # Errors
+    /// When there is no tokenizer, or it cannot encode a text.
+    pub fn new(vocabulary: &Vocabulary, prompt: &str, texts: &[String]) -> Result<Self, EngineError> {
+        let mut prompt_ids = vocabulary.encode(prompt)?;
+        let wholes = texts.iter().map(|text| vocabulary.encode(&format!("{prompt}{text}")));
+        let mut ids = wholes.collect::<Result<Vec<_>, _>>()?;
+        let shared = |ids: &Vec<u32>| ids.iter().zip(&prompt_ids).take_while(|(a, b)| a == b).count();
+        let shared = ids.iter().map(shared).min().unwrap_or(0);
+        ids.iter_mut().for_each(|ids| *ids = ids.split_off(shared));
+        prompt_ids.truncate(shared);
+        Ok(Self { prompt_ids: vocabulary.start_if_empty(prompt_ids), texts: texts.to_vec(), ids })
+    }
+
+    /// Checks what can be checked before a model is loaded.
+    ///
+    /// # Errors
+    /// When the prompt or a choice has no tokens, or both together are longer than the context.
+    pub fn check(&self, config: &Gpt2Config) -> Result<(), EngineError> {
+        Ok(check_continuations(&self.prompt_ids, &self.ids, config)?)
+    }
+
+    /// What a model says to them.
+    ///
+    /// # Errors
+    /// Those of [`Choices::check`], and when the model's logits are not numbers.
+    pub fn score(self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ScoredChoices, EngineError> {
+        let Self { prompt_ids, texts, ids } = self;
+        let bar = reporter.start("scoring", ids.len() as u64, Unit::Items("choices"));
+        let scored = score_continuations(model.model(), &prompt_ids, &ids, &|| bar.advance(1))?;
+        let choices = texts.into_iter().zip(ids).zip(scored);
+        let choices: Vec<_> =
+            choices.map(|((text, ids), scored)| ScoredChoice::new(text, ids, scored)).collect();
+        let best = BestChoice::of(&choices);
+        Ok(ScoredChoices { prompt_ids, choices, best })
+    }
+}
+
+impl ScoredChoice {
+    fn new(text: String, ids: Vec<u32>, scored: Continuation) -> Self {
+        let counted = text.strip_prefix(' ').unwrap_or(&text);
+        let per = |count: usize| scored.sum() / count.max(1) as f64;
+        let (per_character, per_byte) = (per(counted.chars().count()), per(counted.len()));
+        Self {
+            text,
+            ids,
+            sum: scored.sum(),
+            mean: scored.mean(),
+            per_token: scored.mean(),
+            per_character,
+            per_byte,
+            is_greedy: scored.is_greedy,
+            logprobs: scored.logprobs,
+        }
+    }
+}
+
+impl BestChoice {
+    fn of(choices: &[ScoredChoice]) -> Self {
+        let best = |measure: fn(&ScoredChoice) -> f64| first_best(choices.iter().map(measure));
+        Self {
+            sum: best(|choice| choice.sum),
+            mean: best(|choice| choice.mean),
+            per_token: best(|choice| choice.per_token),
+            per_character: best(|choice| choice.per_character),
+            per_byte: best(|choice| choice.per_byte),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scored(text: &str, logprobs: &[f64]) -> ScoredChoice {
+        let scored = Continuation { logprobs: logprobs.to_vec(), is_greedy: false };
+        ScoredChoice::new(text.into(), vec![0; logprobs.len()], scored)
+    }
+
+    #[test]
+    fn measures_count_without_the_space_in_front() {
+        let choice = scored(" né", &[-2.0, -4.0]);
+        let measures = (choice.sum, choice.mean, choice.per_token, choice.per_character, choice.per_byte);
+        assert_eq!(measures, (-6.0, -3.0, -3.0, -3.0, -2.0));
+        assert_eq!(scored(" ", &[-6.0]).per_byte, -6.0, "no division by 0");
+        assert_eq!(scored("  a", &[-6.0]).per_byte, -3.0, "one space only");
+    }
+
+    #[test]
+    fn of_equals_the_first_is_best() {
+        let choices = [scored("abc", &[-3.0]), scored("a", &[-1.0, -2.0]), scored("aé", &[-3.0])];
+        let best = BestChoice::of(&choices);
+        assert_eq!(best, BestChoice { sum: 0, mean: 1, per_token: 1, per_character: 0, per_byte: 0 });
+    }
+}

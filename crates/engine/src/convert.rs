@@ -1,0 +1,87 @@
+//! Writing a checkpoint in another format.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
+use serde::Serialize;
+
+use crate::{EngineError, ModelOptions, Reporter, Spelling, Watched};
+
+/// What is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConvertOptions {
+    /// A GGUF file where the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
+    pub output: PathBuf,
+    /// The type of the written weights.
+    pub dtype: WrittenDType,
+    /// How messages write the names of these options.
+    pub spelling: Spelling,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Conversion {
+    /// The file or the folder.
+    pub output: PathBuf,
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// The type of the weights.
+    pub dtype: &'static str,
+    /// Bytes of the file that holds them.
+    pub bytes: u64,
+}
+
+impl ModelOptions {
+    /// Writes the checkpoint in another format, with `tokenizer`, or the checkpoint's own. The result appears whole or not at all,
+    /// and nothing that exists is overwritten. `device` and the types are not looked at.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be opened or is not sound in its structure, the format has not the type or the model's arithmetic,
+    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` wants no more of it.
+    pub fn convert(
+        &self,
+        options: &ConvertOptions,
+        reporter: &dyn Reporter,
+    ) -> Result<Conversion, EngineError> {
+        let ConvertOptions { output, dtype, spelling } = options;
+        let name = dtype.name();
+        if !is_gguf(output) && matches!(dtype, WrittenDType::Q8_0 | WrittenDType::Q4_0) {
+            let option = match spelling {
+                Spelling::Flags => format!("--dtype {name}"),
+                Spelling::Keywords => format!("dtype {name:?}"),
+            };
+            let what = format!(
+                "{option}: a Hugging Face folder holds f32, f16 or bf16; name a .gguf file for {name}"
+            );
+            return Err(EngineError::Options { what });
+        }
+        let checkpoint = self.open_checkpoint(reporter)?;
+        checkpoint.check()?;
+        let tokenizer = match checkpoint.tokenizer(self.tokenizer.as_deref()) {
+            Err(error @ WeightsError::NoTokenizer { .. }) if is_gguf(output) => return Err(error.into()),
+            // A folder without a tokenizer is still a checkpoint.
+            Err(WeightsError::NoTokenizer { .. }) => None,
+            loaded => Some(loaded?),
+        };
+        let progress = Watched::new(reporter, "converting", checkpoint.parameter_bytes());
+        let format = match &tokenizer {
+            Some(tokenizer) if is_gguf(output) => {
+                write_gguf(&checkpoint, tokenizer, output, *dtype, &progress)?;
+                "gguf"
+            }
+            tokenizer => {
+                write_hugging_face(&checkpoint, tokenizer.as_ref(), output, *dtype, &progress)?;
+                "safetensors"
+            }
+        };
+        drop(progress);
+        let weights = if is_gguf(output) { output.clone() } else { output.join("model.safetensors") };
+        let written = fs::metadata(&weights).map_err(|error| WeightsError::Read { path: weights, error })?;
+        Ok(Conversion { output: output.clone(), format, dtype: name, bytes: written.len() })
+    }
+}
+
+fn is_gguf(output: &Path) -> bool {
+    output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+}

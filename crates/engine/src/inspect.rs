@@ -1,0 +1,417 @@
+//! What a checkpoint is, and how that was found out; and how two differ.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+use gpt2::{
+    Gpt2Config, KvDType, LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size,
+    parameter_ledger,
+};
+use gpt2_weights::{
+    Checkpoint, Difference, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError,
+    checkpoint_shape, differences,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Spelling, Watched};
+
+/// What is to be looked at: a checkpoint, or a published model that needs no files.
+#[derive(Debug, Clone)]
+pub struct InspectOptions {
+    /// The checkpoint: a folder, a weights file, a model of the hub, or [`BUILT_IN`](crate::BUILT_IN).
+    pub model: Option<PathBuf>,
+    /// The name of a published model, such as `gpt2-xl`, in place of a checkpoint.
+    pub preset: Option<String>,
+    /// Whether the values of every tensor are told in numbers, see [`Statistics`].
+    pub tensors: bool,
+    /// Another checkpoint that the first is compared with: then that is all that is told.
+    pub diff: Option<PathBuf>,
+    /// The number of attention heads of a checkpoint that does not tell it.
+    pub n_head: Option<usize>,
+    /// Where models of the hub come from.
+    pub hub: HubOptions,
+    /// How messages write the names of these options.
+    pub spelling: Spelling,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Inspected {
+    /// What a checkpoint or a published model is.
+    One(Box<Inspection>),
+    /// How two checkpoints differ.
+    Two(Comparison),
+}
+
+impl InspectOptions {
+    /// Looks.
+    ///
+    /// # Errors
+    /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
+    /// wants no more of it.
+    pub fn inspect(&self, reporter: &dyn Reporter) -> Result<Inspected, EngineError> {
+        let options = |name: &str| self.spelling.of(name);
+        let refuse = |what: String| Err(EngineError::Options { what });
+        let checkpoint = |model: &Path, n_head| {
+            let (model, hub) = (model.to_owned(), self.hub.clone());
+            ModelOptions { model, n_head, hub, ..ModelOptions::default() }.open_checkpoint(reporter)
+        };
+        match (&self.model, &self.preset) {
+            (Some(_), Some(_)) => {
+                refuse(format!("{} and {} exclude each other", options("model"), options("preset")))
+            }
+            (Some(model), None) => match &self.diff {
+                Some(_) if self.tensors => {
+                    refuse(format!("{} and {} exclude each other", options("diff"), options("tensors")))
+                }
+                Some(other) => {
+                    let (first, second) = (checkpoint(model, self.n_head)?, checkpoint(other, None)?);
+                    Comparison::of(&first, &second, reporter).map(Inspected::Two)
+                }
+                None => {
+                    let checkpoint = checkpoint(model, self.n_head)?;
+                    let found = Inspection::of_checkpoint(&checkpoint, self.tensors, reporter)?;
+                    Ok(Inspected::One(found.into()))
+                }
+            },
+            (None, Some(_)) if self.diff.is_some() || self.tensors => refuse(format!(
+                "{} and {} need {}: a preset has no values",
+                options("diff"),
+                options("tensors"),
+                options("model")
+            )),
+            (None, Some(_)) if self.n_head.is_some() => {
+                refuse(format!("{} is for checkpoints; here the configuration tells it", options("n_head")))
+            }
+            (None, Some(name)) => match Gpt2Config::preset(name) {
+                Ok(config) => Ok(Inspected::One(Inspection::of_preset(&config).into())),
+                Err(error) => refuse(error.to_string()),
+            },
+            (None, None) => refuse(match self.spelling {
+                Spelling::Flags => "give --model DIR or --preset NAME".into(),
+                Spelling::Keywords => "give a model, or preset with a name".into(),
+            }),
+        }
+    }
+}
+
+/// What a checkpoint, or a published model without one, is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Inspection {
+    /// The name of the format, or `preset`.
+    pub format: &'static str,
+    /// What in the file's content shows its format.
+    pub evidence: String,
+    /// The weights file, or the index of its shards; absent for a preset.
+    pub path: Option<String>,
+    /// Every file that holds tensors.
+    pub files: Vec<StoredFile>,
+    /// Whose names the file uses, such as `Hugging Face`.
+    pub naming: &'static str,
+    /// What stands in front of the names, such as `transformer.`.
+    pub prefix: String,
+    /// How the weights of linear layers are stored.
+    pub orientation: &'static str,
+    /// How that was decided, in words.
+    pub orientation_evidence: String,
+    /// Whether the output head is the token embedding.
+    pub tied_head: bool,
+    /// The number of tokens.
+    pub vocabulary: VocabularySizes,
+    /// Every further decision that opening took, in words.
+    pub rules: Vec<String>,
+    /// The configuration, with the keys of a `config.json`.
+    pub config: Value,
+    /// How many parameters the configuration has.
+    pub parameters: ParameterCounts,
+    /// The parameter counts in circulation.
+    pub ledger: Vec<LedgerRow>,
+    /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
+    pub stored_parameters: Option<usize>,
+    /// Bytes of the weights.
+    pub memory_bytes: BytesPerType,
+    /// Bytes of the cache.
+    pub kv_bytes_per_token: KvBytesPerType,
+    /// How many tensors are stored in each type.
+    pub dtypes: BTreeMap<String, usize>,
+    /// The tensors.
+    pub tensors: Vec<InspectedTensor>,
+    /// What does not fit the configuration.
+    pub mismatches: Vec<String>,
+}
+
+/// A file that holds tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StoredFile {
+    /// Its path.
+    pub path: String,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// The number of tokens, as each place has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct VocabularySizes {
+    /// That of the configuration.
+    pub config: usize,
+    /// Rows of the token embedding, where it is stored in one piece.
+    pub embedding_rows: Option<usize>,
+    /// Tokens of the tokenizer, where there is one.
+    pub tokenizer: Option<usize>,
+}
+
+/// Bytes by the type of the numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BytesPerType {
+    /// 32-bit floating point.
+    pub f32: usize,
+    /// 16-bit floating point.
+    pub f16: usize,
+    /// 16-bit floating point with the exponent of `f32`.
+    pub bf16: usize,
+}
+
+impl BytesPerType {
+    fn new(bytes: impl Fn(usize) -> usize) -> Self {
+        Self { f32: bytes(4), f16: bytes(2), bf16: bytes(2) }
+    }
+}
+
+/// Bytes of the keys and values of one token, by their type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct KvBytesPerType {
+    /// 32-bit floating point.
+    pub f32: usize,
+    /// 16-bit floating point.
+    pub f16: usize,
+    /// 16-bit floating point with the exponent of `f32`.
+    pub bf16: usize,
+    /// 8-bit integers.
+    pub q8: usize,
+}
+
+impl KvBytesPerType {
+    fn new(config: &Gpt2Config) -> Self {
+        let [f32, f16, bf16, q8] = [KvDType::F32, KvDType::F16, KvDType::Other(DType::BF16), KvDType::Q8]
+            .map(|dtype| config.kv_bytes_per_token(dtype));
+        Self { f32, f16, bf16, q8 }
+    }
+}
+
+/// A tensor of the files, or of the published model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InspectedTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// Its shape in the file.
+    pub shape: Vec<usize>,
+    /// Its type in the file.
+    pub dtype: String,
+    /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
+    pub role: &'static str,
+    /// Its values in numbers, where that was asked for and its type holds weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub statistics: Option<Statistics>,
+}
+
+impl Inspection {
+    /// What a checkpoint is, whatever tensors it has; `with_statistics` its values in numbers too.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    pub fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        with_statistics: bool,
+        reporter: &dyn Reporter,
+    ) -> Result<Self, EngineError> {
+        let mismatches = match checkpoint.check() {
+            Err(WeightsError::Mismatches { mismatches, .. }) => mismatches,
+            _ => Vec::new(),
+        };
+        let buffers: HashSet<&str> = checkpoint.buffers().map(|buffer| buffer.name.as_str()).collect();
+        let surplus: HashSet<&str> = mismatches
+            .iter()
+            .filter(|mismatch| matches!(mismatch, Mismatch::Surplus { .. }))
+            .map(Mismatch::name)
+            .collect();
+        let tied_head = checkpoint.tied_head().map(|head| head.name.as_str());
+        let role = |name: &str| match name {
+            name if buffers.contains(name) => "buffer",
+            name if tied_head == Some(name) => "tied head",
+            name if surplus.contains(name) => "surplus",
+            _ => "parameter",
+        };
+        let all_bytes = checkpoint.files().map(|(_, bytes)| bytes as u64).sum();
+        let reporter = if with_statistics { reporter } else { &Silent };
+        let progress = Watched::new(reporter, "reading", all_bytes);
+        let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
+        for (index, tensor) in checkpoint.tensors().iter().enumerate() {
+            let statistics = if with_statistics { checkpoint.statistics(index, &progress)? } else { None };
+            *dtypes.entry(tensor.dtype.to_string()).or_default() += 1;
+            tensors.push(InspectedTensor {
+                name: tensor.name.clone(),
+                shape: tensor.shape.clone(),
+                dtype: tensor.dtype.to_string(),
+                role: role(&tensor.name),
+                statistics,
+            });
+        }
+        drop(progress);
+        let config = checkpoint.config();
+        let vocabulary = VocabularySizes {
+            config: config.vocab_size,
+            embedding_rows: checkpoint.embedding_rows(),
+            tokenizer: checkpoint.tokenizer(None).ok().map(|tokenizer| tokenizer.get_vocab_size(true)),
+        };
+        let mut rules = checkpoint.rules().to_vec();
+        rules.extend(vocabulary_rule(&vocabulary));
+        Ok(Self {
+            format: checkpoint.format().name(),
+            evidence: checkpoint.evidence().to_owned(),
+            path: Some(display(checkpoint.weights_path())),
+            files: checkpoint
+                .files()
+                .map(|(path, bytes)| StoredFile { path: display(path), bytes })
+                .collect(),
+            naming: checkpoint.naming_scheme(),
+            prefix: checkpoint.prefix().to_owned(),
+            orientation: orientation_name(checkpoint.orientation()),
+            orientation_evidence: checkpoint.orientation_evidence().to_owned(),
+            vocabulary,
+            rules,
+            dtypes,
+            tensors,
+            stored_parameters: Some(checkpoint.stored_parameter_count()),
+            mismatches: mismatches.iter().map(ToString::to_string).collect(),
+            ..Self::of_config(config)
+        })
+    }
+
+    /// What a published model is, without a file of it.
+    pub fn of_preset(config: &Gpt2Config) -> Self {
+        let orientation = Orientation::Conv1D;
+        let row = |parameter: &Parameter| InspectedTensor {
+            name: parameter.name.clone(),
+            shape: checkpoint_shape(parameter, orientation),
+            dtype: "F32".into(),
+            role: "parameter",
+            statistics: None,
+        };
+        Self {
+            orientation: orientation_name(orientation),
+            orientation_evidence: "as published".into(),
+            tensors: expected_parameters(config).iter().map(row).collect(),
+            ..Self::of_config(config)
+        }
+    }
+
+    /// What follows from the configuration alone.
+    fn of_config(config: &Gpt2Config) -> Self {
+        let parameters = ParameterCounts::new(config);
+        Self {
+            format: "preset",
+            evidence: "no file: the published configuration".into(),
+            path: None,
+            files: Vec::new(),
+            naming: "Hugging Face",
+            prefix: String::new(),
+            orientation: "",
+            orientation_evidence: String::new(),
+            tied_head: config.tie_word_embeddings,
+            vocabulary: VocabularySizes { config: config.vocab_size, embedding_rows: None, tokenizer: None },
+            rules: paper_size(config)
+                .map(|size| format!("the paper calls the published model of this shape {size}"))
+                .into_iter()
+                .collect(),
+            config: config.to_json(),
+            parameters,
+            ledger: parameter_ledger(config),
+            stored_parameters: None,
+            memory_bytes: BytesPerType::new(|element_bytes| parameters.unique * element_bytes),
+            kv_bytes_per_token: KvBytesPerType::new(config),
+            dtypes: BTreeMap::new(),
+            tensors: Vec::new(),
+            mismatches: Vec::new(),
+        }
+    }
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// How the numbers of tokens relate, where they differ.
+fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
+    let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
+    match rows.checked_sub(tokens) {
+        Some(0) => None,
+        Some(padding) => {
+            Some(format!("{padding} rows of the vocabulary have no token in the tokenizer: padding"))
+        }
+        None => Some(format!("the tokenizer has {} tokens that the vocabulary lacks", tokens - rows)),
+    }
+}
+
+fn orientation_name(orientation: Orientation) -> &'static str {
+    match orientation {
+        Orientation::Conv1D => "Conv1D (in, out)",
+        Orientation::Linear => "Linear (out, in)",
+    }
+}
+
+/// How two checkpoints differ, parameter by parameter, whatever their formats.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Whether every parameter has the same values in both.
+    pub equal: bool,
+    /// The first parameter that differs.
+    pub first_differing: Option<String>,
+    /// The largest absolute difference of two values.
+    pub largest: Option<f64>,
+    /// The parameters that differ, in the order of the model.
+    pub differences: Vec<DifferingParameter>,
+}
+
+/// A parameter that differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DifferingParameter {
+    /// Its name, as the model has it.
+    pub name: String,
+    /// How, in words.
+    pub difference: String,
+    /// The largest absolute difference of two values, where both have it in one shape.
+    pub largest: Option<f64>,
+}
+
+impl Comparison {
+    /// Compares two checkpoints.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    pub fn of(first: &Checkpoint, second: &Checkpoint, reporter: &dyn Reporter) -> Result<Self, EngineError> {
+        let bytes = first.parameter_bytes() + second.parameter_bytes();
+        let found = differences(first, second, &Watched::new(reporter, "comparing", bytes))?;
+        let differences: Vec<_> = found.into_iter().map(DifferingParameter::new).collect();
+        Ok(Self {
+            equal: differences.is_empty(),
+            first_differing: differences.first().map(|first| first.name.clone()),
+            largest: differences.iter().filter_map(|differing| differing.largest).reduce(f64::max),
+            differences,
+        })
+    }
+}
+
+impl DifferingParameter {
+    fn new(Difference { name, kind }: Difference) -> Self {
+        let (difference, largest) = match kind {
+            DifferenceKind::OnlyInFirst => ("only in the first".to_owned(), None),
+            DifferenceKind::OnlyInSecond => ("only in the second".to_owned(), None),
+            DifferenceKind::Shape(a, b) => (format!("shapes {a:?} and {b:?}, as (out, in)"), None),
+            DifferenceKind::Values(largest) => (format!("largest difference {largest:e}"), Some(largest)),
+        };
+        Self { name, difference, largest }
+    }
+}

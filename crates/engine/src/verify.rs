@@ -1,0 +1,234 @@
+//! Is a checkpoint sound? Structure and values, tokenizer, cache against no cache, another checkpoint.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
+use gpt2_weights::{Checkpoint, WeightsError};
+use serde::Serialize;
+
+use crate::{Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched};
+
+/// Tokens of the fixed prompt, where the context holds as many.
+const PROMPT_TOKENS: usize = 16;
+/// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
+/// another order through every block.
+const CACHE_TOLERANCE: f64 = 1e-4;
+
+/// What a checkpoint is compared with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifyOptions {
+    /// Another checkpoint, whose logits of a fixed prompt are compared with this one's.
+    pub against: Option<PathBuf>,
+    /// The largest difference of logits that is allowed there.
+    pub tolerance: f64,
+}
+
+impl VerifyOptions {
+    /// The difference that is allowed where nothing else is said.
+    pub const TOLERANCE: f64 = 1e-3;
+
+    /// Whether a tolerance can be one: a number of at least 0.
+    pub fn allows(tolerance: f64) -> bool {
+        tolerance >= 0.0 && tolerance.is_finite()
+    }
+}
+
+impl Default for VerifyOptions {
+    fn default() -> Self {
+        Self { against: None, tolerance: Self::TOLERANCE }
+    }
+}
+
+/// Whether a checkpoint is sound, and what was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verification {
+    /// Whether there is no problem.
+    pub sound: bool,
+    /// What is wrong, in words.
+    pub problems: Vec<String>,
+    /// What is worth knowing and not wrong.
+    pub notes: Vec<String>,
+    /// Largest difference between logits with a cache and without; absent where the model cannot be built.
+    pub cache_difference: Option<f64>,
+    /// Largest difference to the logits of the other checkpoint.
+    pub against_difference: Option<f64>,
+}
+
+impl Verification {
+    /// A checkpoint that cannot even be opened has one problem.
+    pub fn unopened(problem: String) -> Self {
+        let problems = vec![problem];
+        Self { sound: false, problems, notes: Vec::new(), cache_difference: None, against_difference: None }
+    }
+
+    /// The same where an error says that the files are not what they ought to be; other errors come back.
+    ///
+    /// # Errors
+    /// The error, where there is no such file, it cannot be read, the call is wrong, or the job was interrupted.
+    pub fn of_damage(error: EngineError) -> Result<Self, EngineError> {
+        match &error {
+            EngineError::Weights(
+                WeightsError::Config { .. }
+                | WeightsError::NotWeights { .. }
+                | WeightsError::Mismatches { .. }
+                | WeightsError::Tokenizer { .. }
+                | WeightsError::Candle(_),
+            ) => Ok(Self::unopened(error.to_string())),
+            _ => Err(error),
+        }
+    }
+}
+
+impl ModelOptions {
+    /// Checks that the checkpoint holds every tensor with its shape and finite values, that tokenizer and special tokens go with its
+    /// vocabulary, and that the logits of a fixed prompt are the same with a cache and without. All is computed on the CPU, in the
+    /// numbers that are stored; `device` and the types are not looked at.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` wants no more of it.
+    pub fn verify(
+        &self,
+        options: &VerifyOptions,
+        reporter: &dyn Reporter,
+    ) -> Result<Verification, EngineError> {
+        let checkpoint = self.open_checkpoint(reporter)?;
+        let progress = Watched::new(reporter, "reading", checkpoint.parameter_bytes());
+        let problems = checkpoint.verify(&progress)?;
+        drop(progress);
+        let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let notes = check_tokens(&checkpoint, &mut problems);
+        let (mut cache_difference, mut against_difference) = (None, None);
+        // Numbers are compared only where there are numbers.
+        if problems.is_empty() {
+            let model = load(&checkpoint, reporter)?;
+            let prompt = fixed_prompt(checkpoint.config());
+            let logits = logits(&model, &prompt)?;
+            let largest = largest_logit(&logits);
+            let difference = largest_difference(&logits, &logits_with_cache(&model, &prompt, reporter)?);
+            if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
+                problems.push(format!(
+                    "with a cache the logits differ by {difference:e}; they reach {largest:e}"
+                ));
+            }
+            cache_difference = Some(difference);
+            if let Some(other) = &options.against {
+                let other =
+                    Self { model: other.clone(), n_head: None, ..self.clone() }.open_checkpoint(reporter)?;
+                if other.config().vocab_size != checkpoint.config().vocab_size {
+                    return Err(EngineError::OtherVocabulary {
+                        found: checkpoint.config().vocab_size,
+                        other: other.config().vocab_size,
+                        other_path: other.weights_path().to_owned(),
+                    });
+                }
+                let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
+                let theirs = self::logits(&load(&other, reporter)?, prompt)?;
+                let difference = largest_difference(&logits[..theirs.len()], &theirs);
+                if !difference.is_finite() || difference > options.tolerance {
+                    problems.push(format!(
+                        "the logits of the two differ by {difference:e}, allowed are {:e}",
+                        options.tolerance
+                    ));
+                }
+                against_difference = Some(difference);
+            }
+        }
+        Ok(Verification { sound: problems.is_empty(), problems, notes, cache_difference, against_difference })
+    }
+}
+
+/// Compares the tokenizer and the special tokens with the vocabulary.
+fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<String> {
+    let config = checkpoint.config();
+    let vocab_size = config.vocab_size;
+    let tokenizer = checkpoint.tokenizer(None);
+    let vocabulary = Arc::new(Vocabulary::new(checkpoint, tokenizer.as_ref().ok().cloned()));
+    let defaults = Defaults::of(checkpoint, Arc::clone(&vocabulary)).and_then(|defaults| {
+        defaults.check()?;
+        Ok(defaults)
+    });
+    let defaults = defaults.map_err(|error| problems.push(error.to_string())).ok();
+    let ends = defaults.as_ref().map_or(&[][..], Defaults::named_ends);
+    let start = config.bos_token_id.iter().map(|id| ("bos_token_id", id));
+    let named = start.chain(ends.iter().map(|id| ("eos_token_id", id)));
+    let named = named.filter(|(_, id)| !config.has_token(**id));
+    let beyond =
+        named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
+    let mut beyond: Vec<String> = beyond.collect();
+    match tokenizer {
+        // Without a tokenizer nothing is generated from text, and transformers' defaults stand in small configurations.
+        Err(WeightsError::NoTokenizer { .. }) => {
+            beyond.push("there is no tokenizer".into());
+            beyond
+        }
+        Err(error) => {
+            problems.push(error.to_string());
+            beyond
+        }
+        Ok(tokenizer) => {
+            problems.append(&mut beyond);
+            let largest = tokenizer.get_vocab(true).into_values().max();
+            problems.extend(largest.filter(|id| !config.has_token(*id)).map(|id| {
+                format!("the tokenizer has the token id {id}, the vocabulary {vocab_size} tokens: they do not belong together")
+            }));
+            let padding = vocab_size.saturating_sub(tokenizer.get_vocab_size(true));
+            let mut notes = defaults.map_or(Vec::new(), |defaults| vocabulary.notes(defaults.config()));
+            if padding > 0 {
+                notes.push(format!("{padding} rows of the vocabulary have no token: padding"));
+            }
+            notes
+        }
+    }
+}
+
+/// The model of a checkpoint on the CPU, in the numbers that are stored.
+fn load(checkpoint: &Checkpoint, reporter: &dyn Reporter) -> Result<Gpt2LMHead, EngineError> {
+    ModelOptions::default().load(checkpoint, &Device::Cpu, reporter)
+}
+
+/// Token ids spread over the vocabulary, the same for every model of that size.
+fn fixed_prompt(config: &Gpt2Config) -> Vec<u32> {
+    let step = |index: usize| (index * 7919 + 3) % config.vocab_size;
+    (0..PROMPT_TOKENS.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()
+}
+
+fn logits(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
+    let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
+    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    Ok(logits.flatten_all()?.to_vec1()?)
+}
+
+/// The same, one token at a time.
+fn logits_with_cache(
+    model: &Gpt2LMHead,
+    prompt: &[u32],
+    reporter: &dyn Reporter,
+) -> Result<Vec<f32>, WeightsError> {
+    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len(), KvDType::F32, &Device::Cpu)?;
+    let mut logits = Vec::new();
+    for id in prompt {
+        if reporter.is_interrupted() {
+            return Err(WeightsError::Interrupted);
+        }
+        let ids = Tensor::from_slice(&[*id], (1, 1), &Device::Cpu)?;
+        let step = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+        logits.extend(step.flatten_all()?.to_vec1::<f32>()?);
+    }
+    Ok(logits)
+}
+
+fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
+    largest(first.iter().zip(second).map(|(a, b)| f64::from(*a) - f64::from(*b)))
+}
+
+fn largest_logit(logits: &[f32]) -> f64 {
+    largest(logits.iter().copied().map(f64::from))
+}
+
+/// The largest value without its sign; NaN where one of them is.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    // In the total order a NaN without a sign comes after all numbers.
+    values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)
+}

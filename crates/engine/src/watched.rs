@@ -1,0 +1,39 @@
+//! A job with a checkpoint's files, as a reporter hears of it.
+
+use gpt2_weights::ReadProgress;
+
+use crate::{Progress, Reporter, Silent, Unit};
+
+/// A job that reads so many bytes: a reporter hears how far it is, and may end it.
+pub struct Watched<'a> {
+    reporter: &'a dyn Reporter,
+    bar: Box<dyn Progress>,
+}
+
+impl<'a> Watched<'a> {
+    /// A job of `bytes` begins; it ends when this is dropped.
+    pub fn new(reporter: &'a dyn Reporter, what: &str, bytes: u64) -> Self {
+        Self { reporter, bar: reporter.start(what, bytes, Unit::Bytes) }
+    }
+
+    /// A job that the reporter may end, and hears nothing of.
+    pub fn unseen(reporter: &'a dyn Reporter) -> Self {
+        Self { reporter, bar: Box::new(Silent) }
+    }
+}
+
+impl std::fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
+}
+
+impl ReadProgress for Watched<'_> {
+    fn advance(&self, bytes: u64) {
+        self.bar.advance(bytes);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.reporter.is_interrupted()
+    }
+}

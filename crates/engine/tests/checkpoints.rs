@@ -1,0 +1,191 @@
+//! Checkpoints without a model of them: what one is, whether it is sound, the same in another format; and jobs that end early.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpt2_engine::{
+    Comparison, ConvertOptions, EngineError, InspectOptions, Inspected, ModelOptions, Progress, Reporter,
+    Silent, Spelling, Unit, Verification, VerifyOptions,
+};
+use gpt2_testing::{CheckpointFolder, fixture_path};
+use gpt2_weights::{WeightsError, WrittenDType};
+
+fn options(model: impl Into<PathBuf>) -> ModelOptions {
+    ModelOptions { model: model.into(), ..ModelOptions::default() }
+}
+
+fn inspecting(spelling: Spelling) -> InspectOptions {
+    let hub = ModelOptions::default().hub;
+    InspectOptions { model: None, preset: None, tensors: false, diff: None, n_head: None, hub, spelling }
+}
+
+/// Wants no more when it is asked for the `last` time.
+struct Patience {
+    asked: AtomicUsize,
+    last: usize,
+}
+
+impl Reporter for Patience {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.last
+    }
+}
+
+fn assert_ends_everywhere<T>(what: &str, job: impl Fn(&Patience) -> Result<T, EngineError>) {
+    let endless = Patience { asked: AtomicUsize::new(0), last: usize::MAX };
+    job(&endless).unwrap();
+    let asked = endless.asked.into_inner();
+    assert!(asked > 20, "{what} asks {asked} times");
+    for last in 1..=asked {
+        let patience = Patience { asked: AtomicUsize::new(0), last };
+        let ended = job(&patience).err().unwrap_or_else(|| panic!("{what} went on after {last} of {asked}"));
+        assert!(ended.is_interrupted() && !ended.is_usage(), "{what}, {last}: {ended}");
+    }
+}
+
+#[test]
+fn jobs_end_wherever_they_are() {
+    let (folder, other) = (CheckpointFolder::tiny(), fixture_path("tiny-checkpoint"));
+    let model = options(folder.path());
+    assert_ends_everywhere("load", |patience| model.open(patience)?.load(patience));
+    let against = VerifyOptions { against: Some(other.clone()), ..VerifyOptions::default() };
+    assert_ends_everywhere("verify", |patience| model.verify(&against, patience));
+    let inspect = |options: InspectOptions| {
+        let options = InspectOptions { model: Some(folder.path().into()), ..options };
+        assert_ends_everywhere("inspect", |patience| options.inspect(patience));
+    };
+    inspect(InspectOptions { tensors: true, ..inspecting(Spelling::Flags) });
+    inspect(InspectOptions { diff: Some(other), ..inspecting(Spelling::Flags) });
+    let target = tempfile::tempdir().unwrap();
+    assert_ends_everywhere("convert", |patience| {
+        let output = target.path().join("copy");
+        let options = ConvertOptions { output, dtype: WrittenDType::F32, spelling: Spelling::Flags };
+        let written = model.convert(&options, patience);
+        if written.is_ok() {
+            std::fs::remove_dir_all(&options.output).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "something is left");
+        written
+    });
+}
+
+#[test]
+fn options_that_exclude_each_other_are_told_as_the_face_spells_them() {
+    let preset = Some("gpt2".to_owned());
+    let told = |options: InspectOptions| {
+        let error = options.inspect(&Silent).unwrap_err();
+        assert!(error.is_usage(), "{error}");
+        error.to_string()
+    };
+    for (spelling, diff, both, n_head) in [
+        (
+            Spelling::Flags,
+            "--diff and --tensors need --model: a preset has no values",
+            "--diff and --tensors exclude each other",
+            "--n-head is for checkpoints; here the configuration tells it",
+        ),
+        (
+            Spelling::Keywords,
+            "diff and tensors need model: a preset has no values",
+            "diff and tensors exclude each other",
+            "n_head is for checkpoints; here the configuration tells it",
+        ),
+    ] {
+        let of_preset = || InspectOptions { preset: preset.clone(), ..inspecting(spelling) };
+        assert_eq!(told(InspectOptions { tensors: true, ..of_preset() }), diff);
+        assert_eq!(told(InspectOptions { diff: Some("x".into()), ..of_preset() }), diff);
+        assert_eq!(told(InspectOptions { n_head: Some(2), ..of_preset() }), n_head);
+        let (model, diff) = (Some("x".into()), Some("y".into()));
+        assert_eq!(told(InspectOptions { model, diff, tensors: true, ..inspecting(spelling) }), both);
+    }
+    assert!(told(inspecting(Spelling::Flags)).contains("--model DIR or --preset NAME"));
+    let dtype = WrittenDType::Q8_0;
+    let convert = ConvertOptions { output: "folder".into(), dtype, spelling: Spelling::Keywords };
+    let error = options("x").convert(&convert, &Silent).unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().starts_with("dtype \"q8_0\": a Hugging Face folder"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_told_of_a_checkpoint_is_the_checkpoint() {
+    let tiny = fixture_path("tiny-checkpoint");
+    let inspected = |options: InspectOptions| options.inspect(&Silent).unwrap();
+    let options = InspectOptions { model: Some(tiny.clone()), tensors: true, ..inspecting(Spelling::Flags) };
+    let Inspected::One(found) = inspected(options) else { panic!("one checkpoint is no comparison") };
+    assert_eq!((found.format, found.naming), ("safetensors", "Hugging Face"));
+    assert_eq!(found.stored_parameters, Some(found.parameters.unique));
+    assert!(found.tensors.iter().all(|tensor| tensor.statistics.is_some()), "{:?}", found.tensors);
+    let preset = Some("distilgpt2".to_owned());
+    let options = InspectOptions { preset, ..inspecting(Spelling::Flags) };
+    let Inspected::One(found) = inspected(options) else { panic!("a preset is no comparison") };
+    assert_eq!((found.parameters.unique, found.memory_bytes.f16), (81_912_576, 163_825_152));
+    let diff = Some(fixture_path("formats/gguf/q8_0.gguf"));
+    let model = Some(fixture_path("formats/gguf/f32.gguf"));
+    let options = InspectOptions { model, diff, ..inspecting(Spelling::Flags) };
+    let Inspected::Two(Comparison { equal, first_differing, largest, differences }) = inspected(options)
+    else {
+        panic!("a comparison was asked for")
+    };
+    assert!(!equal && largest.is_some_and(|largest| largest > 0.0 && largest < 0.1), "{largest:?}");
+    assert_eq!(first_differing.as_ref(), Some(&differences[0].name));
+}
+
+#[test]
+fn damage_is_a_verdict_and_a_missing_file_is_not() {
+    let truncated = CheckpointFolder::tiny().with("model.safetensors", b"\x10\0\0\0\0\0\0\0{");
+    let error = options(truncated.path()).verify(&VerifyOptions::default(), &Silent).unwrap_err();
+    let told = error.to_string();
+    let verdict = Verification::of_damage(error).unwrap();
+    assert!(!verdict.sound && verdict.problems == [told], "{verdict:?}");
+    let error = options("/nowhere").verify(&VerifyOptions::default(), &Silent).unwrap_err();
+    let error = Verification::of_damage(error).unwrap_err();
+    assert!(matches!(error, EngineError::Weights(WeightsError::NotFound { .. })), "{error}");
+    assert!(VerifyOptions::allows(0.0) && !VerifyOptions::allows(-1.0) && !VerifyOptions::allows(f64::NAN));
+}
+
+/// A hub that takes calls and never says a word.
+#[cfg(feature = "hub")]
+#[test]
+fn who_waits_for_a_silent_hub_may_stop() {
+    use std::time::{Duration, Instant};
+
+    use gpt2_engine::{HubError, HubOptions, Network};
+
+    struct Until(Instant);
+
+    impl Reporter for Until {
+        fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+            Silent.start(what, total, unit)
+        }
+
+        fn note(&self, _: &str) {}
+
+        fn is_interrupted(&self) -> bool {
+            Instant::now() >= self.0
+        }
+    }
+
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let hub_options = HubOptions {
+        network: Network::Allowed,
+        endpoint: format!("http://{}", hub.local_addr().unwrap()),
+        cache: cache.path().into(),
+        token: None,
+    };
+    let model = ModelOptions { hub: hub_options, ..options("someone/tiny") };
+    let until = Instant::now() + Duration::from_millis(100);
+    let error = model.open(&Until(until)).unwrap_err();
+    assert!(matches!(error, EngineError::Hub(HubError::Stopped { .. })), "{error}");
+    assert!(error.is_interrupted() && until.elapsed() < Duration::from_secs(1), "{:?}", until.elapsed());
+}

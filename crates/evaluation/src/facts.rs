@@ -1,0 +1,48 @@
+//! What is known of a model before its weights are read.
+
+use gpt2::KvDType;
+use gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
+
+/// What a measurement says of a model, and what its numbers depend on besides the protocol and the data.
+#[derive(Debug, Clone)]
+pub struct ModelFacts<'a> {
+    /// The tokens of the model.
+    pub(crate) vocabulary: &'a Vocabulary,
+    /// The model as the caller named it.
+    pub(crate) name: String,
+    /// Type of its weights.
+    pub(crate) weight_type: &'static str,
+    /// All that must be the same where a run goes on, for readers of the log.
+    pub(crate) run: String,
+}
+
+impl<'a> ModelFacts<'a> {
+    /// Of a model that these options opened.
+    pub fn of_opened(options: &ModelOptions, opened: &'a Opened) -> Self {
+        let device = device_name(opened.device());
+        Self::new(options, opened.vocabulary(), opened.weight_type(), device)
+    }
+
+    /// Of a model that these options opened, and whose weights are read.
+    pub fn of_loaded(options: &ModelOptions, loaded: &'a LoadedModel) -> Self {
+        let device = device_name(loaded.device());
+        Self::new(options, loaded.vocabulary(), loaded.weight_type(), device)
+    }
+
+    fn new(
+        options: &ModelOptions,
+        vocabulary: &'a Vocabulary,
+        weight_type: &'static str,
+        device: String,
+    ) -> Self {
+        let name = options.model.display().to_string();
+        let keys_and_values = options.kv_dtype.map_or("as the weights", KvDType::name);
+        let mut parts =
+            vec![name.clone(), weight_type.to_owned(), format!("keys and values {keys_and_values}"), device];
+        parts.extend(options.tf32.then(|| "tf32".to_owned()));
+        parts
+            .extend(options.tokenizer.as_ref().map(|tokenizer| format!("tokenizer {}", tokenizer.display())));
+        parts.extend(options.n_head.map(|n_head| format!("{n_head} heads")));
+        Self { vocabulary, name, weight_type, run: parts.join(", ") }
+    }
+}

@@ -1,0 +1,206 @@
+//! From what is asked for to reports: first everything that the data can be refused for, then the models.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::vec;
+
+use gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
+
+use crate::options::refuse;
+use crate::task::{Sides, Source, Task};
+use crate::{
+    Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Protocol, Report, Setting,
+};
+
+/// The data of `kl`.
+pub(crate) const ANY_TEXT: &str = "any text in UTF-8";
+
+/// Options that go together, before anything is opened.
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) options: EvaluationOptions,
+    pub(crate) asked: Vec<Asked>,
+}
+
+/// What is asked for by a name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    /// A protocol, with the number at the end of its name.
+    Protocol(&'static Protocol, Option<usize>),
+    /// Two models side by side.
+    Kl,
+}
+
+/// Data that are read and checked, ready for a model.
+#[derive(Debug)]
+pub struct Evaluation {
+    tasks: Vec<Task>,
+    log: Option<ItemLog>,
+    notes: Vec<String>,
+}
+
+/// The reports of an evaluation, each as soon as it is made.
+pub struct Reports<'a> {
+    tasks: vec::IntoIter<Task>,
+    log: Option<ItemLog>,
+    models: Sides<&'a LoadedModel>,
+    reporter: &'a dyn Reporter,
+    /// What was wrong with the data of the tasks before.
+    damage: Option<DataError>,
+}
+
+impl Plan {
+    /// Whether `kl` is asked for, which needs a second model.
+    pub fn compares(&self) -> bool {
+        self.asked.iter().any(Asked::compares)
+    }
+
+    /// The model that `kl` compares with, where it is asked for: that of `base`, or the same model; in f32 where `base_dtype` says
+    /// nothing else.
+    pub fn base_of(&self, model: &ModelOptions) -> Option<ModelOptions> {
+        let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));
+        let same = ModelOptions { dtype, kv_dtype: None, assistant_model: None, ..model.clone() };
+        let base = match &self.options.base {
+            Some(base) => ModelOptions { model: base.clone(), n_head: None, ..same },
+            None => same,
+        };
+        self.compares().then_some(base)
+    }
+
+    /// Reads and checks the data of all that is asked for, and opens the log: whatever they can be refused for is known before any
+    /// weights are read. `base` is the model that `kl` compares with.
+    ///
+    /// # Errors
+    /// When data cannot be had, read or used, are damaged, do not fit a model, or a log is not of this run.
+    pub fn prepare(
+        &self,
+        model: &ModelFacts<'_>,
+        base: Option<&ModelFacts<'_>>,
+        reporter: &dyn Reporter,
+    ) -> Result<Evaluation, EvaluationError> {
+        let options = &self.options;
+        let mut read: Vec<(PathBuf, Rc<Data>)> = Vec::new();
+        let (mut tasks, mut notes) = (Vec::with_capacity(self.asked.len()), Vec::new());
+        for (index, asked) in self.asked.iter().enumerate() {
+            let path = match options.data_of(index) {
+                Some(path) => path.to_owned(),
+                None => self.published_data(index, asked)?,
+            };
+            let file = dataset_file(&path, &options.hub, reporter)?;
+            let data = match read.iter().find(|(known, _)| *known == file.path) {
+                Some((_, data)) => Rc::clone(data),
+                None => Rc::new(Data::read(&file.path)?),
+            };
+            read.push((file.path, Rc::clone(&data)));
+            let setting = Setting {
+                vocabulary: model.vocabulary,
+                parameter: asked.parameter(),
+                context: options.context,
+                limit: options.limit,
+                reporter,
+            };
+            let name = &options.protocols[index];
+            let source = Source { data: &data, path: path.display().to_string(), revision: file.revision };
+            let mut task = Task::prepare(name, *asked, source, &setting, Sides { model, base })?;
+            if let Some(against) = &options.against {
+                task.compare_with(against)?;
+            }
+            task.check(options.items.is_some(), &mut notes)?;
+            if reporter.is_interrupted() {
+                return Err(EvaluationError::Interrupted);
+            }
+            tasks.push(task);
+        }
+        let mut log = options.items.as_ref().map(|path| ItemLog::open(path, options.resume)).transpose()?;
+        if let Some(log) = &mut log {
+            tasks.iter_mut().try_for_each(|task| task.take_done(log, &mut notes))?;
+            log.check_all_taken()?;
+        }
+        Ok(Evaluation { tasks, log, notes })
+    }
+
+    /// The name of the published data on the hub.
+    fn published_data(&self, index: usize, asked: &Asked) -> Result<PathBuf, EvaluationError> {
+        let (name, option) = (&self.options.protocols[index], self.options.spelling.of("data"));
+        let (data, hub) = match asked {
+            Asked::Protocol(protocol, _) => (protocol.dataset.name, protocol.dataset.hub),
+            Asked::Kl => (ANY_TEXT, None),
+        };
+        let Some(hub) = hub else {
+            return refuse(format!(
+                "`{name}` measures {data}, which no one file of the hub is: give it with {option}"
+            ));
+        };
+        if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {
+            return refuse(format!(
+                "`{name}`: the published data on the hub, {hub}, are Parquet, which this program was built without (the feature \
+                 `parquet`); give them in another form with {option}: JSONL, CSV, or a text as it is"
+            ));
+        }
+        Ok(hub.into())
+    }
+}
+
+impl Asked {
+    /// Whether it needs a second model.
+    pub(crate) fn compares(&self) -> bool {
+        matches!(self, Self::Kl)
+    }
+
+    /// Whether the length of its windows is the caller's to choose.
+    pub(crate) fn takes_context(&self) -> bool {
+        match self {
+            Self::Protocol(protocol, _) => protocol.name == "wikitext:llama.cpp",
+            Self::Kl => true,
+        }
+    }
+
+    /// The number at the end of its name, or what it is where there is none.
+    fn parameter(&self) -> usize {
+        let number = match self {
+            Self::Protocol(protocol, number) => {
+                number.or(protocol.parameter.and_then(|parameter| parameter.default))
+            }
+            Self::Kl => None,
+        };
+        number.unwrap_or(0)
+    }
+}
+
+impl Evaluation {
+    /// What is worth knowing: of the data, of what is in the log already.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. What is wrong with the data of a
+    /// protocol is told after the reports of all others; any other error ends the run.
+    pub fn run<'a>(
+        self,
+        model: &'a LoadedModel,
+        base: Option<&'a LoadedModel>,
+        reporter: &'a dyn Reporter,
+    ) -> Reports<'a> {
+        let models = Sides { model, base };
+        Reports { tasks: self.tasks.into_iter(), log: self.log, models, reporter, damage: None }
+    }
+}
+
+impl Iterator for Reports<'_> {
+    type Item = Result<Report, EvaluationError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let Some(task) = self.tasks.next() {
+            match task.evaluate(self.models, self.log.as_mut(), self.reporter) {
+                Ok(report) => return Some(Ok(report)),
+                Err(EvaluationError::Data(error)) => _ = self.damage.get_or_insert(error),
+                Err(error) => {
+                    self.tasks = vec::IntoIter::default();
+                    self.damage = None;
+                    return Some(Err(error));
+                }
+            }
+        }
+        self.damage.take().map(|error| Err(error.into()))
+    }
+}

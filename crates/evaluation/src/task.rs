@@ -1,0 +1,301 @@
+//! One protocol of a run: its data, what of them is done, and what becomes of the rest.
+
+use std::path::Path;
+use std::time::Instant;
+
+use gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
+
+use crate::plan::{ANY_TEXT, Asked};
+use crate::{
+    BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
+    KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Size,
+    logged_results,
+};
+
+/// The model that is measured, and the one that `kl` compares with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sides<T> {
+    pub(crate) model: T,
+    pub(crate) base: Option<T>,
+}
+
+/// Data as they are read.
+pub(crate) struct Source<'a> {
+    pub(crate) data: &'a Data,
+    /// As the caller named them.
+    pub(crate) path: String,
+    /// The commit of the hub that they are from.
+    pub(crate) revision: Option<String>,
+}
+
+/// A protocol whose data are read and checked.
+#[derive(Debug)]
+pub(crate) struct Task {
+    head: LogHead,
+    /// The model as the caller named it.
+    model: String,
+    base: Option<BaseReport>,
+    /// The data as the caller named them, and the commit of the hub that they are from.
+    path: String,
+    revision: Option<String>,
+    sha256: String,
+    limit: Option<usize>,
+    /// The log that the items are compared with, what it depends on, and what it says of them.
+    against: Option<(String, String, Vec<ItemResult>)>,
+    asking: Asking,
+}
+
+/// What a task asks of models, with the results of an interrupted run.
+#[derive(Debug)]
+enum Asking {
+    Items { protocol: &'static Protocol, prepared: Prepared, done: Vec<ItemResult> },
+    Windows { kl: Kl, done: Vec<KlWindow> },
+}
+
+/// What came of a task.
+struct Measured {
+    metrics: Vec<Metric>,
+    items: usize,
+    /// Of protocols that have items.
+    results: Vec<ItemResult>,
+    tokens_read: u64,
+    tokens_scored: usize,
+    seconds: f64,
+}
+
+impl Task {
+    /// Makes the data ready.
+    pub(crate) fn prepare(
+        name: &str,
+        asked: Asked,
+        source: Source<'_>,
+        setting: &Setting<'_>,
+        sides: Sides<&ModelFacts<'_>>,
+    ) -> Result<Self, EvaluationError> {
+        let mut run = sides.model.run.clone();
+        if let Some(context) = setting.context {
+            run.push_str(&format!(", context {context}"));
+        }
+        let (asking, base) = match (asked, sides.base) {
+            (Asked::Protocol(protocol, _), _) => {
+                let prepared = (protocol.prepare)(source.data, setting)?;
+                (Asking::Items { protocol, prepared, done: Vec::new() }, None)
+            }
+            (Asked::Kl, Some(base)) => {
+                let kl = Kl::prepare(source.data, setting)?;
+                kl.check_base(base.vocabulary, setting.vocabulary)?;
+                run.push_str(&format!(", beside {} in {}", base.name, base.weight_type));
+                let base = BaseReport { model: base.name.clone(), dtype: base.weight_type };
+                (Asking::Windows { kl, done: Vec::new() }, Some(base))
+            }
+            (Asked::Kl, None) => return Err(EvaluationError::NoBase),
+        };
+        Ok(Self {
+            head: LogHead { protocol: name.to_owned(), run },
+            model: sides.model.name.clone(),
+            base,
+            path: source.path,
+            revision: source.revision,
+            sha256: source.data.sha256().to_owned(),
+            limit: setting.limit,
+            against: None,
+            asking,
+        })
+    }
+
+    /// Compares its items with those in the log of another run, where it has items.
+    pub(crate) fn compare_with(&mut self, path: &Path) -> Result<(), EvaluationError> {
+        if let Asking::Items { prepared, .. } = &self.asking {
+            let (run, results) = logged_results(path, &self.head.protocol, prepared)?;
+            self.against = Some((path.display().to_string(), run, results));
+        }
+        Ok(())
+    }
+
+    /// Notes what is worth knowing of the data, and refuses what cannot be measured: damaged data where nothing would be left of
+    /// the items before.
+    pub(crate) fn check(&self, has_log: bool, notes: &mut Vec<String>) -> Result<(), EvaluationError> {
+        let name = &self.head.protocol;
+        let (cut, own) = self.asking.notes();
+        if cut > 0 {
+            notes.push(format!("{name}: {cut} items are longer than the context and lose their beginning"));
+        }
+        notes.extend(own.iter().map(|note| format!("{name}: {note}")));
+        match (self.asking.items(), self.asking.damaged()) {
+            ((items, _), Some(error)) if items > 0 && has_log => {
+                notes.push(format!("{name}: {error}; the {items} items before it are measured for the log"));
+                Ok(())
+            }
+            (_, Some(error)) => Err(error.clone().into()),
+            ((0, _), None) => {
+                let what = format!("it holds no items of `{name}`");
+                Err(EvaluationError::Unusable { file: self.path.clone(), what })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes over what an interrupted run left in the log.
+    pub(crate) fn take_done(
+        &mut self,
+        log: &mut ItemLog,
+        notes: &mut Vec<String>,
+    ) -> Result<(), EvaluationError> {
+        match &mut self.asking {
+            Asking::Items { prepared, done, .. } => *done = log.results(&self.head, prepared)?,
+            Asking::Windows { kl, done } => {
+                *done = log.take(&self.head, |index, window: &KlWindow| kl.check_result(index, window))?;
+            }
+        }
+        if let (items, done @ 1..) = self.asking.items() {
+            notes.push(format!("{}: {done} of {items} items are in the log", self.head.protocol));
+        }
+        Ok(())
+    }
+
+    /// Asks the models what is not done, and tells the figures; where the data are damaged, that instead.
+    pub(crate) fn evaluate(
+        self,
+        models: Sides<&LoadedModel>,
+        log: Option<&mut ItemLog>,
+        reporter: &dyn Reporter,
+    ) -> Result<Report, EvaluationError> {
+        let Self { head, model: name, base, path, revision, sha256, limit, against, asking } = self;
+        let (cut, notes) = asking.notes();
+        let notes = notes.to_vec();
+        let protocol = match &asking {
+            Asking::Items { protocol, .. } => Some(*protocol),
+            Asking::Windows { .. } => None,
+        };
+        let measured = asking.measure(models, &head, log, reporter)?;
+        let model = models.model.model();
+        let size = Size::of(model.config());
+        let published = protocol.map_or(&[][..], |protocol| protocol.published);
+        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, published, size);
+        let metrics = measured.metrics.iter().map(told).collect();
+        let of_hub = revision.as_ref().map(|_| path.as_str());
+        let known = protocol.and_then(|protocol| protocol.dataset.knows(of_hub, &sha256));
+        let dataset = DatasetReport {
+            name: protocol.map_or(ANY_TEXT, |protocol| protocol.dataset.name),
+            path,
+            revision,
+            known,
+            sha256,
+            items: measured.items,
+            limit,
+        };
+        let against = against.map(|(path, run, there)| Comparison::new(path, run, &measured.results, &there));
+        Ok(Report {
+            model: name,
+            dtype: models.model.weight_type(),
+            kv_dtype: model.kv_dtype().name(),
+            device: device_name(model.device()),
+            base,
+            protocol: head.protocol,
+            protocol_source: protocol.map_or(Kl::SOURCE, |protocol| protocol.source),
+            dataset,
+            metrics,
+            against,
+            cut,
+            notes,
+            tokens_read: measured.tokens_read,
+            tokens_scored: measured.tokens_scored as u64,
+            seconds: measured.seconds,
+            version: Report::VERSION,
+        })
+    }
+}
+
+impl Asking {
+    /// How many items it has, and how many of them are done.
+    fn items(&self) -> (usize, usize) {
+        match self {
+            Self::Items { prepared, done, .. } => (prepared.items.len(), done.len()),
+            Self::Windows { kl, done } => (kl.windows(), done.len()),
+        }
+    }
+
+    fn damaged(&self) -> Option<&DataError> {
+        match self {
+            Self::Items { prepared, .. } => prepared.damaged.as_ref(),
+            Self::Windows { .. } => None,
+        }
+    }
+
+    /// Items that lost their beginning, and what else is worth knowing.
+    fn notes(&self) -> (usize, &[String]) {
+        match self {
+            Self::Items { prepared, .. } => (prepared.cut, &prepared.notes),
+            Self::Windows { kl, .. } => (0, kl.notes()),
+        }
+    }
+
+    /// Asks the models, adds what they say to the log, and counts.
+    fn measure(
+        self,
+        models: Sides<&LoadedModel>,
+        head: &LogHead,
+        log: Option<&mut ItemLog>,
+        reporter: &dyn Reporter,
+    ) -> Result<Measured, EvaluationError> {
+        let done = self.items().1;
+        let tokens_read = match &self {
+            Self::Items { prepared, .. } => prepared.tokens_to_read(done),
+            Self::Windows { kl, .. } => kl.tokens_to_read(done),
+        };
+        let bar = reporter.start(&head.protocol, tokens_read, Unit::Items("tokens"));
+        let mut kept = Kept { head, log, reporter };
+        let start = Instant::now();
+        let seconds = || start.elapsed().as_secs_f64();
+        // Whoever computes may have ended because of an interruption too, in words of its own.
+        let unless_interrupted = |error| match reporter.is_interrupted() {
+            true => EvaluationError::Interrupted,
+            false => error,
+        };
+        match self {
+            Self::Items { protocol, prepared, done: results } => {
+                let mut keep = |result: &ItemResult| kept.add(result);
+                let results = prepared.evaluate(models.model, results, &*bar, &mut keep);
+                let (results, seconds) = (results.map_err(unless_interrupted)?, seconds());
+                if let Some(error) = prepared.damaged {
+                    return Err(error.into());
+                }
+                let choices = results[done..].iter().flat_map(|result| &result.choices);
+                let tokens_scored = choices.map(|choice| choice.tokens).sum();
+                let metrics = (protocol.measure)(&prepared.totals, &results);
+                let items = results.len();
+                Ok(Measured { metrics, items, results, tokens_read, tokens_scored, seconds })
+            }
+            Self::Windows { kl, done: windows } => {
+                let base = models.base.ok_or(EvaluationError::NoBase)?;
+                let mut keep = |window: &KlWindow| kept.add(window);
+                let windows = kl.evaluate(base, models.model, windows, &*bar, &mut keep);
+                let (windows, seconds) = (windows.map_err(unless_interrupted)?, seconds());
+                let tokens_scored = windows[done..].iter().map(|window| window.tokens.len()).sum();
+                let metrics = Kl::measure(&windows);
+                let (items, results) = (windows.len(), Vec::new());
+                Ok(Measured { metrics, items, results, tokens_read, tokens_scored, seconds })
+            }
+        }
+    }
+}
+
+/// What becomes of each result.
+struct Kept<'a> {
+    head: &'a LogHead,
+    log: Option<&'a mut ItemLog>,
+    reporter: &'a dyn Reporter,
+}
+
+impl Kept<'_> {
+    /// Adds a result to the log, if there is one; then the run may end.
+    fn add(&mut self, result: &impl serde::Serialize) -> Result<(), EvaluationError> {
+        if let Some(log) = &mut self.log {
+            log.append(self.head, result)?;
+        }
+        match self.reporter.is_interrupted() {
+            true => Err(EvaluationError::Interrupted),
+            false => Ok(()),
+        }
+    }
+}

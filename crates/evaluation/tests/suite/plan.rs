@@ -1,0 +1,308 @@
+//! A whole evaluation: what of a call is refused in whose words, the notes, reports one by one, interruptions and what they leave.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpt2_engine::{
+    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit, WeightDType,
+};
+use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
+
+/// Passages of the suite's own.
+const PASSAGES: &str = r#"{"text": "First Citizen: Before we proceed any further, hear me speak.\nAll: Speak, speak"}
+{"text": "My lord, the king of France is dead, and long live the king"}
+{"text": "He said: Come hither, boy, and give me thy hand"}
+{"text": "What is the city but the people? True, the people are the city."}
+"#;
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        fs::write(folder.file("passages.jsonl"), PASSAGES).unwrap();
+        fs::write(folder.file("text.txt"), "The king of France is dead, and long live the king. ".repeat(30))
+            .unwrap();
+        folder
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+fn options(protocols: &[&str]) -> EvaluationOptions {
+    EvaluationOptions::new(protocols.iter().copied())
+}
+
+fn model_options() -> ModelOptions {
+    ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() }
+}
+
+fn loaded(options: &ModelOptions) -> LoadedModel {
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+/// Notes, the reports until the end or an error, and that error.
+type Evaluated = (Vec<String>, Vec<Report>, Option<EvaluationError>);
+
+fn evaluate(options: EvaluationOptions, reporter: &dyn Reporter) -> Result<Evaluated, EvaluationError> {
+    let plan = options.check()?;
+    let model = loaded(&model_options());
+    let base_options = plan.base_of(&model_options());
+    let base = base_options.as_ref().map(loaded);
+    let facts = ModelFacts::of_loaded(&model_options(), &model);
+    let base_facts = base_options.as_ref().zip(base.as_ref());
+    let base_facts = base_facts.map(|(options, base)| ModelFacts::of_loaded(options, base));
+    let evaluation = plan.prepare(&facts, base_facts.as_ref(), reporter)?;
+    let notes = evaluation.notes().to_vec();
+    let (mut reports, mut error) = (Vec::new(), None);
+    for report in evaluation.run(&model, base.as_ref(), reporter) {
+        assert!(error.is_none(), "nothing follows an error");
+        match report {
+            Ok(report) => reports.push(report),
+            Err(cause) => error = Some(cause),
+        }
+    }
+    Ok((notes, reports, error))
+}
+
+/// What does not depend on how fast a run was, and how much of it was done before.
+fn figures(reports: &[Report]) -> Vec<Report> {
+    let fixed = |report: &Report| Report { seconds: 0.0, tokens_read: 0, tokens_scored: 0, ..report.clone() };
+    reports.iter().map(fixed).collect()
+}
+
+/// Ends what it hears of after so many questions.
+struct Ending {
+    asked: AtomicUsize,
+    after: usize,
+}
+
+impl Ending {
+    fn after(after: usize) -> Self {
+        Self { asked: AtomicUsize::new(0), after }
+    }
+}
+
+impl Reporter for Ending {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) >= self.after
+    }
+}
+
+#[test]
+fn wrong_calls_are_told_in_the_words_of_the_caller() {
+    let refused = |options: EvaluationOptions, flags: &str, keywords: &str| {
+        for (spelling, expected) in [(Spelling::Flags, flags), (Spelling::Keywords, keywords)] {
+            let error = EvaluationOptions { spelling, ..options.clone() }.check().unwrap_err();
+            assert_eq!(error.to_string(), expected);
+            assert!(error.is_usage(), "{error}");
+        }
+    };
+    let both = |options: EvaluationOptions, told: &str| refused(options, told, told);
+    let lambada = || options(&["lambada:lm-eval"]);
+    both(options(&[]), "there is no protocol; name at least one");
+    both(options(&["kl", "lambada:lm-eval", "kl"]), "`kl`: it is asked for twice");
+    refused(
+        EvaluationOptions { limit: Some(0), ..lambada() },
+        "--limit: expected at least 1, found 0",
+        "limit: expected at least 1, found 0",
+    );
+    refused(
+        EvaluationOptions { context: Some(64), ..lambada() },
+        "--context: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own",
+        "context: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own",
+    );
+    refused(
+        EvaluationOptions { resume: true, ..lambada() },
+        "--resume: it goes on with the items of an interrupted run; name them with --items",
+        "resume: it goes on with the items of an interrupted run; name them with items",
+    );
+    refused(
+        EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },
+        "--data: expected it once for all protocols, or once for each of the 1, found it 2 times",
+        "data: expected it once for all protocols, or once for each of the 1, found it 2 times",
+    );
+    refused(
+        EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
+        "--against: it is for items, and `kl` has two models side by side already",
+        "against: it is for items, and `kl` has two models side by side already",
+    );
+    refused(
+        EvaluationOptions { base: Some("gpt2".into()), ..lambada() },
+        "--base is for two models side by side; ask for `kl`",
+        "base is for two models side by side; ask for `kl`",
+    );
+    refused(
+        EvaluationOptions { base_dtype: Some(WeightDType::Q8), ..lambada() },
+        "--base-dtype is for two models side by side; ask for `kl`",
+        "base_dtype is for two models side by side; ask for `kl`",
+    );
+    let error = options(&["lambada:lm-evil"]).check().unwrap_err();
+    assert!(matches!(error, EvaluationError::UnknownProtocol { .. }), "{error}");
+
+    let plan = options(&["text:bits"]).check().unwrap();
+    let (options, model) = (model_options(), loaded(&model_options()));
+    let facts = ModelFacts::of_loaded(&options, &model);
+    let error = plan.prepare(&facts, None, &Silent).err().unwrap();
+    let told = "`text:bits` measures any text in UTF-8, which no one file of the hub is: give it with data";
+    assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
+}
+
+#[test]
+fn the_base_is_the_same_model_in_f32_or_the_one_that_is_named() {
+    let model = ModelOptions {
+        model: "a".into(),
+        dtype: Some(WeightDType::Q4),
+        kv_dtype: Some("q8".parse().unwrap()),
+        n_head: Some(4),
+        ..model_options()
+    };
+    let base = |options: EvaluationOptions| options.check().unwrap().base_of(&model);
+    let same = base(options(&["lambada:lm-eval", "kl"])).unwrap();
+    assert_eq!((same.model, same.dtype, same.n_head), ("a".into(), Some(WeightDType::F32), Some(4)));
+    assert!(same.kv_dtype.is_none(), "that which goes with the weights");
+    let options_of = |base_dtype| EvaluationOptions {
+        base: Some("b".into()),
+        base_dtype: Some(base_dtype),
+        ..options(&["kl"])
+    };
+    let other = base(options_of(WeightDType::Q8)).unwrap();
+    assert_eq!((other.model, other.dtype, other.n_head), ("b".into(), Some(WeightDType::Q8), None));
+    assert!(base(options(&["lambada:lm-eval"])).is_none());
+}
+
+#[test]
+fn kl_needs_a_second_model() {
+    let folder = Folder::new();
+    let options = EvaluationOptions { data: vec![folder.file("text.txt")], ..options(&["kl"]) };
+    let plan = options.check().unwrap();
+    let (options, model) = (model_options(), loaded(&model_options()));
+    let facts = ModelFacts::of_loaded(&options, &model);
+    assert!(matches!(plan.prepare(&facts, None, &Silent), Err(EvaluationError::NoBase)));
+    let evaluation = plan.prepare(&facts, Some(&facts), &Silent).unwrap();
+    let mut reports = evaluation.run(&model, None, &Silent);
+    assert!(matches!(reports.next(), Some(Err(EvaluationError::NoBase))));
+    assert!(reports.next().is_none());
+}
+
+#[test]
+fn an_interrupted_run_keeps_its_items_and_is_gone_on_with() {
+    let folder = Folder::new();
+    // Scored choices, words that are written, and windows of two models.
+    let of = |items: &str, resume: bool| EvaluationOptions {
+        data: ["passages.jsonl", "passages.jsonl", "text.txt"].map(|name| folder.file(name)).into(),
+        context: Some(64),
+        items: Some(folder.file(items)),
+        resume,
+        ..options(&["lambada:lm-eval", "lambada:stop-words", "kl"])
+    };
+    let (_, whole, error) = evaluate(of("whole.jsonl", false), &Silent).unwrap();
+    assert!(error.is_none() && whole.len() == 3);
+    let log = fs::read_to_string(folder.file("whole.jsonl")).unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    assert!(lines.len() > 10, "{}", lines.len());
+
+    // It asks for each entry and each protocol before a model is asked, and then after each result.
+    let before = 4 + 1 + 4 + 1 + 1;
+    assert!(matches!(
+        evaluate(of("none.jsonl", false), &Ending::after(2)),
+        Err(EvaluationError::Interrupted)
+    ));
+    assert!(!folder.file("none.jsonl").exists());
+    for (kept, asked) in [(1, before), (3, before + 2), (6, before + 5), (10, before + 9)] {
+        let name = format!("cut-{kept}.jsonl");
+        let (_, reports, error) = evaluate(of(&name, false), &Ending::after(asked)).unwrap();
+        assert!(matches!(error, Some(EvaluationError::Interrupted)), "{error:?}");
+        let text = fs::read_to_string(folder.file(&name)).unwrap();
+        assert_eq!(text.lines().collect::<Vec<_>>(), lines[..kept], "kept {kept}");
+        assert_eq!(figures(&reports), figures(&whole)[..(kept - 1) / 4]);
+        let (notes, again, error) = evaluate(of(&name, true), &Silent).unwrap();
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(figures(&again), figures(&whole));
+        let done = format!("lambada:lm-eval: {} of 4 items are in the log", kept.min(4));
+        assert!(notes.contains(&done), "{notes:?}");
+        assert_eq!(fs::read_to_string(folder.file(&name)).unwrap(), log);
+    }
+}
+
+#[test]
+fn a_long_text_is_not_waited_for_after_an_interruption() {
+    let folder = Folder::new();
+    fs::write(folder.file("long.txt"), "The king of France is dead. ".repeat(60_000)).unwrap();
+    for protocol in ["text:bits", "wikitext:hf-64", "wikitext:megatron", "wikitext:llama.cpp", "kl"] {
+        let options = EvaluationOptions { data: vec![folder.file("long.txt")], ..options(&[protocol]) };
+        // It is asked nothing else before the tokens are there.
+        let found = evaluate(options, &Ending::after(0));
+        assert!(matches!(found, Err(EvaluationError::Interrupted)), "{protocol}");
+    }
+}
+
+#[test]
+fn a_model_that_is_interrupted_ends_the_run_and_writes_no_half_word() {
+    let folder = Folder::new();
+    // In the first pass of the scored choices, and after some tokens of the words.
+    for (protocol, after) in [("lambada:lm-eval", 3), ("lambada:stop-words", 30)] {
+        let options = EvaluationOptions {
+            data: vec![folder.file("passages.jsonl")],
+            items: Some(folder.file("log.jsonl")),
+            ..options(&[protocol])
+        };
+        let plan = options.check().unwrap();
+        let (options, reporter) = (model_options(), Arc::new(Ending::after(after)));
+        let asked = Arc::clone(&reporter);
+        let model = loaded(&options).interrupted_by(Arc::new(move || asked.is_interrupted()));
+        let facts = ModelFacts::of_loaded(&options, &model);
+        let mut reports = plan.prepare(&facts, None, &Silent).unwrap().run(&model, None, &*reporter);
+        assert!(matches!(reports.next(), Some(Err(EvaluationError::Interrupted))), "{protocol}");
+        assert!(reports.next().is_none());
+        drop(reports);
+        let log = fs::read_to_string(folder.file("log.jsonl")).unwrap_or_default();
+        assert!(log.lines().count() < 4, "{log}");
+        let _ = fs::remove_file(folder.file("log.jsonl"));
+    }
+}
+
+#[test]
+fn damage_is_told_after_the_other_reports() {
+    let folder = Folder::new();
+    fs::write(folder.file("bad.jsonl"), format!("{PASSAGES}{{\"text\": 7}}\n")).unwrap();
+    let of = |items: Option<&str>| EvaluationOptions {
+        data: ["bad.jsonl", "passages.jsonl"].map(|name| folder.file(name)).into(),
+        items: items.map(|name| folder.file(name)),
+        ..options(&["lambada:lm-eval", "lambada:last-token"])
+    };
+    let expected = "line 5: field `text`: expected a text, found 7";
+    let error = evaluate(of(None), &Silent).err().unwrap();
+    assert!(error.to_string().ends_with(expected), "{error}");
+    let (notes, reports, error) = evaluate(of(Some("log.jsonl")), &Silent).unwrap();
+    assert_eq!(
+        reports.iter().map(|report| report.protocol.as_str()).collect::<Vec<_>>(),
+        ["lambada:last-token"]
+    );
+    assert!(error.unwrap().to_string().ends_with(expected));
+    assert!(notes[0].ends_with("; the 4 items before it are measured for the log"), "{notes:?}");
+}
+
+#[test]
+fn every_protocol_is_listed() {
+    let listed = listing();
+    let names: Vec<&str> = listed.iter().map(|listed| listed.protocol).collect();
+    let expected: Vec<&str> = protocols().iter().map(|protocol| protocol.name).chain(["kl"]).collect();
+    assert_eq!(names, expected);
+    for (listed, protocol) in listed.iter().zip(protocols()) {
+        assert_eq!(listed.dataset, Some(protocol.dataset));
+        let told = listed.to_string();
+        assert!(told.starts_with(&format!("{}: {}\n", protocol.name, protocol.about)), "{told}");
+        assert_eq!(told.matches("\n    published: ").count(), protocol.published.len());
+    }
+}

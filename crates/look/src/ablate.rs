@@ -1,0 +1,214 @@
+//! What a prediction becomes without a head: each head in turn, or chosen ones together.
+
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use gpt2::LogitsFor;
+use gpt2_engine::{Reporter, Spelling, Unit};
+use gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
+use gpt2_pictures::{Axis, Metric as Shown};
+use serde_json::Value;
+
+use crate::attribute::CheckedMetric;
+use crate::error::{Result, wrong};
+use crate::files::read_text;
+use crate::patch::warn_of_unchanged;
+use crate::{Found, Heads, Look, LookError, MetricOptions, Reader, Subject, Text};
+
+/// Heads left out of a run.
+#[derive(Debug, Clone)]
+pub struct Ablate {
+    /// The text.
+    pub text: Text,
+    /// The prediction.
+    pub metric: MetricOptions,
+    /// Leave out these heads together (`heads`); each in turn where none are named.
+    pub heads: Option<Heads>,
+    /// Leave the heads out after this token alone, counted from 0, or from −1 at the end (`at`).
+    pub at: Option<i64>,
+    /// What takes the place of a head's output (`with`).
+    pub with: Instead,
+}
+
+impl Ablate {
+    /// Of a text, with zeros in the place of each head's output in turn.
+    pub fn new(text: Text) -> Self {
+        let (metric, with) = (MetricOptions::default(), Instead::raw_zero());
+        Self { text, metric, heads: None, at: None, with }
+    }
+}
+
+/// What takes the place of a head's output.
+#[derive(Debug, Clone)]
+pub struct Instead {
+    what: What,
+    /// As a report has it.
+    name: String,
+    /// Where its texts are from.
+    origin: String,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    RawZero,
+    TransformerLensZero,
+    Mean(Vec<Text>),
+    Sample(Vec<Text>),
+}
+
+impl Instead {
+    /// Zeros.
+    pub fn raw_zero() -> Self {
+        Self { what: What::RawZero, name: "raw-zero".into(), origin: String::new() }
+    }
+
+    /// What is zero in TransformerLens, which moves the values' biases elsewhere.
+    pub fn transformer_lens_zero() -> Self {
+        Self { what: What::TransformerLensZero, name: "transformer-lens-zero".into(), origin: String::new() }
+    }
+
+    /// The mean of other texts.
+    pub fn mean(texts: Vec<Text>, spelling: Spelling) -> Self {
+        let name = format!("mean of {} texts", texts.len());
+        Self { what: What::Mean(texts), name, origin: spelling.of("with") }
+    }
+
+    /// What it is in another text of as many tokens.
+    pub fn sample(text: Text, spelling: Spelling) -> Self {
+        let name = "that of another text".to_owned();
+        Self { what: What::Sample(vec![text]), name, origin: spelling.of("with") }
+    }
+
+    /// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line).
+    ///
+    /// # Errors
+    /// When it is something else, or the file cannot be read or has no text.
+    pub fn read(text: &str, spelling: Spelling) -> Result<Self> {
+        let lines = |path: &str| -> Result<Vec<Text>> {
+            let text = read_text(Path::new(path))?;
+            let lines = text.lines().filter(|line| !line.trim().is_empty());
+            let texts: Vec<Text> = lines.map(|line| Text::Words(line.to_owned())).collect();
+            match texts.is_empty() {
+                true => Err(wrong(format!("{path}: no text; expected one in each line"))),
+                false => Ok(texts),
+            }
+        };
+        let (what, origin) = match (text, text.split_once(':')) {
+            ("raw-zero", _) => (What::RawZero, ""),
+            ("transformer-lens-zero" | "tl-zero", _) => (What::TransformerLensZero, ""),
+            (_, Some(("mean", path))) => (What::Mean(lines(path)?), path),
+            (_, Some(("sample", path))) => (What::Sample(lines(path)?), path),
+            _ => {
+                return Err(wrong(format!(
+                    "{} {text}: expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE",
+                    spelling.of("with")
+                )));
+            }
+        };
+        Ok(Self { what, name: text.to_owned(), origin: origin.to_owned() })
+    }
+
+    /// The same with its texts as tokens, for a text of so many tokens.
+    fn ablation(&self, reader: &Reader, tokens: usize) -> Result<Ablation> {
+        let all = |texts: &[Text]| {
+            let read = texts.iter().map(|text| reader.text(text)).collect::<Result<Vec<_>>>();
+            read.map_err(|error| LookError::In { origin: self.origin.clone(), error: Box::new(error) })
+        };
+        match &self.what {
+            What::RawZero => Ok(Ablation::RawZero),
+            What::TransformerLensZero => Ok(Ablation::TransformerLensZero),
+            What::Mean(texts) => Ok(Ablation::Mean(all(texts)?)),
+            What::Sample(texts) => {
+                let mut texts = all(texts)?;
+                let (count, found) = (texts.len(), texts.first().map_or(0, Vec::len));
+                match texts.pop() {
+                    Some(ids) if count == 1 && found == tokens => Ok(Ablation::Sample(ids)),
+                    _ => Err(wrong(format!(
+                        "{}: expected one text of {tokens} tokens, found {count} of {found} tokens (the first)",
+                        self.origin
+                    ))),
+                }
+            }
+        }
+    }
+}
+
+/// What ablations need to look.
+#[derive(Debug)]
+pub struct CheckedAblate {
+    metric: CheckedMetric,
+    heads: Option<Heads>,
+    at: Option<usize>,
+    ablation: Ablation,
+}
+
+impl Look for Ablate {
+    type Checked = CheckedAblate;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedAblate> {
+        if self.at.is_some() && self.heads.is_none() {
+            let [at, heads] = ["at", "heads"].map(|name| reader.option(name));
+            return Err(wrong(format!("{at} is of chosen heads; give {heads}")));
+        }
+        let metric = CheckedMetric::read(reader, &self.text, &self.metric)?;
+        let tokens = metric.ids.len();
+        let heads = self.heads.as_ref().map(|heads| reader.heads(heads)).transpose()?;
+        let at = self.at.map(|at| reader.position("at", at, tokens)).transpose()?;
+        let ablation = self.with.ablation(reader, tokens)?;
+        Ok(CheckedAblate { metric, heads, at, ablation })
+    }
+
+    fn look(&self, checked: CheckedAblate, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+        let CheckedAblate { metric: CheckedMetric { ids, asked }, heads, at, ablation } = checked;
+        let run = subject.run(&ids)?;
+        let metric = asked.metric(&run)?;
+        let before = metric.of_run(&run, &mut Chain(Vec::new()))?;
+        let name = subject.metric_name(&metric);
+        let mut report = subject.report("ablate", format!("{name} without each head"), &ids);
+        report.notes.push(format!("in the place of a head's output: {}", self.with.name));
+        let mut shown = Shown { name: name.clone(), before: f64::from(before), after: None };
+        if let Some(heads) = heads {
+            let (logits, has_changed) = ablated(&run, &heads.0, at, &ablation)?;
+            let after: f32 = metric.of(&logits.narrow(1, metric.position, 1)?)?.squeeze(0)?.to_scalar()?;
+            shown.after = Some(f64::from(after));
+            report.title = format!("{name} without {heads}");
+            if !has_changed {
+                report.notes.push("warning: what was put there is what was there; nothing changed".into());
+            }
+            // How much each token of the text is less expected.
+            let plain = losses(&run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?, &ids)?;
+            let changed = losses(&logits, &ids)?;
+            report.axes = vec![Axis::tokens("token", &report.tokens)];
+            let change = changed.iter().zip(&plain).map(|(after, before)| Some(rounded(after - before)));
+            report.values = std::iter::once(None).chain(change).collect();
+            report.notes.push("values: change of each token's loss, in nats".into());
+        } else {
+            let bar = reporter.start("ablating", subject.config().n_layer as u64, Unit::Items("layers"));
+            let grid = ablation_grid(&run, &metric, &ablation, &|| bar.advance(1))?;
+            drop(bar);
+            report.axes = vec![subject.layer_axis(), subject.head_axis()];
+            report.values = grid.values.iter().flatten().map(|value| Some(value - before)).collect();
+            report.notes.push("values: the metric without the head less the metric with it".into());
+            warn_of_unchanged(&mut report, &grid);
+        }
+        report.metric = Some(shown);
+        Ok(Found::new(report, Value::Null))
+    }
+}
+
+/// The loss of each token but the first, in nats, from logits `(1, T, V)`.
+fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
+    let rows = logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let loss = |(id, row): (&u32, &Vec<f32>)| {
+        // Not through probabilities: those of very unlikely tokens are 0 in f32.
+        let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let sum: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+        largest + sum.ln() - f64::from(row[*id as usize])
+    };
+    Ok(ids.iter().skip(1).zip(&rows).map(loss).collect())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "reports have their values in f32")]
+fn rounded(value: f64) -> f32 {
+    value as f32
+}

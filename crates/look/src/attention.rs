@@ -1,0 +1,62 @@
+//! Where each head attends.
+
+use gpt2_engine::Reporter;
+use gpt2_interpret::{Head, Patterns};
+use serde_json::Value;
+
+use crate::error::{Result, wrong};
+use crate::{Found, Heads, Look, Ranges, Reader, Subject, Text};
+
+/// Most attention weights that are shown at once: those of 144 heads over 1,024 tokens, and a few more.
+const MOST_VALUES: usize = 160_000_000;
+
+/// The attention patterns of heads: those of some layers, or some heads, or all.
+#[derive(Debug, Clone)]
+pub struct Attention {
+    /// The text.
+    pub text: Text,
+    /// Only these layers (`layers`).
+    pub layers: Option<Ranges>,
+    /// Only these heads (`heads`).
+    pub heads: Option<Heads>,
+}
+
+impl Look for Attention {
+    /// The tokens, and the heads.
+    type Checked = (Vec<u32>, Vec<Head>);
+
+    fn check(&self, reader: &Reader) -> Result<Self::Checked> {
+        let [layers, heads] = ["layers", "heads"].map(|name| reader.option(name));
+        let all = |layers: Vec<usize>| {
+            let n_head = reader.config().n_head;
+            let heads =
+                layers.into_iter().flat_map(|layer| (0..n_head).map(move |head| Head { layer, head }));
+            heads.collect()
+        };
+        let chosen: Vec<Head> = match (&self.layers, &self.heads) {
+            (Some(_), Some(_)) => {
+                return Err(wrong(format!("{layers} and {heads} cannot be used together; give one of them")));
+            }
+            (Some(layers), None) => all(reader.layers(layers)?),
+            (None, Some(heads)) => reader.heads(heads)?.0,
+            (None, None) => all((0..reader.config().n_layer).collect()),
+        };
+        let ids = reader.text(&self.text)?;
+        let count = chosen.len().saturating_mul(ids.len()).saturating_mul(ids.len());
+        if count > MOST_VALUES {
+            return Err(wrong(format!(
+                "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose {layers} or {heads}, or a shorter text",
+                chosen.len(),
+                ids.len()
+            )));
+        }
+        Ok((ids, chosen))
+    }
+
+    fn look(&self, (ids, heads): Self::Checked, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+        let record = subject.run(&ids)?.record(Patterns::sites(&heads))?;
+        let Patterns { layers, heads, values } = Patterns::of(record, &heads)?;
+        let report = subject.report("attention", "attention patterns", &ids);
+        Ok(Found::new(report.with_patterns(layers, heads, values), Value::Null))
+    }
+}

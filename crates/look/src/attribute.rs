@@ -1,0 +1,114 @@
+//! What each part of the model adds to a prediction (direct logit attribution).
+
+use gpt2_engine::Reporter;
+use gpt2_interpret::{Measure, Unit, attribute};
+use gpt2_pictures::{Axis, Metric as Shown};
+use serde_json::json;
+
+use crate::error::{Result, wrong};
+use crate::metric::Asked;
+use crate::{Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
+
+/// What each part of the residual stream adds to a logit, or to the difference of two.
+#[derive(Debug, Clone)]
+pub struct Attribute {
+    /// The text.
+    pub text: Text,
+    /// The prediction.
+    pub metric: MetricOptions,
+    /// The parts (`unit`).
+    pub unit: Parts,
+    /// Of heads: as the checkpoint has them, or as TransformerLens, which counts what constant values write with the remainder (`as`).
+    pub numbers: Numbers,
+    /// Of neurons: only so many, the strongest (`top`).
+    pub top: usize,
+}
+
+impl Attribute {
+    /// Of a text, by components.
+    pub fn new(text: Text) -> Self {
+        let (metric, unit, numbers) = (MetricOptions::default(), Parts::default(), Numbers::default());
+        Self { text, metric, unit, numbers, top: 40 }
+    }
+}
+
+/// A text, and what is asked of its prediction.
+#[derive(Debug)]
+pub struct CheckedMetric {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) asked: Asked,
+}
+
+impl CheckedMetric {
+    pub(crate) fn read(reader: &Reader, text: &Text, metric: &MetricOptions) -> Result<Self> {
+        let ids = reader.text(text)?;
+        let asked = metric.read(reader, ids.len())?;
+        Ok(Self { ids, asked })
+    }
+}
+
+impl Look for Attribute {
+    type Checked = CheckedMetric;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedMetric> {
+        if self.metric.measure != Measure::Logit {
+            let measure = reader.option("measure");
+            return Err(wrong(format!(
+                "{measure}: parts of the residual stream add up to logits, not to probabilities; leave it out, or give {measure} logit"
+            )));
+        }
+        CheckedMetric::read(reader, &self.text, &self.metric)
+    }
+
+    fn look(&self, checked: CheckedMetric, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+        let CheckedMetric { ids, asked } = checked;
+        let run = subject.run(&ids)?;
+        let metric = asked.metric(&run)?;
+        let unit = match self.unit {
+            Parts::Component => Unit::Component,
+            Parts::Layer => Unit::Layer,
+            Parts::Head if self.numbers == Numbers::TransformerLens => Unit::TransformerLensHead,
+            Parts::Head => Unit::Head,
+            Parts::Neuron => Unit::Neuron,
+        };
+        let found = attribute(&run, &metric, unit)?;
+        let name = subject.metric_name(&metric);
+        let mut report = subject.report("attribute", format!("what each part adds to the {name}"), &ids);
+        report.metric = Some(Shown { name, before: f64::from(found.total), after: None });
+        let sum: f32 = found.values.iter().sum();
+        report.notes.push(match unit {
+            Unit::Layer => {
+                format!("norm statistics of the whole run; the final norm's bias adds {:.4}", found.bias)
+            }
+            _ => format!(
+                "norm statistics of the whole run; parts {sum:.4} and the final norm's bias {:.4} make {:.4}",
+                found.bias, found.total
+            ),
+        });
+        if metric.against.is_none() {
+            let note = "without a token to compare with, the answer's logit is taken less the mean of all";
+            report.notes.push(note.into());
+        }
+        let (heads, layers) = (subject.config().n_head, subject.config().n_layer);
+        match unit {
+            Unit::Head | Unit::TransformerLensHead => {
+                report.axes = vec![subject.layer_axis(), subject.head_axis()];
+                report.values = found.values[..layers * heads].iter().copied().map(Some).collect();
+                report.notes.push(format!("all that is no head: {:.4}", found.values[layers * heads]));
+            }
+            Unit::Neuron => {
+                let mut order: Vec<usize> = (0..found.values.len()).collect();
+                order.sort_by(|a, b| found.values[*b].abs().total_cmp(&found.values[*a].abs()));
+                order.truncate(self.top.max(1));
+                report.axes = vec![Axis::new("part", order.iter().map(|index| found.labels[*index].clone()))];
+                report.values = order.iter().map(|index| Some(found.values[*index])).collect();
+                report.notes.push(format!("the {} strongest of {} parts", order.len(), found.values.len()));
+            }
+            Unit::Component | Unit::Layer => {
+                report.axes = vec![Axis::new("part", found.labels.clone())];
+                report.values = found.values.iter().copied().map(Some).collect();
+            }
+        }
+        Ok(Found::new(report, json!({ "bias": found.bias, "total": found.total })))
+    }
+}

@@ -1,0 +1,242 @@
+//! What a run over a text has at chosen places, as tensors and as a file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use gpt2::{LogitsFor, Observer, Site, SiteKind};
+use gpt2_engine::Spelling;
+use gpt2_interpret::{Chain, Processing, Record};
+use gpt2_pictures::Token;
+use gpt2_weights::{WeightsError, replace_file, write_tensors};
+
+use crate::error::{Result, wrong};
+use crate::{LookError, Numbers, Ranges, Reader, Subject, Text};
+
+/// The axis of tokens in logits, `(B, T, V)`.
+const TOKEN_DIM: usize = 1;
+/// Names the kind of file and its version.
+const SCHEMA: &str = "gpt2.cache/1";
+
+/// Activations of a text.
+#[derive(Debug, Clone)]
+pub struct Activations {
+    /// The text.
+    pub text: Text,
+    /// The places.
+    pub sites: Vec<Site>,
+    /// Only these layers (`layers`).
+    pub layers: Option<Ranges>,
+    /// Only these tokens (`positions`); of scores and patterns these queries.
+    pub positions: Option<Ranges>,
+    /// The numbers of the checkpoint as it is, or those that TransformerLens shows of it (`as`).
+    pub numbers: Numbers,
+}
+
+/// What activations are wanted of, and of which tokens.
+#[derive(Debug)]
+pub struct CheckedActivations {
+    ids: Vec<u32>,
+    sites: Vec<Site>,
+    positions: Option<Vec<usize>>,
+}
+
+/// Activations with what is said of them.
+#[derive(Debug)]
+pub struct Cached {
+    /// Tensors by their names, TransformerLens'.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// The text.
+    pub tokens: Vec<Token>,
+    /// Whether the token that texts begin with was put in front.
+    pub bos: bool,
+    metadata: HashMap<String, String>,
+}
+
+/// A format of files with activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheFormat {
+    /// safetensors, with what was asked for in the metadata.
+    Safetensors,
+    /// numpy's archive of arrays.
+    Npz,
+}
+
+impl CacheFormat {
+    /// The format that a file's name ends in.
+    ///
+    /// # Errors
+    /// When it is neither; the message names the option `out`.
+    pub fn of(path: &Path, spelling: Spelling) -> Result<Self> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => Ok(Self::Safetensors),
+            Some("npz") => Ok(Self::Npz),
+            _ => Err(wrong(format!(
+                "{} {}: expected a name that ends in .safetensors or .npz",
+                spelling.of("out"),
+                path.display()
+            ))),
+        }
+    }
+}
+
+impl Activations {
+    /// Reads and checks what can be without the weights of the model.
+    ///
+    /// # Errors
+    /// When the text or an option does not fit the model.
+    pub fn check(&self, reader: &Reader) -> Result<CheckedActivations> {
+        let ids = reader.text(&self.text)?;
+        let mut sites = self.sites.clone();
+        if let Some(layers) = &self.layers {
+            let layers = reader.layers(layers)?;
+            sites.retain(|site| site.layer.is_none_or(|layer| layers.contains(&layer)));
+            if sites.is_empty() {
+                let option = reader.option("layers");
+                return Err(wrong(format!("{option}: none of the places is in these layers")));
+            }
+        }
+        let positions =
+            self.positions.as_ref().map(|positions| reader.numbers("positions", positions, ids.len()));
+        Ok(CheckedActivations { ids, sites, positions: positions.transpose()? })
+    }
+
+    /// Runs the model, and keeps what is at the places. The output head is computed only where logits are wanted.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn cached(&self, checked: &CheckedActivations, subject: &Subject) -> Result<Cached> {
+        let record = subject.run(&checked.ids)?.filled(self.record(checked))?;
+        let mut tensors = BTreeMap::new();
+        self.give(record, checked, subject, &mut |site, value| {
+            tensors.insert(site.to_string(), value);
+            Ok(())
+        })?;
+        Ok(Cached {
+            tensors,
+            tokens: subject.tokens(&checked.ids),
+            bos: subject.has_bos(),
+            metadata: self.metadata(checked, subject)?,
+        })
+    }
+
+    /// Runs the model with an observer, which may change what is computed, and gives what is then at the places one by one, in the
+    /// order of the places, so that nothing is held twice for long.
+    ///
+    /// The result are the logits of every token, `(1, T, V)`.
+    ///
+    /// # Errors
+    /// Those of the model, of the observer and of `give`.
+    pub fn observed(
+        &self,
+        checked: &CheckedActivations,
+        subject: &Subject,
+        observer: &mut dyn Observer,
+        give: &mut dyn FnMut(Site, Tensor) -> Result<()>,
+    ) -> Result<Tensor> {
+        let mut record = self.record(checked);
+        let run = subject.run(&checked.ids)?;
+        let logits = run.logits(LogitsFor::EveryToken, &mut Chain(vec![observer, &mut record]))?;
+        self.give(record, checked, subject, give)?;
+        Ok(logits)
+    }
+
+    /// TransformerLens has the normalized residual stream where the model has the norm's output: what to put there, and where.
+    fn processed_norm(&self, checked: &CheckedActivations) -> Option<[Site; 2]> {
+        let norms = [SiteKind::FinalNorm, SiteKind::LnFinalNormalized].map(Site::outside);
+        (self.numbers == Numbers::TransformerLens && checked.sites.contains(&norms[0])).then_some(norms)
+    }
+
+    fn record(&self, checked: &CheckedActivations) -> Record {
+        let also = self.processed_norm(checked).map(|[_, normalized]| normalized);
+        let record = Record::new(checked.sites.iter().copied().chain(also));
+        match &checked.positions {
+            Some(positions) => record.at(positions.clone()),
+            None => record,
+        }
+    }
+
+    /// Gives up a record place by place, in the numbers that are wanted.
+    fn give(
+        &self,
+        mut record: Record,
+        checked: &CheckedActivations,
+        subject: &Subject,
+        give: &mut dyn FnMut(Site, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let is_processed = self.numbers == Numbers::TransformerLens;
+        let processing = is_processed.then(|| Processing::new(subject.model())).transpose()?;
+        let norms = self.processed_norm(checked);
+        for site in &checked.sites {
+            let value = match (&processing, norms) {
+                (Some(_), Some([norm, normalized])) if *site == norm => record.get(normalized)?.clone(),
+                (Some(processing), _) => processing.apply(*site, record.get(*site)?)?,
+                (None, _) => record.get(*site)?.clone(),
+            };
+            let is_needed_again = norms.is_some_and(|[_, normalized]| *site == normalized);
+            if !is_needed_again {
+                record.values.remove(site);
+            }
+            // A record has the logits of every token that the pass gave them of.
+            let value = match &checked.positions {
+                Some(positions) if site.kind == SiteKind::Logits => {
+                    let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
+                    let count = positions.len();
+                    value.index_select(&Tensor::from_vec(positions, count, value.device())?, TOKEN_DIM)?
+                }
+                _ => value,
+            };
+            give(*site, value.contiguous()?)?;
+        }
+        Ok(())
+    }
+
+    /// What a file says of itself.
+    fn metadata(&self, checked: &CheckedActivations, subject: &Subject) -> Result<HashMap<String, String>> {
+        let CheckedActivations { ids, sites, positions } = checked;
+        let texts: Vec<String> = ids.iter().map(|id| subject.shown(*id)).collect();
+        let names: Vec<String> = sites.iter().map(Site::to_string).collect();
+        let json = |value: serde_json::Value| value.to_string();
+        let entries = [
+            ("schema", SCHEMA.to_owned()),
+            ("program", format!("gpt2 {}", env!("CARGO_PKG_VERSION"))),
+            ("model", subject.name().to_owned()),
+            ("tokens", json(ids.as_slice().into())),
+            ("token_strings", json(texts.into())),
+            ("bos", subject.has_bos().to_string()),
+            ("sites", json(names.into())),
+            ("positions", json(positions.clone().into())),
+            ("processing", if self.numbers == Numbers::Raw { "raw" } else { "transformer_lens" }.to_owned()),
+        ];
+        Ok(entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+}
+
+impl Cached {
+    /// The name of the kind of file and its version.
+    pub fn schema(&self) -> &'static str {
+        SCHEMA
+    }
+
+    /// Writes a file, whole or not at all; gives its size in bytes.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path, format: CacheFormat) -> Result<u64> {
+        let whole = |partial: &Path| -> Result<()> {
+            if format == CacheFormat::Npz {
+                let in_f32 = |(name, value): (&String, &Tensor)| {
+                    Ok::<_, LookError>((name.clone(), value.to_dtype(DType::F32)?))
+                };
+                let tensors = self.tensors.iter().map(in_f32).collect::<Result<Vec<_>>>()?;
+                return Ok(Tensor::write_npz(&tensors, partial)?);
+            }
+            Ok(write_tensors(partial, &self.tensors, self.metadata.clone())?)
+        };
+        replace_file(path, whole)?;
+        let size = File::open(path).and_then(|file| file.metadata());
+        let unreadable = |error| WeightsError::Read { path: path.to_owned(), error };
+        Ok(size.map_err(unreadable)?.len())
+    }
+}

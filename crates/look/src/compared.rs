@@ -1,0 +1,85 @@
+//! Two texts of as many tokens, and what tells them apart.
+
+use gpt2_interpret::Patching;
+use gpt2_pictures::{Metric as Shown, Report};
+
+use crate::error::{Result, wrong};
+use crate::metric::Asked;
+use crate::{MetricOptions, Reader, Subject, Text};
+
+/// Two texts of as many tokens, and the prediction that tells them apart.
+#[derive(Debug, Clone)]
+pub struct ComparedTexts {
+    /// The text that the answer is right for (`clean`).
+    pub clean: Text,
+    /// A text of as many tokens that it is wrong for (`corrupt`).
+    pub corrupt: Text,
+    /// The prediction.
+    pub metric: MetricOptions,
+}
+
+/// Both texts as they were read.
+#[derive(Debug)]
+pub(crate) struct CheckedTexts {
+    pub(crate) clean: Vec<u32>,
+    pub(crate) corrupted: Vec<u32>,
+    asked: Asked,
+}
+
+/// Both runs, and a report that begins with what they say.
+pub(crate) struct Compared<'a> {
+    pub(crate) patching: Patching<'a>,
+    pub(crate) report: Report,
+}
+
+impl ComparedTexts {
+    pub(crate) fn read(&self, reader: &Reader) -> Result<CheckedTexts> {
+        let (clean, corrupted) = (reader.text(&self.clean)?, reader.text(&self.corrupt)?);
+        if clean.len() != corrupted.len() {
+            let row = |ids: &[u32]| {
+                let tokens = ids.iter().enumerate();
+                let shown = tokens.map(|(index, id)| format!("{} {index}", reader.shown(*id)));
+                shown.collect::<Vec<_>>().join(" | ")
+            };
+            return Err(wrong(format!(
+                "{} has {} tokens and {} {}; they are compared position by position, so make them as long:\n{}\n{}",
+                reader.option("clean"),
+                clean.len(),
+                reader.option("corrupt"),
+                corrupted.len(),
+                row(&clean),
+                row(&corrupted)
+            )));
+        }
+        let asked = self.metric.read(reader, clean.len())?;
+        Ok(CheckedTexts { clean, corrupted, asked })
+    }
+}
+
+impl CheckedTexts {
+    pub(crate) fn compare<'a>(&'a self, subject: &'a Subject, what: &str) -> Result<Compared<'a>> {
+        let clean = subject.run(&self.clean)?;
+        let metric = self.asked.metric(&clean)?;
+        let patching = Patching::new(clean, subject.run(&self.corrupted)?, metric)?;
+        let name = subject.metric_name(&metric);
+        let mut report = subject.report(what, name.clone(), &self.clean);
+        report.metric = Some(Shown {
+            name,
+            before: f64::from(patching.corrupted_value),
+            after: Some(f64::from(patching.clean_value)),
+        });
+        report.notes.push("metric: of the corrupted text, then of the clean one".into());
+        let differing: Vec<String> = self
+            .clean
+            .iter()
+            .zip(&self.corrupted)
+            .enumerate()
+            .filter(|(_, (clean, corrupted))| clean != corrupted)
+            .map(|(index, (clean, corrupted))| {
+                format!("{index}: {:?} for {:?}", subject.shown(*corrupted), subject.shown(*clean))
+            })
+            .collect();
+        report.notes.push(format!("the corrupted text differs at {}", differing.join(", ")));
+        Ok(Compared { patching, report })
+    }
+}

@@ -1,0 +1,82 @@
+//! Why a look is not possible: each message says what was found and what to do. The errors of the crates below come through as
+//! they are.
+
+use std::io;
+use std::path::PathBuf;
+
+use gpt2_engine::EngineError;
+use gpt2_interpret::{FileError, InterpretError};
+use gpt2_weights::WeightsError;
+use thiserror::Error;
+
+/// A look that is not possible.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LookError {
+    /// An option does not fit the model, the text or another option.
+    #[error("{0}")]
+    Wrong(String),
+    /// The question.
+    #[error(transparent)]
+    Interpret(#[from] InterpretError),
+    /// The text, or the model.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A file of tensors.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The tensors or the configuration of an autoencoder or of a lens.
+    #[error("{}", path.display())]
+    File {
+        /// Where they stand.
+        path: PathBuf,
+        /// What is wrong with them.
+        #[source]
+        error: FileError,
+    },
+    /// A file of text that cannot be read.
+    #[error("{}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        error: io::Error,
+    },
+    /// Something that was read from somewhere.
+    #[error("{origin}")]
+    In {
+        /// A file, or an option.
+        origin: String,
+        /// What is wrong with it.
+        #[source]
+        error: Box<Self>,
+    },
+    /// The model could not compute it.
+    #[error(transparent)]
+    Compute(#[from] candle_core::Error),
+}
+
+impl LookError {
+    /// Whether the question is at fault, and not a file, the model or the machine.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Wrong(_) => true,
+            Self::Interpret(error) => error.is_usage(),
+            Self::Engine(error) => error.is_usage(),
+            Self::File { error, .. } => {
+                matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. })
+            }
+            Self::In { error, .. } => error.is_usage(),
+            Self::Weights(_) | Self::Read { .. } | Self::Compute(_) => false,
+        }
+    }
+}
+
+/// A wrong option.
+pub(crate) fn wrong(what: impl Into<String>) -> LookError {
+    LookError::Wrong(what.into())
+}
+
+/// A result of this crate.
+pub(crate) type Result<T> = std::result::Result<T, LookError>;

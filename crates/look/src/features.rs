@@ -1,0 +1,125 @@
+//! Which features of a sparse autoencoder are active, token by token.
+
+use std::path::{Path, PathBuf};
+
+use gpt2::{Site, SiteKind};
+use gpt2_engine::Reporter;
+use gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, openai_site};
+use gpt2_pictures::{Axis, Scale};
+use gpt2_weights::TensorFile;
+use serde_json::json;
+
+use crate::error::{Result, wrong};
+use crate::files::read_text;
+use crate::{Found, Look, LookError, Reader, Subject, Text};
+
+/// The features of a dictionary that are most active in a text.
+#[derive(Debug, Clone)]
+pub struct Features {
+    /// The text.
+    pub text: Text,
+    /// The autoencoder (`sae`): SAELens' folder with `cfg.json` and `sae_weights.safetensors`, or a file of OpenAI's.
+    pub sae: PathBuf,
+    /// The place that it was trained on (`site`), where its file does not say.
+    pub site: Option<String>,
+    /// How many features (`top`), those that are most active anywhere in the text.
+    pub top: usize,
+}
+
+impl Features {
+    /// Reads the autoencoder, and checks that it is one for such a model.
+    fn open(&self, reader: &Reader) -> Result<Dictionary> {
+        let (path, model, option) = (&self.sae, reader.config(), reader.option("site"));
+        let site = match &self.site {
+            Some(name) => {
+                let sites = Site::matching(name, model.n_layer)
+                    .map_err(|error| wrong(format!("{option}: {error}")))?;
+                let [site] = sites[..] else {
+                    return Err(wrong(format!("{option} {name}: expected one place, such as 8.resid_post")));
+                };
+                Some(site)
+            }
+            None => None,
+        };
+        let of_file = |error: FileError| LookError::File { path: path.clone(), error };
+        let (file, mut config) = if path.is_dir() {
+            let text = read_text(&path.join("cfg.json"))?;
+            let weights = path.join("sae_weights.safetensors");
+            (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
+        } else {
+            let file = TensorFile::read(path)?;
+            let Some(site) = site.or_else(|| of_folder(path)) else {
+                return Err(wrong(format!(
+                    "{}: the file does not say what it was trained on; {option} does",
+                    path.display()
+                )));
+            };
+            let config = DictionaryConfig::openai(&file.entries, site).map_err(of_file)?;
+            (file, config)
+        };
+        if let Some(site) = site {
+            config.site = site;
+        }
+        let dictionary = Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)?;
+        dictionary.check_model(model).map_err(of_file)?;
+        Ok(dictionary)
+    }
+}
+
+/// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.
+fn of_folder(path: &Path) -> Option<Site> {
+    let layer = path.file_stem()?.to_str()?.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
+    openai_site(path.parent()?.file_name()?.to_str()?, layer)
+}
+
+impl Look for Features {
+    /// The tokens, and the dictionary.
+    type Checked = (Vec<u32>, Dictionary);
+
+    fn check(&self, reader: &Reader) -> Result<Self::Checked> {
+        Ok((reader.text(&self.text)?, self.open(reader)?))
+    }
+
+    fn look(&self, (ids, dictionary): Self::Checked, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+        let model = subject.model();
+        let dictionary = dictionary.to_device(model.device())?;
+        let site = dictionary.config().site;
+        let record = subject.run(&ids)?.record([site])?;
+        let input = dictionary.input(record.get(site)?, &Processing::new(model)?)?;
+        let latents = dictionary.encode(&input)?.flatten_to(1)?; // (T, F)
+        let explained = dictionary.explained(&input)?;
+        let rows = latents.to_vec2::<f32>()?;
+        let largest: Vec<f32> = latents.max(0)?.to_vec1()?;
+        let mut order: Vec<usize> = (0..largest.len()).filter(|feature| largest[*feature] > 0.0).collect();
+        order.sort_by(|a, b| largest[*b].total_cmp(&largest[*a]).then(a.cmp(b)));
+        let active = order.len();
+        order.truncate(self.top.max(1));
+        let mut report = subject.report("features", format!("features of {site}"), &ids);
+        report.axes = vec![
+            Axis::new("feature", order.iter().map(usize::to_string)),
+            Axis::tokens("token", &report.tokens),
+        ];
+        report.values = order.iter().flat_map(|feature| rows.iter().map(|row| Some(row[*feature]))).collect();
+        report.scale = Scale::Amount;
+        report.notes.push(format!(
+            "{active} of {} features are active; {:.1} at a token on average",
+            dictionary.latents(),
+            explained.mean_l0
+        ));
+        if let Some(share) = explained.variance_explained {
+            report.notes.push(format!("they explain {share:.3} of the variance"));
+        }
+        if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
+            report.notes.push(
+                "warning: it was trained with a token in front of each text (bos), and none is here".into(),
+            );
+        }
+        if site.kind != SiteKind::Z && dictionary.config().needs_centring() {
+            report.notes.push("the residual stream is taken less its mean, as it was trained".into());
+        }
+        let values = json!({
+            "mean_l0": explained.mean_l0, "variance_explained": explained.variance_explained, "mse": explained.mse,
+        });
+        Ok(Found::new(report, json!({ "site": site.to_string(), "explained": values })))
+    }
+}

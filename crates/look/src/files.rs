@@ -1,0 +1,31 @@
+//! Files of text that an option names.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read};
+use std::path::Path;
+
+use crate::LookError;
+use crate::error::Result;
+
+/// Largest text that is read: far more than any context holds, and less than memory does.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
+/// The bytes of a file of text.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes));
+    read.map_err(|error| LookError::Read { path: path.to_owned(), error })?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        let error = Error::other(format!("more than {MAX_TEXT_BYTES} bytes of text; split it"));
+        return Err(LookError::Read { path: path.to_owned(), error });
+    }
+    Ok(bytes)
+}
+
+/// The text of a file.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let not_text = |_| Error::new(ErrorKind::InvalidData, "expected text in UTF-8");
+    String::from_utf8(read_bytes(path)?)
+        .map_err(not_text)
+        .map_err(|error| LookError::Read { path: path.to_owned(), error })
+}

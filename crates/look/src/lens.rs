@@ -1,0 +1,135 @@
+//! What each layer would predict if it were the last: the logit lens, and the tuned lens.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Reporter, Vocabulary};
+use gpt2_interpret::{FileError, LensCell, LensLayer, LensOptions, LensValue, TunedLens, logit_lens};
+use gpt2_pictures::{Scale, shown};
+use gpt2_weights::TensorFile;
+use serde_json::{Value, json};
+
+use crate::error::{Result, wrong};
+use crate::files::read_bytes;
+use crate::{Details, Found, Look, LookError, Reader, Subject, Text, TokenChoice};
+
+/// The residual stream before each block, and after the last, through the final norm and the output head.
+#[derive(Debug, Clone)]
+pub struct Lens {
+    /// The text.
+    pub text: Text,
+    /// The value of a cell (`show`); rank and watched probability are those of the first watched token.
+    pub show: LensValue,
+    /// How many of the most probable tokens of each cell are in the details (`top`).
+    pub top: usize,
+    /// Tokens whose rank and probability are wanted too (`watch`).
+    pub watch: Vec<TokenChoice>,
+    /// A tuned lens (`tuned`): its file, `params.pt` or safetensors, or folder.
+    pub tuned: Option<PathBuf>,
+}
+
+impl Lens {
+    /// Of a text, with the probability of the most probable token in each cell and five tokens in the details.
+    pub fn new(text: Text) -> Self {
+        Self { text, show: LensValue::Probability, top: 5, watch: Vec::new(), tuned: None }
+    }
+}
+
+/// What a lens needs to look.
+#[derive(Debug)]
+pub struct CheckedLens {
+    ids: Vec<u32>,
+    watch: Vec<u32>,
+    tuned: Option<TunedLens>,
+}
+
+/// The cells of a lens.
+#[derive(Debug, Clone)]
+pub struct LensDetails {
+    /// Which number of a cell the report has.
+    pub show: LensValue,
+    /// The layers with their cells.
+    pub layers: Vec<LensLayer>,
+    /// The watched tokens.
+    pub watch: Vec<u32>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl LensDetails {
+    /// An object with `show` and `layers`.
+    pub fn to_json(&self) -> Value {
+        let text = |id: u32| shown(&self.vocabulary.token_bytes(id));
+        let token = |id: u32| json!({ "id": id, "text": text(id) });
+        let watched = |(id, (rank, logprob)): (&u32, &(usize, f32))| json!({ "token": token(*id), "rank": rank, "logprob": logprob });
+        let cell = |cell: &LensCell| {
+            let top = cell.top.iter().map(|(id, logprob)| json!({ "token": token(*id), "logprob": logprob }));
+            json!({
+                "top": top.collect::<Vec<_>>(), "entropy": cell.entropy, "divergence": cell.divergence,
+                "next_logprob": cell.next,
+                "watched": self.watch.iter().zip(&cell.watched).map(watched).collect::<Vec<_>>(),
+            })
+        };
+        let layer = |layer: &LensLayer| json!({ "layer": layer.label, "cells": layer.cells.iter().map(cell).collect::<Vec<_>>() });
+        json!({ "show": self.show.title(), "layers": self.layers.iter().map(layer).collect::<Vec<_>>() })
+    }
+}
+
+/// Reads a tuned lens, and checks that it is one for such a model.
+fn tuned(path: &Path, model: &Gpt2Config) -> Result<TunedLens> {
+    let of_file = |path: &Path| {
+        let path = path.to_owned();
+        |error: FileError| LookError::File { path, error }
+    };
+    let config = path.join("config.json");
+    if config.is_file() {
+        let text = String::from_utf8_lossy(&read_bytes(&config)?).into_owned();
+        TunedLens::check_config(&text, model.n_layer, model.n_embd).map_err(of_file(&config))?;
+    }
+    let path = if path.is_dir() { path.join("params.pt") } else { path.to_owned() };
+    let tensors = TensorFile::read(&path)?.tensors;
+    TunedLens::from_tensors(&tensors, model.n_layer, model.n_embd).map_err(of_file(&path))
+}
+
+impl Look for Lens {
+    type Checked = CheckedLens;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedLens> {
+        if self.watch.is_empty() && matches!(self.show, LensValue::Rank | LensValue::WatchedProbability) {
+            let [show, watch] = ["show", "watch"].map(|name| reader.option(name));
+            return Err(wrong(format!("{show} rank and watched-probability are of a token: {watch} TEXT")));
+        }
+        let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;
+        let ids = reader.text(&self.text)?;
+        let tuned = self.tuned.as_ref().map(|path| tuned(path, reader.config())).transpose()?;
+        Ok(CheckedLens { ids, watch, tuned })
+    }
+
+    fn look(&self, checked: CheckedLens, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+        let CheckedLens { ids, watch, tuned } = checked;
+        let tuned = tuned.map(|lens| lens.to_device(subject.loaded().device())).transpose()?;
+        let options = LensOptions { top: self.top.max(1), watch };
+        let layers = logit_lens(&subject.run(&ids)?, &options, &|layer, x| match &tuned {
+            Some(lens) => lens.translate(layer, &x),
+            None => Ok(x),
+        })?;
+        let cells = || layers.iter().flat_map(|layer| &layer.cells);
+        let what = if tuned.is_some() { "tuned lens" } else { "logit lens" };
+        let scale = match self.show {
+            LensValue::Probability | LensValue::WatchedProbability => Scale::Share,
+            LensValue::Next => Scale::Signed,
+            _ => Scale::Amount,
+        };
+        let most_probable =
+            |cell: &LensCell| cell.top.first().map_or(String::new(), |(id, _)| subject.shown(*id));
+        let report = subject.report("lens", format!("{what}: {}", self.show.title()), &ids).with_lens(
+            layers.iter().map(|layer| layer.label.clone()).collect(),
+            cells().map(|cell| self.show.of(cell)).collect(),
+            cells().map(most_probable).collect(),
+            scale,
+        );
+        let vocabulary = Arc::clone(subject.vocabulary());
+        let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
+        Ok(Found { report, details: Details::Lens(details) })
+    }
+}

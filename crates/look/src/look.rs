@@ -1,0 +1,182 @@
+//! What every look is: options that are checked before the weights are needed, and a report.
+
+use std::sync::Arc;
+
+use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2_engine::{LoadedModel, Reporter, Vocabulary};
+use gpt2_interpret::{Measure, Metric, Run};
+use gpt2_pictures::{Axis, Report, Token};
+use serde::Serialize;
+use serde::ser::Serializer;
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::{LensDetails, Reader};
+
+/// One way to look into a model: its options.
+pub trait Look {
+    /// What is known once text and options are read.
+    type Checked;
+
+    /// Reads and checks what can be without the weights of the model.
+    ///
+    /// # Errors
+    /// When the text or an option does not fit the model, or a file that is named cannot be used.
+    fn check(&self, reader: &Reader) -> Result<Self::Checked>;
+
+    /// Looks. `checked` is of the reader of the subject.
+    ///
+    /// # Errors
+    /// When the question cannot be answered, and those of the model.
+    fn look(&self, checked: Self::Checked, subject: &Subject, reporter: &dyn Reporter) -> Result<Found>;
+
+    /// Checks and looks.
+    ///
+    /// # Errors
+    /// Those of both.
+    fn at(&self, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+        self.look(self.check(subject.reader())?, subject, reporter)
+    }
+}
+
+/// What a look found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Values over axes.
+    pub report: Report,
+    /// What else there is.
+    pub details: Details,
+}
+
+/// What a look found besides the values of its report.
+#[derive(Debug, Clone)]
+pub enum Details {
+    /// Nothing, or an object.
+    Json(Value),
+    /// The cells of a lens.
+    Lens(LensDetails),
+}
+
+impl Details {
+    /// An object, or null where there is nothing.
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Json(value) => value.clone(),
+            Self::Lens(details) => details.to_json(),
+        }
+    }
+}
+
+impl Found {
+    pub(crate) fn new(report: Report, details: Value) -> Self {
+        Self { report, details: Details::Json(details) }
+    }
+}
+
+/// One object: the report, and the details beside its entries.
+impl Serialize for Found {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            #[serde(flatten)]
+            report: &'a Report,
+            #[serde(flatten)]
+            details: Value,
+        }
+        Whole { report: &self.report, details: self.details.to_json() }.serialize(serializer)
+    }
+}
+
+/// A model in memory that is looked into.
+pub struct Subject<'a> {
+    loaded: &'a LoadedModel,
+    name: String,
+    reader: &'a Reader,
+}
+
+impl<'a> Subject<'a> {
+    /// A model, what its user calls it, and what reads the texts.
+    pub fn new(loaded: &'a LoadedModel, name: String, reader: &'a Reader) -> Self {
+        Self { loaded, name, reader }
+    }
+
+    /// What reads the texts.
+    pub fn reader(&self) -> &Reader {
+        self.reader
+    }
+
+    /// What its user calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn loaded(&self) -> &LoadedModel {
+        self.loaded
+    }
+
+    pub(crate) fn model(&self) -> &Gpt2LMHead {
+        self.loaded.model()
+    }
+
+    pub(crate) fn config(&self) -> &Gpt2Config {
+        self.loaded.config()
+    }
+
+    pub(crate) fn vocabulary(&self) -> &Arc<Vocabulary> {
+        self.loaded.vocabulary()
+    }
+
+    /// The model on tokens.
+    pub(crate) fn run<'b>(&'b self, ids: &'b [u32]) -> Result<Run<'b>> {
+        Ok(Run::new(self.model(), ids)?)
+    }
+
+    /// A token as it is shown.
+    pub(crate) fn shown(&self, id: u32) -> String {
+        self.reader.shown(id)
+    }
+
+    pub(crate) fn tokens(&self, ids: &[u32]) -> Vec<Token> {
+        let token = |(index, id): (usize, &u32)| Token::new(index, *id, &self.vocabulary().token_bytes(*id));
+        ids.iter().enumerate().map(token).collect()
+    }
+
+    pub(crate) fn has_bos(&self) -> bool {
+        self.reader.bos().is_some()
+    }
+
+    /// A report without its values.
+    pub(crate) fn report(&self, what: &str, title: impl Into<String>, ids: &[u32]) -> Report {
+        Report::new(what, title.into(), self.name.clone(), self.tokens(ids), self.has_bos())
+    }
+
+    /// What a metric is, in words.
+    pub(crate) fn metric_name(&self, metric: &Metric) -> String {
+        let measure = match metric.measure {
+            Measure::Logit => "logit",
+            Measure::LogProbability => "log probability",
+            Measure::Probability => "probability",
+        };
+        let of = |id: u32| format!("{measure} of {:?}", self.shown(id));
+        let name = match metric.against {
+            Some(against) => format!("{} less {}", of(metric.answer), of(against)),
+            None => of(metric.answer),
+        };
+        format!("{name} after token {}", metric.position)
+    }
+
+    /// What stands in front of every text, for looks whose tables list no tokens.
+    pub(crate) fn in_front(&self) -> &'static str {
+        if self.has_bos() { "<|endoftext|>" } else { "nothing" }
+    }
+
+    /// The axis of all heads of a layer.
+    pub(crate) fn head_axis(&self) -> Axis {
+        Axis::numbers("head", 0..self.config().n_head)
+    }
+
+    /// The axis of all layers.
+    pub(crate) fn layer_axis(&self) -> Axis {
+        Axis::numbers("layer", 0..self.config().n_layer)
+    }
+}

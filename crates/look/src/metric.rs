@@ -1,0 +1,70 @@
+//! The number that a prediction is summed up in.
+
+use gpt2::LogitsFor;
+use gpt2_interpret::{Chain, Measure, Metric, Run};
+
+use crate::error::{Result, wrong};
+use crate::{Reader, TokenChoice};
+
+/// What is asked of a prediction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricOptions {
+    /// The token whose prediction is looked at (`answer`); the most probable one if none is given.
+    pub answer: Option<TokenChoice>,
+    /// The token that it is compared with (`against`).
+    pub against: Option<TokenChoice>,
+    /// After which token it is predicted, counted from 0, or from −1 at the end (`position`).
+    pub position: i64,
+    /// The number that is looked at (`measure`).
+    pub measure: Measure,
+}
+
+impl Default for MetricOptions {
+    fn default() -> Self {
+        Self { answer: None, against: None, position: -1, measure: Measure::Logit }
+    }
+}
+
+/// A metric whose answer may still be the model's to say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    answer: Option<u32>,
+    against: Option<u32>,
+    position: usize,
+    measure: Measure,
+}
+
+impl MetricOptions {
+    /// The metric of a text of so many tokens.
+    pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Asked> {
+        if self.against.is_some() && self.answer.is_none() {
+            let [against, answer] = ["against", "answer"].map(|name| reader.option(name));
+            return Err(wrong(format!("{against} is compared with {answer}; give both, or neither")));
+        }
+        let token = |option: &str, token: &Option<TokenChoice>| {
+            token.as_ref().map(|token| reader.token(option, token)).transpose()
+        };
+        Ok(Asked {
+            answer: token("answer", &self.answer)?,
+            against: token("against", &self.against)?,
+            position: reader.position("position", self.position, tokens)?,
+            measure: self.measure,
+        })
+    }
+}
+
+impl Asked {
+    /// The metric, with the most probable token where no answer was given.
+    pub(crate) fn metric(&self, run: &Run) -> Result<Metric> {
+        let Self { answer, against, position, measure } = *self;
+        let answer = match answer {
+            Some(answer) => answer,
+            None => {
+                let logits_for = LogitsFor::Tokens { first: position, count: 1 };
+                let logits = run.logits(logits_for, &mut Chain(Vec::new()))?;
+                logits.flatten_all()?.argmax(0)?.to_scalar::<u32>()?
+            }
+        };
+        Ok(Metric { answer, against, position, measure })
+    }
+}

@@ -1,0 +1,136 @@
+//! Choices by their names, the same wherever they are written.
+
+use gpt2_engine::Spelling;
+use gpt2_interpret::{By, LensValue, Measure};
+
+use crate::error::{Result, wrong};
+
+/// One of few values that have names.
+pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
+    /// Each value with its name and what it is.
+    const NAMES: &'static [Name<Self>];
+
+    /// The value of this name.
+    fn of_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|known| known.name == name).map(|known| known.value)
+    }
+}
+
+/// A value with its name.
+#[derive(Debug, Clone, Copy)]
+pub struct Name<T> {
+    /// How it is written: `head-and-position`.
+    pub name: &'static str,
+    /// The value.
+    pub value: T,
+    /// What it is, in a line.
+    pub meaning: &'static str,
+}
+
+/// The value that an option names.
+///
+/// # Errors
+/// When there is none of this name; the message lists those that there are.
+pub fn named<T: Named>(option: &str, name: &str, spelling: Spelling) -> Result<T> {
+    T::of_name(name).ok_or_else(|| {
+        let names: Vec<&str> = T::NAMES.iter().map(|known| known.name).collect();
+        let (last, rest) = names.split_last().unwrap_or((&"", &[]));
+        wrong(format!("{}: expected {} or {last}, found {name:?}", spelling.of(option), rest.join(", ")))
+    })
+}
+
+const fn name<T>(name: &'static str, value: T, meaning: &'static str) -> Name<T> {
+    Name { name, value, meaning }
+}
+
+/// Whose numbers are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Numbers {
+    /// Those of the checkpoint as it is.
+    #[default]
+    Raw,
+    /// Those that TransformerLens' compatibility mode shows of it.
+    TransformerLens,
+}
+
+impl Named for Numbers {
+    const NAMES: &'static [Name<Self>] = &[
+        name("raw", Self::Raw, "As the checkpoint has them"),
+        name("transformer-lens", Self::TransformerLens, "As TransformerLens' compatibility mode shows them"),
+    ];
+}
+
+/// The parts that a prediction is divided into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Parts {
+    /// Both embeddings, and attention and MLP of each layer.
+    #[default]
+    Component,
+    /// The residual stream on its way.
+    Layer,
+    /// Each head, and all else.
+    Head,
+    /// Each neuron, and all else.
+    Neuron,
+}
+
+impl Named for Parts {
+    const NAMES: &'static [Name<Self>] = &[
+        name("component", Self::Component, "Both embeddings, and attention and MLP of each layer"),
+        name("layer", Self::Layer, "The residual stream on its way: what it would say at each place"),
+        name("head", Self::Head, "Each head, and all else"),
+        name("neuron", Self::Neuron, "Each neuron, and all else"),
+    ];
+}
+
+/// How the weight of a token is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Method {
+    /// Integrated gradients.
+    #[default]
+    Integrated,
+    /// The gradient times the embedding.
+    InputTimesGradient,
+    /// The gradient.
+    Gradient,
+}
+
+impl Named for Method {
+    const NAMES: &'static [Name<Self>] = &[
+        name("integrated", Self::Integrated, "Integrated gradients"),
+        name("input-x-gradient", Self::InputTimesGradient, "The gradient times the embedding"),
+        name("gradient", Self::Gradient, "The gradient"),
+    ];
+}
+
+impl Named for LensValue {
+    const NAMES: &'static [Name<Self>] = &[
+        name("probability", Self::Probability, "Probability of the most probable token"),
+        name("entropy", Self::Entropy, "Entropy of the prediction, in nats"),
+        name(
+            "divergence",
+            Self::Divergence,
+            "Kullback-Leibler divergence from the last layer's prediction, in nats",
+        ),
+        name("next", Self::Next, "Logarithm of the probability of the token that follows in the text"),
+        name("rank", Self::Rank, "How many tokens are more probable than the watched one"),
+        name("watched-probability", Self::WatchedProbability, "Probability of the watched token"),
+    ];
+}
+
+impl Named for Measure {
+    const NAMES: &'static [Name<Self>] = &[
+        name("logit", Self::Logit, "The logit"),
+        name("log-probability", Self::LogProbability, "The natural logarithm of the probability"),
+        name("probability", Self::Probability, "The probability"),
+    ];
+}
+
+impl Named for By {
+    const NAMES: &'static [Name<Self>] = &[
+        name("layer", Self::Layer, "The whole layer at once"),
+        name("position", Self::Position, "Each position"),
+        name("head", Self::Head, "Each head, at all positions"),
+        name("head-and-position", Self::HeadAndPosition, "Each head at each position"),
+    ];
+}

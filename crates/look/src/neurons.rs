@@ -1,0 +1,106 @@
+//! Where in a text a neuron is most active.
+
+use std::ops::Range;
+
+use candle_core::DType;
+use gpt2::{Site, SiteKind};
+use gpt2_engine::{Reporter, Unit};
+use gpt2_pictures::Axis;
+use serde_json::json;
+
+use crate::error::{Result, wrong};
+use crate::{Found, Look, Neuron, Reader, Subject, Text};
+
+/// Tokens that are shown on each side of a place.
+const CONTEXT: usize = 8;
+
+/// Places of a text, however long, where a neuron is most active: outputs of the activation function (`mlp_post`). A long text is read
+/// in windows of the context.
+#[derive(Debug, Clone)]
+pub struct Neurons {
+    /// The text.
+    pub text: Text,
+    /// The neuron (`neuron`).
+    pub neuron: Neuron,
+    /// How many places (`top`).
+    pub top: usize,
+}
+
+impl Look for Neurons {
+    /// The tokens.
+    type Checked = Vec<u32>;
+
+    fn check(&self, reader: &Reader) -> Result<Vec<u32>> {
+        let Neuron { layer, neuron } = self.neuron;
+        let config = reader.config();
+        if layer >= config.n_layer || neuron >= config.inner_width() {
+            return Err(wrong(format!(
+                "{} {layer}.{neuron}: this model has {} layers of {} neurons, counted from 0",
+                reader.option("neuron"),
+                config.n_layer,
+                config.inner_width()
+            )));
+        }
+        let ids = reader.tokens(&self.text)?;
+        match ids.is_empty() {
+            true => Err(wrong("the text is empty")),
+            false => Ok(ids),
+        }
+    }
+
+    fn look(&self, ids: Vec<u32>, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+        let Neuron { layer, neuron } = self.neuron;
+        let bos = subject.reader().bos();
+        let n_positions = subject.config().n_positions;
+        let window = n_positions.saturating_sub(usize::from(bos.is_some()));
+        let site = Site::in_block(layer, SiteKind::MlpPost);
+        let bar = reporter.start("reading", ids.len() as u64, Unit::Items("tokens"));
+        let mut values: Vec<f32> = Vec::with_capacity(ids.len());
+        for part in ids.chunks(window.max(1)) {
+            let read: Vec<u32> = bos.into_iter().chain(part.iter().copied()).collect();
+            let post = subject.run(&read)?.record([site])?.get(site)?.squeeze(0)?.narrow(1, neuron, 1)?;
+            let post: Vec<f32> = post.squeeze(1)?.to_dtype(DType::F32)?.to_vec1()?;
+            values.extend(&post[read.len() - part.len()..]);
+            bar.advance(part.len() as u64);
+        }
+        drop(bar);
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
+        order.truncate(self.top.max(1));
+        let around = |place: usize| -> (String, String) {
+            let text = |range: Range<usize>| ids[range].iter().map(|id| subject.shown(*id)).collect();
+            let end = (place + 1 + CONTEXT).min(ids.len());
+            (text(place.saturating_sub(CONTEXT)..place), text(place + 1..end))
+        };
+        // Tokens are counted with the one in front, as by every look.
+        let index = |place: usize| place + usize::from(bos.is_some());
+        let label = |place: &usize| {
+            let (before, after) = around(*place);
+            format!("{}: {before}[{}]{after}", index(*place), subject.shown(ids[*place]))
+        };
+        let whole: Vec<u32> = bos.into_iter().chain(ids.iter().copied()).collect();
+        // A book's tokens would be longer than all else.
+        let listed = if whole.len() <= n_positions { &whole[..] } else { &[] };
+        let mut report =
+            subject.report("neurons", format!("where neuron {layer}.{neuron} is most active"), listed);
+        report.axes = vec![Axis::new("place", order.iter().map(label))];
+        report.values = order.iter().map(|place| Some(values[*place])).collect();
+        let active = values.iter().filter(|value| **value > 0.0).count();
+        report.notes.push(format!(
+            "{} tokens read, with {} in front of each window; above 0 at {active}",
+            values.len(),
+            subject.in_front()
+        ));
+        let places: Vec<_> = order
+            .iter()
+            .map(|place| {
+                let (before, after) = around(*place);
+                json!({
+                    "index": index(*place), "id": ids[*place], "text": subject.shown(ids[*place]), "before": before, "after": after,
+                    "value": values[*place],
+                })
+            })
+            .collect();
+        Ok(Found::new(report, json!({ "places": places })))
+    }
+}

@@ -1,0 +1,168 @@
+//! Which part of one text's run carries its prediction over to another text: activation patching, and what it would say by one
+//! gradient.
+
+use gpt2::{Site, SiteKind};
+use gpt2_engine::{Reporter, Unit};
+use gpt2_interpret::{By, Grid, estimated_grid};
+use gpt2_pictures::{Axis, Report};
+use serde_json::{Value, json};
+
+use crate::compared::{CheckedTexts, Compared, ComparedTexts};
+use crate::error::{Result, wrong};
+use crate::{Found, Look, Reader, Subject};
+
+/// What is put from the clean run into the corrupted one.
+#[derive(Debug, Clone)]
+pub struct Patched {
+    /// The place (`site`): `resid_pre`, `z`, …, or TransformerLens' name of one.
+    pub site: String,
+    /// The parts, besides the layer (`by`), by default the position, and the head where the site has heads.
+    pub by: Option<By>,
+}
+
+impl Default for Patched {
+    fn default() -> Self {
+        Self { site: "resid_pre".into(), by: None }
+    }
+}
+
+impl Patched {
+    fn read(&self, reader: &Reader) -> Result<(SiteKind, By)> {
+        let n_layer = reader.config().n_layer;
+        let option = reader.option("site");
+        let sites =
+            Site::matching(&self.site, n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
+        let one_kind = || {
+            wrong(format!(
+                "{option} {}: expected one kind of place that every block has, such as resid_pre or z",
+                self.site
+            ))
+        };
+        let kind = sites.first().ok_or_else(one_kind)?.kind;
+        if sites.iter().any(|site| site.kind != kind) || !kind.is_in_blocks() {
+            return Err(one_kind());
+        }
+        if sites.len() != n_layer {
+            return Err(wrong(format!(
+                "{option} {}: the grid has a row for every layer; write {}",
+                self.site,
+                kind.name()
+            )));
+        }
+        let has_heads = kind.head_axis().is_some();
+        let by = self.by.unwrap_or(if has_heads { By::Head } else { By::Position });
+        if matches!(by, By::Head | By::HeadAndPosition) && !has_heads {
+            return Err(wrong(format!(
+                "{}: {} has no heads; q, k, v, z, result, attn_scores and pattern have",
+                reader.option("by"),
+                kind.name()
+            )));
+        }
+        Ok((kind, by))
+    }
+}
+
+/// Activation patching: the corrupted text, with one part at a time as in the clean one. Values are shares of the way from the
+/// corrupted text's metric (0) to the clean one's (1).
+#[derive(Debug, Clone)]
+pub struct Patch {
+    /// Both texts.
+    pub texts: ComparedTexts,
+    /// What is put where.
+    pub patched: Patched,
+}
+
+/// Attribution patching: one gradient at the corrupted text, times the difference of both runs.
+#[derive(Debug, Clone)]
+pub struct Estimate {
+    /// Both texts.
+    pub texts: ComparedTexts,
+    /// What would be put where.
+    pub patched: Patched,
+}
+
+/// What patching needs to look.
+#[derive(Debug)]
+pub struct CheckedPatch {
+    texts: CheckedTexts,
+    kind: SiteKind,
+    by: By,
+}
+
+fn check(texts: &ComparedTexts, patched: &Patched, reader: &Reader) -> Result<CheckedPatch> {
+    let (kind, by) = patched.read(reader)?;
+    Ok(CheckedPatch { texts: texts.read(reader)?, kind, by })
+}
+
+impl CheckedPatch {
+    fn grid_axes(&self, subject: &Subject, report: &mut Report) {
+        report.axes = vec![subject.layer_axis()];
+        for axis in self.by.axes() {
+            report.axes.push(match *axis {
+                "head" => subject.head_axis(),
+                name => Axis::tokens(name, &report.tokens),
+            });
+        }
+    }
+
+    fn details(&self, subject: &Subject) -> Value {
+        let corrupted = subject.tokens(&self.texts.corrupted);
+        json!({ "site": self.kind.name(), "corrupted_tokens": corrupted })
+    }
+}
+
+impl Look for Patch {
+    type Checked = CheckedPatch;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedPatch> {
+        check(&self.texts, &self.patched, reader)
+    }
+
+    fn look(&self, checked: CheckedPatch, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+        let Compared { patching, mut report } = checked.texts.compare(subject, "patch")?;
+        let bar = reporter.start("patching", subject.config().n_layer as u64, Unit::Items("layers"));
+        let grid = patching.grid(checked.kind, checked.by, &|| bar.advance(1))?;
+        drop(bar);
+        report.title = format!("{} from the clean text: {}", checked.kind.name(), report.title);
+        checked.grid_axes(subject, &mut report);
+        report.values = grid.values.iter().flatten().copied().map(Some).collect();
+        report.notes.push("values: 0 is as corrupted, 1 as clean".into());
+        warn_of_unchanged(&mut report, &grid);
+        Ok(Found::new(report, checked.details(subject)))
+    }
+}
+
+impl Look for Estimate {
+    type Checked = CheckedPatch;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedPatch> {
+        check(&self.texts, &self.patched, reader)
+    }
+
+    fn look(&self, checked: CheckedPatch, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+        let kind = checked.kind;
+        let Compared { patching, mut report } = checked.texts.compare(subject, "estimate")?;
+        let values = estimated_grid(&patching, kind, checked.by)?;
+        report.title = format!("{} from the clean text, estimated: {}", kind.name(), report.title);
+        checked.grid_axes(subject, &mut report);
+        report.values = values.into_iter().flatten().map(Some).collect();
+        report.notes.push("values: estimated from one gradient; 0 is as corrupted, 1 as clean".into());
+        if matches!(kind, SiteKind::ResidPre | SiteKind::ResidMid | SiteKind::ResidPost | SiteKind::MlpOut) {
+            report.notes.push(
+                "warning: estimates at the early residual stream and the first MLP are known to be far off; check them by patching"
+                    .into(),
+            );
+        }
+        Ok(Found::new(report, checked.details(subject)))
+    }
+}
+
+pub(crate) fn warn_of_unchanged(report: &mut Report, grid: &Grid) {
+    if !grid.unchanged.is_empty() {
+        let layers: Vec<String> = grid.unchanged.iter().map(usize::to_string).collect();
+        let layers = layers.join(", ");
+        report.notes.push(format!(
+            "warning: in layers {layers} what was put there is what was there; nothing changed"
+        ));
+    }
+}

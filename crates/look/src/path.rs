@@ -1,0 +1,105 @@
+//! Which way a head's output takes to later heads (path patching).
+
+use gpt2_engine::{Reporter, Unit};
+use gpt2_interpret::{Head, Receiver};
+use gpt2_pictures::Axis;
+use serde_json::json;
+
+use crate::compared::{CheckedTexts, Compared, ComparedTexts};
+use crate::error::{Result, wrong};
+use crate::{Found, Heads, Look, Reader, Subject};
+
+/// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
+#[derive(Debug, Clone)]
+pub struct PathPatching {
+    /// Both texts.
+    pub texts: ComparedTexts,
+    /// The heads whose output is taken from the corrupted text, together (`from`); every head before the receiver in turn where none
+    /// are named.
+    pub from: Option<Heads>,
+    /// Where the path ends (`to`): `final`, or queries, keys or values of a head, such as `9.9.q`.
+    pub to: String,
+}
+
+/// What path patching needs to look.
+#[derive(Debug)]
+pub struct CheckedPath {
+    texts: CheckedTexts,
+    senders: Option<Heads>,
+    receiver: Receiver,
+    /// The layer before which senders must lie.
+    end: usize,
+}
+
+impl PathPatching {
+    /// The receiver, and the layer before which senders must lie.
+    fn receiver(&self, reader: &Reader) -> Result<(Receiver, usize)> {
+        let (text, option) = (&self.to, reader.option("to"));
+        if text == "final" {
+            return Ok((Receiver::Final, reader.config().n_layer));
+        }
+        let other = || {
+            wrong(format!("{option} {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"))
+        };
+        let (head, part) = text.rsplit_once('.').ok_or_else(other)?;
+        let [head] = reader.heads(&head.parse()?)?.0[..] else { return Err(other()) };
+        if head.layer == 0 {
+            return Err(wrong(format!("{option} {text}: no head is before layer 0")));
+        }
+        let receiver = match part {
+            "q" => Receiver::Query(head),
+            "k" => Receiver::Key(head),
+            "v" => Receiver::Value(head),
+            _ => return Err(other()),
+        };
+        Ok((receiver, head.layer))
+    }
+}
+
+impl Look for PathPatching {
+    type Checked = CheckedPath;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedPath> {
+        let senders = self.from.as_ref().map(|heads| reader.heads(heads)).transpose()?;
+        let (receiver, end) = self.receiver(reader)?;
+        if let Some(late) = senders.iter().flat_map(|heads| &heads.0).find(|head| head.layer >= end) {
+            return Err(wrong(format!(
+                "{} {}.{}: it is not before {} {}",
+                reader.option("from"),
+                late.layer,
+                late.head,
+                reader.option("to"),
+                self.to
+            )));
+        }
+        Ok(CheckedPath { texts: self.texts.read(reader)?, senders, receiver, end })
+    }
+
+    fn look(&self, checked: CheckedPath, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+        let CheckedPath { texts, senders, receiver, end } = checked;
+        let Compared { patching, mut report } = texts.compare(subject, "path")?;
+        let heads = subject.config().n_head;
+        report.notes.push(
+            "values: how far the metric goes from the clean text's (0) to the corrupted one's (1)".into(),
+        );
+        let share = |value: f32| Some(1.0 - patching.share(value));
+        if let Some(senders) = senders {
+            let value = patching.path(&senders.0, receiver)?;
+            report.axes = vec![Axis::new("from", [senders.to_string()])];
+            report.values = vec![share(value)];
+        } else {
+            let bar = reporter.start("patching", (end * heads) as u64, Unit::Items("heads"));
+            for layer in 0..end {
+                for head in 0..heads {
+                    report.values.push(share(patching.path(&[Head { layer, head }], receiver)?));
+                    bar.advance(1);
+                }
+            }
+            drop(bar);
+            report.axes = vec![Axis::numbers("layer", 0..end), subject.head_axis()];
+        }
+        report.title = format!("paths to {}: {}", self.to, report.title);
+        let corrupted = subject.tokens(&texts.corrupted);
+        Ok(Found::new(report, json!({ "to": self.to, "corrupted_tokens": corrupted })))
+    }
+}

@@ -1,0 +1,295 @@
+//! What is asked in words, read and checked by what is known of a model without its weights: texts, tokens, positions, heads.
+
+use std::fmt::{Display, Formatter};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Spelling, Vocabulary};
+use gpt2_interpret::Head;
+use gpt2_pictures::shown;
+
+use crate::LookError;
+use crate::error::{Result, wrong};
+
+/// A text, or its tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Text {
+    /// Words, which need a tokenizer.
+    Words(String),
+    /// Token ids.
+    Ids(Vec<u32>),
+}
+
+/// A token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenChoice {
+    /// A text of one token.
+    Text(String),
+    /// Its id.
+    Id(u32),
+}
+
+/// Reads a text of one token, or `#ID`.
+impl From<&str> for TokenChoice {
+    fn from(text: &str) -> Self {
+        match text.strip_prefix('#').map(str::parse) {
+            Some(Ok(id)) => Self::Id(id),
+            _ => Self::Text(text.to_owned()),
+        }
+    }
+}
+
+/// Heads in the order that they were named in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heads(pub Vec<Head>);
+
+/// Reads heads as `9.9,10.7`.
+impl FromStr for Heads {
+    type Err = LookError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let head = |part: &str| {
+            let numbers = part.trim().split_once('.').map(|(layer, head)| (layer.parse(), head.parse()));
+            match numbers {
+                Some((Ok(layer), Ok(head))) => Ok(Head { layer, head }),
+                _ => Err(wrong(format!("`{part}` is no head; write LAYER.HEAD, such as 9.6"))),
+            }
+        };
+        text.split(',').map(head).collect::<Result<_>>().map(Self)
+    }
+}
+
+impl Display for Heads {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<String> =
+            self.0.iter().map(|Head { layer, head }| format!("{layer}.{head}")).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// Numbers of layers or positions: single ones and ranges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ranges(Vec<RangeInclusive<usize>>);
+
+/// Reads `3`, `0-5` or `0,4,8-11`.
+impl FromStr for Ranges {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            match (first.parse(), last.parse()) {
+                (Ok(first), Ok(last)) => Ok(first..=last),
+                _ => Err(format!("`{part}` is no number and no range such as 0-5")),
+            }
+        };
+        text.split(',').map(str::trim).map(range).collect::<std::result::Result<_, _>>().map(Self)
+    }
+}
+
+impl From<Vec<usize>> for Ranges {
+    fn from(numbers: Vec<usize>) -> Self {
+        Self(numbers.into_iter().map(|number| number..=number).collect())
+    }
+}
+
+impl Ranges {
+    /// The numbers, each once and in their order, all of them below `count`.
+    fn below(&self, count: usize) -> std::result::Result<Vec<usize>, String> {
+        let mut found = Vec::new();
+        for range in &self.0 {
+            let (first, last) = (*range.start(), *range.end());
+            if first > last || last >= count {
+                let part = if first == last { first.to_string() } else { format!("{first}-{last}") };
+                return Err(format!("{part} is not among 0 to {}", count.saturating_sub(1)));
+            }
+            found.extend(range.clone());
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+}
+
+/// A neuron of an MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Neuron {
+    /// Its layer.
+    pub layer: usize,
+    /// Its number there.
+    pub neuron: usize,
+}
+
+impl Neuron {
+    /// Reads `11.611`.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn read(text: &str, spelling: Spelling) -> Result<Self> {
+        let numbers = text.split_once('.').map(|(layer, neuron)| (layer.parse(), neuron.parse()));
+        match numbers {
+            Some((Ok(layer), Ok(neuron))) => Ok(Self { layer, neuron }),
+            _ => Err(wrong(format!("{} {text}: write LAYER.NEURON, such as 11.611", spelling.of("neuron")))),
+        }
+    }
+}
+
+/// What texts, tokens and heads are checked against before any weight is needed.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    vocabulary: Arc<Vocabulary>,
+    bos: Option<u32>,
+    spelling: Spelling,
+}
+
+impl Reader {
+    /// For a model of this vocabulary. With `bos` the token that texts begin with is put in front of them.
+    ///
+    /// # Errors
+    /// When the model has no such token.
+    pub fn new(vocabulary: &Arc<Vocabulary>, bos: bool, spelling: Spelling) -> Result<Self> {
+        let bos = match (bos, vocabulary.config().start_token()) {
+            (true, None) => {
+                return Err(wrong(format!(
+                    "{}: this model's configuration names no bos_token_id that its vocabulary has",
+                    spelling.of("bos")
+                )));
+            }
+            (true, id) => id,
+            (false, _) => None,
+        };
+        Ok(Self { vocabulary: Arc::clone(vocabulary), bos, spelling })
+    }
+
+    /// The tokens of the model.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// The token in front of every text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// How options are written.
+    pub fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+
+    pub(crate) fn config(&self) -> &Gpt2Config {
+        self.vocabulary.config()
+    }
+
+    /// An option's name as it is written here.
+    pub(crate) fn option(&self, name: &str) -> String {
+        self.spelling.of(name)
+    }
+
+    /// A token as it is shown.
+    pub(crate) fn shown(&self, id: u32) -> String {
+        shown(&self.vocabulary.token_bytes(id))
+    }
+
+    /// The tokens of a text, however long, and without the token in front.
+    pub(crate) fn tokens(&self, text: &Text) -> Result<Vec<u32>> {
+        match text {
+            Text::Words(words) => Ok(self.vocabulary.encode(words)?),
+            Text::Ids(ids) => Ok(ids.clone()),
+        }
+    }
+
+    /// The tokens of a text after the token in front, as many as the model takes.
+    ///
+    /// # Errors
+    /// When there are none or too many, or one is outside the vocabulary.
+    pub fn text(&self, text: &Text) -> Result<Vec<u32>> {
+        let ids: Vec<u32> = self.bos.into_iter().chain(self.tokens(text)?).collect();
+        let Gpt2Config { n_positions, vocab_size, .. } = *self.config();
+        if ids.is_empty() {
+            let bos = self.option("bos");
+            return Err(wrong(format!("the text is empty; give at least one token, or {bos}")));
+        }
+        if ids.len() > n_positions {
+            let tokens = ids.len();
+            return Err(wrong(format!(
+                "the text has {tokens} tokens; this model takes at most {n_positions}"
+            )));
+        }
+        if let Some(id) = ids.iter().find(|id| !self.config().has_token(**id)) {
+            return Err(wrong(format!("token {id} is outside the vocabulary of {vocab_size}")));
+        }
+        Ok(ids)
+    }
+
+    /// The one token that an option names.
+    pub(crate) fn token(&self, option: &str, token: &TokenChoice) -> Result<u32> {
+        let option = self.option(option);
+        let id = match token {
+            TokenChoice::Id(id) => *id,
+            TokenChoice::Text(text) => match self.vocabulary.encode(text)?[..] {
+                [id] => id,
+                ref ids => {
+                    let tokens: Vec<String> = ids.iter().map(|id| format!("{:?}", self.shown(*id))).collect();
+                    let by_id = match self.spelling {
+                        Spelling::Flags => "#ID",
+                        Spelling::Keywords => "its id",
+                    };
+                    return Err(wrong(format!(
+                        "{option} {text:?} has {} tokens ({}); give one token, most words with the space before them, or {by_id}",
+                        ids.len(),
+                        tokens.join(" ")
+                    )));
+                }
+            },
+        };
+        if !self.config().has_token(id) {
+            let vocab_size = self.config().vocab_size;
+            return Err(wrong(format!("{option}: token {id} is outside the vocabulary of {vocab_size}")));
+        }
+        Ok(id)
+    }
+
+    /// The position that an option names in a text of so many tokens; negative ones count from the end.
+    pub(crate) fn position(&self, option: &str, position: i64, tokens: usize) -> Result<usize> {
+        let place = if position < 0 { position + tokens as i64 } else { position };
+        usize::try_from(place).ok().filter(|place| *place < tokens).ok_or_else(|| {
+            let option = self.option(option);
+            wrong(format!(
+                "{option} {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
+            ))
+        })
+    }
+
+    /// Heads that the model has, each once.
+    pub(crate) fn heads(&self, heads: &Heads) -> Result<Heads> {
+        let config = self.config();
+        let mut found = Vec::new();
+        for head in &heads.0 {
+            head.check(config.n_layer, config.n_head)?;
+            if !found.contains(head) {
+                found.push(*head);
+            }
+        }
+        match found.is_empty() {
+            true => Err(wrong(format!("{}: none is given", self.option("heads")))),
+            false => Ok(Heads(found)),
+        }
+    }
+
+    /// Layers that the model has.
+    pub(crate) fn layers(&self, layers: &Ranges) -> Result<Vec<usize>> {
+        self.numbers("layers", layers, self.config().n_layer)
+    }
+
+    /// Numbers below `count`.
+    pub(crate) fn numbers(&self, option: &str, numbers: &Ranges, count: usize) -> Result<Vec<usize>> {
+        let below = numbers.below(count);
+        let below = below.map_err(|error| wrong(format!("{}: {error}", self.option(option))))?;
+        match below.is_empty() {
+            true => Err(wrong(format!("{}: none is given", self.option(option)))),
+            false => Ok(below),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! How much each token of the text matters for a prediction, by gradients.
+
+use gpt2_engine::Reporter;
+use gpt2_interpret::{Saliency as Weighing, token_weights};
+use gpt2_pictures::{Axis, Metric as Shown, Scale};
+use serde_json::json;
+
+use crate::attribute::CheckedMetric;
+use crate::error::{Result, wrong};
+use crate::{Found, Look, Method, MetricOptions, Reader, Subject, Text, TokenChoice};
+
+/// Most steps of integrated gradients.
+const MOST_STEPS: usize = 1000;
+
+/// Gradients with regard to the token embeddings.
+#[derive(Debug, Clone)]
+pub struct Saliency {
+    /// The text.
+    pub text: Text,
+    /// The prediction.
+    pub metric: MetricOptions,
+    /// How the weight of a token is found (`method`).
+    pub method: Method,
+    /// Steps of integrated gradients (`steps`).
+    pub steps: usize,
+    /// The token that stands for nothing in integrated gradients (`baseline`), by default the one that texts begin with.
+    pub baseline: Option<TokenChoice>,
+}
+
+impl Saliency {
+    /// Of a text, by integrated gradients in 50 steps.
+    pub fn new(text: Text) -> Self {
+        let (metric, method) = (MetricOptions::default(), Method::default());
+        Self { text, metric, method, steps: 50, baseline: None }
+    }
+}
+
+impl Look for Saliency {
+    /// The text with its metric, and how tokens are weighed.
+    type Checked = (CheckedMetric, Weighing);
+
+    fn check(&self, reader: &Reader) -> Result<Self::Checked> {
+        let metric = CheckedMetric::read(reader, &self.text, &self.metric)?;
+        let baseline = self.baseline.as_ref().map(|token| reader.token("baseline", token)).transpose()?;
+        let weighing = match self.method {
+            Method::Gradient => Weighing::Gradient,
+            Method::InputTimesGradient => Weighing::InputTimesGradient,
+            Method::Integrated => {
+                let steps = self.steps;
+                if !(1..=MOST_STEPS).contains(&steps) {
+                    let option = reader.option("steps");
+                    return Err(wrong(format!("{option}: expected from 1 to {MOST_STEPS}, found {steps}")));
+                }
+                let Some(baseline) = baseline.or_else(|| reader.config().start_token()) else {
+                    return Err(wrong(format!(
+                        "this model's configuration names no bos_token_id that its vocabulary has; give {} TEXT",
+                        reader.option("baseline")
+                    )));
+                };
+                Weighing::Integrated { steps, baseline }
+            }
+        };
+        Ok((metric, weighing))
+    }
+
+    fn look(
+        &self,
+        (CheckedMetric { ids, asked }, weighing): Self::Checked,
+        subject: &Subject,
+        _: &dyn Reporter,
+    ) -> Result<Found> {
+        let run = subject.run(&ids)?;
+        let metric = asked.metric(&run)?;
+        let found = token_weights(&run, &metric, weighing)?;
+        let name = subject.metric_name(&metric);
+        let mut report =
+            subject.report("saliency", format!("how much each token matters for the {name}"), &ids);
+        report.axes = vec![Axis::tokens("token", &report.tokens)];
+        let total: f32 = found.norms.iter().sum();
+        report.values =
+            found.norms.iter().map(|norm| Some(if total > 0.0 { norm / total } else { 0.0 })).collect();
+        report.scale = Scale::Amount;
+        report.metric = Some(Shown { name, before: f64::from(found.values.0), after: None });
+        if let Weighing::Integrated { steps, baseline } = weighing {
+            let sum: f32 = found.sums.iter().sum();
+            let difference = found.values.0 - found.values.1.unwrap_or_default();
+            report.notes.push(format!(
+                "{steps} steps from {:?}; the signed sums make {sum:.4} of the metric's difference {difference:.4}",
+                subject.shown(baseline)
+            ));
+        }
+        Ok(Found::new(report, json!({ "sums": found.sums, "norms": found.norms })))
+    }
+}

@@ -1,0 +1,111 @@
+//! Activations in memory and in files.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor, safetensors};
+use gpt2::Site;
+use gpt2_engine::Spelling;
+use gpt2_interpret::{Ablate, Chain};
+use gpt2_look::{Activations, CacheFormat, Numbers, Subject};
+use gpt2_testing::{assert_close, values};
+
+use crate::common::{Case, built_in, reader, words};
+
+fn all(n_layer: usize) -> Activations {
+    Activations {
+        text: words("The dog sat"),
+        sites: Site::all(n_layer),
+        layers: None,
+        positions: None,
+        numbers: Numbers::Raw,
+    }
+}
+
+#[test]
+fn what_is_given_one_by_one_is_what_is_kept() {
+    let loaded = built_in();
+    let reader = reader(&loaded, Spelling::Keywords);
+    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let positions = Some("0,2-3".parse().unwrap());
+    for (numbers, positions) in
+        [(Numbers::Raw, None), (Numbers::TransformerLens, None), (Numbers::TransformerLens, positions)]
+    {
+        let activations = Activations { numbers, positions, ..all(4) };
+        let checked = activations.check(&reader).unwrap();
+        let cached = activations.cached(&checked, &subject).unwrap();
+        let mut given = BTreeMap::new();
+        let mut order = Vec::new();
+        let logits = activations.observed(&checked, &subject, &mut Chain(Vec::new()), &mut |site, value| {
+            order.push(site);
+            given.insert(site.to_string(), value);
+            Ok(())
+        });
+        assert_eq!(order, activations.sites);
+        assert_eq!(logits.unwrap().dims(), [1, cached.tokens.len(), 1024], "of every token");
+        assert_eq!(given.len(), 6 + 18 * 4);
+        for (name, value) in &given {
+            assert_eq!(value.dims(), cached.tensors[name].dims(), "{name}");
+            assert_eq!(values(value), values(&cached.tensors[name]), "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_observer_changes_what_comes_after_it() {
+    let loaded = built_in();
+    let reader = reader(&loaded, Spelling::Keywords);
+    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let sites = Site::matching("1.resid_post,2.resid_pre,2.z", 4).unwrap();
+    let activations = Activations { sites, ..all(4) };
+    let checked = activations.check(&reader).unwrap();
+    let plain = activations.cached(&checked, &subject).unwrap().tensors;
+    let mut zero = Ablate::zero("2.resid_pre".parse().unwrap()).unwrap();
+    let mut is_same = Vec::new();
+    activations
+        .observed(&checked, &subject, &mut zero, &mut |site, value| {
+            is_same.push(values(&value) == values(&plain[&site.to_string()]));
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(is_same, [true, false, false]);
+}
+
+#[test]
+fn files_have_what_was_kept() {
+    let case = Case::open("untied");
+    let reader = reader(&case.loaded, Spelling::Keywords);
+    let subject = Subject::new(&case.loaded, "a model".into(), &reader);
+    let sites = Site::matching("z,pattern,logits", case.loaded.config().n_layer).unwrap();
+    let layers = Some(vec![1].into());
+    let activations = Activations { text: case.text("clean_ids"), sites, layers, ..all(1) };
+    let checked = activations.check(&reader).unwrap();
+    let cached = activations.cached(&checked, &subject).unwrap();
+    let expected = gpt2_testing::Fixture::open("inside/untied/raw");
+    assert_close(
+        &cached.tensors["blocks.1.attn.hook_z"],
+        &expected.tensor("blocks.1.attn.hook_z"),
+        1e-5,
+        "z",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    for (name, format) in [("a.safetensors", CacheFormat::Safetensors), ("a.npz", CacheFormat::Npz)] {
+        let path = folder.path().join(name);
+        assert_eq!(CacheFormat::of(&path, Spelling::Flags).unwrap(), format);
+        let bytes = cached.write(&path, format).unwrap();
+        assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
+        let read: BTreeMap<String, Tensor> = match format {
+            CacheFormat::Safetensors => safetensors::load(&path, &Device::Cpu).unwrap().into_iter().collect(),
+            CacheFormat::Npz => Tensor::read_npz(&path).unwrap().into_iter().collect(),
+        };
+        assert_eq!(read.keys().collect::<Vec<_>>(), cached.tensors.keys().collect::<Vec<_>>());
+        for (name, value) in &read {
+            assert_eq!(values(value), values(&cached.tensors[name]), "{name}");
+        }
+    }
+    let other = CacheFormat::of("a.txt".as_ref(), Spelling::Flags).unwrap_err();
+    assert_eq!(other.to_string(), "--out a.txt: expected a name that ends in .safetensors or .npz");
+    // A file that cannot be written leaves nothing behind.
+    let nowhere = folder.path().join("no-folder").join("a.npz");
+    assert!(!cached.write(&nowhere, CacheFormat::Npz).unwrap_err().is_usage());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}

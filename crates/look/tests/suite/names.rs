@@ -1,0 +1,71 @@
+//! Names of choices, and what is written in a few characters: tokens, heads, ranges, neurons.
+
+use gpt2_engine::Spelling;
+use gpt2_interpret::{By, Head, LensValue, Measure};
+use gpt2_look::{Heads, Method, Named, Neuron, Numbers, Parts, Ranges, TokenChoice, Towards, named};
+
+fn check<T: Named + std::fmt::Debug>() {
+    for known in T::NAMES {
+        assert_eq!(T::of_name(known.name), Some(known.value));
+        assert!(!known.meaning.is_empty() && !known.name.contains('_'), "{known:?}");
+        let same = T::NAMES.iter().filter(|other| other.value == known.value);
+        assert_eq!(same.count(), 1, "{known:?}");
+    }
+    assert_eq!(T::of_name("nothing"), None);
+}
+
+#[test]
+fn every_choice_has_one_name() {
+    check::<LensValue>();
+    check::<Measure>();
+    check::<By>();
+    check::<Numbers>();
+    check::<Parts>();
+    check::<Method>();
+}
+
+#[test]
+fn a_wrong_name_is_told_with_all_that_there_are() {
+    let told = |spelling| named::<Numbers>("as", "mine", spelling).unwrap_err();
+    assert_eq!(told(Spelling::Flags).to_string(), "--as: expected raw or transformer-lens, found \"mine\"");
+    assert_eq!(told(Spelling::Keywords).to_string(), "as_: expected raw or transformer-lens, found \"mine\"");
+    assert!(told(Spelling::Flags).is_usage());
+}
+
+#[test]
+fn what_is_written_short_is_read() {
+    for (text, expected) in [
+        ("#300", TokenChoice::Id(300)),
+        ("#", TokenChoice::Text("#".into())),
+        ("#99999999999", TokenChoice::Text("#99999999999".into())),
+        (" of", TokenChoice::Text(" of".into())),
+    ] {
+        assert_eq!(TokenChoice::from(text), expected, "{text}");
+    }
+    let heads: Heads = "9.9, 0.1,9.9".parse().unwrap();
+    let [one, other] = [Head { layer: 9, head: 9 }, Head { layer: 0, head: 1 }];
+    assert_eq!((&heads.0, heads.to_string().as_str()), (&vec![one, other, one], "9.9,0.1,9.9"));
+    for wrong in ["", "9", "9.x", "9.1,", "-1.2"] {
+        let told = wrong.parse::<Heads>().unwrap_err().to_string();
+        assert!(told.contains("is no head; write LAYER.HEAD"), "{wrong}: {told}");
+    }
+    assert_eq!("0,4, 8-11".parse::<Ranges>().unwrap(), "0-0,4-4,8-11".parse().unwrap());
+    for wrong in ["", "-1", "1-", "a", "1,,2"] {
+        assert!(wrong.parse::<Ranges>().unwrap_err().contains("is no number and no range"), "{wrong}");
+    }
+    let neuron = Neuron::read("11.611", Spelling::Flags).unwrap();
+    assert_eq!(neuron, Neuron { layer: 11, neuron: 611 });
+    for wrong in ["", "11", "11.x", "11.6.1"] {
+        let told = Neuron::read(wrong, Spelling::Flags).unwrap_err().to_string();
+        assert_eq!(told, format!("--neuron {wrong}: write LAYER.NEURON, such as 11.611"));
+    }
+    for (text, is_read) in [
+        ("\" a\"-\" b\"", true),
+        ("\" a\"", true),
+        ("file", true),
+        ("\"a", false),
+        ("\"a\"-\"b\"-\"c\"", false),
+    ] {
+        assert_eq!(Towards::read(text, Spelling::Flags).is_ok(), is_read, "{text}");
+    }
+}

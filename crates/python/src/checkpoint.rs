@@ -1,0 +1,181 @@
+//! Checkpoints without a model of them in memory: what one is, whether it is sound, and the same in another format. Dicts have the
+//! names of the program's `--json`.
+
+use std::path::PathBuf;
+
+use gpt2_engine::{
+    BUILT_IN, Comparison, ConvertOptions, EngineError, HubOptions, InspectOptions, Inspected, Inspection,
+    ModelOptions, Network, Reporter, Spelling, Verification, VerifyOptions,
+};
+use gpt2_weights::UnknownWrittenDType;
+use pyo3::prelude::*;
+use serde::Serialize;
+
+use crate::errors::{Result, failed, wrong_value};
+use crate::model::{Model, short_name};
+use crate::process::start;
+use crate::reporting::reporting;
+use crate::values::python_of;
+
+// Signatures write it out, for whoever reads them.
+const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
+
+/// Shows what a checkpoint is, as `gpt2 inspect` does: format and what shows it, configuration, parameter counts, memory, every
+/// tensor, and what does not fit. A dict with the names of its --json.
+///
+/// model: a checkpoint folder, a weights file of any format that is read, or a model of the Hugging Face hub; by default the one
+/// inside the package. preset: a published model in its place, which needs no files, such as "gpt2-xl". tensors: also minimum, maximum,
+/// mean and deviation of every tensor. diff: another checkpoint, and the dict tells how the two differ, whatever their formats.
+/// n_head: the number of attention heads, where the checkpoint does not tell it. offline: only the hub's cache is used.
+#[pyfunction]
+#[pyo3(signature = (model = None, *, preset = None, tensors = false, diff = None, n_head = None, offline = false))]
+pub(crate) fn inspect(
+    py: Python<'_>,
+    model: Option<PathBuf>,
+    preset: Option<String>,
+    tensors: bool,
+    diff: Option<PathBuf>,
+    n_head: Option<usize>,
+    offline: bool,
+) -> Result<Bound<'_, PyAny>> {
+    start()?;
+    let model = model.or_else(|| preset.is_none().then(|| BUILT_IN.into()));
+    let (hub, spelling) = (hub(offline), Spelling::Keywords);
+    let options = InspectOptions { model, preset, tensors, diff, n_head, hub, spelling };
+    dict_of(py, &reporting(py, |listener| options.inspect(listener))?)
+}
+
+/// Checks that a checkpoint is sound, as `gpt2 verify` does: that every tensor is there with its shape and finite values, that the
+/// tokenizer goes with the vocabulary, and that logits are the same with a cache and without. A dict: sound, problems, notes,
+/// cache_difference, against_difference. Files that are not what they ought to be are not sound; one that is not there is an error.
+///
+/// model: as of inspect. against: another checkpoint, whose logits of a fixed prompt may differ by at most tolerance.
+#[pyfunction]
+#[pyo3(signature = (model = None, *, against = None, tolerance = 0.001, n_head = None, offline = false))]
+pub(crate) fn verify(
+    py: Python<'_>,
+    model: Option<PathBuf>,
+    against: Option<PathBuf>,
+    tolerance: f64,
+    n_head: Option<usize>,
+    offline: bool,
+) -> Result<Bound<'_, PyAny>> {
+    let model = model.unwrap_or_else(|| BUILT_IN.into());
+    verified(py, &checkpoint(model, n_head, offline), against, tolerance)
+}
+
+/// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp where the name of the output ends in
+/// .gguf, otherwise a folder that transformers loads. The result appears whole or not at all, and nothing that exists is overwritten.
+/// A dict: output, format, dtype, bytes.
+///
+/// input: as model of inspect. dtype: f32, f16 or bf16, for GGUF also q8_0 and q4_0. tokenizer: a tokenizer.json, or a folder with one;
+/// by default the input's.
+#[pyfunction]
+#[pyo3(signature = (input, output, *, dtype = "f32", tokenizer = None, n_head = None, offline = false))]
+pub(crate) fn convert<'py>(
+    py: Python<'py>,
+    input: PathBuf,
+    output: PathBuf,
+    dtype: &str,
+    tokenizer: Option<PathBuf>,
+    n_head: Option<usize>,
+    offline: bool,
+) -> Result<Bound<'py, PyAny>> {
+    let model = ModelOptions { tokenizer, ..checkpoint(input, n_head, offline) };
+    converted(py, &model, output, dtype)
+}
+
+#[pymethods]
+impl Model {
+    /// Shows what the checkpoint is that this model was opened from; see candle_gpt2.inspect.
+    #[pyo3(signature = (*, tensors = false, diff = None))]
+    fn inspect<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: bool,
+        diff: Option<PathBuf>,
+    ) -> Result<Bound<'py, PyAny>> {
+        start()?;
+        let options = self.opened.options()?;
+        let inspect = |listener: &dyn Reporter| {
+            let checkpoint = options.open_checkpoint(listener)?;
+            let Some(model) = diff else {
+                let found = Inspection::of_checkpoint(&checkpoint, tensors, listener)?;
+                return Ok(Inspected::One(found.into()));
+            };
+            let other = ModelOptions { model, ..options.clone() }.open_checkpoint(listener)?;
+            Ok::<_, EngineError>(Inspected::Two(Comparison::of(&checkpoint, &other, listener)?))
+        };
+        dict_of(py, &reporting(py, |listener| inspect(listener))?)
+    }
+
+    /// Checks that the checkpoint that this model was opened from is sound; see candle_gpt2.verify.
+    #[pyo3(signature = (*, against = None, tolerance = 0.001))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        against: Option<PathBuf>,
+        tolerance: f64,
+    ) -> Result<Bound<'py, PyAny>> {
+        verified(py, &self.opened.options()?, against, tolerance)
+    }
+
+    /// Writes the checkpoint that this model was opened from in another format, with its stored numbers; see candle_gpt2.convert.
+    #[pyo3(signature = (output, *, dtype = "f32", tokenizer = None))]
+    fn convert<'py>(
+        &self,
+        py: Python<'py>,
+        output: PathBuf,
+        dtype: &str,
+        tokenizer: Option<PathBuf>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let model = self.opened.options()?;
+        let tokenizer = tokenizer.or_else(|| model.tokenizer.clone());
+        converted(py, &ModelOptions { tokenizer, ..model }, output, dtype)
+    }
+}
+
+pub(crate) fn hub(offline: bool) -> HubOptions {
+    let mut hub = HubOptions::from_environment();
+    if offline {
+        hub.network = Network::Offline;
+    }
+    hub
+}
+
+fn checkpoint(model: PathBuf, n_head: Option<usize>, offline: bool) -> ModelOptions {
+    ModelOptions { model, n_head, hub: hub(offline), ..ModelOptions::default() }
+}
+
+fn verified<'py>(
+    py: Python<'py>,
+    model: &ModelOptions,
+    against: Option<PathBuf>,
+    tolerance: f64,
+) -> Result<Bound<'py, PyAny>> {
+    start()?;
+    if !VerifyOptions::allows(tolerance) {
+        return Err(wrong_value(format!("tolerance: expected a number of at least 0, found {tolerance}")));
+    }
+    let options = VerifyOptions { against, tolerance };
+    let verify = |listener: &dyn Reporter| model.verify(&options, listener).or_else(Verification::of_damage);
+    dict_of(py, &reporting(py, |listener| verify(listener))?)
+}
+
+fn converted<'py>(
+    py: Python<'py>,
+    model: &ModelOptions,
+    output: PathBuf,
+    dtype: &str,
+) -> Result<Bound<'py, PyAny>> {
+    start()?;
+    let dtype = short_name(dtype).parse();
+    let dtype = dtype.map_err(|error: UnknownWrittenDType| wrong_value(format!("dtype: {error}")))?;
+    let options = ConvertOptions { output, dtype, spelling: Spelling::Keywords };
+    dict_of(py, &reporting(py, |listener| model.convert(&options, listener))?)
+}
+
+fn dict_of<'py>(py: Python<'py>, report: &impl Serialize) -> Result<Bound<'py, PyAny>> {
+    let json = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
+    Ok(python_of(py, &json)?)
+}

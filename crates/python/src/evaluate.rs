@@ -1,0 +1,166 @@
+//! Benchmarks by protocols that have names: reports as dicts with the names of `gpt2 eval --json`.
+
+use std::path::PathBuf;
+use std::result;
+use std::sync::Arc;
+
+use gpt2_engine::{LoadedModel, ModelOptions, Spelling};
+use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString};
+use serde_json::Value;
+
+use crate::errors::{Failure, Result, failed, wrong_type};
+use crate::model::Model;
+use crate::process::{computing_partly, start};
+use crate::reporting::Listener;
+use crate::signals;
+use crate::values::python_of;
+
+/// A model and what it was opened with.
+struct Side {
+    options: ModelOptions,
+    loaded: Arc<LoadedModel>,
+}
+
+impl Side {
+    fn of(model: &Model) -> Result<Self> {
+        Ok(Self { options: model.opened.options()?, loaded: Arc::clone(&model.loaded) })
+    }
+
+    fn open(options: ModelOptions, listener: &Listener) -> result::Result<Self, EvaluationError> {
+        let loaded = options.open(listener)?.load(listener)?.interrupted_by(signals::check());
+        Ok(Self { options, loaded: Arc::new(loaded) })
+    }
+
+    fn facts(&self) -> ModelFacts<'_> {
+        ModelFacts::of_loaded(&self.options, &self.loaded)
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Measures the model by protocols that have names, as `gpt2 eval` does: a dict with the names of its --json (metrics, dataset,
+    /// notes, …); of a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
+    ///
+    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset of the hub; of a list of
+    /// protocols one for all of them or a list; by default the published data, from the hub. limit: only the first items. context:
+    /// tokens of a window, for wikitext:llama.cpp and kl.
+    ///
+    /// items: a file to which what the model said to each item is written as soon as it is known; resume goes on with that of a
+    /// run that was interrupted. against: the items of another run, compared item by item. base: for kl, the model to compare
+    /// with, by default the same one in f32.
+    ///
+    /// Of a list of protocols that ends early, the exception has the reports until then as `partial`.
+    #[pyo3(signature = (
+        protocol, data = None, *, limit = None, context = None, items = None, resume = false, against = None, base = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn evaluate<'py>(
+        &self,
+        py: Python<'py>,
+        protocol: &Bound<'py, PyAny>,
+        data: Option<&Bound<'py, PyAny>>,
+        limit: Option<usize>,
+        context: Option<usize>,
+        items: Option<PathBuf>,
+        resume: bool,
+        against: Option<PathBuf>,
+        base: Option<&Bound<'py, Self>>,
+    ) -> Result<Bound<'py, PyAny>> {
+        start()?;
+        let is_list = !protocol.is_instance_of::<PyString>();
+        let model = Side::of(self)?;
+        let base = base.map(|base| Side::of(base.get())).transpose()?;
+        let plan = EvaluationOptions {
+            data: data.map(paths).transpose()?.unwrap_or_default(),
+            limit,
+            context,
+            items,
+            resume,
+            against,
+            base: base.as_ref().map(|base| base.options.model.clone()),
+            hub: model.options.hub.clone(),
+            spelling: Spelling::Keywords,
+            ..EvaluationOptions::new(names(protocol)?)
+        };
+        let plan = plan.check()?;
+        // On a GPU both take turns with others that compute there.
+        let on_gpu = base.as_ref().filter(|base| !base.loaded.device().is_cpu());
+        let turn = Arc::clone(&on_gpu.unwrap_or(&model).loaded);
+        let (listener, mut reports) = (Listener::new(py), Vec::new());
+        let work = || measure(&plan, &model, base, &listener, &mut reports);
+        let (ended, raised) = computing_partly(py, &turn, work)?;
+        listener.warn(py)?;
+        let mut told = reports
+            .iter()
+            .map(|report| dict_of(py, serde_json::to_value(report)))
+            .collect::<Result<Vec<_>>>()?;
+        let error = raised.or_else(|| ended.err().map(|error| Failure::from(error).into()));
+        match error {
+            None if is_list => Ok(PyList::new(py, told)?.into_any()),
+            None => told.pop().ok_or_else(|| failed("there is no report")),
+            Some(error) => {
+                if is_list {
+                    error.value(py).setattr("partial", told)?;
+                }
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// Adds the reports as they are made. What is worth knowing of the data stands in them.
+fn measure(
+    plan: &Plan,
+    model: &Side,
+    base: Option<Side>,
+    listener: &Listener,
+    reports: &mut Vec<Report>,
+) -> result::Result<(), EvaluationError> {
+    let base = match base {
+        Some(base) => Some(base),
+        None => plan.base_of(&model.options).map(|base| Side::open(base, listener)).transpose()?,
+    };
+    let base_facts = base.as_ref().map(Side::facts);
+    let evaluation = plan.prepare(&model.facts(), base_facts.as_ref(), listener)?;
+    let base = base.as_ref().map(|base| &*base.loaded);
+    for report in evaluation.run(&model.loaded, base, listener) {
+        reports.push(report?);
+    }
+    Ok(())
+}
+
+/// The name of a protocol, or those of a list.
+fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
+    if let Ok(name) = protocol.cast::<PyString>() {
+        return Ok(vec![name.to_str()?.to_owned()]);
+    }
+    let found = || protocol.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+    let names = protocol.extract::<Vec<String>>();
+    names.map_err(|_| {
+        wrong_type(format!("protocol: expected the name of a protocol or a list of names, found {}", found()))
+    })
+}
+
+/// A path, or those of a list.
+fn paths(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
+    if let Ok(path) = data.extract::<PathBuf>() {
+        return Ok(vec![path]);
+    }
+    let found = || data.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+    let paths = data.extract::<Vec<PathBuf>>();
+    paths.map_err(|_| wrong_type(format!("data: expected a path or a list of paths, found {}", found())))
+}
+
+/// Every protocol of `Model.evaluate`: dicts with the names of `gpt2 eval --list --json`, of which dataset and published say what its
+/// data are and what others measured by it.
+#[pyfunction]
+pub(crate) fn protocols(py: Python<'_>) -> Result<Vec<Bound<'_, PyAny>>> {
+    listing().iter().map(|listed| dict_of(py, serde_json::to_value(listed))).collect()
+}
+
+fn dict_of(py: Python<'_>, json: serde_json::Result<Value>) -> Result<Bound<'_, PyAny>> {
+    let json = json.map_err(|error| failed(error.to_string()))?;
+    Ok(python_of(py, &json)?)
+}

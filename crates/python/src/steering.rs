@@ -1,0 +1,88 @@
+//! A direction that is added to the residual stream of every text, as one of the hooks.
+
+use candle_core::Tensor;
+use gpt2_look::{Reader, Steer, Towards};
+use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use crate::errors::{Result, wrong_type};
+use crate::look::{SPELLING, text};
+use crate::model::Model;
+use crate::process::{computing, start};
+use crate::reporting::Listener;
+
+/// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
+#[pyclass(frozen, module = "candle_gpt2")]
+pub(crate) struct Steering {
+    steering: gpt2_interpret::Steering,
+    layer: usize,
+    scale: f64,
+    everywhere: bool,
+}
+
+impl Steering {
+    /// For a run of its own.
+    pub(crate) fn fresh(&self) -> gpt2_interpret::Steering {
+        self.steering.clone()
+    }
+}
+
+#[pymethods]
+impl Steering {
+    fn __repr__(&self) -> String {
+        let Self { layer, scale, everywhere, .. } = self;
+        let everywhere = if *everywhere { "True" } else { "False" };
+        format!("Steering(layer={layer}, scale={scale}, everywhere={everywhere})")
+    }
+
+    fn __reduce__(&self) -> Result<()> {
+        Err(wrong_type("a steering cannot be pickled; make it where it is used"))
+    }
+}
+
+/// As the program reads it, a pair of texts, or vectors.
+fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
+    if let Ok(text) = value.extract::<String>() {
+        return Ok(Towards::read(&text, SPELLING)?);
+    }
+    if let Ok((towards, away)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()
+        && towards.extract::<f64>().is_err()
+        && towards.getattr_opt("dtype")?.is_none()
+    {
+        return Ok(Towards::Texts { towards: text(&towards)?, away: text(&away)? });
+    }
+    let numpy = value.py().import("numpy")?;
+    let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
+    let array = array.cast_into::<PyArrayDyn<f32>>().map_err(PyErr::from)?;
+    let vectors =
+        Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &candle_core::Device::Cpu)?;
+    Ok(Towards::Vectors(vectors))
+}
+
+#[pymethods]
+impl Model {
+    /// What steers the model, for `hooks`: the difference of two texts' residual streams before `layer`, times `scale`, is added at
+    /// the first positions of every text, or with `everywhere` its mean at all of them, those of new tokens too.
+    ///
+    /// steer: a pair of texts, the one to go to and the one to go away from; or an array (n, width); or as the program reads it,
+    /// '" Love"-" Hate"', '" Love"' or the name of a safetensors file.
+    #[pyo3(signature = (steer, *, layer, scale = 1.0, everywhere = false))]
+    fn steering(
+        &self,
+        py: Python<'_>,
+        steer: &Bound<'_, PyAny>,
+        layer: usize,
+        scale: f64,
+        everywhere: bool,
+    ) -> Result<Steering> {
+        start()?;
+        let steer = Steer { towards: towards(steer)?, layer, scale, everywhere };
+        let listener = Listener::new(py);
+        let steering = computing(py, &self.loaded, || {
+            let checked = steer.check(&Reader::new(self.loaded.vocabulary(), false, SPELLING)?)?;
+            checked.steering(&self.loaded, &listener)
+        })?;
+        listener.warn(py)?;
+        Ok(Steering { steering, layer, scale, everywhere })
+    }
+}

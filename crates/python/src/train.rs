@@ -1,0 +1,235 @@
+//! Training, and going on with a training.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Progress, Reporter, Spelling, Unit};
+use gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::{Map, Value, json};
+
+use crate::checkpoint::hub;
+use crate::errors::{Result, failed, warn, wrong_type, wrong_value};
+use crate::hooks::Raised;
+use crate::model::Model;
+use crate::options::unknown_keyword;
+use crate::process::{interruptible, start};
+use crate::reporting::Listener;
+use crate::values::{json_of, python_of};
+
+/// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model of the hub, or
+/// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
+/// of the best held-out loss; beside them stand log.jsonl, loss.svg and the state that resume=True goes on from. The same
+/// call gives the same weights, interrupted or not. Gives a dict: out, parameters, training_tokens, held_out_tokens, steps,
+/// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s.
+///
+/// data: a file or a list of them, UTF-8 text, or .jsonl with a `text` in each line. tokenizer: a tokenizer.json or a folder
+/// with one; by default the checkpoint's, and with config one that is trained from the data. on_step: a function that is given
+/// a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of every evaluation (step,
+/// held_out_loss, held_out_loss_per_character, elapsed_s) and of every sample (step, sample); what it raises ends the training as
+/// Ctrl-C does: the state of the last step is saved. offline: only the hub's cache is used.
+///
+/// Options, None for the default: steps (1000), batch_size (8), accumulate (1), context (the model's), recompute,
+/// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
+/// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), warmup_steps (a twentieth of the steps, at most 500),
+/// weight_decay (0.1), grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
+/// save_every (100), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), n_head.
+#[pyfunction]
+#[pyo3(signature = (
+    data, out, *, init = None, config = None, tokenizer = None, resume = false, on_step = None, offline = false, **options
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+pub(crate) fn train<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    out: PathBuf,
+    init: Option<PathBuf>,
+    config: Option<&Bound<'py, PyAny>>,
+    tokenizer: Option<PathBuf>,
+    resume: bool,
+    on_step: Option<Py<PyAny>>,
+    offline: bool,
+    options: Option<&Bound<'py, PyDict>>,
+) -> Result<Bound<'py, PyAny>> {
+    let start = match (init, config) {
+        (Some(checkpoint), None) => Start::Checkpoint(checkpoint),
+        (None, Some(config)) => configuration(config)?,
+        _ => {
+            return Err(wrong_value(
+                "give init, a checkpoint that is trained further, or config, a model that is made anew; one of them",
+            ));
+        }
+    };
+    let options =
+        TrainOptions { resume, ..read(options, &["init", "config", "tokenizer", "on_step", "offline"])? };
+    let (hub, spelling) = (hub(offline), Spelling::Keywords);
+    run(py, TrainJob { data: files(data)?, start, tokenizer, out, options, hub, spelling }, on_step)
+}
+
+#[pymethods]
+impl Model {
+    /// Trains the checkpoint that this model was opened from further, in f32 from the weights as they are stored, into the folder
+    /// out. This model stays as it is; open the folder for the new one. Options and result: see candle_gpt2.train.
+    #[pyo3(signature = (data, out, *, tokenizer = None, resume = false, on_step = None, **options))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn train<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        out: PathBuf,
+        tokenizer: Option<PathBuf>,
+        resume: bool,
+        on_step: Option<Py<PyAny>>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let opened = self.opened.options()?;
+        let options = TrainOptions { resume, ..read(options, &["tokenizer", "on_step"])? };
+        let job = TrainJob {
+            data: files(data)?,
+            start: Start::Checkpoint(opened.model),
+            tokenizer: tokenizer.or(opened.tokenizer),
+            out,
+            options: TrainOptions { n_head: options.n_head.or(opened.n_head), ..options },
+            hub: opened.hub,
+            spelling: Spelling::Keywords,
+        };
+        run(py, job, on_step)
+    }
+}
+
+/// A path, or a list of them.
+fn files(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
+    if let Ok(file) = data.extract::<PathBuf>() {
+        return Ok(vec![file]);
+    }
+    let files = data.extract::<Vec<PathBuf>>();
+    let files = files.map_err(|_| wrong_type("data: expected a path or a list of paths"))?;
+    match files.is_empty() {
+        true => Err(wrong_value("data: expected at least one file")),
+        false => Ok(files),
+    }
+}
+
+/// A new model, by a file or by the keys of one.
+fn configuration(config: &Bound<'_, PyAny>) -> Result<Start> {
+    if let Ok(path) = config.extract::<PathBuf>() {
+        return Ok(Start::ConfigFile(path));
+    }
+    if !config.is_instance_of::<PyDict>() {
+        return Err(wrong_type("config: expected a path, or a dict with the keys of a config.json"));
+    }
+    let config = Gpt2Config::from_json(&json_of(config)?.to_string());
+    Ok(Start::Config(Box::new(config.map_err(|error| wrong_value(format!("config: {error}")))?)))
+}
+
+/// Reads keywords, each by itself, so that what is wrong is told of it; others have these names.
+fn read(given: Option<&Bound<'_, PyDict>>, others: &[&'static str]) -> Result<TrainOptions> {
+    let known = serde_json::to_value(TrainOptions::default()).map_err(|error| failed(error.to_string()))?;
+    let known: Vec<&str> = known.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
+    let mut fields = Map::new();
+    for (key, value) in given.into_iter().flatten() {
+        let key: String = key.extract()?;
+        if !known.contains(&key.as_str()) {
+            return Err(unknown_keyword(&key, known.iter().chain(others).copied()));
+        }
+        if value.is_none() {
+            continue;
+        }
+        let value =
+            json_of(&value).map_err(|error| error.with_note(value.py(), &format!("in the option {key}")))?;
+        let field = Value::Object(Map::from_iter([(key.clone(), value.clone())]));
+        serde_json::from_value::<TrainOptions>(field)
+            .map_err(|error| wrong_value(format!("{key}: {error}")))?;
+        fields.insert(key, value);
+    }
+    serde_json::from_value(Value::Object(fields)).map_err(|error| wrong_value(error.to_string()))
+}
+
+/// Hears of a training, and ends it at a signal or at an exception.
+struct Follower {
+    listener: Listener,
+    raised: Raised,
+    has_raised: AtomicBool,
+    /// What is given each entry of the log.
+    on_step: Option<Py<PyAny>>,
+    /// The steps that are done, where nothing else tells of them.
+    steps: Mutex<Option<Box<dyn Progress>>>,
+}
+
+impl Follower {
+    /// Does something in Python.
+    fn attached(&self, work: impl FnOnce(Python<'_>) -> Result<()>) {
+        // An interpreter that ends hears no more.
+        if let Some(Err(error)) = Python::try_attach(work) {
+            self.raised.keep(error.into());
+            self.has_raised.store(true, Ordering::Release);
+        }
+    }
+
+    fn tell(&self, event: &Value) {
+        if let Some(on_step) = &self.on_step {
+            self.attached(|py| {
+                on_step.call1(py, (python_of(py, event)?,))?;
+                Ok(())
+            });
+        }
+    }
+
+    fn on_event(&self, event: TrainEvent) {
+        match event {
+            TrainEvent::Start { steps, steps_done } if self.on_step.is_none() => {
+                let bar = self.start("training", steps, Unit::Items("steps"));
+                bar.advance(steps_done);
+                *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar);
+            }
+            TrainEvent::Entry(entry) => {
+                let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+                if let (Some(bar), Some(_)) = (steps.as_ref(), entry.loss) {
+                    bar.advance(1);
+                }
+                drop(steps);
+                // Numbers that are not finite become None.
+                self.tell(&serde_json::to_value(entry).unwrap_or_default());
+            }
+            TrainEvent::Sample { step, text, .. } => self.tell(&json!({"step": step, "sample": text})),
+            _ => {}
+        }
+    }
+}
+
+impl Reporter for Follower {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        self.listener.start(what, total, unit)
+    }
+
+    fn note(&self, note: &str) {
+        self.attached(|py| warn(py, note));
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.has_raised.load(Ordering::Acquire) || self.listener.is_interrupted()
+    }
+}
+
+fn run(py: Python<'_>, job: TrainJob, on_step: Option<Py<PyAny>>) -> Result<Bound<'_, PyAny>> {
+    start()?;
+    if on_step.as_ref().is_some_and(|on_step| !on_step.bind(py).is_callable()) {
+        return Err(wrong_type("on_step: expected a function of a dict"));
+    }
+    let raised = Raised::default();
+    let follower = Arc::new(Follower {
+        listener: Listener::new(py),
+        raised: raised.clone(),
+        has_raised: AtomicBool::new(false),
+        on_step,
+        steps: Mutex::default(),
+    });
+    let reporter: Arc<dyn Reporter> = follower.clone();
+    let report = interruptible(py, || job.run(&reporter, &mut |event| follower.on_event(event)));
+    let report = raised.or(report)?;
+    let report = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
+    Ok(python_of(py, &report)?)
+}

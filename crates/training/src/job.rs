@@ -1,0 +1,411 @@
+//! A whole training from files to a folder, as every face of the project runs it: data, tokenizer, start, adapters, steps,
+//! evaluations, samples and the report.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::Device;
+use gpt2::{Gpt2Config, ParameterCounts};
+use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit, Watched};
+use gpt2_generation::{GenerationConfig, TextGenerator};
+use gpt2_kernels::free_memory;
+use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, train_tokenizer};
+use serde::Serialize;
+
+use crate::{
+    Corpus, Entry, HeldOut, Hyperparameters, Lora, Parameters, Run, RunOptions, Split, Start, TokenFile,
+    Tokens, TrainOptions, Trainer, TrainingError, Windows, estimated_bytes, has_state, state,
+};
+
+/// Largest configuration that is read.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Tokens of a sample: enough to see what the model has learnt, at little cost.
+const SAMPLE_TOKENS: usize = 60;
+
+/// A training: what it reads, where it writes, and how it is done.
+///
+/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones, where nothing is
+/// held out); beside them stand `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights,
+/// interrupted or not.
+#[derive(Debug, Clone)]
+pub struct TrainJob {
+    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line.
+    pub data: Vec<PathBuf>,
+    /// What is trained.
+    pub start: Start,
+    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's, and for a new
+    /// model one that is trained from the data.
+    pub tokenizer: Option<PathBuf>,
+    /// The folder that is written; it must be new or empty, but to resume.
+    pub out: PathBuf,
+    /// The other options.
+    pub options: TrainOptions,
+    /// Where checkpoints of the hub come from.
+    pub hub: HubOptions,
+    /// How messages write the names of options.
+    pub spelling: Spelling,
+}
+
+/// What happens in a training.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum TrainEvent<'a> {
+    /// The steps begin, or go on.
+    Start {
+        /// Steps of the whole training.
+        steps: u64,
+        /// Those of them that are done.
+        steps_done: u64,
+    },
+    /// A step was taken, or the held-out loss measured: a line of the log.
+    Entry(&'a Entry),
+    /// A text was continued, after an evaluation.
+    Sample {
+        /// Steps so far.
+        step: u64,
+        /// The loss that was measured, in nats for each token.
+        held_out_loss: f64,
+        /// The text with what the model made of it, or why it made nothing.
+        text: &'a str,
+    },
+}
+
+/// How a training ended, and on what.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrainReport {
+    /// The folder.
+    pub out: PathBuf,
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// Tokens that were trained on.
+    pub training_tokens: usize,
+    /// Tokens that were held out.
+    pub held_out_tokens: usize,
+    /// Steps taken in all.
+    pub steps: u64,
+    /// Whether it ended before all steps were taken, for want of improvement.
+    pub stopped_early: bool,
+    /// Loss of the last step, in nats for each token.
+    pub loss: Option<f64>,
+    /// The evaluation with the lowest loss, whose weights the folder holds.
+    pub best_step: Option<u64>,
+    /// Its loss, in nats for each token.
+    pub held_out_loss: Option<f64>,
+    /// The same for each character.
+    pub held_out_loss_per_character: Option<f64>,
+    /// Seconds of this run.
+    pub elapsed_s: f64,
+}
+
+/// What there is before the first step.
+struct Prepared {
+    config: Gpt2Config,
+    tokenizer: Tokenizer,
+    checkpoint: Option<Checkpoint>,
+}
+
+impl TrainJob {
+    /// Trains. `reporter` hears of loading and encoding, and may interrupt the job, which then ends within an operation, the
+    /// state of the last step saved; `on_event` is told every step.
+    ///
+    /// # Errors
+    /// When options are out of range or do not go together, the folder is taken, data or start cannot be read or do not fit
+    /// each other, the memory does not suffice, a loss is not a number, or a file cannot be written;
+    /// [`TrainingError::Interrupted`] when the reporter interrupts it.
+    pub fn run(
+        &self,
+        reporter: &Arc<dyn Reporter>,
+        on_event: &mut dyn FnMut(TrainEvent),
+    ) -> Result<TrainReport, TrainingError> {
+        match self.train(reporter, on_event) {
+            Err(error) if error.is_interrupted() => {
+                let state = has_state(&self.out).then(|| state::path(&self.out));
+                Err(TrainingError::Interrupted { state })
+            }
+            done => done,
+        }
+    }
+
+    fn train(
+        &self,
+        reporter: &Arc<dyn Reporter>,
+        on_event: &mut dyn FnMut(TrainEvent),
+    ) -> Result<TrainReport, TrainingError> {
+        let options = &self.options;
+        options.check(&self.start, self.spelling)?;
+        self.check_folder()?;
+        let corpus = Corpus::open(&self.data, options.held_out)?;
+        let prepared = self.prepare(&corpus, &**reporter)?;
+        let numbers = options.numbers(&self.start, &prepared.config);
+        numbers.check(&prepared.config)?;
+        if let Some(lora) = options.lora() {
+            lora.check(&prepared.config)?;
+        }
+        if let Some(note) = prepared.config.end_token_note() {
+            reporter.note(&note);
+        }
+        if !options.ignore_memory {
+            self.check_memory(&prepared.config, &numbers)?;
+        }
+        fs::create_dir_all(&self.out)
+            .map_err(|error| TrainingError::File { path: self.out.clone(), error })?;
+        let files = TokenFiles::encode(&corpus, &prepared, &self.out, &**reporter)?;
+        let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
+        let windows = Windows::new(&training, numbers.context, numbers.seed)?;
+        let characters = corpus.characters(Split::HeldOut);
+        let held_out_windows =
+            held_out.as_ref().map(|tokens| HeldOut::new(tokens, characters)).transpose()?;
+
+        let steps = numbers.steps;
+        let trainer = self.trainer(&prepared, numbers, reporter)?;
+        let run_options = RunOptions {
+            folder: self.out.clone(),
+            eval_every: options.eval_every,
+            save_every: options.save_every,
+            patience: options.patience,
+            dtype: options.dtype,
+            data_fingerprint: training.fingerprint(),
+        };
+        let data = (windows, held_out_windows);
+        let mut run = Run::open(trainer, data, &prepared.tokenizer, run_options)?;
+
+        let clock = Instant::now();
+        let elapsed_s = || clock.elapsed().as_secs_f64();
+        on_event(TrainEvent::Start { steps, steps_done: run.trainer().steps_done() });
+        let mut report = |entry: &Entry, trainer: &Trainer| {
+            on_event(TrainEvent::Entry(entry));
+            if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &options.sample) {
+                // A sample that fails is shown as such; the training goes on.
+                let text = sample(trainer, &prepared.tokenizer, prompt);
+                let text = text.unwrap_or_else(|error| error.to_string());
+                on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
+            }
+        };
+        let outcome = run.train(&elapsed_s, &mut report)?;
+        let best = outcome.best.map(|(_, loss)| loss);
+        Ok(TrainReport {
+            out: self.out.clone(),
+            parameters: ParameterCounts::new(&prepared.config).unique,
+            training_tokens: training.len(),
+            held_out_tokens: held_out.as_ref().map_or(0, Tokens::len),
+            steps: outcome.steps,
+            stopped_early: outcome.is_stopped_early,
+            loss: outcome.last_loss,
+            best_step: outcome.best.map(|(step, _)| step),
+            held_out_loss: best.map(|loss| loss.per_token),
+            held_out_loss_per_character: best.map(|loss| loss.per_character),
+            elapsed_s: elapsed_s(),
+        })
+    }
+
+    /// A folder that holds something is only used to resume.
+    fn check_folder(&self) -> Result<(), TrainingError> {
+        let failed = |error| TrainingError::File { path: self.out.clone(), error };
+        let refuse = |what: &str| {
+            let what = format!("{} {}: {what}", self.spelling.of("out"), self.out.display());
+            Err(TrainingError::Call { what })
+        };
+        if self.out.exists() && !self.out.is_dir() {
+            return refuse("it is no folder; choose another name");
+        }
+        let is_empty = !self.out.exists() || fs::read_dir(&self.out).map_err(failed)?.next().is_none();
+        match (is_empty || self.options.resume, has_state(&self.out)) {
+            (true, _) => Ok(()),
+            (false, false) => refuse("the folder is not empty; choose another name"),
+            (false, true) => refuse(&format!(
+                "the folder is not empty; add {} to go on with the training in it, or choose another name",
+                switched_on(self.spelling, "resume")
+            )),
+        }
+    }
+
+    /// The configuration, the tokenizer and, where there is one, the checkpoint.
+    fn prepare(&self, corpus: &Corpus, reporter: &dyn Reporter) -> Result<Prepared, TrainingError> {
+        let (config, name) = match &self.start {
+            Start::Checkpoint(model) => {
+                let options = ModelOptions {
+                    model: model.clone(),
+                    n_head: self.options.n_head,
+                    hub: self.hub.clone(),
+                    ..ModelOptions::default()
+                };
+                let checkpoint = options.open_checkpoint(reporter)?;
+                checkpoint.check()?;
+                let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?;
+                let config = self.options.with_dropout(checkpoint.config().clone());
+                return Ok(Prepared { config, tokenizer, checkpoint: Some(checkpoint) });
+            }
+            Start::ConfigFile(path) => (read_config(path)?, path.display().to_string()),
+            Start::Config(config) => ((**config).clone(), self.spelling.of("config")),
+        };
+        let mut config = self.options.with_dropout(config);
+        let tokenizer = match &self.tokenizer {
+            Some(path) => load_tokenizer(path)?,
+            None => {
+                // Counting the words of much text takes a while.
+                let documents = corpus.documents(Split::Training).take_while(|_| !reporter.is_interrupted());
+                let tokenizer = train_tokenizer(documents, config.vocab_size);
+                if reporter.is_interrupted() {
+                    return Err(TrainingError::Interrupted { state: None });
+                }
+                let tokenizer = tokenizer?;
+                let found = tokenizer.get_vocab_size(true);
+                if found < config.vocab_size {
+                    let vocab_size = config.vocab_size;
+                    return Err(TrainingError::SmallTokenizer { config: name, vocab_size, found });
+                }
+                tokenizer
+            }
+        };
+        // The ids of the end of a text are the tokenizer's, whatever the configuration says.
+        if let Some(end) = tokenizer.token_to_id(END_OF_TEXT) {
+            config.bos_token_id = Some(end);
+            config.eos_token_id = vec![end];
+        }
+        Ok(Prepared { config, tokenizer, checkpoint: None })
+    }
+
+    fn trainer(
+        &self,
+        prepared: &Prepared,
+        numbers: Hyperparameters,
+        reporter: &Arc<dyn Reporter>,
+    ) -> Result<Trainer, TrainingError> {
+        let (config, seed) = (&prepared.config, numbers.seed);
+        let parameters = match &prepared.checkpoint {
+            Some(checkpoint) => {
+                let progress = Watched::new(&**reporter, "loading", checkpoint.parameter_bytes());
+                Parameters::from_checkpoint(checkpoint, &Device::Cpu, &progress)?
+            }
+            None => Parameters::initialize(config, seed, &Device::Cpu)?,
+        };
+        let trainer = match self.options.lora() {
+            Some(lora) => {
+                let (lora, adapters) = Lora::new(config, lora, &parameters, seed)?;
+                Trainer::with_adapters(config, lora, adapters, numbers)?
+            }
+            None => Trainer::new(config, parameters, numbers)?,
+        };
+        let interrupt = Arc::clone(reporter);
+        Ok(trainer
+            .recomputing(self.options.recompute)
+            .interrupted_by(Arc::new(move || interrupt.is_interrupted())))
+    }
+
+    /// Refuses a training that the machine's memory cannot hold.
+    fn check_memory(&self, config: &Gpt2Config, numbers: &Hyperparameters) -> Result<(), TrainingError> {
+        let (spelling, recomputes) = (self.spelling, self.options.recompute);
+        let needed = estimated_bytes(config, numbers, recomputes);
+        let free = free_memory(&Device::Cpu).map(|free| free as u64);
+        let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
+        let recompute = match recomputes {
+            true => String::new(),
+            false => format!(", or add {}", switched_on(spelling, "recompute")),
+        };
+        let advice = format!(
+            "lower {} (and raise {}) or {}{recompute}; {} trains all the same",
+            spelling.of("batch_size"),
+            spelling.of("accumulate"),
+            spelling.of("context"),
+            switched_on(spelling, "ignore_memory"),
+        );
+        Err(TrainingError::NoRoom {
+            parameters: ParameterCounts::new(config).unique,
+            windows: numbers.batch_size,
+            tokens: numbers.context,
+            needed,
+            free,
+            advice,
+        })
+    }
+}
+
+/// How a user switches this option on.
+fn switched_on(spelling: Spelling, option: &str) -> String {
+    match spelling {
+        Spelling::Flags => spelling.of(option),
+        Spelling::Keywords => format!("{option}=True"),
+    }
+}
+
+fn read_config(path: &Path) -> Result<Gpt2Config, TrainingError> {
+    let failed = |error| TrainingError::File { path: path.to_owned(), error };
+    let metadata = fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() || metadata.len() > MAX_CONFIG_BYTES {
+        let what = "not a config.json".to_owned();
+        return Err(TrainingError::Data { path: path.to_owned(), what });
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    Gpt2Config::from_json(&text).map_err(|error| TrainingError::ConfigFile { path: path.to_owned(), error })
+}
+
+/// What the model makes of a prompt.
+fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String, TrainingError> {
+    let model = trainer.model()?;
+    let ids = encode(tokenizer, prompt)?;
+    let config = GenerationConfig {
+        max_new_tokens: SAMPLE_TOKENS,
+        do_sample: true,
+        top_k: 50,
+        eos_token_id: trainer.config().end_tokens(),
+        ..GenerationConfig::default()
+    };
+    let mut text = prompt.to_owned();
+    let pieces = TextGenerator::new(&model, &ids, &config, tokenizer)?;
+    for piece in pieces.take_while(|_| !trainer.is_interrupted()) {
+        text.push_str(&piece?);
+    }
+    Ok(text)
+}
+
+/// The data as token files in the folder of the run, removed when the training ends.
+struct TokenFiles {
+    training: PathBuf,
+    held_out: Option<PathBuf>,
+}
+
+impl TokenFiles {
+    fn encode(
+        corpus: &Corpus,
+        prepared: &Prepared,
+        folder: &Path,
+        reporter: &dyn Reporter,
+    ) -> Result<Self, TrainingError> {
+        let has_held_out = corpus.bytes(Split::HeldOut) > 0;
+        let files = Self {
+            training: folder.join("training.tokens"),
+            held_out: has_held_out.then(|| folder.join("held-out.tokens")),
+        };
+        let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
+        let bar = reporter.start("encoding", total as u64, Unit::Bytes);
+        let progress = |bytes| {
+            bar.advance(bytes);
+            match reporter.is_interrupted() {
+                true => Err(TrainingError::Interrupted { state: None }),
+                false => Ok(()),
+            }
+        };
+        let encode =
+            |split, path: &Path| corpus.encode(split, &prepared.tokenizer, &prepared.config, path, &progress);
+        encode(Split::Training, &files.training)?;
+        if let Some(path) = &files.held_out {
+            encode(Split::HeldOut, path)?;
+        }
+        Ok(files)
+    }
+
+    fn open_held_out(&self) -> Result<Option<TokenFile>, TrainingError> {
+        self.held_out.as_deref().map(TokenFile::open).transpose()
+    }
+}
+
+impl Drop for TokenFiles {
+    fn drop(&mut self) {
+        // They are made again from the data by the next run; nothing depends on their removal.
+        for path in std::iter::once(&self.training).chain(&self.held_out) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What a training is asked for: the options of every face, with their names, their defaults and the rules between them.
+
+use std::path::PathBuf;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Spelling, UnknownName};
+use gpt2_weights::WrittenDType;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{Hyperparameters, LoraConfig, Schedule, TrainingError};
+
+/// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
+const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
+/// Types of the written weights: those that safetensors holds.
+const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
+
+/// What a training starts from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Start {
+    /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model of the hub, or
+    /// [`BUILT_IN`](gpt2_engine::BUILT_IN).
+    Checkpoint(PathBuf),
+    /// A `config.json`, whose model is made anew.
+    ConfigFile(PathBuf),
+    /// A configuration, whose model is made anew.
+    Config(Box<Gpt2Config>),
+}
+
+/// How to train. As JSON it is an object with the names of the fields, of which any may be left out.
+///
+/// ```
+/// use gpt2_training::TrainOptions;
+///
+/// let options: TrainOptions = serde_json::from_str(r#"{"steps": 200, "lora_rank": 8, "dtype": "f16"}"#)?;
+/// assert_eq!(options, TrainOptions { steps: 200, lora_rank: Some(8), dtype: options.dtype, ..TrainOptions::default() });
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainOptions {
+    /// Go on with the training whose state the folder holds; the other options must be the same.
+    pub resume: bool,
+    /// Steps of the optimizer.
+    pub steps: u64,
+    /// Windows of text in one batch.
+    pub batch_size: usize,
+    /// Batches whose gradients are averaged into one step.
+    pub accumulate: usize,
+    /// Tokens in a window; by default the model's context.
+    pub context: Option<usize>,
+    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients, see [`Trainer::recomputing`](crate::Trainer::recomputing).
+    pub recompute: bool,
+    /// Train low-rank adapters of this rank, and leave the weights as they are.
+    pub lora_rank: Option<usize>,
+    /// An adapter counts `lora_alpha / lora_rank` times; by default twice.
+    pub lora_alpha: Option<f64>,
+    /// Linear layers with adapters, of [`LORA_TARGETS`](crate::LORA_TARGETS); by default `c_attn`.
+    pub lora_targets: Option<Vec<String>>,
+    /// Train even where the memory that is free seems too small for it.
+    pub ignore_memory: bool,
+    /// Highest learning rate; by default 0.001 for a new model, 0.00005 for a checkpoint, 0.0003 for its adapters.
+    pub lr: Option<f64>,
+    /// How the learning rate falls to a tenth of its highest value.
+    pub schedule: Schedule,
+    /// Steps over which the learning rate rises; by default a twentieth of all, at most 500.
+    pub warmup_steps: Option<u64>,
+    /// Weight decay of matrices.
+    pub weight_decay: f64,
+    /// Largest norm of the gradient; 0 does not clip.
+    pub grad_clip: f64,
+    /// Dropout rate, in place of the configuration's three.
+    pub dropout: Option<f64>,
+    /// Share of the data, at the end of each file, that is not trained on; 0 for none.
+    pub held_out: f64,
+    /// Steps between evaluations on the held-out text.
+    pub eval_every: u64,
+    /// Steps between saved states.
+    pub save_every: u64,
+    /// A text that is continued at every evaluation.
+    pub sample: Option<String>,
+    /// End after this many evaluations without a lower held-out loss.
+    pub patience: Option<u64>,
+    /// Seed of the initial weights, the order of the data, and dropout.
+    pub seed: u64,
+    /// Type of the written weights: f32, f16 or bf16.
+    #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
+    pub dtype: WrittenDType,
+    /// The number of attention heads, for checkpoints that do not tell it.
+    pub n_head: Option<usize>,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        let numbers = Hyperparameters::default();
+        Self {
+            resume: false,
+            steps: numbers.steps,
+            batch_size: numbers.batch_size,
+            accumulate: numbers.accumulate,
+            context: None,
+            recompute: false,
+            lora_rank: None,
+            lora_alpha: None,
+            lora_targets: None,
+            ignore_memory: false,
+            lr: None,
+            schedule: numbers.schedule,
+            warmup_steps: None,
+            weight_decay: numbers.weight_decay,
+            grad_clip: 1.0,
+            dropout: None,
+            held_out: 0.1,
+            eval_every: 100,
+            save_every: 100,
+            sample: None,
+            patience: None,
+            seed: numbers.seed,
+            dtype: WrittenDType::F32,
+            n_head: None,
+        }
+    }
+}
+
+impl TrainOptions {
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// When a number is out of its range, or options do not go together.
+    pub(crate) fn check(&self, start: &Start, spelling: Spelling) -> Result<(), TrainingError> {
+        let refuse = |option, expected: &str, found: String| {
+            Err(TrainingError::OptionOutOfRange { option, expected: expected.into(), found })
+        };
+        if let Some(rate) = self.dropout.filter(|rate| !(0.0..1.0).contains(rate)) {
+            return refuse("dropout", "a rate from 0 to below 1", rate.to_string());
+        }
+        let counts = [
+            ("eval_every", Some(self.eval_every)),
+            ("save_every", Some(self.save_every)),
+            ("patience", self.patience),
+        ];
+        if let Some((option, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
+            return refuse(option, "at least 1", "0".into());
+        }
+        let of_adapters =
+            [("lora_alpha", self.lora_alpha.is_some()), ("lora_targets", self.lora_targets.is_some())];
+        if self.lora_rank.is_none()
+            && let Some((option, _)) = of_adapters.into_iter().find(|(_, is_given)| *is_given)
+        {
+            let what = format!("{} is of adapters; give {}", spelling.of(option), spelling.of("lora_rank"));
+            return Err(TrainingError::Call { what });
+        }
+        if self.n_head.is_some() && !matches!(start, Start::Checkpoint(_)) {
+            let what =
+                format!("{} is for checkpoints; here the configuration tells it", spelling.of("n_head"));
+            return Err(TrainingError::Call { what });
+        }
+        Ok(())
+    }
+
+    /// The numbers of the training of this model.
+    pub(crate) fn numbers(&self, start: &Start, config: &Gpt2Config) -> Hyperparameters {
+        let usual_rate = match (start, self.lora_rank) {
+            (Start::Checkpoint(_), None) => 5e-5,
+            (Start::Checkpoint(_), Some(_)) => 3e-4,
+            _ => 1e-3,
+        };
+        let (shortest, longest) = USUAL_WARMUP_STEPS;
+        let usual_warmup = (self.steps / 20).clamp(shortest, longest).min(self.steps);
+        Hyperparameters {
+            steps: self.steps,
+            batch_size: self.batch_size,
+            accumulate: self.accumulate,
+            context: self.context.unwrap_or(config.n_positions),
+            learning_rate: self.lr.unwrap_or(usual_rate),
+            schedule: self.schedule,
+            warmup_steps: self.warmup_steps.unwrap_or(usual_warmup),
+            weight_decay: self.weight_decay,
+            grad_clip: Some(self.grad_clip).filter(|clip| *clip != 0.0),
+            seed: self.seed,
+            ..Hyperparameters::default()
+        }
+    }
+
+    /// The adapters, where there are to be any.
+    pub(crate) fn lora(&self) -> Option<LoraConfig> {
+        self.lora_rank.map(|rank| LoraConfig {
+            rank,
+            alpha: self.lora_alpha.unwrap_or(2.0 * rank as f64),
+            targets: self.lora_targets.clone().unwrap_or_else(|| vec!["c_attn".to_owned()]),
+        })
+    }
+
+    /// The configuration with the dropout rate that is asked for.
+    pub(crate) fn with_dropout(&self, config: Gpt2Config) -> Gpt2Config {
+        match self.dropout {
+            Some(rate) => Gpt2Config { embd_pdrop: rate, attn_pdrop: rate, resid_pdrop: rate, ..config },
+            None => config,
+        }
+    }
+}
+
+/// The type of this name that a training may write: `f32`, `f16` or `bf16`.
+///
+/// # Errors
+/// When it is another name.
+pub fn written_dtype(name: &str) -> Result<WrittenDType, UnknownName> {
+    let known = WRITTEN_DTYPES.into_iter().find(|dtype| dtype.name() == name);
+    let names = WRITTEN_DTYPES.map(WrittenDType::name).join(", ");
+    known.ok_or_else(|| UnknownName { expected: format!("one of {names}") })
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn dtype_name<S: Serializer>(dtype: &WrittenDType, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(dtype.name())
+}
+
+fn dtype_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WrittenDType, D::Error> {
+    written_dtype(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}

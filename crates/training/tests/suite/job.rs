@@ -1,0 +1,279 @@
+//! A training from files to a folder: interrupted or not it ends with the same files; wrong options are told by their names.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use gpt2_testing::CheckpointFolder;
+use gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport, TrainingError};
+use gpt2_weights::WrittenDType;
+use serde_json::{Value, json};
+
+const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
+
+/// Interrupts the job at a question of those that follow the begin of its steps; counts them.
+struct Interrupter {
+    at: u64,
+    asked: AtomicU64,
+    has_begun: AtomicBool,
+}
+
+impl Interrupter {
+    fn new(at: u64) -> Self {
+        Self { at, asked: AtomicU64::new(0), has_begun: false.into() }
+    }
+}
+
+impl Reporter for Interrupter {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed) && self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.at
+    }
+}
+
+fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
+    let data = folder.join("text.txt");
+    if !data.exists() {
+        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
+        fs::write(&data, (0..200).map(line).collect::<String>()).unwrap();
+    }
+    TrainJob {
+        data: vec![data],
+        start: Start::Config(Box::new(Gpt2Config::from_json(CONFIG).unwrap())),
+        tokenizer: None,
+        out: folder.join(out),
+        options,
+        hub: HubOptions::default(),
+        spelling: Spelling::Keywords,
+    }
+}
+
+fn run(job: &TrainJob) -> Result<TrainReport, TrainingError> {
+    job.run(&silent(), &mut |_| {})
+}
+
+fn silent() -> Arc<dyn Reporter> {
+    Arc::new(Silent)
+}
+
+fn read(job: &TrainJob, name: &str) -> Vec<u8> {
+    fs::read(job.out.join(name)).unwrap()
+}
+
+/// The log without its times.
+fn log(job: &TrainJob) -> Vec<Value> {
+    let log = String::from_utf8(read(job, "log.jsonl")).unwrap();
+    let entries = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    entries.map(|entry| json!([entry["step"], entry["loss"], entry["held_out_loss"]])).collect()
+}
+
+/// Between steps, within the batches of a step, forwards and backwards, within and after evaluations.
+#[test]
+fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions {
+        steps: 9,
+        batch_size: 2,
+        accumulate: 2,
+        eval_every: 2,
+        save_every: 5,
+        dropout: Some(0.1),
+        lr: Some(0.01),
+        held_out: 0.03,
+        seed: 4,
+        ..TrainOptions::default()
+    };
+    let whole = job(folder.path(), "whole", options.clone());
+    let report = run(&whole).unwrap();
+    assert_eq!((report.steps, report.stopped_early, log(&whole).len()), (9, false, 9 + 5));
+
+    let interrupted = job(folder.path(), "interrupted", TrainOptions { resume: true, ..options });
+    let mut steps = Vec::new();
+    let mut saved_unevaluated = 0;
+    let mut questions = 1;
+    let resumed = loop {
+        // Within the first batch, and far enough to come to an end.
+        let interrupter = Arc::new(Interrupter::new(questions));
+        questions = questions * 9 / 8 + 1;
+        let reporter: Arc<dyn Reporter> = interrupter.clone();
+        let mut steps_done = 0;
+        let done = interrupted.run(&reporter, &mut |event| match event {
+            TrainEvent::Start { steps_done: done, .. } => {
+                steps_done = done;
+                interrupter.has_begun.store(true, Ordering::Relaxed);
+            }
+            TrainEvent::Entry(entry) => steps_done = entry.step,
+            _ => {}
+        });
+        steps.push(steps_done);
+        match done {
+            Ok(report) => break report,
+            Err(TrainingError::Interrupted { state }) => {
+                let Some(state) = state else { continue };
+                let bytes = fs::read(state).unwrap();
+                let text = String::from_utf8_lossy(&bytes);
+                assert!(
+                    text.contains(&format!("steps_done\\\":{steps_done}")),
+                    "step {steps_done} is not saved"
+                );
+                saved_unevaluated += usize::from(text.contains("is_evaluation_due"));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(steps.len() > 6 && saved_unevaluated > 0, "{steps:?}, {saved_unevaluated}");
+    let without_time = |report: TrainReport| TrainReport { elapsed_s: 0.0, out: "".into(), ..report };
+    assert_eq!(without_time(resumed), without_time(report));
+    for name in ["model.safetensors", "training-state.safetensors", "tokenizer.json", "config.json"] {
+        assert_eq!(read(&interrupted, name), read(&whole, name), "{name}");
+    }
+    assert_eq!(log(&interrupted), log(&whole));
+    assert!(!interrupted.out.join("training.tokens").exists());
+}
+
+#[test]
+fn an_interrupt_before_the_first_step_leaves_no_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job(folder.path(), "out", TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() });
+    // While the tokenizer is trained, and while the data is encoded, when there is a folder already.
+    for at in [1, 4] {
+        let interrupter = Interrupter::new(at);
+        interrupter.has_begun.store(true, Ordering::Relaxed);
+        let reporter: Arc<dyn Reporter> = Arc::new(interrupter);
+        let error = job.run(&reporter, &mut |_| {}).unwrap_err();
+        assert!(matches!(error, TrainingError::Interrupted { state: None }), "{error}");
+        assert_eq!((error.to_string().as_str(), job.out.exists()), ("interrupted", at == 4));
+    }
+    run(&job).unwrap();
+}
+
+#[test]
+fn a_checkpoint_is_trained_further_with_samples_and_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = CheckpointFolder::tiny();
+    let options = TrainOptions {
+        steps: 4,
+        batch_size: 2,
+        eval_every: 2,
+        sample: Some("WHAT".into()),
+        lora_rank: Some(2),
+        dtype: WrittenDType::F16,
+        ..TrainOptions::default()
+    };
+    let start = Start::Checkpoint(tiny.path().to_owned());
+    let job = TrainJob { start, ..job(folder.path(), "out", options) };
+    let mut told = Vec::new();
+    let report = job
+        .run(&silent(), &mut |event| {
+            told.push(match event {
+                TrainEvent::Start { steps, steps_done } => format!("{steps_done} of {steps}"),
+                TrainEvent::Entry(entry) if entry.loss.is_some() => format!("step {}", entry.step),
+                TrainEvent::Entry(entry) => format!("held out {}", entry.step),
+                TrainEvent::Sample { step, text, .. } => {
+                    assert!(text.starts_with("WHAT") && text.len() > 8, "{text}");
+                    format!("sample {step}")
+                }
+                _ => String::new(),
+            });
+        })
+        .unwrap();
+    let expected = [
+        "0 of 4",
+        "step 1",
+        "step 2",
+        "held out 2",
+        "sample 2",
+        "step 3",
+        "step 4",
+        "held out 4",
+        "sample 4",
+    ];
+    assert_eq!(told, expected);
+    let keys = serde_json::to_value(&report).unwrap();
+    assert_eq!(keys["steps"], 4);
+    assert_eq!(keys["best_step"].as_u64().unwrap() % 2, 0);
+    let header = String::from_utf8_lossy(&read(&job, "model.safetensors")[..400]).into_owned();
+    assert!(header.contains("\"F16\""), "{header}");
+    assert!(job.out.join("adapter/adapter_model.safetensors").exists());
+}
+
+#[test]
+fn wrong_options_are_told_by_their_names_before_any_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |options: TrainOptions, spelling| {
+        let job = TrainJob { spelling, ..job(folder.path(), "out", options) };
+        let error = run(&job).unwrap_err();
+        assert!(error.is_usage() && !job.out.exists(), "{error}");
+        error.to_string()
+    };
+    let default = TrainOptions::default;
+    for (options, expected) in [
+        (
+            TrainOptions { dropout: Some(1.0), ..default() },
+            "dropout: expected a rate from 0 to below 1, found 1",
+        ),
+        (TrainOptions { eval_every: 0, ..default() }, "eval_every: expected at least 1, found 0"),
+        (TrainOptions { save_every: 0, ..default() }, "save_every: expected at least 1, found 0"),
+        (TrainOptions { patience: Some(0), ..default() }, "patience: expected at least 1, found 0"),
+        (TrainOptions { steps: 0, ..default() }, "steps: expected at least 1, found 0"),
+        (TrainOptions { lora_alpha: Some(2.0), ..default() }, "lora_alpha is of adapters; give lora_rank"),
+        (
+            TrainOptions { n_head: Some(2), ..default() },
+            "n_head is for checkpoints; here the configuration tells it",
+        ),
+    ] {
+        assert_eq!(refused(options, Spelling::Keywords), expected);
+    }
+    let much = TrainOptions { batch_size: 1 << 20, ..default() };
+    let told = refused(much.clone(), Spelling::Keywords);
+    assert!(
+        told.ends_with(
+            "lower batch_size (and raise accumulate) or context, or add recompute=True; ignore_memory=True trains all the same"
+        ),
+        "{told}"
+    );
+    let told = refused(TrainOptions { recompute: true, ..much }, Spelling::Flags);
+    assert!(
+        told.ends_with(
+            "lower --batch-size (and raise --accumulate) or --context; --ignore-memory trains all the same"
+        ),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_folder_that_holds_something_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() };
+    let job = job(folder.path(), "out", options.clone());
+    run(&job).unwrap();
+    let told = run(&job).unwrap_err().to_string();
+    assert!(told.contains("add resume=True to go on with the training in it"), "{told}");
+    let resumed = TrainOptions { resume: true, steps: 2, ..options };
+    let told = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
+    assert!(told.contains("other options: steps is 1 there and 2 here"), "{told}");
+}
+
+#[test]
+fn options_are_read_from_json() {
+    let text = r#"{"steps": 7, "lora_rank": 2, "lora_targets": ["c_fc"], "schedule": "linear", "dtype": "bf16", "lr": 0.5}"#;
+    let options: TrainOptions = serde_json::from_str(text).unwrap();
+    let again = serde_json::to_value(&options).unwrap();
+    assert_eq!(
+        (&again["dtype"], &again["schedule"], &again["steps"]),
+        (&json!("bf16"), &json!("linear"), &json!(7))
+    );
+    assert_eq!(serde_json::from_value::<TrainOptions>(again).unwrap(), options);
+    assert_eq!((options.batch_size, options.held_out, options.dtype), (8, 0.1, WrittenDType::BF16));
+    let wrong = |text: &str| serde_json::from_str::<TrainOptions>(text).unwrap_err().to_string();
+    assert!(wrong(r#"{"dtype": "q8_0"}"#).starts_with("expected one of f32, f16, bf16"));
+    assert!(wrong(r#"{"step": 1}"#).starts_with("unknown field `step`"));
+}

@@ -1,0 +1,309 @@
+"""Checkpoints are inspected, verified and converted as the program does it; Ctrl-C ends it and leaves nothing half done."""
+
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import candle_gpt2
+import pytest
+
+from support import FIXTURES, read_safetensors, write_safetensors
+
+FORMATS = FIXTURES / "formats"
+TINY = FIXTURES / "tiny-checkpoint"
+CHECKPOINTS = {
+    "safetensors": TINY,
+    "shards": FORMATS / "safetensors-shards",
+    "pytorch-zip": FORMATS / "pytorch-zip",
+    "pytorch-legacy": FORMATS / "pytorch-legacy" / "pytorch_model.bin",
+    "tensorflow": FORMATS / "tensorflow",
+    "nanogpt": FORMATS / "nanogpt" / "ckpt.pt",
+    "llmc": FORMATS / "llmc" / "gpt2.bin",
+    "gguf": FORMATS / "gguf" / "q4_0.gguf",
+    "built-in": "built-in",
+}
+
+
+@pytest.fixture
+def told(program):
+    """What the program prints as JSON, whatever it thinks of the checkpoint."""
+
+    def run(*arguments):
+        return json.loads(program(*map(str, arguments), "--json"))
+
+    return run
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A copy of the tiny checkpoint with a value that is no number."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(TINY, folder)
+    _, arrays = read_safetensors(folder / "model.safetensors")
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    name = next(name for name in arrays if name.endswith("h.0.mlp.c_fc.weight"))
+    arrays[name][1, 2] = float("nan")
+    write_safetensors(folder / "model.safetensors", arrays)
+    return folder
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_inspecting_tells_what_the_program_tells(name, told):
+    path = CHECKPOINTS[name]
+    assert candle_gpt2.inspect(path) == told("inspect", "--model", path)
+    with_values = candle_gpt2.inspect(path, tensors=True)
+    assert with_values == told("inspect", "--model", path, "--tensors")
+    statistics = [tensor["statistics"] for tensor in with_values["tensors"] if tensor["role"] == "parameter"]
+    assert statistics and all(values["min"] <= values["mean"] <= values["max"] for values in statistics)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_verifying_tells_what_the_program_tells(name, told):
+    path = CHECKPOINTS[name]
+    found = candle_gpt2.verify(path)
+    assert found == told("verify", "--model", path)
+    assert found["sound"] and found["problems"] == [] and found["cache_difference"] < 1e-3
+
+
+def test_two_checkpoints_are_compared(told):
+    first, second = FORMATS / "gguf" / "f32.gguf", FORMATS / "gguf" / "q8_0.gguf"
+    found = candle_gpt2.inspect(first, diff=second)
+    assert found == told("inspect", "--model", first, "--diff", second)
+    assert not found["equal"] and 0 < found["largest"] < 0.1
+    assert candle_gpt2.inspect(first, diff=first)["equal"]
+    against = candle_gpt2.verify(first, against=second)
+    assert against["against_difference"] > 1e-3 and not against["sound"]
+    assert candle_gpt2.verify(first, against=second, tolerance=1e9)["sound"]
+
+
+def test_a_published_model_needs_no_files(told):
+    found = candle_gpt2.inspect(preset="gpt2-xl")
+    assert found == told("inspect", "--preset", "gpt2-xl")
+    assert found["parameters"]["unique"] == 1_557_611_200
+
+
+@pytest.mark.parametrize(
+    ("output", "dtype"),
+    [("copy", "f32"), ("copy", "f16"), ("copy", "torch.bfloat16"), ("copy.gguf", "q8_0"), ("copy.gguf", "f32")],
+)
+def test_converting_writes_the_bytes_of_the_program(output, dtype, told, tmp_path):
+    ours, theirs = tmp_path / "ours" / output, tmp_path / "theirs" / output
+    for folder in (ours.parent, theirs.parent):
+        folder.mkdir()
+    named = {"torch.bfloat16": "bf16"}.get(dtype, dtype)
+    found = candle_gpt2.convert("built-in", ours, dtype=dtype)
+    expected = told("convert", "built-in", theirs, "--dtype", named)
+    assert found == expected | {"output": str(ours)}
+
+    def contents(path):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return {file.name: file.read_bytes() for file in files}
+
+    assert contents(ours) == contents(theirs)
+    again = candle_gpt2.Model.from_pretrained(ours)
+    if dtype == "f32":
+        model = candle_gpt2.Model.from_pretrained()
+        # The built-in model holds f16, and f32 holds the same numbers.
+        text = again.generate("ROMEO:", max_new_tokens=8, do_sample=False)
+        assert text == model.generate("ROMEO:", max_new_tokens=8, do_sample=False)
+
+
+def test_a_tokenizer_from_elsewhere_goes_along(tmp_path):
+    bare = FORMATS / "llmc" / "gpt2.bin"
+    with pytest.raises(ValueError, match="tokenizer"):
+        candle_gpt2.convert(bare, tmp_path / "a.gguf")
+    candle_gpt2.convert(bare, tmp_path / "a.gguf", tokenizer=TINY)
+    assert candle_gpt2.inspect(tmp_path / "a.gguf")["format"] == "gguf"
+
+
+@pytest.mark.parametrize("name", [None, TINY])
+def test_a_model_tells_the_same_of_its_checkpoint(name, tmp_path):
+    model, path = candle_gpt2.Model.from_pretrained(name), name or "built-in"
+    assert model.inspect() == candle_gpt2.inspect(name) == candle_gpt2.inspect(path)
+    assert model.inspect(tensors=True) == candle_gpt2.inspect(path, tensors=True)
+    assert model.inspect(diff=TINY) == candle_gpt2.inspect(path, diff=TINY)
+    assert model.verify() == candle_gpt2.verify(path)
+    written = model.convert(tmp_path / "copy", dtype="f16")
+    assert written["format"] == "safetensors" and Path(written["output"]) == tmp_path / "copy"
+    assert candle_gpt2.inspect(tmp_path / "copy")["dtypes"].keys() == {"F16"}
+
+
+def test_the_bytes_of_the_weights_are_counted(tiny):
+    parameters = tiny.inspect()["parameters"]["unique"]
+    f32 = candle_gpt2.Model.from_pretrained(TINY, dtype="f32")
+    words = repr(f32).split(" in ")[1]
+    assert float(words.split(" MB")[0]) >= round(4 * parameters / 1e6, 1)
+
+
+def test_damage_is_told(damaged, tmp_path, told):
+    found = candle_gpt2.verify(damaged)
+    assert not found["sound"] and "1 are NaN" in found["problems"][0]
+    assert candle_gpt2.inspect(damaged, tensors=True) == json.loads(
+        json.dumps(told("inspect", "--model", damaged, "--tensors"))
+    )
+    weights = damaged / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    found = candle_gpt2.verify(damaged)
+    assert not found["sound"] and len(found["problems"]) == 1 and str(weights) in found["problems"][0]
+    for failing in (
+        lambda: candle_gpt2.inspect(damaged),
+        lambda: candle_gpt2.convert(damaged, tmp_path / "never"),
+        lambda: candle_gpt2.Model.from_pretrained(damaged),
+    ):
+        with pytest.raises(candle_gpt2.Gpt2Error, match="model.safetensors"):
+            failing()
+    assert not (tmp_path / "never").exists()
+
+
+def test_wrong_calls_are_told(tmp_path):
+    missing = tmp_path / "nothing.gguf"
+    for failing in (candle_gpt2.inspect, candle_gpt2.verify, lambda path: candle_gpt2.convert(path, tmp_path / "a")):
+        with pytest.raises(FileNotFoundError, match="nothing.gguf"):
+            failing(missing)
+    for options, message in [
+        ({"preset": "gpt3"}, "gpt3"),
+        ({"preset": "gpt2", "tensors": True}, "diff and tensors need model: a preset has no values"),
+        ({"preset": "gpt2", "n_head": 2}, "n_head is for checkpoints"),
+        ({"model": TINY, "preset": "gpt2"}, "exclude each other"),
+        ({"model": TINY, "diff": TINY, "tensors": True}, "exclude each other"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            candle_gpt2.inspect(**options)
+    for tolerance in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="tolerance: expected a number of at least 0"):
+            candle_gpt2.verify(TINY, tolerance=tolerance)
+    with pytest.raises(ValueError, match="dtype: expected one of f32, f16, bf16, q8_0, q4_0"):
+        candle_gpt2.convert(TINY, tmp_path / "a", dtype="q3")
+    with pytest.raises(ValueError, match=r'dtype "q8_0": a Hugging Face folder holds f32, f16 or bf16'):
+        candle_gpt2.convert(TINY, tmp_path / "a", dtype="q8_0")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(candle_gpt2.Gpt2Error, match="exists already"):
+        candle_gpt2.convert(TINY, tmp_path / "there")
+    with pytest.raises(candle_gpt2.Gpt2Error, match="vocabularies differ"):
+        candle_gpt2.verify("built-in", against=TINY)
+
+
+# Something that takes long, and a signal in its midst: how long it went on after that.
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import candle_gpt2
+
+sent = []
+
+def interrupt():
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+
+timer = threading.Timer(float(sys.argv[1]) if len(sys.argv) > 1 else {delay}, interrupt)
+timer.start()
+try:
+    {call}
+    print("not interrupted")
+except KeyboardInterrupt:
+    print(time.perf_counter() - sent[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A checkpoint of 400 MB, of nothing but zeros, which its file holds in no room."""
+    folder = tmp_path_factory.mktemp("large")
+    layers, width, tokens = 12, 768, 20_000
+    config = dict(model_type="gpt2", vocab_size=tokens, n_positions=64, n_embd=width, n_layer=layers, n_head=12)
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"wte.weight": [tokens, width], "wpe.weight": [64, width], "ln_f.weight": [width], "ln_f.bias": [width]}
+    for layer in range(layers):
+        for name, out in [("attn.c_attn", 3), ("attn.c_proj", 1), ("mlp.c_fc", 4)]:
+            shapes[f"h.{layer}.{name}.weight"] = [width, out * width]
+            shapes[f"h.{layer}.{name}.bias"] = [out * width]
+        shapes[f"h.{layer}.mlp.c_proj.weight"] = [4 * width, width]
+        for name in ("mlp.c_proj.bias", "ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+            shapes[f"h.{layer}.{name}"] = [width]
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        bytes_of = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + bytes_of]}
+        end += bytes_of
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "candle_gpt2.inspect({path!r}, tensors=True)",
+        "candle_gpt2.inspect({path!r}, diff={path!r})",
+        "candle_gpt2.verify({path!r})",
+        "candle_gpt2.convert({path!r}, {output!r})",
+        "candle_gpt2.Model.from_pretrained({path!r}, dtype='q4')",
+    ],
+)
+def test_ctrl_c_ends_it_and_leaves_nothing(call, large, python, tmp_path):
+    call = call.format(path=str(large), output=str(tmp_path / "out"))
+    # Repeated, so that the signal comes in its midst on any machine.
+    call = f"while True: {call}" if "convert" not in call else call
+    done = python(INTERRUPTED.format(call=call, delay=0.1))
+    assert done.returncode == 0, done.stderr
+    # 0.1 s, and as much again for a machine that does other things meanwhile and for code without optimisation.
+    assert float(done.stdout) < 0.5, done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+class SlowHub(BaseHTTPRequestHandler):
+    """A hub that has one model, whose weights never come to an end."""
+
+    has_begun = threading.Event()
+    is_over = threading.Event()
+    FILES = {"config.json": (TINY / "config.json").read_bytes()}
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, body, **headers):
+        self.send_response(206 if "Range" in self.headers else 200)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        name = self.path.rsplit("/", 1)[1]
+        if self.path.startswith("/api/"):
+            files = [{"rfilename": name} for name in ("config.json", "model.safetensors")]
+            body = json.dumps({"sha": "0" * 40, "siblings": files}).encode()
+            self.answer(body, Content_Length=len(body))
+            return
+        size = 10_000_000 if name == "model.safetensors" else len(self.FILES[name])
+        about = {"X_Repo_Commit": "0" * 40, "ETag": f'"{name}"'}
+        if self.headers.get("Range", "") == "bytes=0-0":
+            self.answer(b"x", Content_Length=1, Content_Range=f"bytes 0-0/{size}", **about)
+        elif name == "config.json":
+            self.answer(self.FILES[name], Content_Length=size, **about)
+        else:
+            self.answer(b"x" * 100_000, Content_Length=size, **about)
+            self.has_begun.set()
+            self.is_over.wait(60)
+
+
+def test_ctrl_c_ends_a_download_that_is_silent(python, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        script = INTERRUPTED.format(call="candle_gpt2.Model.from_pretrained('someone/tiny')", delay=3.0)
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        done = python(script, HF_ENDPOINT=endpoint, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="")
+    finally:
+        SlowHub.is_over.set()
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert SlowHub.has_begun.is_set(), done.stdout
+    assert float(done.stdout) < 0.5, done.stdout
+    # What came is kept for the next time; nothing looks like a whole file.
+    assert sorted(file.name for file in tmp_path.glob("**/snapshots/*/*")) == ["config.json"]

@@ -1,0 +1,261 @@
+"""Benchmarks by protocols that have names: every figure is that of `gpt2 eval`, and a run goes on where it was ended."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import candle_gpt2
+import pytest
+
+from support import FIXTURES
+
+PASSAGES = """\
+{"text": "First Citizen: Before we proceed any further, hear me speak.\\nAll: Speak, speak"}
+{"text": "My lord, the king of France is dead, and long live the king"}
+{"context": "He said: “Come hither, boy, and give me thy", "continuation": "hand"}
+{"text": "What is the city but the people? True, the people are the city."}
+"""
+QUESTIONS = """\
+{"ind": 1, "activity_label": "Kings", "ctx_a": "The king sits upon the throne.", "ctx_b": "the queen", "endings": ["speaks to the people.", "eats a throne made of fish.", "sings.", "leaves the court."], "label": 0}
+{"ind": 2, "activity_label": "Letters", "ctx_a": "A messenger brings a letter to the duke.", "ctx_b": "", "endings": ["He reads it.", "He drinks the sea.", "He is a letter.", "He gives it back."], "label": "3"}
+"""
+TEXT = "The king of France is dead, and all the people of the city speak of the queen. " * 40
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with data, in which the test stands."""
+    (tmp_path / "passages.jsonl").write_text(PASSAGES)
+    (tmp_path / "questions.jsonl").write_text(QUESTIONS)
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def without_time(report):
+    """What two runs of the same have in common."""
+    return {name: value for name, value in report.items() if name != "seconds"}
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "arguments", "options"),
+    [
+        ("lambada:lm-eval", "passages.jsonl", [], {}),
+        ("lambada:stop-words", "passages.jsonl", ["--limit", "3"], {"limit": 3}),
+        ("hellaswag:lm-eval", "questions.jsonl", [], {}),
+        ("hellaswag:llama.cpp", "questions.jsonl", ["--limit", "1"], {"limit": 1}),
+        ("wikitext:hf-100", "text.txt", [], {}),
+        ("wikitext:llama.cpp", "text.txt", ["--context", "64"], {"context": 64}),
+        ("text:bits", "text.txt", [], {}),
+        ("kl", "text.txt", ["--context", "64", "--limit", "3"], {"context": 64, "limit": 3}),
+    ],
+)
+def test_reports_are_those_of_the_program(model, program, folder, protocol, data, arguments, options):
+    expected = json.loads(program("eval", protocol, "--data", data, "--json", *arguments))
+    report = model.evaluate(protocol, data, **options)
+    assert list(report) == list(expected)
+    assert without_time(report) == without_time(expected)
+    assert report["metrics"] and report["seconds"] > 0
+
+
+def test_another_precision_and_a_checkpoint_are_measured_like_the_programs(program, folder):
+    for arguments, options in [
+        (["--dtype", "q8", "--kv-dtype", "f16"], {"dtype": "q8", "kv_dtype": "f16"}),
+        (["--model", str(FIXTURES / "tiny-checkpoint")], {"name_or_path": FIXTURES / "tiny-checkpoint"}),
+    ]:
+        expected = json.loads(program("eval", "text:bits", "--data", "text.txt", "--json", *arguments))
+        report = candle_gpt2.Model.from_pretrained(**options).evaluate("text:bits", folder / "text.txt")
+        assert report["dataset"].pop("path") == str(folder / "text.txt")
+        expected["dataset"].pop("path")
+        assert without_time(report) == without_time(expected)
+
+
+def test_a_list_of_protocols_gives_a_list_of_reports(model, program, folder):
+    names = ["lambada:last-token", "hellaswag:lm-eval"]
+    data = ["passages.jsonl", folder / "questions.jsonl"]
+    printed = program("eval", *names, "--data", str(data[0]), "--data", str(data[1]), "--json")
+    reports = model.evaluate(names, data)
+    assert [without_time(report) for report in reports] == [
+        without_time(json.loads(line)) for line in printed.splitlines()
+    ]
+    assert model.evaluate(tuple(names[:1]), data[0])[0]["protocol"] == names[0]
+
+
+def test_models_are_compared_side_by_side(model, program, folder):
+    rounded = candle_gpt2.Model.from_pretrained(dtype="q4")
+    options = {"context": 64, "limit": 2}
+    arguments = ["--data", "text.txt", "--context", "64", "--limit", "2", "--json"]
+    # Without a base it is the same model in f32.
+    expected = json.loads(program("eval", "kl", "--dtype", "q4", *arguments))
+    report = rounded.evaluate("kl", "text.txt", **options)
+    assert without_time(report) == without_time(expected)
+    assert report["base"] == {"model": "built-in", "dtype": "f32"}
+    base = candle_gpt2.Model.from_pretrained(dtype="q8")
+    expected = json.loads(program("eval", "kl", "--dtype", "q4", "--base-dtype", "q8", *arguments))
+    assert without_time(rounded.evaluate("kl", "text.txt", base=base, **options)) == without_time(expected)
+    itself = {metric["name"]: metric["value"] for metric in model.evaluate("kl", "text.txt", base=model)["metrics"]}
+    assert itself["kl"] == itself["kl_max"] == itself["dp_rms"] == 0 and itself["same_top"] == 1
+
+
+def test_items_go_on_and_are_compared_across_program_and_package(model, program, folder):
+    arguments = ["eval", "lambada:lm-eval", "--data", "passages.jsonl", "--json"]
+    whole = json.loads(program(*arguments, "--items", "program.jsonl"))
+    report = model.evaluate("lambada:lm-eval", "passages.jsonl", items="package.jsonl")
+    assert without_time(report) == without_time(whole)
+    log = (folder / "program.jsonl").read_text()
+    assert (folder / "package.jsonl").read_text() == log
+    # Half a run of the program's, with half a line.
+    (folder / "half.jsonl").write_text(log[: len(log) // 2])
+    again = model.evaluate("lambada:lm-eval", "passages.jsonl", items=folder / "half.jsonl", resume=True)
+    assert again["metrics"] == whole["metrics"] and again["tokens_read"] < whole["tokens_read"]
+    assert (folder / "half.jsonl").read_text() == log
+
+    rounded = candle_gpt2.Model.from_pretrained(dtype="q4")
+    expected = json.loads(program(*arguments, "--dtype", "q4", "--against", "program.jsonl"))
+    compared = rounded.evaluate("lambada:lm-eval", "passages.jsonl", against="program.jsonl")
+    assert compared["against"] == expected["against"]
+    assert compared["against"]["items"] == 4 and compared["against"]["path"] == "program.jsonl"
+
+
+def test_protocols_are_listed_as_by_the_program(program):
+    listed = candle_gpt2.protocols()
+    assert listed == [json.loads(line) for line in program("eval", "--list", "--json").splitlines()]
+    names = [protocol["protocol"] for protocol in listed]
+    assert "lambada:lm-eval" in names and names[-1] == "kl"
+
+
+def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
+    def refused(kind, expected, protocol, *arguments, **options):
+        with pytest.raises(kind, match=expected):
+            model.evaluate(protocol, *arguments, **options)
+
+    passages = "passages.jsonl"
+    refused(ValueError, "there is no protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
+    refused(ValueError, "name at least one", [])
+    refused(ValueError, "asked for twice", ["kl", "kl"], "text.txt")
+    refused(ValueError, "^limit: expected at least 1, found 0$", "kl", "text.txt", limit=0)
+    refused(ValueError, "^context: it is for `wikitext:llama.cpp` and `kl`", "lambada:lm-eval", passages, context=64)
+    refused(ValueError, "^resume: .* name them with items$", "lambada:lm-eval", passages, resume=True)
+    refused(ValueError, "^base is for two models side by side", "lambada:lm-eval", passages, base=model)
+    refused(ValueError, "^against: it is for items", "kl", "text.txt", against="log.jsonl")
+    refused(ValueError, "^data: expected it once for all", "lambada:lm-eval", [passages, passages])
+    refused(ValueError, "is: give it with data$", "text:bits")
+    refused(ValueError, "context: expected 3 to 256", "kl", "text.txt", context=1000)
+    tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
+    refused(ValueError, "vocabulary of the base model: expected 1024", "kl", "text.txt", base=tiny)
+    refused(TypeError, "protocol: expected the name of a protocol or a list of names, found int", 7)
+    refused(TypeError, "data: expected a path or a list of paths, found int", "kl", 7)
+    refused(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", "none.jsonl")
+    refused(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", passages, against="none.jsonl")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "no-cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refused(candle_gpt2.Gpt2Error, "is not in the cache, and the network may not be used", "lambada:lm-eval")
+
+
+def test_damaged_data_are_told_and_other_reports_are_kept(model, folder):
+    (folder / "bad.jsonl").write_text(PASSAGES + '{"text": 7}\n')
+    expected = "^bad.jsonl: line 5: field `text`: expected a text, found 7$"
+    with pytest.raises(candle_gpt2.Gpt2Error, match=expected):
+        model.evaluate("lambada:lm-eval", "bad.jsonl")
+    both = ["lambada:lm-eval", "lambada:last-token"]
+    with pytest.raises(candle_gpt2.Gpt2Error, match=expected) as raised:
+        model.evaluate(both, ["bad.jsonl", "passages.jsonl"], items="log.jsonl")
+    assert [report["protocol"] for report in raised.value.partial] == ["lambada:last-token"]
+    assert len(lines_of(folder / "log.jsonl")) == 8
+
+
+def test_a_log_of_another_run_is_refused(model, folder):
+    model.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl")
+    with pytest.raises(candle_gpt2.Gpt2Error, match="it holds the items of another run"):
+        model.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl")
+    rounded = candle_gpt2.Model.from_pretrained(dtype="q8")
+    with pytest.raises(candle_gpt2.Gpt2Error, match="line 1: it is of the run `built-in, f16"):
+        rounded.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl", resume=True)
+
+
+INTERRUPTED = """
+import candle_gpt2
+model = candle_gpt2.Model.from_pretrained()
+model.evaluate("text:bits", "short.txt")
+print("ready", flush=True)
+try:
+    model.evaluate({protocols}, {data}, items="log.jsonl")
+    print("finished")
+except KeyboardInterrupt as error:
+    print("interrupted", [report["protocol"] for report in getattr(error, "partial", [])])
+print(model.evaluate("text:bits", "short.txt")["metrics"][0]["value"] > 0)
+"""
+# The promise is 0.1 s; the rest is for a machine that does other work.
+MOST_SECONDS = 0.5
+
+
+@pytest.mark.parametrize(
+    ("protocols", "data"),
+    [
+        (["text:bits", "wikitext:hf-1"], "long.txt"),
+        (["text:bits", "kl"], "long.txt"),
+        (["lambada:lm-eval"], "many.jsonl"),
+        (["lambada:stop-words"], "many.jsonl"),
+    ],
+)
+def test_an_interrupt_ends_the_run_and_what_was_known_is_kept(model, folder, protocols, data):
+    (folder / "short.txt").write_text(TEXT[:100])
+    (folder / "long.txt").write_text(TEXT * 4)
+    (folder / "many.jsonl").write_text(PASSAGES * 500)
+    script = INTERRUPTED.format(protocols=protocols, data=repr(data))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        log = folder / "log.jsonl"
+        # Once the last protocol is measured.
+        while not log.exists() or protocols[-1] not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        told = process.stdout.readline()
+        elapsed = time.monotonic() - start
+        rest = process.stdout.read()
+    assert told == f"interrupted {protocols[:-1]}\n"
+    assert elapsed < MOST_SECONDS
+    assert rest == "True\n"
+    # Whole lines, and what they hold is what an uninterrupted run says.
+    kept = lines_of(log)
+    assert kept and len([line for line in kept if line["protocol"] == protocols[-1]]) < 2000
+    if data == "many.jsonl":
+        log.unlink()
+        model.evaluate(protocols, data, items=log, limit=len(kept))
+        assert lines_of(log) == kept
+
+
+def test_an_interrupt_ends_the_reading_of_a_long_text(folder):
+    (folder / "short.txt").write_text(TEXT)
+    (folder / "long.txt").write_text(TEXT * 1000)
+    script = INTERRUPTED.format(protocols=["kl"], data="'long.txt'")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        assert process.stdout.readline() == "interrupted []\n"
+        assert time.monotonic() - start < MOST_SECONDS
+    assert not (folder / "log.jsonl").exists(), "no model was asked"
+
+
+def test_nothing_is_printed_without_a_terminal(python, folder):
+    script = "import candle_gpt2; candle_gpt2.Model.from_pretrained().evaluate('kl', 'text.txt')"
+    done = python(script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_example_shows_figures():
+    example = FIXTURES.parents[2] / "examples" / "evaluate.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True, timeout=100)
+    for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 beside f16: KL 0.00", "item 2: ", "of 3 answers"):
+        assert part in done.stdout, done.stdout
+    assert done.stderr == ""

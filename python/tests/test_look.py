@@ -1,0 +1,398 @@
+"""Every look is the program's `gpt2 look`, value by value; steering is that of `gpt2 generate --steer`."""
+
+import json
+import re
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+from support import FIXTURES, write_safetensors
+
+TEXT = "The quality of mercy is not strained"
+CLEAN, CORRUPT = "The dog", "My dog"
+PLAIN = FIXTURES / "inside" / "plain"
+WIDTH, LAYERS, LATENTS = 256, 4, 12
+
+COMPARED = ["--clean", CLEAN, "--corrupt", CORRUPT]
+# The program's arguments after `gpt2 look`, the method, and its arguments.
+LOOKS = [
+    (["attention", TEXT], "attention", (TEXT,), {}),
+    (["attention", TEXT, "--heads", "0.1,2.3"], "attention", (TEXT,), {"heads": ["0.1", (2, 3)]}),
+    (["attention", TEXT, "--heads", "0.1,2.3"], "attention", (TEXT,), {"heads": "0.1,2.3"}),
+    (["attention", TEXT, "--layers", "0,2-3", "--bos"], "attention", (TEXT,), {"layers": [0, 2, 3], "bos": True}),
+    (["attention", TEXT, "--layers", "0-2"], "attention", (TEXT,), {"layers": "0-2"}),
+    (["attention", TEXT, "--layers", "3"], "attention", (TEXT,), {"layers": 3}),
+    (["lens", TEXT], "logit_lens", (TEXT,), {}),
+    (
+        ["lens", TEXT, "--show", "rank", "--watch", " of", "--watch", "#5", "--top", "3"],
+        "logit_lens",
+        (TEXT,),
+        {"show": "rank", "watch": [" of", 5], "top": 3},
+    ),
+    (["lens", TEXT, "--show", "next", "--bos"], "logit_lens", (TEXT,), {"show": "next", "bos": True}),
+    (["attribute", TEXT], "attribute", (TEXT,), {}),
+    (["attribute", TEXT, "--unit", "layer"], "attribute", (TEXT,), {"unit": "layer"}),
+    (
+        ["attribute", TEXT, "--unit", "head", "--as", "transformer-lens", "--answer", " of"],
+        "attribute",
+        (TEXT,),
+        {"unit": "head", "as_": "transformer-lens", "answer": " of"},
+    ),
+    (
+        ["attribute", TEXT, "--unit", "neuron", "--top", "7", "--answer", "#5", "--against", " of", "--position", "3"],
+        "attribute",
+        (TEXT,),
+        {"unit": "neuron", "top": 7, "answer": 5, "against": " of", "position": 3},
+    ),
+    (["heads"], "heads", (), {}),
+    (
+        ["heads", "--bos", "--seed", "3", "--rows", "3", "--length", "9", "--from", "5", "--below", "50"],
+        "heads",
+        (),
+        {"bos": True, "seed": 3, "rows": 3, "length": 9, "from_": 5, "below": 50},
+    ),
+    (["heads", TEXT, "--exclude-bos"], "heads", (TEXT,), {"exclude_bos": True}),
+    (["heads", TEXT, "--exclude-current"], "heads", (TEXT,), {"exclude_current": True}),
+    (["ablate", TEXT], "ablate", (TEXT,), {}),
+    (
+        ["ablate", TEXT, "--answer", " of", "--measure", "log-probability", "--with", "transformer-lens-zero"],
+        "ablate",
+        (TEXT,),
+        {"answer": " of", "measure": "log-probability", "with_": "transformer-lens-zero"},
+    ),
+    (
+        ["ablate", TEXT, "--heads", "0.1,1.2", "--at", "-1"],
+        "ablate",
+        (TEXT,),
+        {"heads": [(0, 1), (1, 2)], "at": -1},
+    ),
+    (["patch", *COMPARED], "patch", (CLEAN, CORRUPT), {}),
+    (
+        ["patch", *COMPARED, "--answer", "#300", "--site", "z", "--by", "head-and-position"],
+        "patch",
+        (CLEAN, CORRUPT),
+        {"answer": 300, "site": "z", "by": "head-and-position"},
+    ),
+    (["path", *COMPARED, "--answer", "#300"], "path", (CLEAN, CORRUPT), {"answer": 300}),
+    (
+        ["path", *COMPARED, "--from", "0.1,1.2", "--to", "2.1.q", "--bos"],
+        "path",
+        (CLEAN, CORRUPT),
+        {"from_": ["0.1", "1.2"], "to": "2.1.q", "bos": True},
+    ),
+    (["estimate", *COMPARED], "estimate", (CLEAN, CORRUPT), {}),
+    (["estimate", *COMPARED, "--site", "z"], "estimate", (CLEAN, CORRUPT), {"site": "z"}),
+    (["saliency", TEXT], "saliency", (TEXT,), {}),
+    (["saliency", TEXT, "--method", "gradient"], "saliency", (TEXT,), {"method": "gradient"}),
+    (
+        ["saliency", TEXT, "--steps", "7", "--baseline", " of", "--measure", "probability"],
+        "saliency",
+        (TEXT,),
+        {"steps": 7, "baseline": " of", "measure": "probability"},
+    ),
+    (["neurons", TEXT, "--neuron", "1.17"], "neurons", (TEXT, "1.17"), {}),
+    (["neurons", TEXT, "--neuron", "1.17", "--top", "3", "--bos"], "neurons", (TEXT, (1, 17)), {"top": 3, "bos": True}),
+]
+
+
+def called(look):
+    return " ".join(look[0])
+
+
+def compare(picture, printed):
+    """All of the report: texts, axes, values, notes and details."""
+    report = json.loads(printed)
+    assert picture.to_dict() == report
+    assert picture.axes == {axis["name"]: axis["labels"] for axis in report["axes"]}
+    values = np.array([np.nan if value is None else value for value in report["values"]], np.float32)
+    np.testing.assert_array_equal(picture.values.ravel(), values)
+    return report
+
+
+def pattern(shape, step):
+    """Numbers that differ from each other."""
+    count = int(np.prod(shape))
+    return (((np.arange(count) * step) % 97 - 48) / 97).astype(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=called)
+def test_every_look_is_that_of_the_program(model, program, look):
+    arguments, method, positional, options = look
+    compare(getattr(model, method)(*positional, **options), program("look", *arguments, "--json"))
+
+
+def test_there_is_a_method_for_every_look(model, program):
+    listed = re.findall(r"^  ([a-z]+) ", program("look", "--help").decode(), re.MULTILINE)
+    looks = {name for name in listed if name != "help"}
+    assert len(looks) == 11
+    assert looks == {arguments[0] for arguments, *_ in LOOKS} | {"features"}
+
+
+def test_tokens_are_a_text(model):
+    ids = model.encode(TEXT)
+    for name in ("attention", "logit_lens", "attribute", "ablate", "saliency", "heads"):
+        look = getattr(model, name)
+        assert look(ids).to_dict() == look(TEXT).to_dict(), name
+        assert look(np.array(ids)).to_dict() == look(TEXT).to_dict(), name
+    clean, corrupt = model.encode(CLEAN), model.encode(CORRUPT)
+    assert model.patch(clean, corrupt).to_dict() == model.patch(CLEAN, CORRUPT).to_dict()
+
+
+def test_checkpoints_without_a_tokenizer_are_looked_into(program):
+    plain = candle_gpt2.Model.from_pretrained(PLAIN)
+    recorded = json.loads((PLAIN / "analyses.json").read_text())
+    ids = recorded["clean_ids"]
+    answer, wrong = recorded["answer"], recorded["wrong"]
+    picture = plain.ablate(ids, answer=answer, against=wrong)
+    flags = ["--ids", ",".join(map(str, ids)), "--answer", f"#{answer}", "--against", f"#{wrong}"]
+    report = compare(picture, program("look", "ablate", *flags, "--model", str(PLAIN), "--json"))
+    assert abs(report["metric"]["before"] - recorded["logit_difference"]["clean"]) < 1e-4
+
+
+def test_what_is_left_out_may_be_given_as_texts(model, program, tmp_path):
+    file, one = tmp_path / "lines.txt", tmp_path / "one.txt"
+    file.write_text("The cat sat\n\nMy dog\n")
+    one.write_text(f"{CORRUPT}\n")
+    for given, texts, note in [
+        (f"mean:{file}", ("mean", ["The cat sat", "My dog"]), "mean of 2 texts"),
+        (f"sample:{one}", ("sample", model.encode(CORRUPT)), "that of another text"),
+    ]:
+        picture = model.ablate(CLEAN, with_=given)
+        compare(picture, program("look", "ablate", CLEAN, "--with", given, "--json"))
+        same = model.ablate(CLEAN, with_=texts)
+        np.testing.assert_array_equal(same.values, picture.values)
+        assert any(note in line for line in same.to_dict()["notes"])
+
+
+def test_the_tuned_lens_is_that_of_the_program(model, program, tmp_path):
+    file = tmp_path / "params.safetensors"
+    layers = {}
+    for layer in range(LAYERS):
+        layers[f"{layer}.weight"] = pattern((WIDTH, WIDTH), layer + 1) / 30
+        layers[f"{layer}.bias"] = pattern((WIDTH,), layer + 2)
+    write_safetensors(file, layers)
+    picture = model.tuned_lens(TEXT, file, show="divergence")
+    compare(picture, program("look", "lens", TEXT, "--tuned", str(file), "--show", "divergence", "--json"))
+    plain = model.logit_lens(TEXT, show="divergence")
+    assert not np.allclose(picture.values, plain.values)
+    assert picture.title.startswith("tuned lens") and (picture.values[-1] == plain.values[-1]).all()
+
+
+def test_features_are_those_of_the_program(model, program, tmp_path):
+    file = tmp_path / "sae.safetensors"
+    tensors = {
+        "encoder.weight": pattern((LATENTS, WIDTH), 3),
+        "latent_bias": pattern((LATENTS,), 5),
+        "decoder.weight": pattern((WIDTH, LATENTS), 7),
+        "pre_bias": pattern((WIDTH,), 11),
+    }
+    write_safetensors(file, tensors)
+    picture = model.features(TEXT, file, site="1.resid_pre", top=5)
+    flags = ["--sae", str(file), "--site", "1.resid_pre", "--top", "5"]
+    report = compare(picture, program("look", "features", TEXT, *flags, "--json"))
+    assert picture.details == {"site": "blocks.1.hook_resid_pre", "explained": report["explained"]}
+    # From the formula: relu(W · (x − pre_bias) + latent_bias).
+    _, seen = model.run_with_cache(TEXT, "1.resid_pre")
+    x = seen["blocks.1.hook_resid_pre"][0]
+    latents = np.maximum((x - tensors["pre_bias"]) @ tensors["encoder.weight"].T + tensors["latent_bias"], 0)
+    shown = [int(label) for label in picture.axes["feature"]]
+    np.testing.assert_allclose(picture.values, latents.T[shown], rtol=1e-4, atol=1e-4)
+
+
+def test_details_are_numbers_or_arrays(model):
+    saliency = model.saliency(TEXT)
+    sums, norms = saliency.details["sums"], saliency.details["norms"]
+    assert sums.dtype == norms.dtype == np.float32 and len(sums) == len(saliency.tokens)
+    np.testing.assert_allclose(saliency.values, norms / norms.sum(), rtol=1e-5)
+    attributed = model.attribute(TEXT)
+    total = attributed.values.sum() + attributed.details["bias"]
+    assert abs(total - attributed.details["total"]) < 1e-4
+    places = model.neurons(TEXT, (1, 17), top=2).details["places"]
+    assert [sorted(place) for place in places] == [["after", "before", "id", "index", "text", "value"]] * 2
+    assert model.attention(TEXT).details == {}
+    patched = model.patch(CLEAN, CORRUPT).details
+    assert patched["site"] == "resid_pre"
+    assert [token["id"] for token in patched["corrupted_tokens"]] == model.encode(CORRUPT)
+
+
+def test_the_numbers_of_a_cache_are_chosen_as_the_program_chooses_them(model, program, tmp_path):
+    file = tmp_path / "cache.npz"
+    flags = ["--layers", "1-2", "--positions", "0,2-3", "--as", "transformer-lens", "--bos"]
+    program("cache", TEXT, "--sites", "*", "--out", str(file), *flags)
+    logits, seen = model.run_with_cache(TEXT, layers=[1, 2], positions="0,2-3", as_="transformer-lens", bos=True)
+    with np.load(file) as written:
+        assert sorted(written) == sorted(seen) and len(seen) == 6 + 18 * 2
+        for name in written:
+            np.testing.assert_array_equal(written[name], seen[name], err_msg=name)
+    assert logits.shape[1] == len(model.encode(TEXT)) + 1, "of every token, whatever is kept"
+
+
+PAIR = '" the"-" my"'
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_steering_is_that_of_the_program(model, program, everywhere):
+    def steered(prompt, *more):
+        flags = ["--steer", PAIR, "--layer", "2", "--scale", "40", "--greedy", "--max-new-tokens", "12"]
+        flags += ["--everywhere"] * everywhere
+        return json.loads(program("generate", prompt, *flags, *more, "--json"))
+
+    prompts = ["I think you are", "The", "O good my lord, speak"]
+    options = {"do_sample": False, "max_new_tokens": 12}
+    expected = [steered(prompt)["text"] for prompt in prompts]
+    of_layer = {"layer": 2, "scale": 40, "everywhere": everywhere}
+    steering = model.steering((" the", " my"), **of_layer)
+    assert repr(steering) == f"Steering(layer=2, scale=40, everywhere={everywhere})"
+    assert [model.generate(prompt, hooks=[steering], **options) for prompt in prompts] == expected
+    # In one batch, and as pieces: what was steered before leaves no trace.
+    assert model.generate(prompts, hooks=[steering], **options) == expected
+    assert "".join(model.stream(prompts[0], hooks=[steering], **options)) == expected[0]
+    assert model.generate(prompts, **options) != expected
+    # The same direction in other words.
+    assert model.generate(prompts, hooks=[model.steering(PAIR, **of_layer)], **options) == expected
+    name = "blocks.2.hook_resid_pre"
+    the, my = (model.run_with_cache(word, name)[1][name][0] for word in (" the", " my"))
+    assert model.generate(prompts, hooks=[model.steering(the - my, **of_layer)], **options) == expected
+    vector = model.steering((the - my)[0], **of_layer)
+    assert model.generate(prompts, hooks=[vector], **options) == expected
+
+
+def test_steering_is_seen_where_it_is_added(model):
+    name = "blocks.2.hook_resid_pre"
+    vectors = np.stack([pattern((WIDTH,), 3), pattern((WIDTH,), 5)])
+    plain = model.run_with_cache(TEXT, name)[1][name]
+    steering = model.steering(vectors, layer=2, scale=2)
+    seen = model.run_with_cache(TEXT, name, hooks=[steering])[1][name]
+    added = np.zeros_like(plain)
+    added[0, :2] = 2 * vectors
+    np.testing.assert_allclose(seen - plain, added, atol=1e-5)
+    everywhere = model.steering(vectors, layer=2, everywhere=True)
+    seen = model.run_with_cache(TEXT, name, hooks=[everywhere])[1][name]
+    np.testing.assert_allclose(seen - plain, np.broadcast_to(vectors.mean(0), plain.shape), atol=1e-5)
+    # Functions and steerings are asked in their order.
+    doubled = model.run_with_cache(TEXT, name, hooks=[steering, (name, lambda array, name: array * 2)])[1][name]
+    np.testing.assert_allclose(doubled, 2 * (plain + added), atol=1e-4)
+
+
+def test_steering_with_nothing_is_told(model):
+    with pytest.warns(UserWarning, match="steer: what is added is zero everywhere"):
+        model.steering((" the", " my"), layer=2, scale=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda m: m.attention(""), "the text is empty; give at least one token, or bos"),
+        (lambda m: m.attention([5000]), "token 5000 is outside the vocabulary of 1024"),
+        (lambda m: m.attention([1] * 257), "the text has 257 tokens; this model takes at most 256"),
+        (lambda m: m.attention(TEXT, heads=["9.9"]), "there is no head 9.9"),
+        (lambda m: m.attention(TEXT, heads=[]), "heads: none is given"),
+        (lambda m: m.attention(TEXT, heads="abc"), "`abc` is no head; write LAYER.HEAD"),
+        (lambda m: m.attention(TEXT, layers=[4]), "layers: 4 is not among 0 to 3"),
+        (lambda m: m.attention(TEXT, layers="2-x"), "layers: `2-x` is no number and no range"),
+        (lambda m: m.attention(TEXT, layers=[0], heads=["0.0"]), "layers and heads cannot be used together"),
+        (lambda m: m.logit_lens(TEXT, show="colour"), "show: expected probability, .* or watched-probability, found"),
+        (lambda m: m.logit_lens(TEXT, show="rank"), "watch TEXT"),
+        (lambda m: m.logit_lens(TEXT, watch=["Wherefore art"]), "watch .* give one token, .* or its id"),
+        (lambda m: m.attribute(TEXT, measure="probability"), "measure: parts .* measure logit"),
+        (lambda m: m.attribute(TEXT, unit="word"), "unit: expected component, layer, head or neuron"),
+        (lambda m: m.attribute(TEXT, as_="mine"), "as_: expected raw or transformer-lens"),
+        (lambda m: m.ablate(TEXT, against=1), "against is compared with answer"),
+        (lambda m: m.ablate(TEXT, answer=99999), "answer: token 99999 is outside the vocabulary"),
+        (lambda m: m.ablate(TEXT, position=99), "position 99: the text has 14 tokens"),
+        (lambda m: m.ablate(TEXT, at=0), "at is of chosen heads; give heads"),
+        (lambda m: m.ablate(TEXT, with_="nothing"), "with_ nothing: expected raw-zero"),
+        (lambda m: m.ablate(TEXT, with_=("sample", "a")), "with_: expected one text of 14 tokens, found 1"),
+        (lambda m: m.heads(rows=0), "rows: expected from 1 to 1000, found 0"),
+        (lambda m: m.heads(length=129), "length 129: 1 to 128 tokens"),
+        (lambda m: m.heads(from_=20, below=20), "from_ 20 below 20: expected a range"),
+        (lambda m: m.heads(exclude_bos=True), "exclude_bos and exclude_current are for a text"),
+        (lambda m: m.saliency(TEXT, steps=0), "steps: expected from 1 to 1000, found 0"),
+        (lambda m: m.neurons(TEXT, "x"), "neuron x: write LAYER.NEURON"),
+        (lambda m: m.neurons(TEXT, (0, 1024)), "neuron 0.1024: this model has 4 layers of 1024 neurons"),
+        (lambda m: m.patch(CLEAN, "The"), "clean has 3 tokens and corrupt 1"),
+        (lambda m: m.patch(CLEAN, CLEAN), "both texts give the same value"),
+        (lambda m: m.patch(CLEAN, CORRUPT, by="head"), "by: resid_pre has no heads"),
+        (lambda m: m.estimate(CLEAN, CORRUPT, site="logits"), "site logits: expected one kind of place"),
+        (lambda m: m.path(CLEAN, CORRUPT, to="there"), "to there: expected final"),
+        (lambda m: m.path(CLEAN, CORRUPT, from_=["2.0"], to="1.0.q"), "from_ 2.0: it is not before to 1.0.q"),
+        (lambda m: m.run_with_cache(TEXT, positions=[14]), "positions: 14 is not among 0 to 13"),
+        (lambda m: m.run_with_cache(TEXT, "1.z", layers=[0]), "layers: none of the places"),
+        (lambda m: m.steering('"a', layer=1), "steer \"a: expected"),
+        (lambda m: m.steering(("a", "b"), layer=9), "there is no layer 9"),
+        (lambda m: m.steering(("a", "b"), layer=1, scale=float("nan")), "scale NaN: expected a finite number"),
+        (lambda m: m.steering(np.zeros(7), layer=1), "expected \\(n, 256\\)"),
+    ],
+)
+def test_wrong_looks_are_told_with_the_names_of_keywords(model, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong(model)
+
+
+def test_wrong_types_are_told(model):
+    for wrong in (
+        lambda: model.attention(TEXT, heads=[1]),
+        lambda: model.attention(TEXT, layers=[0.5]),
+        lambda: model.ablate(TEXT, answer=1.5),
+        lambda: model.ablate(TEXT, with_=("median", ["a"])),
+    ):
+        with pytest.raises(TypeError, match="expected"):
+            wrong()
+
+
+def test_files_that_cannot_be_used_are_named(model, tmp_path):
+    missing, damaged = tmp_path / "missing.pt", tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"\xff" * 100)
+    for look in (
+        lambda file: model.tuned_lens(TEXT, file),
+        lambda file: model.features(TEXT, file, site="1.resid_pre"),
+        lambda file: model.steering(str(file), layer=1),
+    ):
+        with pytest.raises(FileNotFoundError, match="missing.pt"):
+            look(missing)
+        with pytest.raises(candle_gpt2.Gpt2Error, match="damaged.safetensors"):
+            look(damaged)
+    with pytest.raises(FileNotFoundError, match="missing.pt"):
+        model.ablate(TEXT, with_=f"mean:{missing}")
+    # Of a model of another width.
+    write_safetensors(damaged, {"encoder.weight": pattern((3, 5), 1), "latent_bias": pattern((3,), 1)})
+    with pytest.raises(candle_gpt2.Gpt2Error, match="damaged.safetensors: tensor"):
+        model.features(TEXT, damaged, site="1.resid_pre")
+
+
+INTERRUPTED = """
+import signal, threading, time, candle_gpt2
+model = candle_gpt2.Model.from_pretrained()
+ids = [index * 7 % 1000 for index in range(256)]
+other = [*ids[:3], 5, *ids[4:]]
+for name, work in {
+    "heads": lambda: model.heads(rows=1000),
+    "ablate": lambda: model.ablate(ids, heads="0.1", with_=("mean", [ids] * 10**4)),
+    "patch": lambda: model.patch(ids, other),
+    "path": lambda: [model.path(ids, other) for _ in range(100)],
+    "estimate": lambda: [model.estimate(ids, other) for _ in range(100)],
+    "saliency": lambda: model.saliency(ids, steps=1000),
+    "neurons": lambda: model.neurons(ids * 4000, (1, 2)),
+    "lens": lambda: [model.logit_lens(ids, top=50) for _ in range(100)],
+}.items():
+    sent = []
+    timer = threading.Timer(0.5, lambda: (sent.append(time.monotonic()), signal.raise_signal(signal.SIGINT)))
+    timer.start()
+    try:
+        work()
+        print(name, "finished")
+    except KeyboardInterrupt:
+        print(name, time.monotonic() - sent[0])
+    timer.join()
+print(model.attention("The dog").values.shape)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_look(python):
+    told = python(INTERRUPTED)
+    *looks, last = told.stdout.splitlines()
+    assert last == "(4, 8, 3, 3)", (told.stdout, told.stderr)
+    # The promise is 0.1 s; the rest is for a machine that does other work.
+    assert all(float(look.split()[1]) < 0.5 for look in looks) and len(looks) == 8, told.stdout

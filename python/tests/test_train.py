@@ -1,0 +1,269 @@
+"""A training through Python is the program's: the same call gives the same files, interrupted or not."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+from support import FIXTURES
+
+CONFIG = {"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
+TINY = FIXTURES / "tiny-checkpoint"
+FILES = ["model.safetensors", "config.json", "tokenizer.json", "training-state.safetensors"]
+REPORT = (
+    "out parameters training_tokens held_out_tokens steps stopped_early loss best_step held_out_loss "
+    "held_out_loss_per_character elapsed_s"
+)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file to train on."""
+    path = tmp_path / "text.txt"
+    lines = [f"FIRST CITIZEN {line % 7}:\nWhat say you, neighbour {line * 37 % 101}?\n\n" for line in range(300)]
+    path.write_text("".join(lines))
+    return path
+
+
+def flags(options):
+    """Keywords as the program spells them."""
+    arguments = []
+    for name, value in options.items():
+        arguments.append("--" + name.replace("_", "-"))
+        if value is not True:
+            arguments.append(",".join(value) if isinstance(value, list) else str(value))
+    return arguments
+
+
+def logged(folder):
+    """The log without its times."""
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [[entry["step"], entry.get("loss"), entry.get("held_out_loss")] for entry in entries]
+
+
+def assert_same_files(ours, theirs, names=FILES):
+    for name in names:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert logged(ours) == logged(theirs)
+
+
+STARTS = {
+    "a new model": (
+        {"config": "config.json"},
+        {"steps": 12, "lr": 0.01, "eval_every": 5, "save_every": 4, "dropout": 0.1, "seed": 9, "accumulate": 2},
+    ),
+    "a checkpoint": (
+        {"init": TINY},
+        {"steps": 6, "schedule": "linear", "warmup_steps": 2, "weight_decay": 0.0, "grad_clip": 0.5, "dtype": "f16"},
+    ),
+    "adapters": (
+        {"init": TINY},
+        {"steps": 5, "lora_rank": 2, "lora_alpha": 3.0, "lora_targets": ["c_attn", "c_fc"], "recompute": True},
+    ),
+    "the built-in model": ({"init": "built-in"}, {"steps": 2, "context": 12, "held_out": 0.0, "patience": 3}),
+}
+
+
+@pytest.mark.parametrize(("start", "options"), STARTS.values(), ids=STARTS)
+def test_the_same_call_gives_the_files_and_the_report_of_the_program(start, options, text, tmp_path, program):
+    if "config" in start:
+        start = {"config": tmp_path / "config.json"}
+        start["config"].write_text(json.dumps(CONFIG))
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    report = candle_gpt2.train(text, ours, batch_size=2, **start, **options)
+    arguments = ["--batch-size", "2", *flags(start), *flags(options)]
+    expected = json.loads(program("train", "--data", str(text), "--out", str(theirs), "--json", *arguments))
+    assert " ".join(report) == REPORT
+    assert report.pop("out") == str(ours) and expected.pop("out") == str(theirs)
+    assert report.pop("elapsed_s") > 0 and expected.pop("elapsed_s") > 0
+    assert report == expected
+    assert_same_files(ours, theirs)
+    if "lora_rank" in options:
+        assert_same_files(ours, theirs, ["adapter/adapter_model.safetensors", "adapter/adapter_config.json"])
+
+
+def test_a_configuration_may_be_a_dict_and_data_a_list(text, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "Speak, speak."}\n' * 40)
+    data = [text, str(lines)]
+    by_file = candle_gpt2.train(data, tmp_path / "file", config=file, steps=3, batch_size=2)
+    by_dict = candle_gpt2.train(data, tmp_path / "dict", config=CONFIG, steps=np.int64(3), batch_size=2, lr=None)
+    assert by_file["loss"] == by_dict["loss"] and by_file["training_tokens"] > 3000
+    assert_same_files(tmp_path / "file", tmp_path / "dict")
+
+
+def test_a_model_is_trained_further_from_its_own_checkpoint(tiny, text, tmp_path):
+    prompt = "FIRST CITIZEN"
+    before = tiny.score(prompt)["loss"]
+    options = {"steps": 25, "lr": 0.003, "batch_size": 2, "seed": 1}
+    report = tiny.train(text, tmp_path / "method", **options)
+    candle_gpt2.train(text, tmp_path / "function", init=TINY, **options)
+    assert_same_files(tmp_path / "method", tmp_path / "function")
+    trained = candle_gpt2.Model.from_pretrained(tmp_path / "method")
+    assert trained.score(prompt)["loss"] < before - 0.5
+    assert tiny.score(prompt)["loss"] == before, "this one stays as it was"
+    assert report["parameters"] == int(repr(tiny).split(" parameters")[0].split()[-1])
+
+
+def test_every_step_is_told(text, tmp_path):
+    told = []
+    report = candle_gpt2.train(
+        text, tmp_path / "out", config=CONFIG, steps=4, batch_size=2, eval_every=2, sample="What", on_step=told.append
+    )
+    entries = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert [entry for entry in told if "sample" not in entry] == entries
+    assert [entry["step"] for entry in told] == [1, 2, 2, 2, 3, 4, 4, 4]
+    samples = [entry for entry in told if "sample" in entry]
+    assert all(entry["sample"].startswith("What") and len(entry["sample"]) > 8 for entry in samples)
+    losses = [entry["held_out_loss"] for entry in told if "held_out_loss" in entry]
+    assert report["held_out_loss"] == min(losses) and report["loss"] == entries[-2]["loss"]
+
+
+def test_what_on_step_raises_ends_the_training_with_its_state_saved(text, tmp_path):
+    options = {"steps": 9, "batch_size": 2, "eval_every": 2, "seed": 3, "save_every": 100}
+    candle_gpt2.train(text, tmp_path / "whole", config=CONFIG, **options)
+
+    def ends_at(step, kind):
+        def on_step(entry):
+            if entry["step"] == step and kind in entry:
+                raise LookupError(f"enough at {step}")
+
+        return on_step
+
+    out = tmp_path / "ended"
+    # After a step, before the evaluation that follows it; and after an evaluation.
+    for step, kind in [(2, "loss"), (4, "held_out_loss"), (7, "loss")]:
+        with pytest.raises(LookupError, match=f"enough at {step}"):
+            candle_gpt2.train(text, out, config=CONFIG, resume=True, on_step=ends_at(step, kind), **options)
+        assert max(step for step, *_ in logged(out)) == step
+    assert candle_gpt2.train(text, out, config=CONFIG, resume=True, **options)["steps"] == 9
+    assert_same_files(out, tmp_path / "whole")
+
+
+INTERRUPTED = """
+import sys, candle_gpt2
+told = 0
+def on_step(entry):
+    global told
+    told += 1
+    if told == 3:
+        print("ready", flush=True)
+try:
+    candle_gpt2.train({text!r}, {out!r}, init={init!r}, steps=100_000, batch_size=2, save_every=100_000, eval_every=100_000, {more})
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_saves_the_state_and_the_training_goes_on_to_the_same_bytes(text, tmp_path):
+    out = tmp_path / "out"
+    script = INTERRUPTED.format(text=str(text), out=str(out), init="built-in", more="on_step=on_step")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        told = process.stdout.readline()
+        elapsed = time.monotonic() - start
+    assert told == "interrupted\n"
+    # An operation, and writing 50 MB.
+    assert elapsed < 3, elapsed
+    steps = max(step for step, *_ in logged(out))
+    assert steps >= 3 and (out / "training-state.safetensors").exists()
+    assert not list(out.glob("*.tokens"))
+
+    ended = steps + 2
+
+    def end(entry):
+        if entry["step"] == ended:
+            raise LookupError
+
+    options = {"init": "built-in", "steps": 100_000, "batch_size": 2, "save_every": 100_000, "eval_every": 100_000}
+    for folder in (out, tmp_path / "whole"):
+        with pytest.raises(LookupError):
+            candle_gpt2.train(text, folder, resume=True, on_step=end, **options)
+    assert_same_files(out, tmp_path / "whole", ["training-state.safetensors"])
+
+
+def test_wrong_calls_are_told_before_any_work(text, tmp_path):
+    out = tmp_path / "out"
+
+    def refused(kind, match, **options):
+        options = {"config": CONFIG, **options}
+        with pytest.raises(kind, match=match):
+            candle_gpt2.train(options.pop("data", text), out, **options)
+        assert not out.exists()
+
+    refused(ValueError, "one of them", init="built-in")
+    refused(ValueError, "one of them", config=None)
+    refused(ValueError, "steps: expected at least 1, found 0", steps=0)
+    refused(ValueError, "steps: invalid type: string", steps="many")
+    refused(ValueError, "seed: invalid value: integer `-1`", seed=-1)
+    refused(ValueError, "from 1 to the model's context of 16, found 17", context=17)
+    refused(ValueError, "lr: expected a number greater than 0", lr=-1)
+    refused(ValueError, "schedule: unknown variant `steps`, expected one of `constant`, `linear`, `cosine`", schedule="steps")
+    refused(ValueError, "dtype: expected one of f32, f16, bf16", dtype="q8_0")
+    refused(ValueError, "dropout: expected a rate from 0 to below 1", dropout=1)
+    refused(ValueError, "held_out: expected a share", held_out=1.5)
+    refused(ValueError, "patience: expected at least 1", patience=0)
+    refused(ValueError, "lora_alpha is of adapters; give lora_rank", lora_alpha=2)
+    refused(ValueError, "n_head is for checkpoints", n_head=3)
+    refused(ValueError, "lora_targets: expected some of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])
+    refused(ValueError, "lower batch_size .* or add recompute=True; ignore_memory=True", batch_size=1 << 20)
+    refused(ValueError, "config: the key `n_head` is missing", config={"n_embd": 12})
+    refused(ValueError, "at least one file", data=[])
+    refused(TypeError, "no option `step`; the nearest name is `steps`", step=1)
+    refused(TypeError, "config: expected a path, or a dict", config=3)
+    refused(TypeError, "data: expected a path or a list of paths", data=3)
+    refused(TypeError, "on_step: expected a function", on_step=3)
+    refused(FileNotFoundError, "nothing.txt", data=tmp_path / "nothing.txt")
+    refused(FileNotFoundError, "nothing.json", config=tmp_path / "nothing.json")
+    refused(FileNotFoundError, "no such file or folder", config=None, init=tmp_path / "nothing")
+    refused(candle_gpt2.Gpt2Error, "the data gives a tokenizer of .* tokens only", config={**CONFIG, "vocab_size": 9000})
+    with pytest.raises(TypeError, match="no option `init`"):
+        candle_gpt2.Model.from_pretrained().train(text, out, init="gpt2")
+
+
+def test_a_folder_is_not_overwritten_and_another_training_not_resumed(text, tmp_path):
+    out = tmp_path / "out"
+    candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
+    state = (out / "training-state.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="add resume=True to go on"):
+        candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
+    with pytest.raises(candle_gpt2.Gpt2Error, match="steps is 1 there and 2 here; give the same ones"):
+        candle_gpt2.train(text, out, config=CONFIG, steps=2, batch_size=2, resume=True)
+    with pytest.raises(ValueError, match="it is no folder"):
+        candle_gpt2.train(text, text, config=CONFIG)
+    assert (out / "training-state.safetensors").read_bytes() == state
+
+
+def test_what_is_worth_knowing_is_warned_of(text, tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for file in TINY.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 50256}))
+    with pytest.warns(UserWarning, match="50256 is beyond the vocabulary"):
+        candle_gpt2.train(text, tmp_path / "out", init=folder, steps=1, batch_size=2)
+    # Where warnings are errors, it ends there.
+    with pytest.raises(UserWarning, match="50256 is beyond the vocabulary"):
+        candle_gpt2.train(text, tmp_path / "other", init=folder, steps=1, batch_size=2)
+    assert not (tmp_path / "other" / "model.safetensors").exists()
+
+
+def test_help_names_every_option():
+    names = [line for line in Path(candle_gpt2.__file__).with_name("_native.pyi").read_text().split("class ")]
+    [options] = [part for part in names if part.startswith("_TrainOptions(")]
+    options = [line.split(":")[0].strip() for line in options.splitlines()[1:] if ":" in line]
+    assert len(options) == 23
+    assert [name for name in options if name not in candle_gpt2.train.__doc__] == []
