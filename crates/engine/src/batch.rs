@@ -63,7 +63,7 @@ impl Batch {
     /// The next event, or one step towards it.
     ///
     /// # Errors
-    /// When the device fails, or the model is [interrupted](LoadedModel::interrupted_by); all texts have then ended.
+    /// When the device fails, or what computes is [ended](gpt2_kernels::interruptible); all texts have then ended.
     pub fn step(&mut self) -> Result<Step, EngineError> {
         if self.ready.is_empty() {
             if self.scheduler.is_idle() {

@@ -10,6 +10,7 @@ use gpt2_generation::{
     Clock, Drafts, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
     RequestId, Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
 };
+use gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
 
 use crate::memory::Room;
@@ -73,8 +74,8 @@ pub trait Job {
         texts: Result<Vec<Text>, GenerationError>,
     ) -> Result<(), Self::Error>;
 
-    /// Whether to end what is being made, asked after each token. A model that is [interrupted](LoadedModel::interrupted_by) ends it
-    /// too, and sooner: what is there is then handed on likewise.
+    /// Whether to end what is being made, asked after each token. What computes inside
+    /// [`gpt2_kernels::interruptible`] ends sooner: what is there is then handed on likewise.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -165,7 +166,7 @@ impl LoadedModel {
                 return Ok(());
             }
             let stepped = scheduler.step();
-            let is_ended = stepped.is_err() && self.model().is_interrupted();
+            let is_ended = stepped.is_err() && is_interrupted();
             // What happened before comes with the next step.
             let events = if is_ended { scheduler.step() } else { stepped };
             for event in events.map_err(EngineError::from)? {
@@ -216,7 +217,7 @@ impl LoadedModel {
         };
         if found.is_empty() {
             let mut texts = self.empty_texts(config);
-            if model.is_interrupted() {
+            if is_interrupted() {
                 texts.iter_mut().for_each(|text| text.stop_reason = StopReason::Interrupted);
             }
             return Ok(texts);

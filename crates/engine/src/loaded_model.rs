@@ -34,13 +34,6 @@ impl LoadedModel {
         Self { model: self.model.observed_by(observer), ..self }
     }
 
-    /// The same model, whose passes end once `is_raised` says so, see [`Gpt2LMHead::interrupted_by`]: what generates, scores or
-    /// looks at it then ends with what it has, or with an error.
-    pub fn interrupted_by(self, is_raised: Arc<dyn Fn() -> bool + Send + Sync>) -> Self {
-        let assistant = self.assistant.map(|assistant| assistant.interrupted_by(Arc::clone(&is_raised)));
-        Self { model: self.model.interrupted_by(is_raised), assistant, ..self }
-    }
-
     /// The model itself.
     pub fn model(&self) -> &Gpt2LMHead {
         &self.model

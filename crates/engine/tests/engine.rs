@@ -8,6 +8,7 @@ use gpt2_engine::{
     DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Step, Text, Unit,
 };
 use gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
+use gpt2_kernels::interruptible;
 use gpt2_testing::{CheckpointFolder, json_fixture};
 use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError};
 use serde_json::json;
@@ -190,26 +191,36 @@ fn a_batch_is_driven_by_its_caller() {
     assert!(matches!(batch.step(), Ok(Step::End)));
     let refused = model.batch(vec![request(1), request(999)], 2, None).err().unwrap();
     assert!(matches!(refused, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
-    let raised = model.clone().interrupted_by(Arc::new(|| true));
-    let mut batch = raised.batch(vec![request(1)], 2, None).unwrap();
-    assert!(batch.step().is_err() && matches!(batch.step(), Ok(Step::End)));
+    let mut batch = model.batch(vec![request(1)], 2, None).unwrap();
+    assert!(
+        interruptible(Arc::new(|| true), || batch.step()).is_err() && matches!(batch.step(), Ok(Step::End))
+    );
 }
 
 /// A model that is interrupted within a pass hands on what there was before it, however the texts are made.
 #[test]
 fn an_interrupted_model_hands_on_what_there_is() {
     let model = load(&CheckpointFolder::tiny());
-    let per_pass = 2 * model.config().n_layer;
+    // How often a pass asks.
+    let asked = Arc::new(Mutex::new(0_usize));
+    let count = Arc::clone(&asked);
+    let never = move || {
+        *count.lock().unwrap() += 1;
+        false
+    };
+    let score = || gpt2_generation::score(model.model(), &[1, 2, 3], 4, 0, &|_| {});
+    interruptible(Arc::new(never), score).unwrap();
+    let per_pass = *asked.lock().unwrap();
     let beams = GenerationConfig { num_beams: 2, ..greedy(&model, 12) };
     let contrastive = GenerationConfig { penalty_alpha: 0.6, top_k: 3, ..greedy(&model, 12) };
     for (config, has_all) in [(greedy(&model, 12), true), (beams, false), (contrastive, true)] {
-        let texts = |model: &LoadedModel| {
+        let texts = || {
             let mut job = Prompts { waiting: vec![vec![1, 2, 3]], ..Prompts::default() };
             model.generate(&mut job, 1, &config, &Silent).unwrap();
             let (_, texts) = job.made.pop().unwrap();
             texts.unwrap().pop().unwrap()
         };
-        let whole = texts(&model);
+        let whole = texts();
         assert_eq!((whole.ids.len(), whole.stop_reason.name()), (12, "max_new_tokens"));
         // In the prompt, at the beginning of a token's pass, and in the middle of one.
         for (asked, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
@@ -219,15 +230,14 @@ fn an_interrupted_model_hands_on_what_there_is() {
                 *left = left.saturating_sub(1);
                 *left == 0
             };
-            let found = texts(&model.clone().interrupted_by(Arc::new(check)));
+            let found = interruptible(Arc::new(check), texts);
             assert_eq!(found.stop_reason.name(), "interrupted", "{asked}: {found:?}");
             let most = if config.penalty_alpha > 0.0 { passes.max(1) - 1 } else { passes };
             assert!(found.ids.len() <= most && found.ids.len() + 1 >= most, "{asked}: {found:?}");
             assert!(!has_all || whole.ids.starts_with(&found.ids), "{asked}: {found:?}");
         }
     }
-    let raised = model.clone().interrupted_by(Arc::new(|| true));
-    assert!(gpt2_generation::score(raised.model(), &[1, 2, 3], 4, 0, &|_| {}).is_err());
+    assert!(interruptible(Arc::new(|| true), score).is_err());
 }
 
 /// Texts without tokens wait for nothing; their prompts are not all held at once all the same.

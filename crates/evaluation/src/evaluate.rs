@@ -28,7 +28,7 @@ impl Prepared {
     /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model where it says the same.
     ///
     /// # Errors
-    /// When the model cannot be asked or is [interrupted](LoadedModel::interrupted_by), says something else to an item than `done`, or
+    /// When the model cannot be asked or is interrupted, says something else to an item than `done`, or
     /// `keep` fails.
     pub fn evaluate(
         &self,

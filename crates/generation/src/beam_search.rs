@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use candle_core::Tensor;
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::map_items;
+use gpt2_kernels::{is_interrupted, map_items};
 
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};
@@ -58,7 +58,7 @@ pub fn beam_search(
     let capacity = prompt.len() + max_steps - 1;
     let mut cache = one_row_of(model, config.num_beams, capacity)?;
     let mut logits = match last_logits(model, &prompt, &mut cache) {
-        Err(_) if model.is_interrupted() => return Ok(Vec::new()),
+        Err(_) if is_interrupted() => return Ok(Vec::new()),
         logits => vec![logits?],
     };
     // The tokens in each row of the cache.
@@ -68,12 +68,12 @@ pub fn beam_search(
     let start = Group { beams: vec![Beam { row: 0, ids: prompt, score: 0.0 }], ..Group::default() };
     let mut groups = vec![start; config.num_beam_groups];
     let mut stop_reason = if wanted > max_steps { StopReason::Context } else { StopReason::MaxNewTokens };
-    let mut is_interrupted = false;
+    let mut is_ended = false;
     for step in 1..=max_steps {
         if deadline.is_over() {
             stop_reason = StopReason::MaxTime;
         }
-        if is_interrupted {
+        if is_ended {
             stop_reason = StopReason::Interrupted;
         }
         let is_over = matches!(stop_reason, StopReason::MaxTime | StopReason::Interrupted);
@@ -82,7 +82,7 @@ pub fn beam_search(
         for group in &mut groups {
             search.extend(group, &logits, step, is_last, &mut chosen_by_others)?;
         }
-        is_interrupted = progress().is_break();
+        is_ended = progress().is_break();
         if is_last || groups.iter().all(|group| group.is_done) {
             for group in groups.iter_mut().filter(|group| !group.is_done) {
                 search.finish_open_beams(group, step, stop_reason);
@@ -100,7 +100,7 @@ pub fn beam_search(
         let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
         let pass = &mut Pass::inference();
         logits = match model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass) {
-            Err(_) if model.is_interrupted() => {
+            Err(_) if is_interrupted() => {
                 for group in groups.iter_mut().filter(|group| !group.is_done) {
                     search.finish_open_beams(group, step, StopReason::Interrupted);
                 }

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 
 use candle_core::{D, DType, Tensor};
 use gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use gpt2_kernels::is_interrupted;
 
 use crate::clock::Deadline;
 use crate::generate::one_row_of;
@@ -49,7 +50,7 @@ pub fn contrastive_search(
     let pass = &mut Pass::inference();
     let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
     let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
-        Err(_) if model.is_interrupted() => return Ok((Vec::new(), StopReason::Interrupted)),
+        Err(_) if is_interrupted() => return Ok((Vec::new(), StopReason::Interrupted)),
         hidden => hidden?, // (1, T, C)
     };
     let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
@@ -68,7 +69,7 @@ pub fn contrastive_search(
         let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
         let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
         let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
-            Err(_) if model.is_interrupted() => {
+            Err(_) if is_interrupted() => {
                 return Ok((ids.split_off(prompt_len), StopReason::Interrupted));
             }
             hidden => hidden?, // (K, 1, C)

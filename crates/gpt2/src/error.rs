@@ -113,9 +113,6 @@ pub enum ModelError {
     /// Rows are to move into a cache that has other memory.
     #[error("rows move between caches of one pool only; copy them")]
     OtherPool,
-    /// The pass was ended before its end, see [`Gpt2LMHead::interrupted_by`](crate::Gpt2LMHead::interrupted_by).
-    #[error("the computation was interrupted")]
-    Interrupted,
     /// There are no tokens.
     #[error("the model needs at least one token")]
     NoTokens,

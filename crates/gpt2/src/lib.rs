@@ -24,7 +24,6 @@
 mod cache;
 mod config;
 mod error;
-mod interrupt;
 mod model;
 mod parameters;
 mod recorder;

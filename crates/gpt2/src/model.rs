@@ -23,14 +23,11 @@ use gpt2_attention::{
 };
 use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
 
-use crate::interrupt::Interrupt;
 use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
-/// Tokens whose logits are computed between two looks for an interruption.
-const HEAD_TOKENS: usize = 128;
 
 /// A block: two parts, each added to the residual stream after its own layer norm.
 #[derive(Debug, Clone)]
@@ -64,19 +61,11 @@ impl Block {
     }
 
     /// `(B, T, C)` to `(B, T, C)`.
-    fn forward(
-        &self,
-        x: &Tensor,
-        cache: Option<&mut KvCache>,
-        interrupt: Option<&Interrupt>,
-        pass: &mut Pass,
-    ) -> Result<Tensor> {
-        Interrupt::ask(interrupt)?;
+    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
         let x = self.attn.add_to(&x, &normed, &AttentionMask::Causal, cache, self.resid_pdrop, pass)?;
         let x = pass.show(SiteKind::ResidMid, x)?;
-        Interrupt::ask(interrupt)?;
         let normed = pass.norm(&self.ln_2, &x, [SiteKind::Ln2Scale, SiteKind::Ln2Normalized])?;
         let x = self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?;
         pass.show(SiteKind::ResidPost, x)
@@ -123,7 +112,6 @@ pub struct Gpt2Model {
     ln_f: LayerNorm,
     config: Gpt2Config,
     watcher: Option<Watcher>,
-    pub(crate) interrupt: Option<Interrupt>,
 }
 
 impl Gpt2Model {
@@ -141,7 +129,6 @@ impl Gpt2Model {
             ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.below("ln_f"))?,
             config: config.clone(),
             watcher: None,
-            interrupt: None,
         })
     }
 
@@ -153,23 +140,14 @@ impl Gpt2Model {
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
-    /// pass is ended, see [`Gpt2LMHead::interrupted_by`]. The cache then holds what it held before.
-    pub fn forward(
-        &self,
-        ids: &Tensor,
-        mut cache: Option<&mut Gpt2Cache>,
-        pass: &mut Pass,
-    ) -> Result<Tensor> {
-        let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
-        let hidden = self.watched(pass, |pass| {
-            let x = self.embed(ids, held.as_deref().unwrap_or_default(), pass)?;
-            self.blocks_from(0, x, cache.as_deref_mut(), pass)
-        });
-        if let (Err(_), Some(cache), Some(held)) = (&hidden, cache, held) {
-            // Some blocks may have read what others have not.
-            held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
-        }
-        hidden
+    /// pass is [ended](gpt2_kernels::interruptible). The cache then holds what it held before.
+    pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
+        or_as_before(cache, |cache| {
+            self.watched(pass, |pass| {
+                let x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
+                self.blocks_from(0, x, cache, pass)
+            })
+        })
     }
 
     /// The same from the input of block `layer` on, as [`SiteKind::ResidPre`] shows it, without a cache.
@@ -206,10 +184,9 @@ impl Gpt2Model {
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();
-                pass.recompute(&x, move |x, pass| block.forward(x, None, None, pass))?
+                pass.recompute(&x, move |x, pass| block.forward(x, None, pass))?
             } else {
-                let cache = cache.as_deref_mut().and_then(|cache| cache.layer(layer));
-                block.forward(&x, cache, self.interrupt.as_ref(), pass)?
+                block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
             };
         }
         pass.enter_layer(None);
@@ -326,7 +303,7 @@ pub enum LogitsFor {
 /// GPT-2 with its output head: token ids to logits over the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Gpt2LMHead {
-    pub(crate) transformer: Gpt2Model,
+    transformer: Gpt2Model,
     lm_head: Linear,
     pub(crate) kv_dtype: KvDType,
     pub(crate) step_recorder: Option<StepRecorder>,
@@ -367,9 +344,11 @@ impl Gpt2LMHead {
         {
             return Ok(logits);
         }
-        self.transformer.watched(pass, |pass| {
-            let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
-            pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+        or_as_before(cache, |cache| {
+            self.transformer.watched(pass, |pass| {
+                let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
+                pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+            })
         })
     }
 
@@ -419,29 +398,12 @@ impl Gpt2LMHead {
     }
 
     fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
-        let tokens = hidden_states.dim(D::Minus2)?;
         let (first, count) = match logits_for {
-            LogitsFor::EveryToken => (0, tokens),
-            LogitsFor::LastToken => (tokens.saturating_sub(1), 1),
+            LogitsFor::EveryToken => return self.lm_head.forward(hidden_states), // (B, T, V)
+            LogitsFor::LastToken => (hidden_states.dim(D::Minus2)?.saturating_sub(1), 1),
             LogitsFor::Tokens { first, count } => (first, count),
         };
-        let logits_of = |first: usize, count: usize| {
-            // Fewer are there at once.
-            if count >= HEAD_TOKENS {
-                Interrupt::ask(self.transformer.interrupt.as_ref())?;
-            }
-            if count == tokens {
-                return self.lm_head.forward(hidden_states); // (B, T, V)
-            }
-            self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
-        };
-        if self.transformer.interrupt.is_none() || count <= 2 * HEAD_TOKENS {
-            return logits_of(first, count);
-        }
-        let end = first + count;
-        let pieces =
-            (first..end).step_by(HEAD_TOKENS).map(|first| logits_of(first, HEAD_TOKENS.min(end - first)));
-        Tensor::cat(&pieces.collect::<Result<Vec<_>>>()?, TOKEN_DIM)
+        self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?) // (B, count, V)
     }
 
     /// The embedding of a token without its position, `(C)`.
@@ -512,4 +474,18 @@ impl fmt::Debug for Watcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Watcher")
     }
+}
+
+/// Computes with a cache, which after an error holds what it held before.
+fn or_as_before(
+    mut cache: Option<&mut Gpt2Cache>,
+    compute: impl FnOnce(Option<&mut Gpt2Cache>) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
+    let computed = compute(cache.as_deref_mut());
+    if let (Err(_), Some(cache), Some(held)) = (&computed, cache, held) {
+        // Some blocks may have read what others have not.
+        held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
+    }
+    computed
 }

@@ -101,7 +101,7 @@ impl StepRecorder {
                 cache.advance()?;
                 Ok(Some(logits))
             }
-            Err(_) if model.is_interrupted() => Ok(None),
+            Err(_) if gpt2_kernels::is_interrupted() => Ok(None),
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
             Err(error) => {
                 // After the first line may be a backtrace.

@@ -3,12 +3,10 @@
 //! The gradient at a place is that of a variable of zeros which is added there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use candle_core::{D, DType, Tensor, Var};
 use gpt2::{Before, gradients};
 use gpt2::{Observer, Pass, Site, SiteKind};
-use gpt2_kernels::interruptible;
 
 use crate::error::Result;
 use crate::patching::{BATCH_TOKENS, check_kind};
@@ -42,7 +40,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
     let places: Vec<Site> = probes.0.keys().copied().collect();
     let variables: Vec<Var> = probes.0.values().cloned().collect();
     let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-    let (_, found) = run_gradients(run, &variables, || {
+    let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
         metric.of(&run.logits(metric.logits_for(), &mut probes)?)?.sum_all()
     })?;
     let named = places.into_iter().zip(found).map(|(site, gradient)| match gradient {
@@ -50,18 +48,6 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
         None => Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
     });
     named.collect()
-}
-
-/// The value of a computation and its gradients, which end as the passes of the model do.
-fn run_gradients(
-    run: &Run,
-    variables: &[&Tensor],
-    compute: impl FnOnce() -> candle_core::Result<Tensor>,
-) -> candle_core::Result<(f64, Vec<Option<Tensor>>)> {
-    let model = run.model.clone();
-    interruptible(Some(Arc::new(move || model.is_interrupted())), || {
-        gradients(variables, Before::Nothing, 1.0, compute)
-    })
 }
 
 /// Attribution patching: what [`Patching::grid`] would say if everything were linear, from one gradient at the corrupted text.
@@ -156,7 +142,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
         let ids = run.input()?.repeat((rows.dim(0)?, 1))?;
         let variable = Var::from_tensor(rows)?;
         let mut values = Vec::new();
-        let (_, found) = run_gradients(run, &[variable.as_tensor()], || {
+        let (_, found) = gradients(&[variable.as_tensor()], Before::Nothing, 1.0, || {
             let mut embeddings = Embeddings(variable.as_tensor().clone());
             let pass = &mut Pass::inference().observed_by(&mut embeddings);
             let of_rows = metric.of(&run.model.forward(&ids, metric.logits_for(), None, pass)?)?;

@@ -6,6 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use gpt2::Gpt2LMHead;
+use gpt2_kernels::go_on;
 
 use crate::Run;
 use crate::run::{log_softmax, rounded};
@@ -136,7 +137,7 @@ pub fn logit_lens(
         let predicted = lens_logprobs(&logits)?;
         let mut cells = Vec::with_capacity(predicted.len());
         for token in 0..predicted.len().min(last.len()) {
-            run.go_on()?;
+            go_on()?;
             let next = run.ids.get(token + 1..).unwrap_or_default();
             cells.extend(lens_cells(&predicted[token..=token], &last[token..=token], options, next));
         }

@@ -1,7 +1,7 @@
 //! A model, the tokens that it reads, and a number that its prediction is summed up in.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, ModelError, Observer, Pass, Site, SiteKind};
+use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record};
 
@@ -66,11 +66,6 @@ impl<'a> Run<'a> {
             self.model.transformer().forward(&self.input()?, None, pass)?;
         }
         Ok(record)
-    }
-
-    /// An error where what the model computes is to end, see [`Gpt2LMHead::interrupted_by`].
-    pub(crate) fn go_on(&self) -> Result<()> {
-        if self.model.is_interrupted() { Err(ModelError::Interrupted.into()) } else { Ok(()) }
     }
 
     /// The input of every block and the output of the last, `n_layer + 1` tensors of `(1, T, C)`: where a run may start.

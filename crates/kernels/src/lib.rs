@@ -22,6 +22,7 @@ mod cuda;
 mod device;
 mod error;
 mod free_memory;
+mod interrupt;
 mod kv_dtype;
 mod layers;
 #[cfg(test)]
@@ -39,14 +40,15 @@ pub use gpt2_arithmetic::{
     StoredOrder, WeightFormat, limits, log_sum_exp, map_items, relative_entropy, set_thread_count,
     thread_count,
 };
+pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
     Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, dropout,
     prefix_attention_on_gpu, step_attention,
 };
 pub use training::{
-    Before, HeadsAttention, Interrupt, adamw_step, add, add_positions, gradients, head_loss,
-    head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
-    runs_as_in_training, squared_norm, without_gradients,
+    Before, HeadsAttention, adamw_step, add, add_positions, gradients, head_loss, head_loss_reference,
+    heads_attention, heads_attention_reference, recomputed, runs_as_in_training, squared_norm,
+    without_gradients,
 };
 pub use widths::WIDEST_SINGLE_QUERY;

@@ -14,7 +14,6 @@ use crate::errors::{Failure, Result, failed, wrong_type};
 use crate::model::Model;
 use crate::process::{computing_partly, start};
 use crate::reporting::Listener;
-use crate::signals;
 use crate::values::python_of;
 
 /// A model and what it was opened with.
@@ -29,7 +28,7 @@ impl Side {
     }
 
     fn open(options: ModelOptions, listener: &Listener) -> result::Result<Self, EvaluationError> {
-        let loaded = options.open(listener)?.load(listener)?.interrupted_by(signals::check());
+        let loaded = options.open(listener)?.load(listener)?;
         Ok(Self { options, loaded: Arc::new(loaded) })
     }
 

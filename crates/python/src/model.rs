@@ -9,12 +9,12 @@ use gpt2_grammar::Compiler;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
+use crate::complete;
 use crate::errors::{Result, failed, wrong_value};
 use crate::hooks::{Hooks, Raised};
 use crate::process::{start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, python_of};
-use crate::{complete, signals};
 
 /// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; processes pickle its name and open it again.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -151,7 +151,7 @@ impl Model {
             Opened { name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model };
         let options = opened.options()?;
         let loaded = reporting(py, |listener| options.open(listener)?.load(listener))?;
-        let loaded = Arc::new(loaded.interrupted_by(signals::check()));
+        let loaded = Arc::new(loaded);
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 

@@ -1,14 +1,14 @@
 //! What belongs to the whole process: how many threads compute, and that a fork has none of them.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 
 use gpt2_engine::{LoadedModel, process};
 use pyo3::prelude::*;
 
 use crate::errors::{Failure, Result, failed, wrong_value};
-use crate::signals::watched;
+use crate::signals::{is_raised, watched};
 
 /// Most threads, as the program has it.
 const MAX_THREADS: usize = 1024;
@@ -41,8 +41,8 @@ pub(crate) fn start() -> Result<()> {
     }
 }
 
-/// Computes without the interpreter's lock. Ctrl-C ends it soon, where `work` ends when its model is interrupted; the exception
-/// then comes in place of what was computed.
+/// Computes without the interpreter's lock. Ctrl-C ends it soon, in the middle of a pass too; the exception then comes in place of
+/// what was computed.
 pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     model: &LoadedModel,
@@ -60,7 +60,7 @@ pub(crate) fn computing_partly<T: Send>(
 ) -> PyResult<(T, Option<PyErr>)> {
     watched(py, || {
         let _turn = turn(model);
-        work()
+        gpt2_kernels::interruptible(Arc::new(is_raised), work)
     })
 }
 

@@ -1,7 +1,6 @@
 //! Ctrl-C while something computes: Python only notes a signal, and whoever computes has to ask.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -58,9 +57,4 @@ pub(crate) fn is_raised() -> bool {
     RAISED.set(raised);
     ASKED.set(Some(Instant::now()));
     is_raised
-}
-
-/// [`is_raised`] for a model, see [`LoadedModel::interrupted_by`](gpt2_engine::LoadedModel::interrupted_by).
-pub(crate) fn check() -> Arc<dyn Fn() -> bool + Send + Sync> {
-    Arc::new(is_raised)
 }

@@ -1,5 +1,7 @@
 //! One step of training: gradients of a few batches, clipping, AdamW under the schedule.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
@@ -240,7 +242,11 @@ impl Trainer {
 
     /// Computes what may be interrupted.
     fn interruptible<T>(&self, compute: impl FnOnce() -> candle_core::Result<T>) -> Result<T, TrainingError> {
-        gpt2_kernels::interruptible(self.interrupt.clone(), compute).map_err(|error| match error {
+        let computed = match &self.interrupt {
+            Some(interrupt) => gpt2_kernels::interruptible(Arc::clone(interrupt), compute),
+            None => compute(),
+        };
+        computed.map_err(|error| match error {
             _ if self.is_interrupted() => TrainingError::Interrupted { state: None },
             error => error.into(),
         })

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use gpt2_engine::Opened;
+use gpt2_kernels::interruptible;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -18,8 +19,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     opened.vocabulary().required_tokenizer()?;
     let config = generation.config(&opened)?;
     let conforming = generation.grammar.compile(&opened, &config)?;
-    let loaded =
-        steering::load(opened, &generation.steering)?.interrupted_by(Arc::new(interrupt::is_requested));
+    let loaded = steering::load(opened, &generation.steering)?;
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
     loop {
@@ -43,7 +43,9 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
             let vocabulary = loaded.vocabulary();
             let prompt = vocabulary.prompt(vocabulary.encode(&line)?, &config)?;
             interrupt::while_generating(|| {
-                continue_prompt(&loaded, &config, conforming.as_ref(), prompt, true)
+                interruptible(Arc::new(interrupt::is_requested), || {
+                    continue_prompt(&loaded, &config, conforming.as_ref(), prompt, true)
+                })
             })?;
             Ok(())
         };

@@ -9,6 +9,7 @@ use gpt2_engine::{
     DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit, WeightDType,
 };
 use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
+use gpt2_kernels::interruptible;
 
 /// Passages of the suite's own.
 const PASSAGES: &str = r#"{"text": "First Citizen: Before we proceed any further, hear me speak.\nAll: Speak, speak"}
@@ -260,12 +261,13 @@ fn a_model_that_is_interrupted_ends_the_run_and_writes_no_half_word() {
         let plan = options.check().unwrap();
         let (options, reporter) = (model_options(), Arc::new(Ending::after(after)));
         let asked = Arc::clone(&reporter);
-        let model = loaded(&options).interrupted_by(Arc::new(move || asked.is_interrupted()));
+        let model = loaded(&options);
         let facts = ModelFacts::of_loaded(&options, &model);
-        let mut reports = plan.prepare(&facts, None, &Silent).unwrap().run(&model, None, &*reporter);
-        assert!(matches!(reports.next(), Some(Err(EvaluationError::Interrupted))), "{protocol}");
-        assert!(reports.next().is_none());
-        drop(reports);
+        interruptible(Arc::new(move || asked.is_interrupted()), || {
+            let mut reports = plan.prepare(&facts, None, &Silent).unwrap().run(&model, None, &*reporter);
+            assert!(matches!(reports.next(), Some(Err(EvaluationError::Interrupted))), "{protocol}");
+            assert!(reports.next().is_none());
+        });
         let log = fs::read_to_string(folder.file("log.jsonl")).unwrap_or_default();
         assert!(log.lines().count() < 4, "{log}");
         let _ = fs::remove_file(folder.file("log.jsonl"));

@@ -6,6 +6,10 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shap
 use gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 
 use super::contiguous;
+use crate::interrupt::{go_on, is_interruptible};
+
+/// Multiply-adds between two looks for an interruption: some hundredths of a second.
+const UNINTERRUPTED: usize = 1 << 33;
 
 /// The weights as a tensor `(out, in)` in f32.
 pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
@@ -33,8 +37,26 @@ impl PackedProduct {
         if let Some(width) = shape.last_mut() {
             *width = self.weight.out_features();
         }
-        let epilogue = Epilogue { bias: self.bias.as_ref(), finish };
-        let y = self.weight.product(contiguous(x, layout)?, rows, epilogue);
+        go_on()?;
+        let x = contiguous(x, layout)?;
+        let (outputs, inputs) = (self.weight.out_features(), self.weight.in_features());
+        let part = (UNINTERRUPTED / (outputs * inputs).max(1)).max(1);
+        let product = |first: usize, count: usize| {
+            let finish = match finish {
+                Finish::Add(residual) => Finish::Add(&residual[first * outputs..(first + count) * outputs]),
+                finish => finish,
+            };
+            let epilogue = Epilogue { bias: self.bias.as_ref(), finish };
+            self.weight.product(&x[first * inputs..(first + count) * inputs], count, epilogue)
+        };
+        if rows <= part || !is_interruptible() {
+            return Ok((CpuStorage::F32(product(0, rows)), shape.into()));
+        }
+        let mut y = Vec::with_capacity(rows * outputs);
+        for first in (0..rows).step_by(part) {
+            go_on()?;
+            y.append(&mut product(first, part.min(rows - first)));
+        }
         Ok((CpuStorage::F32(y), shape.into()))
     }
 }

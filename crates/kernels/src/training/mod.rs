@@ -26,7 +26,7 @@ pub(crate) use embedding::embedding;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
-pub use operation::{Before, Interrupt, gradients, interruptible, recomputed, without_gradients};
+pub use operation::{Before, gradients, recomputed, without_gradients};
 
 /// Whether what is computed from `x` runs as in training: it is where and what the operations here work on, and it leads to
 /// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`] (whose

@@ -21,6 +21,7 @@ use candle_core::{
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
 use super::is_cpu_float;
 use crate::error::KernelError;
+use crate::interrupt::go_on;
 
 /// The backward pass of an operation.
 pub(crate) trait Operation: Send + Sync + 'static {
@@ -123,40 +124,6 @@ fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, R
 /// Those of the computation.
 pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
     Ok(with_tape(Tape::Paused, compute)?.0)
-}
-
-/// Asked whether to end what is being computed.
-pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
-
-thread_local! {
-    static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
-}
-
-/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` says so: it is asked on this thread, in each operation
-/// and in each step of the way back, and what it says once it should go on saying.
-///
-/// # Errors
-/// Those of the computation.
-pub fn interruptible<R>(interrupt: Option<Interrupt>, compute: impl FnOnce() -> Result<R>) -> Result<R> {
-    /// Puts the one before it back, in a panic too.
-    struct Restore(Option<Interrupt>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            INTERRUPT.set(self.0.take());
-        }
-    }
-    let _restore = Restore(INTERRUPT.replace(interrupt));
-    compute()
-}
-
-/// An error where the computation is to end.
-fn go_on() -> Result<()> {
-    // Whoever is asked may compute something else.
-    let interrupt = INTERRUPT.with_borrow(Option::clone);
-    match interrupt {
-        Some(is_raised) if is_raised() => Err(KernelError::Interrupted.into()),
-        _ => Ok(()),
-    }
 }
 
 /// Memory for the gradient of a variable that is known before the way back begins; to be handed to [`Sums::add`] then.

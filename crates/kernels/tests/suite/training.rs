@@ -666,14 +666,14 @@ fn a_computation_ends_where_it_is_interrupted() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counting = Arc::clone(&asked);
     let never = Arc::new(move || counting.fetch_add(1, Ordering::Relaxed) == usize::MAX);
-    let (expected, all) = interruptible(Some(never), whole).unwrap();
+    let (expected, all) = interruptible(never, whole).unwrap();
     let gradient = values(all[0].as_ref().unwrap());
     let questions = asked.load(Ordering::Relaxed);
     assert!(questions >= 8, "{questions} questions");
     for at in 0..questions {
         let asked = AtomicUsize::new(0);
         let interrupt = Arc::new(move || asked.fetch_add(1, Ordering::Relaxed) >= at);
-        let error = interruptible(Some(interrupt), whole).unwrap_err();
+        let error = interruptible(interrupt, whole).unwrap_err();
         assert!(error.to_string().contains("the computation was interrupted"), "{error}");
         // Nothing of it is left behind.
         let (loss, again) = whole().unwrap();
