@@ -124,6 +124,8 @@ def test_a_model_tells_the_same_of_its_checkpoint(name, tmp_path):
     assert model.inspect() == candle_gpt2.inspect(name) == candle_gpt2.inspect(path)
     assert model.inspect(tensors=True) == candle_gpt2.inspect(path, tensors=True)
     assert model.inspect(diff=TINY) == candle_gpt2.inspect(path, diff=TINY)
+    with pytest.raises(ValueError, match="diff and tensors exclude each other"):
+        model.inspect(diff=TINY, tensors=True)
     assert model.verify() == candle_gpt2.verify(path)
     written = model.convert(tmp_path / "copy", dtype="f16")
     assert written["format"] == "safetensors" and Path(written["output"]) == tmp_path / "copy"

@@ -216,6 +216,8 @@ WORKS = {
     "batch": 'model.generate(["ROMEO:"] * 50, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
     "seeds": 'model.generate(["ROMEO:"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
     "beams": 'model.generate(["ROMEO:"] * 10**4, num_beams=8, max_new_tokens=200)',
+    "contrastive": 'model.generate(["ROMEO:"] * 10**4, penalty_alpha=0.6, top_k=4, max_new_tokens=200)',
+    "a wrong prompt": 'model.generate([[5000], "ROMEO:"], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
     "stream": 'sum(len(piece) for piece in model.stream("ROMEO:", max_new_tokens=10**8, slide=True, eos_token_id=1023))',
     "scores": 'model.score(["ROMEO: I am here"] * 10**6)',
     "complete": 'model.complete(["ROMEO:"] * 2000, max_tokens=200)',

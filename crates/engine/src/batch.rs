@@ -39,17 +39,9 @@ impl LoadedModel {
         batch_size: usize,
         clock: Option<Clock>,
     ) -> Result<Batch, EngineError> {
-        let texts = requests.iter().map(|request| request.config.num_return_sequences).sum::<usize>();
-        let max_texts = batch_size.clamp(1, texts.max(1));
-        let mut longest = 1;
-        for request in &requests {
-            longest = longest.max(request.kv_tokens(self.config())?);
-        }
-        let kv_tokens = max_texts.saturating_mul(longest);
-        self.check_kv_room(max_texts, kv_tokens)?;
-        // Each prompt as a whole, as a job has it.
-        let chunk_tokens = self.config().n_positions;
-        let mut scheduler = self.scheduler(SchedulerOptions { max_texts, kv_tokens, chunk_tokens })?;
+        let options = SchedulerOptions::of_requests(&requests, batch_size, self.config())?;
+        self.check_kv_room(options.max_texts, options.kv_tokens)?;
+        let mut scheduler = self.scheduler(options)?;
         clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
         let mut places = HashMap::new();
         for (place, request) in requests.into_iter().enumerate() {

@@ -19,9 +19,9 @@
 //! ```
 //!
 //! [`ModelOptions::open`] finds the checkpoint and checks it, [`Opened::load`] reads its weights; what can be refused of a
-//! request is refused between the two, before the long part. Nothing is printed: progress and notes go to a [`Reporter`].
-//! No clock and, but for [`HubOptions::from_environment`], no environment variable is read, and what belongs to the whole
-//! process is set by the functions of [`process`] alone.
+//! request is refused between the two, before the long part. Nothing is printed: progress and notes go to a [`Reporter`], of
+//! which the feature `terminal` has one that prints. No clock and, but for [`HubOptions::from_environment`], no environment
+//! variable is read, and what belongs to the whole process is set by the functions of [`process`] alone.
 
 mod batch;
 mod built_in;

@@ -1,6 +1,7 @@
 //! Settings of the whole process, each a call of its own: no other function of this crate touches one.
 //!
-//! A program makes these calls at its start; a library inside another program leaves them to whoever owns the process.
+//! A program makes these calls at its start; a library inside another program leaves those that want a single thread to whoever owns
+//! the process.
 
 use std::thread::available_parallelism;
 

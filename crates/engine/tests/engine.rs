@@ -222,15 +222,21 @@ fn an_interrupted_model_hands_on_what_there_is() {
         };
         let whole = texts();
         assert_eq!((whole.ids.len(), whole.stop_reason.name()), (12, "max_new_tokens"));
-        // In the prompt, at the beginning of a token's pass, and in the middle of one.
-        for (asked, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
+        let ended = |asked: usize| {
             let left = Arc::new(Mutex::new(asked));
             let check = move || {
                 let mut left = left.lock().unwrap();
                 *left = left.saturating_sub(1);
                 *left == 0
             };
-            let found = interruptible(Arc::new(check), texts);
+            interruptible(Arc::new(check), texts)
+        };
+        for asked in 1..=4 * per_pass {
+            assert_eq!(ended(asked).stop_reason.name(), "interrupted", "{asked}");
+        }
+        // In the prompt, at the beginning of a token's pass, and in the middle of one.
+        for (asked, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
+            let found = ended(asked);
             assert_eq!(found.stop_reason.name(), "interrupted", "{asked}: {found:?}");
             let most = if config.penalty_alpha > 0.0 { passes.max(1) - 1 } else { passes };
             assert!(found.ids.len() <= most && found.ids.len() + 1 >= most, "{asked}: {found:?}");

@@ -28,6 +28,7 @@
 //! ```
 
 mod answer;
+mod asked;
 mod basic_tokenizer;
 mod compare;
 mod data;

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use gpt2_engine::{HubOptions, Spelling, WeightDType};
 
-use crate::plan::{Asked, Plan};
-use crate::protocols::wrong_setting;
-use crate::{EvaluationError, named};
+use crate::EvaluationError;
+use crate::asked::Asked;
 
 /// What is to be measured, of a model that is opened elsewhere.
 #[derive(Debug, Clone)]
@@ -54,34 +53,7 @@ impl EvaluationOptions {
         }
     }
 
-    /// Checks what can be checked before anything is opened.
-    ///
-    /// # Errors
-    /// When there is no protocol of a name, or options do not go together.
-    pub fn check(self) -> Result<Plan, EvaluationError> {
-        let asked = self.protocols.iter().map(|name| Asked::named(name)).collect::<Result<Vec<_>, _>>()?;
-        self.check_protocols(&asked)?;
-        self.check_base(&asked)?;
-        if self.limit == Some(0) {
-            return Err(wrong_setting(&self.spelling.of("limit"), "at least 1", "0"));
-        }
-        if self.resume && self.items.is_none() {
-            let [resume, items] = ["resume", "items"].map(|option| self.spelling.of(option));
-            return refuse(format!(
-                "{resume}: it goes on with the items of an interrupted run; name them with {items}"
-            ));
-        }
-        let (files, protocols) = (self.data.len(), asked.len());
-        if files > 1 && files != protocols {
-            return refuse(format!(
-                "{}: expected it once for all protocols, or once for each of the {protocols}, found it {files} times",
-                self.spelling.of("data")
-            ));
-        }
-        Ok(Plan { options: self, asked })
-    }
-
-    fn check_protocols(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_protocols(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
         let names = &self.protocols;
         if names.is_empty() {
             return refuse("there is no protocol; name at least one".to_owned());
@@ -105,7 +77,7 @@ impl EvaluationOptions {
         Ok(())
     }
 
-    fn check_base(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_base(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) if !asked.iter().any(Asked::compares) => {
@@ -118,15 +90,6 @@ impl EvaluationOptions {
     /// The data of the protocol at this place.
     pub(crate) fn data_of(&self, index: usize) -> Option<&Path> {
         self.data.get(index).or(self.data.first()).map(PathBuf::as_path)
-    }
-}
-
-impl Asked {
-    fn named(name: &str) -> Result<Self, EvaluationError> {
-        if name == crate::Kl::NAME {
-            return Ok(Self::Kl);
-        }
-        named(name).map(|(protocol, number)| Self::Protocol(protocol, number))
     }
 }
 

@@ -6,29 +6,17 @@ use std::vec;
 
 use gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
 
+use crate::asked::{ANY_TEXT, Asked};
 use crate::options::refuse;
+use crate::protocols::wrong_setting;
 use crate::task::{Sides, Source, Task};
-use crate::{
-    Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Protocol, Report, Setting,
-};
-
-/// The data of `kl`.
-pub(crate) const ANY_TEXT: &str = "any text in UTF-8";
+use crate::{Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting};
 
 /// Options that go together, before anything is opened.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) options: EvaluationOptions,
     pub(crate) asked: Vec<Asked>,
-}
-
-/// What is asked for by a name.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Asked {
-    /// A protocol, with the number at the end of its name.
-    Protocol(&'static Protocol, Option<usize>),
-    /// Two models side by side.
-    Kl,
 }
 
 /// Data that are read and checked, ready for a model.
@@ -47,6 +35,35 @@ pub struct Reports<'a> {
     reporter: &'a dyn Reporter,
     /// What was wrong with the data of the tasks before.
     damage: Option<DataError>,
+}
+
+impl EvaluationOptions {
+    /// Checks what can be checked before anything is opened.
+    ///
+    /// # Errors
+    /// When there is no protocol of a name, or options do not go together.
+    pub fn check(self) -> Result<Plan, EvaluationError> {
+        let asked = self.protocols.iter().map(|name| Asked::named(name)).collect::<Result<Vec<_>, _>>()?;
+        self.check_protocols(&asked)?;
+        self.check_base(&asked)?;
+        if self.limit == Some(0) {
+            return Err(wrong_setting(&self.spelling.of("limit"), "at least 1", "0"));
+        }
+        if self.resume && self.items.is_none() {
+            let [resume, items] = ["resume", "items"].map(|option| self.spelling.of(option));
+            return refuse(format!(
+                "{resume}: it goes on with the items of an interrupted run; name them with {items}"
+            ));
+        }
+        let (files, protocols) = (self.data.len(), asked.len());
+        if files > 1 && files != protocols {
+            return refuse(format!(
+                "{}: expected it once for all protocols, or once for each of the {protocols}, found it {files} times",
+                self.spelling.of("data")
+            ));
+        }
+        Ok(Plan { options: self, asked })
+    }
 }
 
 impl Plan {
@@ -138,32 +155,6 @@ impl Plan {
             ));
         }
         Ok(hub.into())
-    }
-}
-
-impl Asked {
-    /// Whether it needs a second model.
-    pub(crate) fn compares(&self) -> bool {
-        matches!(self, Self::Kl)
-    }
-
-    /// Whether the length of its windows is the caller's to choose.
-    pub(crate) fn takes_context(&self) -> bool {
-        match self {
-            Self::Protocol(protocol, _) => protocol.name == "wikitext:llama.cpp",
-            Self::Kl => true,
-        }
-    }
-
-    /// The number at the end of its name, or what it is where there is none.
-    fn parameter(&self) -> usize {
-        let number = match self {
-            Self::Protocol(protocol, number) => {
-                number.or(protocol.parameter.and_then(|parameter| parameter.default))
-            }
-            Self::Kl => None,
-        };
-        number.unwrap_or(0)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
-use crate::plan::{ANY_TEXT, Asked};
+use crate::asked::{ANY_TEXT, Asked};
 use crate::{
     BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
     KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Size,

@@ -45,68 +45,67 @@ pub fn contrastive_search(
     // As many rows as candidates, which all hold the text so far.
     let most = config.top_k.min(model.config().vocab_size);
     let mut cache = one_row_of(model, most, prompt_len + steps)?;
-    let mut best = 0;
 
-    let pass = &mut Pass::inference();
-    let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
-    let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
-        Err(_) if is_interrupted() => return Ok((Vec::new(), StopReason::Interrupted)),
-        hidden => hidden?, // (1, T, C)
+    let mut search = || -> Result<StopReason, GenerationError> {
+        let mut best = 0;
+        let pass = &mut Pass::inference();
+        let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
+        let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (1, T, C)
+        let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+        let mut context = unit_vectors(&hidden)?; // (1, T, C)
+        for _ in 0..steps {
+            process(processors, History { ids: &ids, prompt_len }, &mut logits)?;
+            let normalizer = log_sum_exp(&logits);
+            let candidates: Vec<(u32, f64)> = most_probable(&logits, config.top_k)
+                .into_iter()
+                .map(|(token, logit)| (token, (f64::from(logit) - normalizer).exp()))
+                .collect();
+            let rows = candidates.len();
+            // The rows differ by the last candidates only.
+            let shared = if cache.lengths().len() == 1 { 0 } else { ids.len() - 1 };
+            cache.reorder(&vec![best; rows], |_, _| shared)?;
+            let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
+            let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
+            let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
+            let directions = unit_vectors(&hidden)?.squeeze(TOKEN_DIM)?; // (K, C)
+            let cosines = directions.matmul(&context.squeeze(0)?.t()?)?; // (K, T)
+            let penalties = cosines.max(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+            let score = |(index, (_, probability)): (usize, &(u32, f64))| {
+                (1.0 - config.penalty_alpha) * probability - config.penalty_alpha * penalties[index]
+            };
+            let scores: Vec<f64> = candidates.iter().enumerate().map(score).collect();
+            if scores.iter().any(|score| score.is_nan()) {
+                return Err(GenerationError::NotFinite);
+            }
+            best = 0;
+            for (index, score) in scores.iter().enumerate() {
+                if *score > scores[best] {
+                    best = index;
+                }
+            }
+            let id = candidates[best].0;
+            ids.push(id);
+            let is_ended = progress().is_break();
+            let is_over = deadline.is_over();
+            let reason = match config.eos_token_id.contains(&id) {
+                true => Some(StopReason::Eos),
+                false if is_ended => Some(StopReason::Interrupted),
+                false => is_over.then_some(StopReason::MaxTime),
+            };
+            if let Some(reason) = reason {
+                return Ok(reason);
+            }
+            let direction = directions.narrow(0, best, 1)?.unsqueeze(0)?; // (1, 1, C)
+            context = Tensor::cat(&[&context, &direction], TOKEN_DIM)?;
+            logits =
+                rows_of(&model.logits(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
+        }
+        Ok(if wanted > steps { StopReason::Context } else { StopReason::MaxNewTokens })
     };
-    let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
-    let mut context = unit_vectors(&hidden)?; // (1, T, C)
-    for _ in 0..steps {
-        process(processors, History { ids: &ids, prompt_len }, &mut logits)?;
-        let normalizer = log_sum_exp(&logits);
-        let candidates: Vec<(u32, f64)> = most_probable(&logits, config.top_k)
-            .into_iter()
-            .map(|(token, logit)| (token, (f64::from(logit) - normalizer).exp()))
-            .collect();
-        let rows = candidates.len();
-        // The rows differ by the last candidates only.
-        let shared = if cache.lengths().len() == 1 { 0 } else { ids.len() - 1 };
-        cache.reorder(&vec![best; rows], |_, _| shared)?;
-        let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
-        let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
-        let hidden = match model.transformer().forward(&tokens, Some(&mut cache), pass) {
-            Err(_) if is_interrupted() => {
-                return Ok((ids.split_off(prompt_len), StopReason::Interrupted));
-            }
-            hidden => hidden?, // (K, 1, C)
-        };
-        let directions = unit_vectors(&hidden)?.squeeze(TOKEN_DIM)?; // (K, C)
-        let cosines = directions.matmul(&context.squeeze(0)?.t()?)?; // (K, T)
-        let penalties = cosines.max(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-        let score = |(index, (_, probability)): (usize, &(u32, f64))| {
-            (1.0 - config.penalty_alpha) * probability - config.penalty_alpha * penalties[index]
-        };
-        let scores: Vec<f64> = candidates.iter().enumerate().map(score).collect();
-        if scores.iter().any(|score| score.is_nan()) {
-            return Err(GenerationError::NotFinite);
-        }
-        best = 0;
-        for (index, score) in scores.iter().enumerate() {
-            if *score > scores[best] {
-                best = index;
-            }
-        }
-        let id = candidates[best].0;
-        ids.push(id);
-        let is_interrupted = progress().is_break();
-        let is_over = deadline.is_over();
-        let reason = match config.eos_token_id.contains(&id) {
-            true => Some(StopReason::Eos),
-            false if is_interrupted => Some(StopReason::Interrupted),
-            false => is_over.then_some(StopReason::MaxTime),
-        };
-        if let Some(reason) = reason {
-            return Ok((ids.split_off(prompt_len), reason));
-        }
-        let direction = directions.narrow(0, best, 1)?.unsqueeze(0)?; // (1, 1, C)
-        context = Tensor::cat(&[&context, &direction], TOKEN_DIM)?;
-        logits = rows_of(&model.logits(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
-    }
-    let reason = if wanted > steps { StopReason::Context } else { StopReason::MaxNewTokens };
+    let reason = match search() {
+        Err(_) if is_interrupted() => StopReason::Interrupted,
+        reason => reason?,
+    };
     Ok((ids.split_off(prompt_len), reason))
 }
 

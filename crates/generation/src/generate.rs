@@ -59,17 +59,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         batch_size: usize,
         tokenizer: Option<T>,
     ) -> Result<Self, GenerationError> {
-        let (mut texts, mut longest) = (0usize, 1);
         for request in &requests {
             request.config.check_for(SearchMode::TokenByToken, model.config())?;
-            longest = longest.max(request.kv_tokens(model.config())?);
-            texts = texts.saturating_add(request.config.num_return_sequences);
         }
-        let max_texts = batch_size.clamp(1, texts.max(1));
-        // Nobody else waits, so prompts are computed as a whole.
-        let chunk_tokens = model.config().n_positions;
-        let options =
-            SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(longest), chunk_tokens };
+        let options = SchedulerOptions::of_requests(&requests, batch_size, model.config())?;
         let mut scheduler = Scheduler::new(model, tokenizer, options)?;
         for request in requests {
             scheduler.submit(request)?;

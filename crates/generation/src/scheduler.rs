@@ -74,6 +74,27 @@ pub struct SchedulerOptions {
     pub chunk_tokens: usize,
 }
 
+impl SchedulerOptions {
+    /// For these requests and no others, `batch_size` texts at a time; each prompt is computed as a whole, since nobody else waits.
+    ///
+    /// # Errors
+    /// As [`Request::kv_tokens`].
+    pub fn of_requests(
+        requests: &[Request],
+        batch_size: usize,
+        model: &Gpt2Config,
+    ) -> Result<Self, GenerationError> {
+        let (mut texts, mut longest) = (0_usize, 1);
+        for request in requests {
+            texts = texts.saturating_add(request.config.num_return_sequences);
+            longest = longest.max(request.kv_tokens(model)?);
+        }
+        let max_texts = batch_size.clamp(1, texts.max(1));
+        let kv_tokens = max_texts.saturating_mul(longest);
+        Ok(Self { max_texts, kv_tokens, chunk_tokens: model.n_positions })
+    }
+}
+
 /// A prompt to be continued, by as many texts as its configuration says.
 #[derive(Debug, Clone)]
 pub struct Request {

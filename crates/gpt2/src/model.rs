@@ -21,7 +21,7 @@ use gpt2_attention::{
     AttentionMask, FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
     SiteKind,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions, go_on};
 
 use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
@@ -181,6 +181,8 @@ impl Gpt2Model {
             return Err(ModelError::CacheLayers { expected: self.blocks.len(), found }.into());
         }
         for (layer, block) in self.blocks.iter().enumerate().skip(first) {
+            // On a GPU nobody else asks.
+            go_on()?;
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();

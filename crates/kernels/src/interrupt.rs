@@ -14,8 +14,9 @@ thread_local! {
     static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
 }
 
-/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` says so. It is asked on this thread, in each product and
-/// in each operation with a way back, so it should cost little; and what it says once it should go on saying.
+/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` says so. It is asked on this thread, in each product on
+/// the CPU, in each operation with a way back and in each block of a model, so it should cost little; and what it says once it should go
+/// on saying.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -9,11 +9,10 @@ use gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
 use gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::Value;
 
-use crate::attribute::CheckedMetric;
 use crate::error::{Result, wrong};
 use crate::files::read_text;
 use crate::patch::warn_of_unchanged;
-use crate::{Found, Heads, Look, LookError, MetricOptions, Reader, Subject, Text};
+use crate::{CheckedMetric, Found, Heads, Look, LookError, MetricOptions, Reader, Subject, Text};
 
 /// Heads left out of a run.
 #[derive(Debug, Clone)]

@@ -6,8 +6,7 @@ use gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::json;
 
 use crate::error::{Result, wrong};
-use crate::metric::Asked;
-use crate::{Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
+use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
 
 /// What each part of the residual stream adds to a logit, or to the difference of two.
 #[derive(Debug, Clone)]
@@ -29,21 +28,6 @@ impl Attribute {
     pub fn new(text: Text) -> Self {
         let (metric, unit, numbers) = (MetricOptions::default(), Parts::default(), Numbers::default());
         Self { text, metric, unit, numbers, top: 40 }
-    }
-}
-
-/// A text, and what is asked of its prediction.
-#[derive(Debug)]
-pub struct CheckedMetric {
-    pub(crate) ids: Vec<u32>,
-    pub(crate) asked: Asked,
-}
-
-impl CheckedMetric {
-    pub(crate) fn read(reader: &Reader, text: &Text, metric: &MetricOptions) -> Result<Self> {
-        let ids = reader.text(text)?;
-        let asked = metric.read(reader, ids.len())?;
-        Ok(Self { ids, asked })
     }
 }
 

@@ -4,15 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gpt2::Gpt2Config;
-use gpt2_engine::{Reporter, Vocabulary};
-use gpt2_interpret::{FileError, LensCell, LensLayer, LensOptions, LensValue, TunedLens, logit_lens};
-use gpt2_pictures::{Scale, shown};
+use gpt2_engine::Reporter;
+use gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, logit_lens};
+use gpt2_pictures::Scale;
 use gpt2_weights::TensorFile;
-use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
 use crate::files::read_bytes;
-use crate::{Details, Found, Look, LookError, Reader, Subject, Text, TokenChoice};
+use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text, TokenChoice};
 
 /// The residual stream before each block, and after the last, through the final norm and the output head.
 #[derive(Debug, Clone)]
@@ -42,37 +41,6 @@ pub struct CheckedLens {
     ids: Vec<u32>,
     watch: Vec<u32>,
     tuned: Option<TunedLens>,
-}
-
-/// The cells of a lens.
-#[derive(Debug, Clone)]
-pub struct LensDetails {
-    /// Which number of a cell the report has.
-    pub show: LensValue,
-    /// The layers with their cells.
-    pub layers: Vec<LensLayer>,
-    /// The watched tokens.
-    pub watch: Vec<u32>,
-    vocabulary: Arc<Vocabulary>,
-}
-
-impl LensDetails {
-    /// An object with `show` and `layers`.
-    pub fn to_json(&self) -> Value {
-        let text = |id: u32| shown(&self.vocabulary.token_bytes(id));
-        let token = |id: u32| json!({ "id": id, "text": text(id) });
-        let watched = |(id, (rank, logprob)): (&u32, &(usize, f32))| json!({ "token": token(*id), "rank": rank, "logprob": logprob });
-        let cell = |cell: &LensCell| {
-            let top = cell.top.iter().map(|(id, logprob)| json!({ "token": token(*id), "logprob": logprob }));
-            json!({
-                "top": top.collect::<Vec<_>>(), "entropy": cell.entropy, "divergence": cell.divergence,
-                "next_logprob": cell.next,
-                "watched": self.watch.iter().zip(&cell.watched).map(watched).collect::<Vec<_>>(),
-            })
-        };
-        let layer = |layer: &LensLayer| json!({ "layer": layer.label, "cells": layer.cells.iter().map(cell).collect::<Vec<_>>() });
-        json!({ "show": self.show.title(), "layers": self.layers.iter().map(layer).collect::<Vec<_>>() })
-    }
 }
 
 /// Reads a tuned lens, and checks that it is one for such a model.

@@ -6,12 +6,9 @@ use gpt2::{Gpt2Config, Gpt2LMHead};
 use gpt2_engine::{LoadedModel, Reporter, Vocabulary};
 use gpt2_interpret::{Measure, Metric, Run};
 use gpt2_pictures::{Axis, Report, Token};
-use serde::Serialize;
-use serde::ser::Serializer;
-use serde_json::Value;
 
 use crate::error::Result;
-use crate::{LensDetails, Reader};
+use crate::{Found, Reader};
 
 /// One way to look into a model: its options.
 pub trait Look {
@@ -36,54 +33,6 @@ pub trait Look {
     /// Those of both.
     fn at(&self, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
         self.look(self.check(subject.reader())?, subject, reporter)
-    }
-}
-
-/// What a look found.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// Values over axes.
-    pub report: Report,
-    /// What else there is.
-    pub details: Details,
-}
-
-/// What a look found besides the values of its report.
-#[derive(Debug, Clone)]
-pub enum Details {
-    /// Nothing, or an object.
-    Json(Value),
-    /// The cells of a lens.
-    Lens(LensDetails),
-}
-
-impl Details {
-    /// An object, or null where there is nothing.
-    pub fn to_json(&self) -> Value {
-        match self {
-            Self::Json(value) => value.clone(),
-            Self::Lens(details) => details.to_json(),
-        }
-    }
-}
-
-impl Found {
-    pub(crate) fn new(report: Report, details: Value) -> Self {
-        Self { report, details: Details::Json(details) }
-    }
-}
-
-/// One object: the report, and the details beside its entries.
-impl Serialize for Found {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            #[serde(flatten)]
-            report: &'a Report,
-            #[serde(flatten)]
-            details: Value,
-        }
-        Whole { report: &self.report, details: self.details.to_json() }.serialize(serializer)
     }
 }
 

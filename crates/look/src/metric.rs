@@ -4,7 +4,7 @@ use gpt2::LogitsFor;
 use gpt2_interpret::{Chain, Measure, Metric, Run};
 
 use crate::error::{Result, wrong};
-use crate::{Reader, TokenChoice};
+use crate::{Reader, Text, TokenChoice};
 
 /// What is asked of a prediction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,21 @@ pub(crate) struct Asked {
     against: Option<u32>,
     position: usize,
     measure: Measure,
+}
+
+/// A text, and what is asked of its prediction.
+#[derive(Debug)]
+pub struct CheckedMetric {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) asked: Asked,
+}
+
+impl CheckedMetric {
+    pub(crate) fn read(reader: &Reader, text: &Text, metric: &MetricOptions) -> Result<Self> {
+        let ids = reader.text(text)?;
+        let asked = metric.read(reader, ids.len())?;
+        Ok(Self { ids, asked })
+    }
 }
 
 impl MetricOptions {

@@ -5,9 +5,8 @@ use gpt2_interpret::{Saliency as Weighing, token_weights};
 use gpt2_pictures::{Axis, Metric as Shown, Scale};
 use serde_json::json;
 
-use crate::attribute::CheckedMetric;
 use crate::error::{Result, wrong};
-use crate::{Found, Look, Method, MetricOptions, Reader, Subject, Text, TokenChoice};
+use crate::{CheckedMetric, Found, Look, Method, MetricOptions, Reader, Subject, Text, TokenChoice};
 
 /// Most steps of integrated gradients.
 const MOST_STEPS: usize = 1000;

@@ -161,14 +161,11 @@ fn forward(model: &Gpt2LMHead, ids: &[u32], wanted: LogitsFor, held: Option<&mut
         )));
     }
     let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
-    let (cache, read) = match held {
-        Some(Held { cache, ids }) => (Some(cache), Some(ids)),
-        None => (None, None),
-    };
-    let pass = &mut Pass::inference();
-    let numbers = if wanted == LogitsFor::LastToken || model.is_observed() {
-        Values::of(&model.forward(&input, wanted, cache, pass)?)?.numbers
-    } else {
+    let compute = |cache: Option<&mut Gpt2Cache>| -> candle_core::Result<Vec<f32>> {
+        let pass = &mut Pass::inference();
+        if wanted == LogitsFor::LastToken || model.is_observed() {
+            return Ok(Values::of(&model.forward(&input, wanted, cache, pass)?)?.numbers);
+        }
         // Those of a long text are large, and an array needs them in memory of its own.
         let hidden = model.transformer().forward(&input, cache, pass)?;
         let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
@@ -177,8 +174,14 @@ fn forward(model: &Gpt2LMHead, ids: &[u32], wanted: LogitsFor, held: Option<&mut
             let piece = model.logits(&hidden, LogitsFor::Tokens { first, count })?;
             numbers.extend(Values::of(&piece)?.numbers);
         }
-        numbers
+        Ok(numbers)
     };
-    read.into_iter().for_each(|read| read.extend(ids));
-    Ok(numbers)
+    let Some(Held { cache, ids: read }) = held else { return Ok(compute(None)?) };
+    let numbers = compute(Some(&mut *cache));
+    match numbers.is_ok() {
+        true => read.extend(ids),
+        // The head may have been ended after the blocks had read the tokens.
+        false => cache.truncate(0, past)?,
+    }
+    Ok(numbers?)
 }

@@ -4,18 +4,16 @@
 use std::path::PathBuf;
 
 use gpt2_engine::{
-    BUILT_IN, Comparison, ConvertOptions, EngineError, HubOptions, InspectOptions, Inspected, Inspection,
-    ModelOptions, Network, Reporter, Spelling, Verification, VerifyOptions,
+    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Spelling, Verification, VerifyOptions,
 };
 use gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;
-use serde::Serialize;
 
-use crate::errors::{Result, failed, wrong_value};
-use crate::model::{Model, short_name};
+use crate::errors::{Result, wrong_value};
+use crate::model::{Model, hub, short_name};
 use crate::process::start;
 use crate::reporting::reporting;
-use crate::values::python_of;
+use crate::values::dict_of;
 
 // Signatures write it out, for whoever reads them.
 const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
@@ -96,17 +94,10 @@ impl Model {
         diff: Option<PathBuf>,
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
-        let options = self.opened.options()?;
-        let inspect = |listener: &dyn Reporter| {
-            let checkpoint = options.open_checkpoint(listener)?;
-            let Some(model) = diff else {
-                let found = Inspection::of_checkpoint(&checkpoint, tensors, listener)?;
-                return Ok(Inspected::One(found.into()));
-            };
-            let other = ModelOptions { model, ..options.clone() }.open_checkpoint(listener)?;
-            Ok::<_, EngineError>(Inspected::Two(Comparison::of(&checkpoint, &other, listener)?))
-        };
-        dict_of(py, &reporting(py, |listener| inspect(listener))?)
+        let ModelOptions { model, n_head, hub, .. } = self.opened.options()?;
+        let (model, spelling) = (Some(model), Spelling::Keywords);
+        let options = InspectOptions { model, preset: None, tensors, diff, n_head, hub, spelling };
+        dict_of(py, &reporting(py, |listener| options.inspect(listener))?)
     }
 
     /// Checks that the checkpoint that this model was opened from is sound; see candle_gpt2.verify.
@@ -133,14 +124,6 @@ impl Model {
         let tokenizer = tokenizer.or_else(|| model.tokenizer.clone());
         converted(py, &ModelOptions { tokenizer, ..model }, output, dtype)
     }
-}
-
-pub(crate) fn hub(offline: bool) -> HubOptions {
-    let mut hub = HubOptions::from_environment();
-    if offline {
-        hub.network = Network::Offline;
-    }
-    hub
 }
 
 fn checkpoint(model: PathBuf, n_head: Option<usize>, offline: bool) -> ModelOptions {
@@ -173,9 +156,4 @@ fn converted<'py>(
     let dtype = dtype.map_err(|error: UnknownWrittenDType| wrong_value(format!("dtype: {error}")))?;
     let options = ConvertOptions { output, dtype, spelling: Spelling::Keywords };
     dict_of(py, &reporting(py, |listener| model.convert(&options, listener))?)
-}
-
-fn dict_of<'py>(py: Python<'py>, report: &impl Serialize) -> Result<Bound<'py, PyAny>> {
-    let json = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
-    Ok(python_of(py, &json)?)
 }

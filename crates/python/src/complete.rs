@@ -66,6 +66,18 @@ pub(crate) fn complete<'py>(
     Ok(python_of(py, &answer)?)
 }
 
+impl Model {
+    fn served(&self) -> Result<&ServedModel> {
+        match self.served.get() {
+            Some(served) => Ok(served),
+            None => {
+                let served = served(&self.loaded, &self.opened.name())?;
+                Ok(self.served.get_or_init(|| served))
+            }
+        }
+    }
+}
+
 #[pymethods]
 impl Model {
     /// Continues a prompt as OpenAI's completions do: options in their words (max_tokens, temperature, n, logprobs, stop, seed, …),

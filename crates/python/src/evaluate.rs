@@ -8,13 +8,12 @@ use gpt2_engine::{LoadedModel, ModelOptions, Spelling};
 use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
-use serde_json::Value;
 
 use crate::errors::{Failure, Result, failed, wrong_type};
 use crate::model::Model;
 use crate::process::{computing_partly, start};
 use crate::reporting::Listener;
-use crate::values::python_of;
+use crate::values::{dict_of, paths, type_name};
 
 /// A model and what it was opened with.
 struct Side {
@@ -72,7 +71,7 @@ impl Model {
         let model = Side::of(self)?;
         let base = base.map(|base| Side::of(base.get())).transpose()?;
         let plan = EvaluationOptions {
-            data: data.map(paths).transpose()?.unwrap_or_default(),
+            data: data.map(|data| paths("data", data)).transpose()?.unwrap_or_default(),
             limit,
             context,
             items,
@@ -91,17 +90,14 @@ impl Model {
         let work = || measure(&plan, &model, base, &listener, &mut reports);
         let (ended, raised) = computing_partly(py, &turn, work)?;
         listener.warn(py)?;
-        let mut told = reports
-            .iter()
-            .map(|report| dict_of(py, serde_json::to_value(report)))
-            .collect::<Result<Vec<_>>>()?;
+        let mut dicts = reports.iter().map(|report| dict_of(py, report)).collect::<Result<Vec<_>>>()?;
         let error = raised.or_else(|| ended.err().map(|error| Failure::from(error).into()));
         match error {
-            None if is_list => Ok(PyList::new(py, told)?.into_any()),
-            None => told.pop().ok_or_else(|| failed("there is no report")),
+            None if is_list => Ok(PyList::new(py, dicts)?.into_any()),
+            None => dicts.pop().ok_or_else(|| failed("there is no report")),
             Some(error) => {
                 if is_list {
-                    error.value(py).setattr("partial", told)?;
+                    error.value(py).setattr("partial", dicts)?;
                 }
                 Err(error.into())
             }
@@ -135,31 +131,15 @@ fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
     if let Ok(name) = protocol.cast::<PyString>() {
         return Ok(vec![name.to_str()?.to_owned()]);
     }
-    let found = || protocol.get_type().name().map(|name| name.to_string()).unwrap_or_default();
-    let names = protocol.extract::<Vec<String>>();
-    names.map_err(|_| {
-        wrong_type(format!("protocol: expected the name of a protocol or a list of names, found {}", found()))
+    protocol.extract().map_err(|_| {
+        let found = type_name(protocol);
+        wrong_type(format!("protocol: expected the name of a protocol or a list of names, found {found}"))
     })
-}
-
-/// A path, or those of a list.
-fn paths(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
-    if let Ok(path) = data.extract::<PathBuf>() {
-        return Ok(vec![path]);
-    }
-    let found = || data.get_type().name().map(|name| name.to_string()).unwrap_or_default();
-    let paths = data.extract::<Vec<PathBuf>>();
-    paths.map_err(|_| wrong_type(format!("data: expected a path or a list of paths, found {}", found())))
 }
 
 /// Every protocol of `Model.evaluate`: dicts with the names of `gpt2 eval --list --json`, of which dataset and published say what its
 /// data are and what others measured by it.
 #[pyfunction]
 pub(crate) fn protocols(py: Python<'_>) -> Result<Vec<Bound<'_, PyAny>>> {
-    listing().iter().map(|listed| dict_of(py, serde_json::to_value(listed))).collect()
-}
-
-fn dict_of(py: Python<'_>, json: serde_json::Result<Value>) -> Result<Bound<'_, PyAny>> {
-    let json = json.map_err(|error| failed(error.to_string()))?;
-    Ok(python_of(py, &json)?)
+    listing().iter().map(|listed| dict_of(py, listed)).collect()
 }

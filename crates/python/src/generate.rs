@@ -15,7 +15,7 @@ use crate::model::Model;
 use crate::options::Asked;
 use crate::process::{computing_partly, start};
 use crate::signals::is_raised;
-use crate::values::{self, Texts, python_of};
+use crate::values::{self, Texts};
 
 /// What became of a prompt; `None` where it was not begun.
 pub(crate) type Outcome = Option<Result<Vec<Text>>>;
@@ -131,7 +131,10 @@ pub(crate) fn told<'py>(
         list.push(match outcome {
             None => py.None().into_bound(py),
             Some(Ok(texts)) => told_of_prompt(py, texts, shape)?,
-            Some(Err(error)) if shape.returns_exceptions => error.into_exception(py).into_bound(py),
+            // That the texts were ended is told before what is wrong with a prompt.
+            Some(Err(error)) if shape.returns_exceptions || interrupted.is_some() => {
+                error.into_exception(py).into_bound(py)
+            }
             Some(Err(error)) if shape.is_list => return Err(error.with_note(py, &format!("prompt {index}"))),
             Some(Err(error)) => return Err(error),
         });
@@ -153,9 +156,7 @@ pub(crate) fn told<'py>(
 fn told_of_prompt(py: Python<'_>, texts: Vec<Text>, shape: Shape) -> Result<Bound<'_, PyAny>> {
     let told = |text: Text| -> Result<Bound<'_, PyAny>> {
         if shape.has_details {
-            let json =
-                serde_json::to_value(&text).map_err(|error| crate::errors::failed(error.to_string()))?;
-            return Ok(python_of(py, &json)?);
+            return values::dict_of(py, &text);
         }
         // Without a tokenizer the ids are the text.
         Ok(match text.text {

@@ -4,13 +4,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::Tensor;
 use gpt2::{Observer, Site};
-use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use gpt2_engine::LoadedModel;
+use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::model::Model;
 use crate::steering::Steering;
-use crate::values::Values;
+use crate::values::{Values, float_array};
 
 /// The exception that a function of Python's raised while something computed, for whoever waits for the result.
 #[derive(Debug, Clone, Default)]
@@ -150,9 +152,11 @@ pub(crate) fn called<'py>(
     answer.to_vec().map(Some).map_err(Into::into)
 }
 
-/// An array of numpy's, of f32 and without gaps.
-fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
-    let numpy = value.py().import("numpy")?;
-    let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
-    Ok(array.cast_into::<PyArrayDyn<f32>>()?.readonly())
+impl Model {
+    /// The model with hooks, if there are any.
+    pub(crate) fn hooked(&self, hooks: Option<&Bound<'_, PyAny>>, raised: &Raised) -> Result<LoadedModel> {
+        let hooks = Hooks::read(hooks, self.loaded.config().n_layer, raised)?;
+        let loaded = (*self.loaded).clone();
+        Ok(if hooks.is_empty() { loaded } else { loaded.observed_by(Arc::new(Mutex::new(hooks))) })
+    }
 }

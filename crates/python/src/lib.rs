@@ -1,7 +1,8 @@
 //! The native half of the Python package `candle_gpt2`: classes on the engine, one file for each, and no logic of its own.
 //!
-//! Whatever computes releases the interpreter's lock and looks for Ctrl-C between steps. What is wrong is raised as one of
-//! Python's exceptions, with the text that the program prints; see `errors.rs`. Nothing is printed.
+//! Whatever computes releases the interpreter's lock, and Ctrl-C ends it within a pass; see `process.rs`. What is wrong is raised as
+//! one of Python's exceptions, with the text that the program prints; see `errors.rs`. Nothing is printed but bars of long jobs, at a
+//! terminal; see `reporting.rs`.
 
 mod cache;
 mod checkpoint;

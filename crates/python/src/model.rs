@@ -1,7 +1,7 @@
-//! A model that Python holds: from its name to texts, scores, logits and what is inside.
+//! A model that Python holds: opened by its name, with its tokens and its configuration. What it does is in the other files.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use gpt2_api::ServedModel;
 use gpt2_engine::{BUILT_IN, DeviceChoice, HubOptions, LoadedModel, ModelOptions, Network, device_name};
@@ -9,12 +9,10 @@ use gpt2_grammar::Compiler;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::complete;
 use crate::errors::{Result, failed, wrong_value};
-use crate::hooks::{Hooks, Raised};
 use crate::process::{start, thread_count};
 use crate::reporting::reporting;
-use crate::values::{Text, python_of};
+use crate::values::{Text, dict_of, python_of};
 
 /// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; processes pickle its name and open it again.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -22,7 +20,8 @@ pub(crate) struct Model {
     pub(crate) loaded: Arc<LoadedModel>,
     pub(crate) opened: Opened,
     compiler: OnceLock<Compiler>,
-    served: OnceLock<ServedModel>,
+    /// Made for the first completion.
+    pub(crate) served: OnceLock<ServedModel>,
 }
 
 /// What a model was opened with: what a pickle of it holds.
@@ -41,10 +40,6 @@ pub(crate) struct Opened {
 impl Opened {
     /// The same for the library.
     pub(crate) fn options(&self) -> Result<ModelOptions> {
-        let mut hub = HubOptions::from_environment();
-        if self.offline {
-            hub.network = Network::Offline;
-        }
         let mut model = self.name_or_path.clone().unwrap_or_else(|| BUILT_IN.into());
         if let Some(revision) = &self.revision {
             if self.name_or_path.is_none() || model.exists() {
@@ -66,7 +61,7 @@ impl Opened {
                 .map_err(|error: gpt2_kernels::UnknownKvDType| wrong_value(format!("kv_dtype: {error}")))?,
             tf32: false,
             n_head: None,
-            hub,
+            hub: hub(self.offline),
         })
     }
 
@@ -77,6 +72,15 @@ impl Opened {
             None => name,
         }
     }
+}
+
+/// Where models of the hub come from.
+pub(crate) fn hub(offline: bool) -> HubOptions {
+    let mut hub = HubOptions::from_environment();
+    if offline {
+        hub.network = Network::Offline;
+    }
+    hub
 }
 
 /// Our name of a type, which torch and transformers write out.
@@ -99,23 +103,6 @@ impl Model {
                 Ok(self.compiler.get_or_init(|| compiler))
             }
         }
-    }
-
-    pub(crate) fn served(&self) -> Result<&ServedModel> {
-        match self.served.get() {
-            Some(served) => Ok(served),
-            None => {
-                let served = complete::served(&self.loaded, &self.opened.name())?;
-                Ok(self.served.get_or_init(|| served))
-            }
-        }
-    }
-
-    /// The model with hooks, if there are any.
-    pub(crate) fn hooked(&self, hooks: Option<&Bound<'_, PyAny>>, raised: &Raised) -> Result<LoadedModel> {
-        let hooks = Hooks::read(hooks, self.loaded.config().n_layer, raised)?;
-        let loaded = (*self.loaded).clone();
-        Ok(if hooks.is_empty() { loaded } else { loaded.observed_by(Arc::new(Mutex::new(hooks))) })
     }
 }
 
@@ -204,8 +191,7 @@ impl Model {
     /// How it generates where nothing else is said, with the keys of a generation_config.json.
     #[getter]
     fn generation_config<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
-        let json = serde_json::to_value(self.loaded.defaults()?.config());
-        Ok(python_of(py, &json.map_err(|error| failed(error.to_string()))?)?)
+        dict_of(py, self.loaded.defaults()?.config())
     }
 
     /// The tokens of a text.

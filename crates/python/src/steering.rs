@@ -1,8 +1,8 @@
 //! A direction that is added to the residual stream of every text, as one of the hooks.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use gpt2_look::{Reader, Steer, Towards};
-use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type};
@@ -10,6 +10,7 @@ use crate::look::{SPELLING, text};
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
+use crate::values::float_array;
 
 /// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -51,11 +52,8 @@ fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
     {
         return Ok(Towards::Texts { towards: text(&towards)?, away: text(&away)? });
     }
-    let numpy = value.py().import("numpy")?;
-    let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
-    let array = array.cast_into::<PyArrayDyn<f32>>().map_err(PyErr::from)?;
-    let vectors =
-        Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &candle_core::Device::Cpu)?;
+    let array = float_array(value)?;
+    let vectors = Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?;
     Ok(Towards::Vectors(vectors))
 }
 

@@ -11,14 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::hub;
 use crate::errors::{Result, failed, warn, wrong_type, wrong_value};
 use crate::hooks::Raised;
-use crate::model::Model;
+use crate::model::{Model, hub};
 use crate::options::unknown_keyword;
 use crate::process::{interruptible, start};
 use crate::reporting::Listener;
-use crate::values::{json_of, python_of};
+use crate::values::{dict_of, json_of, paths, python_of};
 
 /// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model of the hub, or
 /// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
@@ -100,13 +99,9 @@ impl Model {
     }
 }
 
-/// A path, or a list of them.
+/// The files that are trained on.
 fn files(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
-    if let Ok(file) = data.extract::<PathBuf>() {
-        return Ok(vec![file]);
-    }
-    let files = data.extract::<Vec<PathBuf>>();
-    let files = files.map_err(|_| wrong_type("data: expected a path or a list of paths"))?;
+    let files = paths("data", data)?;
     match files.is_empty() {
         true => Err(wrong_value("data: expected at least one file")),
         false => Ok(files),
@@ -229,7 +224,5 @@ fn run(py: Python<'_>, job: TrainJob, on_step: Option<Py<PyAny>>) -> Result<Boun
     });
     let reporter: Arc<dyn Reporter> = follower.clone();
     let report = interruptible(py, || job.run(&reporter, &mut |event| follower.on_event(event)));
-    let report = raised.or(report)?;
-    let report = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
-    Ok(python_of(py, &report)?)
+    dict_of(py, &raised.or(report)?)
 }

@@ -1,14 +1,17 @@
-//! Values on their way to Python and back: JSON, token ids, arrays.
+//! Values on their way to Python and back: JSON, token ids, paths, arrays.
+
+use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use gpt2_engine::Vocabulary;
-use numpy::{PyArray1, PyArrayDyn, PyArrayMethods};
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use serde::Serialize;
 use serde_json::{Map, Number, Value};
 
-use crate::errors::{Result, wrong_type, wrong_value};
+use crate::errors::{Result, failed, wrong_type, wrong_value};
 
 /// A text, or token ids.
 pub(crate) enum Text {
@@ -55,7 +58,7 @@ impl Texts {
             None => value.clone(),
         };
         let expected = || {
-            let found = value.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+            let found = type_name(value);
             wrong_type(format!(
                 "expected a text (str), token ids (a list or an array of integers), or a list of these, found {found}"
             ))
@@ -129,8 +132,8 @@ pub(crate) fn json_of(value: &Bound<'_, PyAny>) -> Result<Value> {
         let items = value.try_iter()?.map(|item| json_of(&item?));
         return items.collect::<Result<Vec<_>>>().map(Value::Array);
     }
-    let name = value.get_type().name()?;
-    Err(wrong_type(format!("expected a number, a text, or a list or dict of these, found {name}")))
+    let found = type_name(value);
+    Err(wrong_type(format!("expected a number, a text, or a list or dict of these, found {found}")))
 }
 
 /// JSON as values of Python's.
@@ -154,6 +157,35 @@ pub(crate) fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
             dict.into_any()
         }
     })
+}
+
+/// A report as a dict, with the names of its JSON.
+pub(crate) fn dict_of<'py>(py: Python<'py>, report: &impl Serialize) -> Result<Bound<'py, PyAny>> {
+    let json = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
+    Ok(python_of(py, &json)?)
+}
+
+/// Paths of an option: one, or a list.
+pub(crate) fn paths(option: &str, value: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
+    if let Ok(path) = value.extract::<PathBuf>() {
+        return Ok(vec![path]);
+    }
+    value.extract::<Vec<PathBuf>>().map_err(|_| {
+        let found = type_name(value);
+        wrong_type(format!("{option}: expected a path or a list of paths, found {found}"))
+    })
+}
+
+/// What Python calls the type of a value.
+pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
+    value.get_type().name().map(|name| name.to_string()).unwrap_or_default()
+}
+
+/// An array of numpy's, of f32 and without gaps.
+pub(crate) fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
+    let numpy = value.py().import("numpy")?;
+    let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
+    Ok(array.cast_into::<PyArrayDyn<f32>>()?.readonly())
 }
 
 /// Numbers of a tensor and its shape, on their way to an array.

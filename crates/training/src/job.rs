@@ -14,9 +14,10 @@ use gpt2_kernels::free_memory;
 use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, train_tokenizer};
 use serde::Serialize;
 
+use crate::run::interrupted;
 use crate::{
     Corpus, Entry, HeldOut, Hyperparameters, Lora, Parameters, Run, RunOptions, Split, Start, TokenFile,
-    Tokens, TrainOptions, Trainer, TrainingError, Windows, estimated_bytes, has_state, state,
+    Tokens, TrainOptions, Trainer, TrainingError, Windows, estimated_bytes, has_state,
 };
 
 /// Largest configuration that is read.
@@ -120,10 +121,7 @@ impl TrainJob {
         on_event: &mut dyn FnMut(TrainEvent),
     ) -> Result<TrainReport, TrainingError> {
         match self.train(reporter, on_event) {
-            Err(error) if error.is_interrupted() => {
-                let state = has_state(&self.out).then(|| state::path(&self.out));
-                Err(TrainingError::Interrupted { state })
-            }
+            Err(error) if error.is_interrupted() => Err(interrupted(&self.out)),
             done => done,
         }
     }

@@ -126,9 +126,7 @@ impl<'a> Run<'a> {
                 if !self.is_saved {
                     self.save()?;
                 }
-                let folder = &self.options.folder;
-                let state = has_state(folder).then(|| state::path(folder));
-                return Err(TrainingError::Interrupted { state });
+                return Err(interrupted(&self.options.folder));
             }
             done => done?,
         }
@@ -289,6 +287,11 @@ fn remove_leftovers(folder: &Path) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// What a training in this folder ends with that is interrupted.
+pub(crate) fn interrupted(folder: &Path) -> TrainingError {
+    TrainingError::Interrupted { state: has_state(folder).then(|| state::path(folder)) }
 }
 
 /// Whether the folder already holds the state of a run.

@@ -42,13 +42,13 @@ pub(crate) struct TrainArguments {
     #[arg(long)]
     pub(crate) resume: bool,
     /// Steps of the optimizer
-    #[arg(long, value_name = "N", default_value_t = 1000, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = TrainOptions::default().steps, allow_negative_numbers = true)]
     pub(crate) steps: u64,
     /// Windows of text in one batch
-    #[arg(long, value_name = "B", default_value_t = 8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "B", default_value_t = TrainOptions::default().batch_size, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Batches whose gradients are averaged into one step
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = TrainOptions::default().accumulate, allow_negative_numbers = true)]
     pub(crate) accumulate: usize,
     /// Tokens in a window [default: the model's context]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -84,22 +84,22 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) warmup_steps: Option<u64>,
     /// Weight decay of matrices; biases and norms do not decay
-    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = TrainOptions::default().weight_decay, allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
     /// Largest norm of the gradient; 0 does not clip
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = TrainOptions::default().grad_clip, allow_negative_numbers = true)]
     pub(crate) grad_clip: f64,
     /// Dropout rate, in place of the configuration's three
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) dropout: Option<f64>,
     /// Share of the data, at the end of each file, that is not trained on and tells when to stop; 0 for none
-    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true)]
     pub(crate) held_out: f64,
     /// Steps between evaluations on the held-out text
-    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_every, allow_negative_numbers = true)]
     pub(crate) eval_every: u64,
     /// Steps between saved states
-    #[arg(long, value_name = "N", default_value_t = 100, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = TrainOptions::default().save_every, allow_negative_numbers = true)]
     pub(crate) save_every: u64,
     /// Continue this text at every evaluation, and show it on standard error
     #[arg(long, value_name = "TEXT")]
@@ -108,7 +108,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "N")]
     pub(crate) patience: Option<u64>,
     /// Seed of the initial weights, the order of the data, and dropout
-    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Type of the written weights: f32, f16 or bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype)]

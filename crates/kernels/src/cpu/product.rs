@@ -9,7 +9,7 @@ use super::contiguous;
 use crate::interrupt::{go_on, is_interruptible};
 
 /// Multiply-adds between two looks for an interruption: some hundredths of a second.
-const UNINTERRUPTED: usize = 1 << 33;
+const UNINTERRUPTED: u64 = 1 << 33;
 
 /// The weights as a tensor `(out, in)` in f32.
 pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
@@ -40,7 +40,8 @@ impl PackedProduct {
         go_on()?;
         let x = contiguous(x, layout)?;
         let (outputs, inputs) = (self.weight.out_features(), self.weight.in_features());
-        let part = (UNINTERRUPTED / (outputs * inputs).max(1)).max(1);
+        let part = UNINTERRUPTED / (outputs as u64 * inputs as u64).max(1);
+        let part = usize::try_from(part).unwrap_or(usize::MAX).max(1);
         let product = |first: usize, count: usize| {
             let finish = match finish {
                 Finish::Add(residual) => Finish::Add(&residual[first * outputs..(first + count) * outputs]),

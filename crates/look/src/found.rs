@@ -1,0 +1,89 @@
+//! What a look found: a report, and what else there is.
+
+use std::sync::Arc;
+
+use gpt2_engine::Vocabulary;
+use gpt2_interpret::{LensCell, LensLayer, LensValue};
+use gpt2_pictures::{Report, shown};
+use serde::Serialize;
+use serde::ser::Serializer;
+use serde_json::{Value, json};
+
+/// What a look found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Values over axes.
+    pub report: Report,
+    /// What else there is.
+    pub details: Details,
+}
+
+/// What a look found besides the values of its report.
+#[derive(Debug, Clone)]
+pub enum Details {
+    /// Nothing, or an object.
+    Json(Value),
+    /// The cells of a lens.
+    Lens(LensDetails),
+}
+
+impl Details {
+    /// An object, or null where there is nothing.
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Json(value) => value.clone(),
+            Self::Lens(details) => details.to_json(),
+        }
+    }
+}
+
+impl Found {
+    pub(crate) fn new(report: Report, details: Value) -> Self {
+        Self { report, details: Details::Json(details) }
+    }
+}
+
+/// One object: the report, and the details beside its entries.
+impl Serialize for Found {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            #[serde(flatten)]
+            report: &'a Report,
+            #[serde(flatten)]
+            details: Value,
+        }
+        Whole { report: &self.report, details: self.details.to_json() }.serialize(serializer)
+    }
+}
+
+/// The cells of a lens.
+#[derive(Debug, Clone)]
+pub struct LensDetails {
+    /// Which number of a cell the report has.
+    pub show: LensValue,
+    /// The layers with their cells.
+    pub layers: Vec<LensLayer>,
+    /// The watched tokens.
+    pub watch: Vec<u32>,
+    pub(crate) vocabulary: Arc<Vocabulary>,
+}
+
+impl LensDetails {
+    /// An object with `show` and `layers`.
+    pub fn to_json(&self) -> Value {
+        let text = |id: u32| shown(&self.vocabulary.token_bytes(id));
+        let token = |id: u32| json!({ "id": id, "text": text(id) });
+        let watched = |(id, (rank, logprob)): (&u32, &(usize, f32))| json!({ "token": token(*id), "rank": rank, "logprob": logprob });
+        let cell = |cell: &LensCell| {
+            let top = cell.top.iter().map(|(id, logprob)| json!({ "token": token(*id), "logprob": logprob }));
+            json!({
+                "top": top.collect::<Vec<_>>(), "entropy": cell.entropy, "divergence": cell.divergence,
+                "next_logprob": cell.next,
+                "watched": self.watch.iter().zip(&cell.watched).map(watched).collect::<Vec<_>>(),
+            })
+        };
+        let layer = |layer: &LensLayer| json!({ "layer": layer.label, "cells": layer.cells.iter().map(cell).collect::<Vec<_>>() });
+        json!({ "show": self.show.title(), "layers": self.layers.iter().map(layer).collect::<Vec<_>>() })
+    }
+}
