@@ -91,15 +91,33 @@ step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
 
 # The Python package, in a virtual environment of its own, whose packages come from the registry once.
 environment=$PWD/target/python
-python_at_hand() {
-  [ -x "$environment/bin/pytest" ] && return
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || return 1
-  python3 -m venv "$environment" &&
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check 'maturin>=1.9.4,<2' numpy mypy pytest pytest-timeout
+# environment_of FOLDER PYTHON PACKAGE…: makes the environment, unless it is there.
+environment_of() {
+  [ -x "$1/bin/pytest" ] && return
+  "$2" -m venv "$1" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check numpy pytest pytest-timeout "${@:3}"
 }
-if python_at_hand; then
+version_of() { "$1" -c 'import sys; assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+# Another Python than that of the environment, the newest.
+second_python() {
+  local python version
+  for python in python3.1{4,3,2,1} "$HOME"/.pyenv/versions/3.1{4,3,2,1}.*/bin/python; do
+    version=$(version_of "$python") && [ "$version" != "$(version_of "$environment/bin/python")" ] && echo "$python" && return
+  done
+  return 1
+}
+if version_of python3 >/dev/null && environment_of "$environment" python3 'maturin>=1.9.4,<2' mypy; then
+  export GPT2_PROGRAM=$PWD/target/debug/gpt2
   step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dev --locked
-  step env GPT2_PROGRAM="$PWD/target/debug/gpt2" "$environment/bin/python" -m pytest python/tests -m "not ray"
+  if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
+    leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
+  fi
+  step "$environment/bin/python" -m pytest python/tests
+  # The same module, which is for every Python from 3.11 on.
+  if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
+    step env PYTHONPATH="$PWD/python" "$environment-$(version_of "$other")/bin/python" -m pytest python/tests -m "not slow"
+  else
+    leave_out "the tests on another Python" "a second one, from 3.11 on" "apt-get install python3.13 python3.13-venv, or pyenv install 3.13"
+  fi
 else
   leave_out "the tests of the Python package" "Python from 3.11 on, and maturin, numpy, mypy, pytest and pytest-timeout from its registry" \
     "apt-get install python3 python3-venv"

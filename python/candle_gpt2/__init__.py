@@ -22,8 +22,9 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
 - drafting: ``prompt_lookup_num_tokens``, and ``num_assistant_tokens`` with a model opened with ``assistant_model``
 
 What is not said is taken from the checkpoint's ``generation_config.json``; where that says nothing either, the next
-token is drawn at random from the 50 most probable ones. The same options and seed give the same text as the program
-``gpt2 generate``, alone and in any batch.
+token is drawn at random from the 50 most probable ones. Without a ``seed`` it is 0, so that, unlike with transformers, the
+same call gives the same text each time; other seeds give other texts. The same options and seed give the same text as the
+program ``gpt2 generate``, alone and in any batch.
 
 Looks inside are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
 ``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``saliency``, ``neurons``, ``features``. Each gives

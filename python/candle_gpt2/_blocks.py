@@ -13,13 +13,14 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import posixpath
 import uuid
 from pathlib import Path
 from typing import Any, Iterator
 
-import pyarrow
-import pyarrow.parquet
+import pyarrow  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import pyarrow.parquet  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from pyarrow import fs
 
 from .rows import Rows, arrow_type
@@ -342,8 +343,20 @@ def _with_results(content: dict[str, Any], results: dict[str, Any]) -> dict[str,
     return {**{name: value for name, value in content.items() if name not in results}, **results}
 
 
-def _dumps(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False, default=str)
+def _dumps(content: dict[str, Any], ensure_ascii: bool = False) -> str:
+    try:
+        return json.dumps(content, ensure_ascii=ensure_ascii, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(content), ensure_ascii=ensure_ascii, default=str)
+
+
+def _finite(value: Any) -> Any:
+    """A value with texts for the numbers that JSON has not, those of the program: `Infinity`, `-Infinity`, `NaN`."""
+    if isinstance(value, dict):
+        return {_finite(name): _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json_line(content: dict[str, Any]) -> bytes:
@@ -352,7 +365,7 @@ def _json_line(content: dict[str, Any]) -> bytes:
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
-        return json.dumps(content, default=str).encode() + b"\n"
+        return _dumps(content, ensure_ascii=True).encode() + b"\n"
 
 
 def _parquet_bytes(table: pyarrow.Table) -> bytes:

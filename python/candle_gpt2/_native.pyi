@@ -1,16 +1,18 @@
 """Types of the native module; its classes are those of `candle_gpt2`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-_Ids: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
+_Ids: TypeAlias = Iterable[SupportsIndex] | npt.NDArray[np.integer[Any]]
 _Text: TypeAlias = str | _Ids
-_Texts: TypeAlias = Sequence[str] | Sequence[_Ids] | npt.NDArray[np.integer[Any]]
+_Texts: TypeAlias = Iterable[str] | Iterable[_Ids] | npt.NDArray[np.integer[Any]]
 _Path: TypeAlias = str | PathLike[str]
+# Or a type of torch's.
+_DType: TypeAlias = str | type[np.generic] | np.dtype[Any] | Any
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]] | Steering]
 _LogitsProcessor: TypeAlias = Callable[[npt.NDArray[np.uint32], _Floats], npt.ArrayLike | None]
@@ -39,7 +41,7 @@ class _GenerationOptions(TypedDict, total=False):
     typical_p: float | None
     epsilon_cutoff: float | None
     eta_cutoff: float | None
-    seed: int | Sequence[int] | None
+    seed: int | Iterable[int] | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
@@ -47,9 +49,14 @@ class _GenerationOptions(TypedDict, total=False):
     bad_words: str | Sequence[str] | None
     bad_words_ids: Sequence[Sequence[int]] | None
     logit_bias: Mapping[int, float] | None
-    sequence_bias: Mapping[tuple[int, ...], float] | Sequence[tuple[Sequence[int], float]] | None
-    suppress_tokens: Sequence[int] | None
-    begin_suppress_tokens: Sequence[int] | None
+    sequence_bias: (
+        Mapping[tuple[int, ...], float]
+        | Sequence[tuple[Sequence[int], float]]
+        | Sequence[Sequence[Sequence[int] | float]]
+        | None
+    )
+    suppress_tokens: Iterable[int] | None
+    begin_suppress_tokens: Iterable[int] | None
     forced_bos_token_id: int | None
     renormalize_logits: bool | None
     num_beams: int | None
@@ -104,8 +111,8 @@ class Model:
     def from_pretrained(
         cls,
         name_or_path: _Path | None = None,
-        dtype: str | None = None,
-        kv_dtype: str | None = None,
+        dtype: _DType | None = None,
+        kv_dtype: _DType | None = None,
         device: str | None = None,
         tokenizer: _Path | None = None,
         revision: str | None = None,
@@ -360,7 +367,7 @@ class Cache:
     def ids(self) -> list[int]: ...
     def __len__(self) -> int: ...
     def fork(self) -> Cache: ...
-    def truncate(self, length: int) -> None: ...
+    def truncate(self, length: int) -> Self: ...
 
 @final
 class TextStream(Iterator[str]):

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import pickle
 import time
 from pathlib import Path
 from typing import Any, Callable
 
 try:
-    import ray
-    import ray.data
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.split(".")[0] not in ("ray", "pyarrow", "pandas", "numpy"):
+    import ray  # type: ignore[import-not-found, unused-ignore]
+    import ray.data  # type: ignore[import-not-found, unused-ignore]
+except ModuleNotFoundError as _error:
+    if _error.name is None or _error.name.split(".")[0] not in ("ray", "pyarrow", "pandas", "numpy"):
         raise
     raise ModuleNotFoundError(
-        f"bulk jobs need Ray, and {error.name} is not installed: pip install 'candle-gpt2[ray]'", name=error.name
+        f"bulk jobs need Ray, and {_error.name} is not installed: pip install 'candle-gpt2[ray]'", name=_error.name
     ) from None
 
 from . import _blocks
@@ -59,7 +58,7 @@ class Summary:
 def generate_dataset(
     input: str | Path,
     output: str | Path,
-    model: str | None = None,
+    model: str | Path | None = None,
     *,
     checkpoint: str | Path | None = None,
     actors: int | None = None,
@@ -95,7 +94,7 @@ def generate_dataset(
 def score_dataset(
     input: str | Path,
     output: str | Path,
-    model: str | None = None,
+    model: str | Path | None = None,
     *,
     checkpoint: str | Path | None = None,
     actors: int | None = None,
@@ -156,13 +155,11 @@ class _Run:
     progress: Callable[[int, int], None] | None
 
     def __call__(
-        self, task: str, input: str | Path, output: str | Path, model: str | None, options: dict[str, Any]
+        self, task: str, input: str | Path, output: str | Path, model: str | Path | None, options: dict[str, Any]
     ) -> Summary:
         for name, value in (("actors", self.actors), ("threads", self.threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, found {value}")
-        # A folder or a file of this machine is one on all machines; other names are the hub's.
-        model = os.path.abspath(model) if model is not None and os.path.exists(model) else model
         rows = Rows(model, task, **options)
         # What can be refused is refused before Ray is started.
         _blocks.sources_of(input)
@@ -225,7 +222,7 @@ class _Run:
 
 def _cpus_of_nodes() -> list[int]:
     """The logical CPUs of each node that has one."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call, unused-ignore]
     cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
     return [count for count in cpus if count > 0]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 from typing import Any, Callable
 
@@ -22,6 +23,9 @@ RESULTS = {
 }
 # A prompt that every model can go on from: what fails with it fails by the options.
 PLAIN_PROMPT = "\n"
+
+# Options that only a random draw knows: each of them asks for one.
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 # The model that this process opened last, by what it was opened with.
 _opened: tuple[str, Any] | None = None
@@ -53,7 +57,10 @@ class Rows:
 
     Where texts are drawn at random, each row has a seed of its own: the one in `seed_column`, or `row_seed(seed, id)` with the
     id in `id_column`. With `id_column=None` every row draws with `seed` itself, as the program's `--prompts-file` does, and with
-    `seed=None` besides no seed is given to the model.
+    `seed=None` besides no seed is given to the model. Where neither the options nor the model's generation_config.json ask for
+    a draw, texts are those of `model.generate(prompt, **options)`, and `do_sample=True` asks for one.
+
+    A local `model`, `tokenizer` or `assistant_model` is taken with its absolute path, as other working directories need it.
 
     The process computes with `threads`, or as many as OMP_NUM_THREADS says (which Ray sets from `num_cpus`), or as many as the
     machine has.
@@ -61,7 +68,7 @@ class Rows:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         task: str = "generate",
         *,
         prompt_column: str = "prompt",
@@ -83,13 +90,16 @@ class Rows:
         for name in ("details", "return_exceptions", "top"):
             if name in options:
                 raise ValueError(f"{name}: rows have no column for what it gives")
-        self.model = None if model is None else str(model)
+        self.model = None if model is None else _lasting("model", model)
         self.task = task
         self.prompt_column, self.id_column, self.seed_column = prompt_column, id_column, seed_column
         self.seed = seed
         self.text_column, self.error_column = text_column, error_column
         self.threads = threads
         self.model_options = dict(model_options or {})
+        for name in ("tokenizer", "assistant_model"):
+            if self.model_options.get(name) is not None:
+                self.model_options[name] = _lasting(name, self.model_options[name])
         self.options = options
         given = [name for name in (prompt_column, id_column, seed_column) if name is not None]
         for name in self.result_types():
@@ -99,11 +109,13 @@ class Rows:
 
     def _forget(self) -> None:
         self._model: Any = None
+        # Which process has opened it.
+        self._process: int | None = None
         # Whether a row has shown that the options work.
         self._options_work = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_model", "_options_work")}
+        return {name: value for name, value in vars(self).items() if name not in ("_model", "_process", "_options_work")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -123,25 +135,28 @@ class Rows:
     def open(self) -> Any:
         """The model, opened now where this process has not opened it yet."""
         global _opened
-        if self._model is None:
+        # A fork has its parent's model without the threads that compute; opening one says so.
+        if self._process != os.getpid():
             import candle_gpt2
 
-            key = repr((self.model, sorted(self.model_options.items())))
+            key = repr((os.getpid(), self.model, sorted(self.model_options.items())))
             with _opening:
                 if _opened is None or _opened[0] != key:
                     if self.threads is not None and self.threads != candle_gpt2.thread_count():
                         candle_gpt2.set_threads(self.threads)
                     _opened = (key, candle_gpt2.Model.from_pretrained(self.model, **self.model_options))
-                self._model = _opened[1]
+                self._model, self._process = _opened[1], os.getpid()
         return self._model
 
     def __call__(self, batch: Any) -> Any:
         """The batch with the columns of the results; see the class."""
         columns = _columns_of(batch)
+        prompts = self._column(columns, self.prompt_column)
+        draws_by = self._draws_by() if prompts else None
         results = self.results(
-            prompts=self._column(columns, self.prompt_column),
-            ids=None if self._draws_by() != "id" else self._column(columns, self.id_column),
-            seeds=None if self._draws_by() != "seed" else self._column(columns, self.seed_column),
+            prompts,
+            ids=None if draws_by != "id" else self._column(columns, self.id_column),
+            seeds=None if draws_by != "seed" else self._column(columns, self.seed_column),
         )
         return _with_columns(batch, columns, results, self.result_types())
 
@@ -150,9 +165,13 @@ class Rows:
     ) -> dict[str, list[Any]]:
         """The columns that are added, for plain lists of what the rows hold; `ids` or `seeds` where they are needed."""
         prepared: list[Any] = []
+        if prompts:
+            # What goes wrong there is no row's.
+            self.open()
+        draws_by = self._draws_by() if prompts else None
         for row, prompt in enumerate(prompts):
             try:
-                prepared.append((_checked_prompt(prompt), self._seed_of(row, ids, seeds)))
+                prepared.append((_checked_prompt(prompt), self._seed_of(row, draws_by, ids, seeds)))
             except ValueError as error:
                 prepared.append(error)
         outcomes: list[Any] = list(prepared)
@@ -165,7 +184,7 @@ class Rows:
 
     def _draws_by(self) -> str | None:
         """What a row's seed comes from: its `seed` column, its `id`, the `base` seed of all, or nothing."""
-        if self.task != "generate" or not _draws(self.options):
+        if self.task != "generate" or not _draws(self.options, self.open()):
             return None
         if self.seed_column is not None:
             return "seed"
@@ -181,8 +200,8 @@ class Rows:
             raise ValueError(f"there is no column {name!r} among {', '.join(map(repr, columns))}{hint}")
         return [_plain(value) for value in columns[name]]
 
-    def _seed_of(self, row: int, ids: list[Any] | None, seeds: list[Any] | None) -> int | None:
-        match self._draws_by():
+    def _seed_of(self, row: int, draws_by: str | None, ids: list[Any] | None, seeds: list[Any] | None) -> int | None:
+        match draws_by:
             case "seed":
                 return _checked_seed(None if seeds is None else seeds[row])
             case "id":
@@ -255,10 +274,30 @@ class Rows:
         return {**columns, self.error_column: errors}
 
 
-def _draws(options: dict[str, Any]) -> bool:
-    """Whether texts are drawn at random under these options of generation."""
-    searches = (options.get("num_beams") or 1) != 1 or bool(options.get("penalty_alpha"))
-    return options.get("do_sample", not searches) is not False
+def _draws(options: dict[str, Any], model: Any) -> bool:
+    """Whether a model draws texts at random under these options of generation, which go before what its files say."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if "do_sample" in given:
+        return bool(given["do_sample"])
+    if _searches(given):
+        return False
+    defaults = model.generation_config
+    return any(name in given for name in DRAWING) or (bool(defaults["do_sample"]) and not _searches(defaults))
+
+
+def _searches(options: dict[str, Any]) -> bool:
+    return bool(options.get("num_beams", 1) != 1 or options.get("penalty_alpha", 0) != 0)
+
+
+def _lasting(name: str, place: Any) -> str:
+    """A name of the hub as it is, and the path of what is on this machine as every working directory has it."""
+    if not isinstance(place, (str, os.PathLike)):
+        raise TypeError(
+            f"{name}: expected a name or a path, found {type(place).__name__}; each process opens a model of its own, "
+            "so give what it is opened by, and other arguments of Model.from_pretrained as model_options"
+        )
+    text = os.fspath(place)
+    return os.path.abspath(text) if os.path.exists(text) else text
 
 
 def _is_of_a_row(error: BaseException) -> bool:
@@ -334,7 +373,7 @@ def _with_columns(
     batch: Any, columns: dict[str, Any], results: dict[str, list[Any]], types: dict[str, str]
 ) -> Any:
     if _is_arrow(batch):
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
         kept = [name for name in batch.column_names if name not in results]
         table = batch if isinstance(batch, pyarrow.Table) else pyarrow.Table.from_batches([batch])
@@ -351,7 +390,9 @@ def _with_columns(
         for name, column in results.items():
             is_full_number = types[name] in ("int64", "float64") and None not in column
             arrays[name] = numpy.empty(len(column), dtype=types[name] if is_full_number else object)
-            arrays[name][:] = column
+            # One by one: NumPy would take lists in a row for further axes.
+            for row, value in enumerate(column):
+                arrays[name][row] = value
         return {**columns, **arrays}
     return {**columns, **results}
 

@@ -1,6 +1,7 @@
 """What the tests share: models, the program, and processes of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,9 +27,10 @@ def tiny() -> candle_gpt2.Model:
 @pytest.fixture(scope="session")
 def program() -> Callable[..., bytes]:
     """Runs the program `gpt2` that the environment variable GPT2_PROGRAM names; gives what it prints."""
-    path = os.environ.get("GPT2_PROGRAM")
-    if not path:
-        pytest.skip("GPT2_PROGRAM names no program `gpt2` to compare with")
+    path = os.environ.get("GPT2_PROGRAM", "")
+    if shutil.which(path) is None:
+        way = "cargo build -p gpt2-cli, then GPT2_PROGRAM=$PWD/target/debug/gpt2"
+        pytest.skip(f"GPT2_PROGRAM={path!r} names no program `gpt2` to compare with: {way}")
 
     def run(*arguments: str) -> bytes:
         return subprocess.run([path, *arguments], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout

@@ -2,11 +2,15 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from candle_gpt2 import Rows
+
+from support import FIXTURES, read_safetensors, write_safetensors
 
 pyarrow = pytest.importorskip("pyarrow", reason="bulk jobs read and write with pyarrow: pip install 'candle-gpt2[ray]'")
 
@@ -158,6 +162,23 @@ def test_scores_are_written_too(tmp_path):
     [good, bad] = lines_of(tmp_path / "out.jsonl")
     assert list(good) == ["id", "prompt", "tokens", "logprob", "loss", "perplexity", "error"]
     assert good["loss"] > 0 and bad["loss"] is None and bad["error"]
+
+
+def test_lines_are_json_whatever_numbers_are_in_them(tmp_path):
+    folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "model")
+    _, arrays = read_safetensors(folder / "model.safetensors")
+    [name] = [name for name in arrays if name.endswith("ln_f.weight")]
+    # So sure of other tokens that the perplexity is beyond any float.
+    write_safetensors(folder / "model.safetensors", {**arrays, name: arrays[name] * np.float32(1e4)})
+    (tmp_path / "in.jsonl").write_text('{"prompt": "What say you?", "x": [NaN, {"y": -Infinity}]}\n')
+    assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", Rows(folder, "score")) == (1, 0)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    made = json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=refuse)
+    assert (made["x"], made["perplexity"]) == (["NaN", {"y": "-Infinity"}], "Infinity")
+    assert 700 < made["loss"] < 1e6
 
 
 def test_places_may_be_uris(tmp_path):

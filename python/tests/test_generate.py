@@ -1,6 +1,8 @@
 """The same prompt, options and seed give the same bytes through the program and through Python: alone, in batches, streamed."""
 
 import json
+import time
+import types
 
 import candle_gpt2
 import numpy as np
@@ -164,6 +166,8 @@ def test_the_types_of_weights_and_caches_are_the_programs(program):
         printed = json.loads(program("generate", PROMPT, "--json", "--greedy", *arguments))
         assert model.generate(PROMPT, do_sample=False) == printed["text"], dtype
         assert model.dtype == dtype.replace("float", "f")
+    for dtype, name in [(np.float32, "f32"), (np.dtype("float16"), "f16"), ("torch.float32", "f32"), ("auto", "f16")]:
+        assert candle_gpt2.Model.from_pretrained(dtype=dtype).dtype == name
 
 
 def test_an_assistant_changes_no_text(model, program):
@@ -196,6 +200,40 @@ def test_a_prompt_may_be_ids_of_any_kind(model):
     assert model.generate([ids], seed=1, max_new_tokens=8) == [text]
     assert model.generate(np.array([ids, ids]), seed=1, max_new_tokens=8) == [text, text]
     assert model.generate([], seed=1) == []
+    assert model.generate(range(5), seed=1) == model.generate([0, 1, 2, 3, 4], seed=1)
+    assert model.generate(iter(ids), seed=1, max_new_tokens=8) == text
+    assert model.generate((one for one in ["a", "b"]), max_new_tokens=0) == ["", ""]
+
+
+def test_options_may_be_objects_of_many_kinds(model):
+    def same(one, other):
+        options = {"do_sample": False, "max_new_tokens": 5}
+        assert model.generate(PROMPT, **one, **options) == model.generate(PROMPT, **other, **options), one
+
+    biases = {"logit_bias": {35: 2.5}}
+    same({"logit_bias": types.MappingProxyType({35: 2.5})}, biases)
+    same({"sequence_bias": [[[35], 2.5]]}, biases)
+    same({"sequence_bias": [(np.array([35]), np.float32(2.5))]}, biases)
+    same({"suppress_tokens": range(10)}, {"suppress_tokens": list(range(10))})
+    same({"logits_processor": []}, {})
+    same({"json_schema": types.MappingProxyType({"type": "integer"})}, {"json_schema": {"type": "integer"}})
+    seeds = {"max_new_tokens": 5, "seed": range(2)}
+    assert model.generate(["a", "b"], **seeds) == model.generate(["a", "b"], **seeds | {"seed": [0, 1]})
+
+
+def test_what_holds_itself_is_refused(model):
+    numbers, schema = [], {}
+    numbers.append(numbers)
+    schema["not"] = schema
+    with pytest.raises(TypeError, match="token ids, which are integers"):
+        model.generate([numbers])
+    for run in (
+        lambda: model.generate(PROMPT, json_schema=schema),
+        lambda: model.generate(PROMPT, stop=numbers),
+        lambda: model.complete(numbers),
+    ):
+        with pytest.raises(ValueError, match="does one hold itself"):
+            run()
 
 
 def test_several_texts_of_a_prompt_are_a_list(model):
@@ -240,6 +278,9 @@ def test_what_the_files_say_is_the_default(tiny, program):
         ({"seed": -1}, ValueError, "`seed`"),
         ({"seed": 2**70}, ValueError, "too large"),
         ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"batch_size": -1}, ValueError, "expected a number from 0 on, found -1"),
+        ({"batchsize": 1}, TypeError, "the nearest name is `batch_size`"),
+        ({"detail": 1}, TypeError, "the nearest name is `details`"),
         ({"seed": object()}, TypeError, "expected a number, a text"),
     ],
 )
@@ -253,6 +294,12 @@ def test_a_prompt_that_cannot_work_is_told_by_its_number(model):
     with pytest.raises(ValueError, match="token id 5000") as raised:
         model.generate([[1, 2], [5000]])
     assert raised.value.__notes__ == ["prompt 1"]
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="token id 5000"):
+        model.generate(["ROMEO:"] * 1000 + [[5000]], max_new_tokens=200)
+    assert time.monotonic() - start < 5, "nothing is made before"
+    kinds = [type(one) for one in model.generate(["a", None, [-1], 3], return_exceptions=True, max_new_tokens=1)]
+    assert kinds == [str, TypeError, ValueError, TypeError]
     first, second, third = model.generate(prompts, return_exceptions=True, seed=1, max_new_tokens=5)
     assert (first, third) == tuple(model.generate(["ROMEO:", "JULIET:"], seed=1, max_new_tokens=5))
     assert isinstance(second, ValueError) and "token id 5000" in str(second)
@@ -347,10 +394,46 @@ def test_what_a_function_raises_is_raised(model):
     for wrong, kind, message in [
         (lambda ids, logits: logits[1:], ValueError, r"returned an array of shape \[1023\]"),
         (3, TypeError, "expected a function"),
-        ([], TypeError, "expected a function"),
+        ([3], TypeError, "expected a function"),
     ]:
         with pytest.raises(kind, match=message):
             model.generate(PROMPT, logits_processor=wrong)
+
+
+def test_an_exception_of_a_function_ends_the_whole_call(model):
+    calls = []
+
+    def fail(ids, logits):
+        calls.append(1)
+        if len(calls) == 100:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        model.generate(["a"] * 1000, max_new_tokens=50, logits_processor=fail)
+    assert len(calls) < 150 and len(raised.value.partial) == 1000
+    assert raised.value.partial[0] and raised.value.partial[-1] is None
+    calls.clear()
+    stream = model.stream("a", max_new_tokens=200, min_new_tokens=150, logits_processor=fail)
+    pieces = []
+    with pytest.raises(KeyboardInterrupt):
+        pieces.extend(stream)
+    pieces.extend(stream)
+    assert stream.stop_reason == "interrupted" and 90 <= len(stream.ids) < 100
+
+
+def test_a_function_is_told_that_its_stream_is_in_use(model):
+    for look in (lambda stream: stream.ids, lambda stream: stream.stop_reason, next):
+        seen = []
+
+        def processor(ids, logits, look=look, seen=seen):
+            with pytest.raises(candle_gpt2.Gpt2Error, match="the stream is in use by the call that called this function"):
+                look(stream)
+            seen.append(len(ids))
+
+        stream = model.stream(PROMPT, max_new_tokens=3, logits_processor=processor)
+        list(stream)
+        assert len(seen) == 3 and len(stream.ids) == 3
 
 
 def test_texts_are_made_of_tokens_and_back(model):

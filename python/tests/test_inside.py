@@ -48,6 +48,7 @@ def test_places_have_many_names(model):
     assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(4)]
     with pytest.raises(ValueError, match="the nearest name is"):
         model.run_with_cache(TEXT, "blocks.0.attn.hook_patern")
+    assert model.run_with_cache(TEXT, [])[1] == {}
     with pytest.raises(ValueError, match="blocks.9"):
         model.run_with_cache(TEXT, "blocks.9.attn.hook_z")
 

@@ -57,6 +57,16 @@ def test_what_is_in_the_making_does_not_pickle(model):
             pickle.dumps(one)
 
 
+def test_a_model_of_a_relative_path_is_found_from_elsewhere(tmp_path, monkeypatch):
+    shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    model = candle_gpt2.Model.from_pretrained("mine", tokenizer="mine")
+    data = pickle.dumps(model)
+    monkeypatch.chdir("/")
+    assert pickle.loads(data).config == model.config and model.verify()["sound"]
+    assert model.name == "mine" and repr(model).startswith('Model("mine"')
+
+
 def test_errors_pickle():
     error = pickle.loads(pickle.dumps(candle_gpt2.Gpt2Error("what is wrong")))
     assert type(error) is candle_gpt2.Gpt2Error and str(error) == "what is wrong"
@@ -217,7 +227,8 @@ WORKS = {
     "seeds": 'model.generate(["ROMEO:"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
     "beams": 'model.generate(["ROMEO:"] * 10**4, num_beams=8, max_new_tokens=200)',
     "contrastive": 'model.generate(["ROMEO:"] * 10**4, penalty_alpha=0.6, top_k=4, max_new_tokens=200)',
-    "a wrong prompt": 'model.generate([[5000], "ROMEO:"], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "a wrong prompt": 'model.generate([[5000], "ROMEO:"], return_exceptions=True, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "tokens": 'model.generate(["To be, or not to be. " * 200] * 100000, keep_last=10, max_new_tokens=1)',
     "stream": 'sum(len(piece) for piece in model.stream("ROMEO:", max_new_tokens=10**8, slide=True, eos_token_id=1023))',
     "scores": 'model.score(["ROMEO: I am here"] * 10**6)',
     "complete": 'model.complete(["ROMEO:"] * 2000, max_tokens=200)',

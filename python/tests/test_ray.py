@@ -7,14 +7,18 @@ started are killed.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import candle_gpt2
 import pytest
 from candle_gpt2 import Rows
+
+from support import FIXTURES
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'candle-gpt2[ray]'")
 
@@ -168,6 +172,20 @@ def test_the_command_and_the_functions_tell_what_goes_wrong(cluster, tmp_path, c
         generate_dataset(source, tmp_path / "no.jsonl", threads=2)
     with pytest.raises(ValueError, match="actors: expected at least 1, found 0"):
         score_dataset(source, tmp_path / "no.jsonl", actors=0)
+
+
+@pytest.mark.parametrize("asked", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}], ids=["greedy", "beams"])
+def test_the_command_draws_only_where_the_model_does_and_knows_its_own_folder(cluster, tmp_path, monkeypatch, asked):
+    ray.init(cluster.address, log_to_driver=False)
+    folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "searching")
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    prompts = ["ROMEO:", "What say you?"]
+    (tmp_path / "in.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["generate", "in.txt", "out.jsonl", "--model", "searching", "--tokenizer", "searching", "--threads", "1"]
+    assert _bulk_cli.main([*arguments, "--actors", "1", "--max-new-tokens", "4", "--seed", "7"]) == 0
+    made = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert made == candle_gpt2.Model.from_pretrained(folder).generate(prompts, max_new_tokens=4)
 
 
 def test_rows_work_in_a_pipeline_of_ones_own(cluster):

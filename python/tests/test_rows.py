@@ -1,7 +1,10 @@
 """Rows: what a row gives is its own affair, whatever is beside it, however it is brought, and in whatever process."""
 
+import json
 import math
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +13,8 @@ import numpy as np
 import pytest
 from candle_gpt2 import Rows
 from candle_gpt2.rows import row_seed
+
+from support import FIXTURES
 
 PROMPTS = ["ROMEO:", "JULIET:", "ROMEO:", "My lord, I will", "The king", "ROMEO:", "What say you", "Enter"]
 IDS = ["a", "b", "c", "d", 5, 6, 7, 8]
@@ -86,6 +91,35 @@ def test_greedy_texts_need_no_ids(model):
     assert made["text"] == [model.generate(prompt, do_sample=False, max_new_tokens=LENGTH) for prompt in PROMPTS]
 
 
+@pytest.fixture(params=[{"do_sample": False}, {"num_beams": 3, "do_sample": False}], ids=["greedy", "beams"])
+def searching(request, tmp_path):
+    """The folder of a model whose own configuration draws nothing."""
+    folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "searching")
+    (folder / "generation_config.json").write_text(json.dumps(request.param))
+    return folder
+
+
+def test_seeds_draw_only_where_the_model_or_an_option_does(searching):
+    model = candle_gpt2.Model.from_pretrained(searching)
+    expected = model.generate(PROMPTS, max_new_tokens=LENGTH)
+    batch = {"id": IDS, "prompt": PROMPTS, "draw": [7] * len(IDS)}
+    for options in ({"seed": 7}, {"seed_column": "draw"}, {"id_column": None, "seed": 7}):
+        assert rows(model=searching, **options)(batch)["text"] == expected
+    for asked in ({"do_sample": True}, {"top_k": 5}):
+        drawn = [model.generate(p, seed=row_seed(7, i), max_new_tokens=LENGTH, **asked) for p, i in zip(PROMPTS, IDS)]
+        assert drawn != expected
+        assert rows(model=searching, seed=7, **asked)(batch)["text"] == drawn
+
+
+def test_a_model_that_does_not_draw_gives_the_texts_of_the_program(searching, program, tmp_path):
+    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    given = ["--prompts-file", str(tmp_path / "prompts.txt"), "--max-new-tokens", str(LENGTH)]
+    printed = program("generate", "--model", str(searching), *given).splitlines()
+    assert rows(model=searching, seed=7)({"id": IDS, "prompt": PROMPTS})["text"] == [
+        json.loads(line)["text"] for line in printed
+    ]
+
+
 def test_token_ids_are_prompts_too(model):
     ids = [int(token) for token in model.encode(PROMPTS[0])]
     made = rows()({"id": ["a", "a"], "prompt": [PROMPTS[0], ids]})
@@ -97,6 +131,11 @@ def test_many_texts_of_a_prompt_are_a_list():
     made = rows(num_return_sequences=3)({"id": ["a"], "prompt": ["ROMEO:"]})
     assert len(set(made["text"][0])) == 3
     assert made["error"] == [None]
+    batch = {"id": np.array([1, 2]), "prompt": np.array(["ROMEO:", "JULIET:"], object)}
+    arrays = rows(num_return_sequences=3)(batch)
+    assert arrays["text"].shape == (2,)
+    assert [len(set(texts)) for texts in arrays["text"]] == [3, 3]
+    assert rows(num_return_sequences=3)({name: list(column) for name, column in batch.items()})["text"] == list(arrays["text"])
 
 
 @pytest.mark.parametrize("bad", [TOO_LONG, None, 5, float("nan"), ["a"], [1.5], [2**31]])
@@ -185,6 +224,46 @@ def test_rows_pickle_as_what_they_were_made_with():
     content = pickle.dumps(one)
     assert len(content) < 1000
     assert pickle.loads(content)({"id": IDS, "prompt": PROMPTS})["text"] == expected
+
+
+def test_what_is_on_this_machine_is_found_from_every_folder(tmp_path, monkeypatch):
+    for name in ("here", "draft"):
+        shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    one = rows(model="here", model_options={"tokenizer": "here", "assistant_model": "draft", "dtype": "f32"})
+    there = {"tokenizer": str(tmp_path / "here"), "assistant_model": str(tmp_path / "draft"), "dtype": "f32"}
+    assert (one.model, one.model_options) == (str(tmp_path / "here"), there)
+    monkeypatch.chdir("/")
+    made = pickle.loads(pickle.dumps(one))({"id": IDS, "prompt": PROMPTS})
+    assert made["error"] == [None] * len(IDS)
+    assert rows(model="gpt2").model == "gpt2"
+
+
+def test_an_open_model_is_no_name(model):
+    with pytest.raises(TypeError, match="model: expected a name or a path, found Model; each process opens a model of its own"):
+        Rows(model)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("task", ["generate", "score"])
+def test_a_fork_raises_in_place_of_an_error_in_every_row(python, task):
+    done = python(
+        f"""
+import os, sys, warnings
+from candle_gpt2 import Gpt2Error, Rows
+warnings.simplefilter("ignore")  # Python warns of forks beside threads
+rows, batch = Rows(task={task!r}), {{"id": ["a", "b"], "prompt": ["ROMEO:", "JULIET:"]}}
+assert rows(batch)["error"] == [None, None]
+if os.fork() == 0:
+    try:
+        rows(batch)
+    except Gpt2Error as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    )
+    assert done.stdout.startswith("this process was forked from process"), done.stdout + done.stderr
 
 
 def test_another_process_gives_the_same_texts():

@@ -68,7 +68,7 @@ def test_forks_are_independent(model):
     assert (len(cache), len(fork)) == (len(ids), len(ids) + 2)
     assert "4 more" in repr(cache)
     after = model.logits([7], cache=cache)
-    cache.truncate(-1)
+    assert cache.truncate(-1) is cache
     assert len(cache) == len(ids)
     np.testing.assert_array_equal(model.logits([7], cache=cache), after)
     fork.truncate(len(ids))
@@ -151,3 +151,41 @@ def test_continuations_are_those_of_the_program(model, program):
         assert ours == theirs
     with pytest.raises(ValueError, match="continuation 1 is empty"):
         model.score_continuations("The king", [""])
+
+
+def test_a_hook_is_told_that_its_cache_is_in_use(model):
+    cache = model.cache()
+    looks = [len, repr, lambda cache: cache.ids, lambda cache: cache.fork(), lambda cache: model.logits([1], cache=cache)]
+    told = []
+
+    def hook(array, name):
+        for look in looks:
+            with pytest.raises(candle_gpt2.Gpt2Error, match="the cache is in use") as raised:
+                look(cache)
+            told.append(raised.value)
+        assert len(model.cache()) == 0 and model.logits([1]).shape == (1024,)
+
+    model.logits([1, 2], cache=cache, hooks=[("embed", hook)])
+    assert len(told) == len(looks) and cache.ids == [1, 2]
+
+
+def test_one_row_of_ids_is_that_row(model):
+    row = np.array([[1, 2, 3]])
+    np.testing.assert_array_equal(model.logits(row), model.logits([1, 2, 3]))
+    with pytest.raises(TypeError, match="found several"):
+        model.logits(np.array([[1, 2], [3, 4]]))
+
+
+def test_numbers_that_are_not_negative_are_told(model):
+    for run in (
+        lambda: model.score("a b", stride=-1),
+        lambda: model.score("a b", top=-1),
+        lambda: model.cache(-1),
+        lambda: model.steering(("a", "b"), layer=-1),
+        lambda: model.logit_lens("a b", top=-1),
+        lambda: candle_gpt2.set_threads(-1),
+    ):
+        with pytest.raises(ValueError, match="expected a number from 0 on, found -1"):
+            run()
+    with pytest.raises(ValueError, match="columns: expected 1 or 2, found 300"):
+        model.attention("a b").svg(300)

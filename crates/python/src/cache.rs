@@ -1,6 +1,6 @@
 //! Keys and values of tokens that were computed, to go on from.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::Tensor;
 use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
@@ -9,16 +9,16 @@ use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type, wrong_value};
-use crate::hooks::Raised;
 use crate::model::Model;
 use crate::process::{computing, start};
-use crate::values::{Text, Values};
+use crate::raised::{Lent, Raised};
+use crate::values::{Text, Values, number};
 
 /// The tokens that a model has read, with their keys and values. `model.logits(ids, cache=cache)` reads more.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Cache {
     pub(crate) loaded: Arc<LoadedModel>,
-    held: Mutex<Held>,
+    held: Lent<Held>,
 }
 
 /// What a cache holds.
@@ -30,62 +30,56 @@ pub(crate) struct Held {
 impl Cache {
     pub(crate) fn new(loaded: Arc<LoadedModel>, capacity: usize) -> Result<Self> {
         let cache = loaded.model().new_cache(1, capacity)?;
-        Ok(Self { loaded, held: Mutex::new(Held { ids: Vec::new(), cache }) })
+        Ok(Self::of(loaded, Held { ids: Vec::new(), cache }))
     }
 
-    /// Does something with what it holds; to be called without the interpreter's lock.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Held) -> T) -> T {
-        work(&mut self.held.lock().unwrap_or_else(PoisonError::into_inner))
+    fn of(loaded: Arc<LoadedModel>, held: Held) -> Self {
+        Self { loaded, held: Lent::new("the cache", held) }
     }
 }
 
 #[pymethods]
 impl Cache {
-    fn __len__(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.with(|held| held.ids.len()))
+    fn __len__(&self, py: Python<'_>) -> Result<usize> {
+        self.held.with(py, |held| held.ids.len())
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
+    fn __repr__(&self, py: Python<'_>) -> Result<String> {
         let (tokens, room) =
-            py.detach(|| self.with(|held| (held.ids.len(), held.cache.rooms().into_iter().sum::<usize>())));
-        format!("Cache({tokens} tokens, room for {room} more)")
+            self.held.with(py, |held| (held.ids.len(), held.cache.rooms().into_iter().sum::<usize>()))?;
+        Ok(format!("Cache({tokens} tokens, room for {room} more)"))
     }
 
     /// The tokens.
     #[getter]
-    fn ids(&self, py: Python<'_>) -> Vec<u32> {
-        py.detach(|| self.with(|held| held.ids.clone()))
+    fn ids(&self, py: Python<'_>) -> Result<Vec<u32>> {
+        self.held.with(py, |held| held.ids.clone())
     }
 
     /// An independent copy.
     fn fork(&self, py: Python<'_>) -> Result<Self> {
-        let held = py.detach(|| {
-            self.with(|held| {
-                Ok::<_, candle_core::Error>(Held { ids: held.ids.clone(), cache: held.cache.fork(&[0])? })
-            })
-        })?;
-        Ok(Self { loaded: Arc::clone(&self.loaded), held: Mutex::new(held) })
+        let held = self.held.with(py, |held| {
+            Ok::<_, candle_core::Error>(Held { ids: held.ids.clone(), cache: held.cache.fork(&[0])? })
+        })??;
+        Ok(Self::of(Arc::clone(&self.loaded), held))
     }
 
-    /// Forgets the tokens after the first `length`; of a negative length as many at the end.
-    fn truncate(&self, py: Python<'_>, length: i64) -> Result<()> {
-        py.detach(|| {
-            self.with(|held| {
-                let tokens = held.ids.len();
-                let kept = match usize::try_from(length) {
-                    Ok(kept) => Some(kept),
-                    Err(_) => {
-                        usize::try_from(length.unsigned_abs()).ok().and_then(|cut| tokens.checked_sub(cut))
-                    }
-                };
-                let Some(kept) = kept.filter(|kept| *kept <= tokens) else {
-                    return Err(wrong_value(format!("length {length}: the cache holds {tokens} tokens")));
-                };
-                held.cache.truncate(0, kept)?;
-                held.ids.truncate(kept);
-                Ok(())
-            })
-        })
+    /// Forgets the tokens after the first `length`; of a negative length as many at the end. Gives the cache itself.
+    fn truncate(slf: Bound<'_, Self>, length: i64) -> Result<Bound<'_, Self>> {
+        slf.get().held.with(slf.py(), |held| {
+            let tokens = held.ids.len();
+            let kept = match usize::try_from(length) {
+                Ok(kept) => Some(kept),
+                Err(_) => usize::try_from(length.unsigned_abs()).ok().and_then(|cut| tokens.checked_sub(cut)),
+            };
+            let Some(kept) = kept.filter(|kept| *kept <= tokens) else {
+                return Err(wrong_value(format!("length {length}: the cache holds {tokens} tokens")));
+            };
+            held.cache.truncate(0, kept)?;
+            held.ids.truncate(kept);
+            Ok(())
+        })??;
+        Ok(slf)
     }
 
     fn __reduce__(&self) -> Result<()> {
@@ -109,7 +103,7 @@ impl Model {
         hooks: Option<&Bound<'py, PyAny>>,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
-        let ids = Text::read(ids)?.into_ids(self.loaded.vocabulary())?;
+        let ids = Text::read(ids)?.into_ids(py, self.loaded.vocabulary())?;
         if let Some(id) = ids.iter().find(|id| !self.loaded.config().has_token(**id)) {
             let vocab_size = self.loaded.config().vocab_size;
             return Err(wrong_value(format!("token {id} is outside the vocabulary of {vocab_size}")));
@@ -121,9 +115,12 @@ impl Model {
         let raised = Raised::default();
         let hooked = self.hooked(hooks, &raised)?;
         let wanted = if last_only { LogitsFor::LastToken } else { LogitsFor::EveryToken };
-        let logits = computing(py, &hooked, || match cache {
-            None => forward(hooked.model(), &ids, wanted, None),
-            Some(cache) => cache.with(|held| forward(hooked.model(), &ids, wanted, Some(held))),
+        let forward = |held: Option<&mut Held>| forward(hooked.model(), &ids, wanted, held);
+        let logits = computing(py, &hooked, || {
+            raised.computing(|| match cache {
+                None => forward(None),
+                Some(cache) => cache.held.lent_to(&raised, |held| forward(Some(held)))?,
+            })
         });
         let (numbers, vocab_size) = (raised.or(logits)?, self.loaded.config().vocab_size);
         let shape = if last_only { vec![vocab_size] } else { vec![numbers.len() / vocab_size, vocab_size] };
@@ -132,7 +129,7 @@ impl Model {
 
     /// A cache for `logits`, with room for this many tokens, by default the whole context.
     #[pyo3(signature = (capacity = None))]
-    fn cache(&self, capacity: Option<usize>) -> Result<Cache> {
+    fn cache(&self, #[pyo3(from_py_with = number)] capacity: Option<usize>) -> Result<Cache> {
         let most = self.loaded.config().n_positions;
         match capacity.unwrap_or(most) {
             capacity if capacity <= most => Cache::new(Arc::clone(&self.loaded), capacity),

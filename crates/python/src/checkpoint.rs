@@ -13,7 +13,7 @@ use crate::errors::{Result, wrong_value};
 use crate::model::{Model, hub, short_name};
 use crate::process::start;
 use crate::reporting::reporting;
-use crate::values::dict_of;
+use crate::values::{dict_of, number};
 
 // Signatures write it out, for whoever reads them.
 const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
@@ -33,7 +33,7 @@ pub(crate) fn inspect(
     preset: Option<String>,
     tensors: bool,
     diff: Option<PathBuf>,
-    n_head: Option<usize>,
+    #[pyo3(from_py_with = number)] n_head: Option<usize>,
     offline: bool,
 ) -> Result<Bound<'_, PyAny>> {
     start()?;
@@ -55,7 +55,7 @@ pub(crate) fn verify(
     model: Option<PathBuf>,
     against: Option<PathBuf>,
     tolerance: f64,
-    n_head: Option<usize>,
+    #[pyo3(from_py_with = number)] n_head: Option<usize>,
     offline: bool,
 ) -> Result<Bound<'_, PyAny>> {
     let model = model.unwrap_or_else(|| BUILT_IN.into());
@@ -76,7 +76,7 @@ pub(crate) fn convert<'py>(
     output: PathBuf,
     dtype: &str,
     tokenizer: Option<PathBuf>,
-    n_head: Option<usize>,
+    #[pyo3(from_py_with = number)] n_head: Option<usize>,
     offline: bool,
 ) -> Result<Bound<'py, PyAny>> {
     let model = ModelOptions { tokenizer, ..checkpoint(input, n_head, offline) };

@@ -13,7 +13,7 @@ use crate::errors::{Failure, Result, failed, wrong_type};
 use crate::model::Model;
 use crate::process::{computing_partly, start};
 use crate::reporting::Listener;
-use crate::values::{dict_of, paths, type_name};
+use crate::values::{dict_of, number, paths, type_name};
 
 /// A model and what it was opened with.
 struct Side {
@@ -59,8 +59,8 @@ impl Model {
         py: Python<'py>,
         protocol: &Bound<'py, PyAny>,
         data: Option<&Bound<'py, PyAny>>,
-        limit: Option<usize>,
-        context: Option<usize>,
+        #[pyo3(from_py_with = number)] limit: Option<usize>,
+        #[pyo3(from_py_with = number)] context: Option<usize>,
         items: Option<PathBuf>,
         resume: bool,
         against: Option<PathBuf>,

@@ -9,13 +9,13 @@ use gpt2_generation::{Clock, GenerationError, LogitsProcessor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::errors::{Failure, Result, wrong_value};
-use crate::hooks::Raised;
+use crate::errors::{Failure, Result, failed, wrong_value};
 use crate::model::Model;
 use crate::options::Asked;
-use crate::process::{computing_partly, start};
+use crate::process::{computing_partly, interruptible, start};
+use crate::raised::Raised;
 use crate::signals::is_raised;
-use crate::values::{self, Texts};
+use crate::values::{self, Texts, number};
 
 /// What became of a prompt; `None` where it was not begun.
 pub(crate) type Outcome = Option<Result<Vec<Text>>>;
@@ -27,6 +27,7 @@ pub(crate) fn generate(
     asked: &Asked,
     prompts: Vec<Result<Vec<u32>>>,
     batch_size: usize,
+    raised: &Raised,
 ) -> Result<(Vec<Outcome>, Option<PyErr>)> {
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(prompts.len());
     let (mut places, mut ids) = (Vec::new(), VecDeque::new());
@@ -44,9 +45,10 @@ pub(crate) fn generate(
     let mut made = Vec::new();
     made.resize_with(places.len(), || None);
     let mut job = Listed { prompts: ids, seeds, made, processors: &asked.processors };
-    let (done, raised) =
-        computing_partly(py, loaded, || loaded.generate(&mut job, batch_size, &asked.config, &Silent))?;
-    let raised = match (done, raised) {
+    let (done, signal) = computing_partly(py, loaded, || {
+        raised.computing(|| loaded.generate(&mut job, batch_size, &asked.config, &Silent))
+    })?;
+    let raised = match (done, raised.take().or(signal)) {
         (Err(_), Some(raised)) => return Err(raised.into()),
         (done, raised) => done.map(|()| raised)?,
     };
@@ -147,7 +149,8 @@ pub(crate) fn told<'py>(
         None => Ok(told),
         // What was made until then is not lost.
         Some(error) => {
-            error.value(py).setattr("partial", told)?;
+            // An exception that takes no attributes is told without.
+            let _ = error.value(py).setattr("partial", told);
             Err(error.into())
         }
     }
@@ -185,21 +188,29 @@ impl Model {
         &self,
         py: Python<'py>,
         prompt: &Bound<'py, PyAny>,
-        batch_size: usize,
+        #[pyo3(from_py_with = number)] batch_size: usize,
         details: bool,
         return_exceptions: bool,
         hooks: Option<&Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
+        /// Keywords that are no options of texts.
+        const OTHERS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"];
+
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &OTHERS, &raised)?;
         let (is_list, prompts) = Texts::read(prompt)?.into_list();
         asked.check_seeds(prompts.len())?;
-        let prompts: Vec<_> = prompts.into_iter().map(|prompt| self.prompt(prompt, &asked)).collect();
+        let prompts = self.prompts(py, prompts, &asked)?;
+        let prompts = match return_exceptions {
+            true => prompts,
+            false if is_list => all_of(py, prompts, "prompt")?.into_iter().map(Ok).collect(),
+            false => prompts.into_iter().map(|prompt| prompt.map(Ok)).collect::<Result<_>>()?,
+        };
         let loaded = self.hooked(hooks, &raised)?;
-        let (outcomes, interrupted) = raised.or(generate(py, &loaded, &asked, prompts, batch_size))?;
+        let (outcomes, interrupted) = generate(py, &loaded, &asked, prompts, batch_size, &raised)?;
         let shape = Shape {
             is_list,
             has_several: asked.config.num_return_sequences > 1,
@@ -214,8 +225,31 @@ impl Model {
     /// The tokens of a prompt as the model gets them.
     pub(crate) fn prompt(&self, prompt: values::Text, asked: &Asked) -> Result<Vec<u32>> {
         let vocabulary = self.loaded.vocabulary();
-        Ok(vocabulary.prompt(prompt.into_ids(vocabulary)?, &asked.config)?)
+        Ok(vocabulary.prompt(prompt.encoded(vocabulary)?, &asked.config)?)
     }
+
+    /// Those of many prompts, made without the interpreter's lock.
+    pub(crate) fn prompts(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<Result<values::Text>>,
+        asked: &Asked,
+    ) -> Result<Vec<Result<Vec<u32>>>> {
+        let prompt = |prompt: Result<values::Text>| match is_raised() {
+            // Whoever waits raises the exception.
+            true => Err(failed("interrupted")),
+            false => Ok(prompt.and_then(|prompt| self.prompt(prompt, asked))),
+        };
+        interruptible(py, || prompts.into_iter().map(prompt).collect::<Result<_>>())
+    }
+}
+
+/// All members of a list, or what is wrong with the first that is none.
+pub(crate) fn all_of<T>(py: Python<'_>, members: Vec<Result<T>>, what: &str) -> Result<Vec<T>> {
+    let member = |(index, member): (usize, Result<T>)| {
+        member.map_err(|error| error.with_note(py, &format!("{what} {index}")))
+    };
+    members.into_iter().enumerate().map(member).collect()
 }
 
 pub(crate) fn check_batch_size(batch_size: usize) -> Result<()> {

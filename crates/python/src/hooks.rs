@@ -1,6 +1,6 @@
 //! Functions of Python's that see, and may replace, what a model computes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
 use gpt2::{Observer, Site};
@@ -9,29 +9,11 @@ use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{Failure, Result, wrong_type, wrong_value};
+use crate::errors::{Result, wrong_type, wrong_value};
 use crate::model::Model;
+use crate::raised::Raised;
 use crate::steering::Steering;
 use crate::values::{Values, float_array};
-
-/// The exception that a function of Python's raised while something computed, for whoever waits for the result.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
-
-impl Raised {
-    /// Keeps an exception; the first one is told.
-    pub(crate) fn keep(&self, error: PyErr) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-    }
-
-    /// The exception in place of what became of it below, if there was one.
-    pub(crate) fn or<T, E: Into<Failure>>(&self, result: std::result::Result<T, E>) -> Result<T> {
-        match self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(error) => Err(error.into()),
-            None => result.map_err(Into::into),
-        }
-    }
-}
 
 enum Hook {
     /// A function of Python's.
@@ -103,7 +85,7 @@ impl Observer for Hooks {
                 Hook::Function { function, .. } => function,
             };
             let values = Values::of(&value)?;
-            let answered = Python::attach(|py| replaced(py, function, site, values));
+            let answered = self.raised.serving(|| Python::attach(|py| replaced(py, function, site, values)));
             let replaced = answered.map_err(|error| {
                 self.raised.keep(error);
                 candle_core::Error::Msg(format!("a hook at {site} raised an exception"))

@@ -7,19 +7,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::Result;
-use crate::hooks::{Hooks, Raised};
+use crate::hooks::Hooks;
 use crate::look::{SPELLING, ranges, text};
 use crate::model::Model;
 use crate::process::{computing, start};
+use crate::raised::Raised;
 use crate::values::Values;
 
 /// Names of places as a text with commas or a list; all of them where there are none.
 fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
-    let list = match names {
+    let list = match names.map(|names| names.extract::<String>().map_err(|_| names)) {
         None => "*".to_owned(),
-        Some(names) => match names.extract::<String>() {
-            Ok(list) => list,
-            Err(_) => names.extract::<Vec<String>>()?.join(","),
+        Some(Ok(list)) => list,
+        Some(Err(names)) => match names.extract::<Vec<String>>()? {
+            none if none.is_empty() => return Ok(Vec::new()),
+            names => names.join(","),
         },
     };
     Ok(Site::matching(&list, n_layer)?)
@@ -63,10 +65,12 @@ impl Model {
             let reader = Reader::new(self.loaded.vocabulary(), bos, SPELLING)?;
             let checked = activations.check(&reader)?;
             let subject = Subject::new(&self.loaded, name, &reader);
-            let logits = activations.observed(&checked, &subject, &mut hooks, &mut |site, value| {
+            let mut see = |site: Site, value| {
                 seen.push((site.to_string(), Values::of(&value)?));
                 Ok(())
-            })?;
+            };
+            let logits =
+                raised.computing(|| activations.observed(&checked, &subject, &mut hooks, &mut see))?;
             Ok::<_, LookError>(Values::of(&logits)?)
         });
         let logits = raised.or(logits)?;

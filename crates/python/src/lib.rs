@@ -17,6 +17,7 @@ mod model;
 mod options;
 mod picture;
 mod process;
+mod raised;
 mod reporting;
 mod score;
 mod signals;

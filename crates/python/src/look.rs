@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::picture::Picture;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
-use crate::values;
+use crate::values::{self, number};
 
 /// How options are written here.
 pub(crate) const SPELLING: Spelling = Spelling::Keywords;
@@ -158,7 +158,7 @@ impl Model {
         py: Python<'_>,
         text: &Bound<'_, PyAny>,
         show: &str,
-        top: usize,
+        #[pyo3(from_py_with = number)] top: usize,
         watch: Option<Vec<Bound<'_, PyAny>>>,
         bos: bool,
     ) -> Result<Picture> {
@@ -174,7 +174,7 @@ impl Model {
         text: &Bound<'_, PyAny>,
         tuned: PathBuf,
         show: &str,
-        top: usize,
+        #[pyo3(from_py_with = number)] top: usize,
         watch: Option<Vec<Bound<'_, PyAny>>>,
         bos: bool,
     ) -> Result<Picture> {
@@ -221,7 +221,7 @@ impl Model {
         measure: &str,
         unit: &str,
         as_: &str,
-        top: usize,
+        #[pyo3(from_py_with = number)] top: usize,
         bos: bool,
     ) -> Result<Picture> {
         let look = Attribute {
@@ -248,11 +248,11 @@ impl Model {
         &self,
         py: Python<'_>,
         text: Option<&Bound<'_, PyAny>>,
-        length: Option<usize>,
-        rows: usize,
-        seed: u32,
-        from_: Option<u32>,
-        below: Option<u32>,
+        #[pyo3(from_py_with = number)] length: Option<usize>,
+        #[pyo3(from_py_with = number)] rows: usize,
+        #[pyo3(from_py_with = number)] seed: u32,
+        #[pyo3(from_py_with = number)] from_: Option<u32>,
+        #[pyo3(from_py_with = number)] below: Option<u32>,
         exclude_bos: bool,
         exclude_current: bool,
         bos: bool,
@@ -396,7 +396,7 @@ impl Model {
         position: Option<i64>,
         measure: &str,
         method: &str,
-        steps: usize,
+        #[pyo3(from_py_with = number)] steps: usize,
         baseline: Option<&Bound<'_, PyAny>>,
         bos: bool,
     ) -> Result<Picture> {
@@ -420,7 +420,7 @@ impl Model {
         py: Python<'_>,
         text: &Bound<'_, PyAny>,
         neuron: &Bound<'_, PyAny>,
-        top: usize,
+        #[pyo3(from_py_with = number)] top: usize,
         bos: bool,
     ) -> Result<Picture> {
         self.look(py, bos, &Neurons { text: self::text(text)?, neuron: self::neuron(neuron)?, top })
@@ -438,7 +438,7 @@ impl Model {
         text: &Bound<'_, PyAny>,
         sae: PathBuf,
         site: Option<String>,
-        top: usize,
+        #[pyo3(from_py_with = number)] top: usize,
         bos: bool,
     ) -> Result<Picture> {
         self.look(py, bos, &Features { text: self::text(text)?, sae, site, top })

@@ -1,6 +1,6 @@
 //! A model that Python holds: opened by its name, with its tokens and its configuration. What it does is in the other files.
 
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use gpt2_api::ServedModel;
@@ -24,9 +24,12 @@ pub(crate) struct Model {
     pub(crate) served: OnceLock<ServedModel>,
 }
 
-/// What a model was opened with: what a pickle of it holds.
+/// What a model was opened with: what a pickle of it holds. Paths of what is on this machine are absolute, and so stay right in
+/// other working directories.
 #[derive(Debug, Clone)]
 pub(crate) struct Opened {
+    /// As it was given.
+    name: Option<PathBuf>,
     name_or_path: Option<PathBuf>,
     dtype: Option<String>,
     kv_dtype: Option<String>,
@@ -66,12 +69,29 @@ impl Opened {
     }
 
     pub(crate) fn name(&self) -> String {
-        let name = self.name_or_path.as_ref().map_or(BUILT_IN.to_owned(), |name| name.display().to_string());
+        let name = self.name.as_ref().map_or(BUILT_IN.to_owned(), |name| name.display().to_string());
         match &self.revision {
             Some(revision) => format!("{name}@{revision}"),
             None => name,
         }
     }
+}
+
+/// The absolute path of what is on this machine; the name of anything else.
+fn lasting(name_or_path: PathBuf) -> Result<PathBuf> {
+    let is_local = name_or_path != Path::new(BUILT_IN) && name_or_path.exists();
+    Ok(if is_local { path::absolute(name_or_path).map_err(PyErr::from)? } else { name_or_path })
+}
+
+/// The name of a type, which may be an object of torch's or numpy's; none for the one that is there.
+fn type_named(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
+    let Some(value) = value else { return Ok(None) };
+    let named = match value.getattr_opt("__name__")? {
+        Some(name) => Some(name),
+        None => value.getattr_opt("name")?,
+    };
+    let name = named.unwrap_or_else(|| value.clone()).str()?.to_string();
+    Ok(Some(name).filter(|name| name != "auto"))
 }
 
 /// Where models of the hub come from.
@@ -111,7 +131,8 @@ impl Model {
     /// Opens a model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the
     /// Hugging Face hub (`gpt2`, `owner/name`), or, without a name, the small one inside the package.
     ///
-    /// dtype: precision of the weights in memory, f32, f16, q8, q6, q4, on GPUs bf16; by default as they are stored.
+    /// dtype: precision of the weights in memory, f32, f16, q8, q6, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
+    /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
     /// tokenizer: a tokenizer.json, or a folder with one. offline: only the hub's cache is used.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
@@ -124,8 +145,8 @@ impl Model {
     fn from_pretrained(
         cls: &Bound<'_, PyType>,
         name_or_path: Option<PathBuf>,
-        dtype: Option<String>,
-        kv_dtype: Option<String>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        kv_dtype: Option<&Bound<'_, PyAny>>,
         device: Option<String>,
         tokenizer: Option<PathBuf>,
         revision: Option<String>,
@@ -134,8 +155,17 @@ impl Model {
     ) -> Result<Self> {
         let py = cls.py();
         start()?;
-        let opened =
-            Opened { name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model };
+        let opened = Opened {
+            name: name_or_path.clone(),
+            name_or_path: name_or_path.map(lasting).transpose()?,
+            dtype: type_named(dtype)?,
+            kv_dtype: type_named(kv_dtype)?,
+            device,
+            tokenizer: tokenizer.map(lasting).transpose()?,
+            revision,
+            offline,
+            assistant_model: assistant_model.map(lasting).transpose()?,
+        };
         let options = opened.options()?;
         let loaded = reporting(py, |listener| options.open(listener)?.load(listener))?;
         let loaded = Arc::new(loaded);
@@ -157,8 +187,17 @@ impl Model {
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let opened = slf.get().opened.clone();
-        let Opened { name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model } =
-            opened;
+        let Opened {
+            name_or_path,
+            dtype,
+            kv_dtype,
+            device,
+            tokenizer,
+            revision,
+            offline,
+            assistant_model,
+            ..
+        } = opened;
         let arguments =
             (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model);
         Ok((slf.get_type().getattr("from_pretrained")?, arguments.into_pyobject(slf.py())?))
@@ -201,17 +240,23 @@ impl Model {
 
     /// The text of tokens.
     #[pyo3(signature = (ids, skip_special_tokens = true))]
-    fn decode(&self, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
-        let ids = Text::read(ids)?.into_ids(self.loaded.vocabulary())?;
-        let tokenizer = self.loaded.vocabulary().required_tokenizer()?;
-        tokenizer.decode(&ids, skip_special_tokens).map_err(|error| failed(error.to_string()))
+    fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
+        let ids = Text::read(ids)?;
+        py.detach(|| {
+            let vocabulary = self.loaded.vocabulary();
+            let decoded =
+                vocabulary.required_tokenizer()?.decode(&ids.encoded(vocabulary)?, skip_special_tokens);
+            decoded.map_err(|error| failed(error.to_string()))
+        })
     }
 
     /// The text of each token, as TransformerLens shows it: a part of a character as U+FFFD.
-    fn str_tokens(&self, text: &Bound<'_, PyAny>) -> Result<Vec<String>> {
-        let ids = Text::read(text)?.into_ids(self.loaded.vocabulary())?;
-        let text =
-            |id: &u32| String::from_utf8_lossy(&self.loaded.vocabulary().token_bytes(*id)).into_owned();
-        Ok(ids.iter().map(text).collect())
+    fn str_tokens(&self, py: Python<'_>, text: &Bound<'_, PyAny>) -> Result<Vec<String>> {
+        let text = Text::read(text)?;
+        py.detach(|| {
+            let vocabulary = self.loaded.vocabulary();
+            let token = |id: &u32| String::from_utf8_lossy(&vocabulary.token_bytes(*id)).into_owned();
+            Ok(text.encoded(vocabulary)?.iter().map(token).collect())
+        })
     }
 }

@@ -10,12 +10,13 @@ use gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsP
 use gpt2_grammar::{Compiler, Grammar};
 use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyMapping};
 use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
-use crate::hooks::{Raised, called};
-use crate::values::{Values, json_of};
+use crate::hooks::called;
+use crate::raised::Raised;
+use crate::values::{Values, id_or_ids, json_of};
 
 /// Keywords beside the fields of the configuration.
 const OWN: [&str; 12] = [
@@ -42,16 +43,18 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Reads keywords. What is worth knowing of them is warned of; `compiler` is asked for where they have a grammar.
+    /// Reads keywords. What is worth knowing of them is warned of; `compiler` is asked for where they have a grammar, and `others` are
+    /// the method's own.
     pub(crate) fn read<'m>(
         py: Python<'_>,
         loaded: &LoadedModel,
         compiler: impl FnOnce() -> Result<&'m Compiler>,
         options: Option<&Bound<'_, PyDict>>,
+        others: &[&str],
         raised: &Raised,
     ) -> Result<Self> {
         let defaults = loaded.defaults()?;
-        let mut given = Given::read(options)?;
+        let mut given = Given::read(options, others)?;
         let seeds = given.seeds()?;
         let grammar = given.grammar()?;
         let functions = std::mem::take(&mut given.functions);
@@ -100,7 +103,7 @@ struct Given {
 }
 
 impl Given {
-    fn read(options: Option<&Bound<'_, PyDict>>) -> Result<Self> {
+    fn read(options: Option<&Bound<'_, PyDict>>, others: &[&str]) -> Result<Self> {
         let known = || GenerationOptions::FIELDS.iter().chain(&OWN).copied();
         let mut given = Self {
             fields: Map::new(),
@@ -112,7 +115,7 @@ impl Given {
         for (key, value) in options.into_iter().flatten() {
             let key: String = key.extract()?;
             if !known().any(|known| known == key) {
-                return Err(unknown_keyword(&key, known()));
+                return Err(unknown_keyword(&key, known().chain(others.iter().copied())));
             }
             if value.is_none() {
                 continue;
@@ -243,25 +246,29 @@ pub(crate) fn unknown_keyword<'a>(key: &str, known: impl Iterator<Item = &'a str
 
 /// A function, or a list of them.
 fn functions(value: &Bound<'_, PyAny>) -> Result<Vec<Py<PyAny>>> {
-    let functions: Vec<Bound<'_, PyAny>> = match value.is_callable() {
-        true => vec![value.clone()],
-        false => value.extract().unwrap_or_default(),
+    let functions: PyResult<Vec<Bound<'_, PyAny>>> = match value.is_callable() {
+        true => Ok(vec![value.clone()]),
+        false => value.extract(),
     };
-    if functions.is_empty() || !functions.iter().all(PyAnyMethods::is_callable) {
-        return Err(wrong_type(
+    match functions {
+        Ok(functions) if functions.iter().all(PyAnyMethods::is_callable) => {
+            Ok(functions.into_iter().map(Bound::unbind).collect())
+        }
+        _ => Err(wrong_type(
             "logits_processor: expected a function of token ids and logits, or a list of them",
-        ));
+        )),
     }
-    Ok(functions.into_iter().map(Bound::unbind).collect())
 }
 
 /// A function of Python's as a change of logits; what it raises is raised where the text is asked for.
 fn of_function(function: Py<PyAny>, raised: Raised) -> LogitsProcessor {
     LogitsProcessor::Function(LogitsFunction::new(move |history, logits| {
         let values = Values { numbers: logits.to_vec(), shape: vec![logits.len()] };
-        let changed = Python::attach(|py| {
-            let ids = PyArray1::from_slice(py, history.ids);
-            called(py, values, "a logits processor", |array| function.call1(py, (ids, array)))
+        let changed = raised.serving(|| {
+            Python::attach(|py| {
+                let ids = PyArray1::from_slice(py, history.ids);
+                called(py, values, "a logits processor", |array| function.call1(py, (ids, array)))
+            })
         });
         match changed {
             Ok(changed) => {
@@ -283,17 +290,15 @@ fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>
             "{option}: expected a dict of token ids, or of tuples of them, and numbers, such as {{464: -2.5}}"
         ))
     };
-    let pairs = match value.cast::<PyDict>() {
-        Ok(dict) => dict.items().into_any(),
+    let pairs = match value.cast::<PyMapping>() {
+        Ok(mapping) => mapping.items()?.into_any(),
         Err(_) => value.clone(),
     };
     let pair = |item: PyResult<Bound<'_, PyAny>>| {
-        let (ids, bias): (Bound<'_, PyAny>, f64) = item?.extract().map_err(|_| expected())?;
-        let ids = match ids.extract::<u32>() {
-            Ok(id) => vec![id],
-            Err(_) => ids.extract().map_err(|_| expected())?,
-        };
-        Ok((ids, bias))
+        let pair: Vec<Bound<'_, PyAny>> = item?.extract().map_err(|_| expected())?;
+        let [ids, bias] = &*pair else { return Err(expected()) };
+        let ids = id_or_ids(ids).map_err(|_| expected())?;
+        Ok((ids, bias.extract().map_err(|_| expected())?))
     };
     pairs.try_iter().map_err(|_| expected())?.map(pair).collect()
 }

@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
 
 use crate::errors::{Result, failed, wrong_type, wrong_value};
-use crate::values::{Values, python_of};
+use crate::values::{Values, number, python_of};
 
 /// Height of a picture in a notebook, in pixels.
 const FRAME_HEIGHT: usize = 560;
@@ -148,7 +148,7 @@ impl Picture {
 
     /// A picture for a paper, one column wide or two.
     #[pyo3(signature = (columns = 2))]
-    fn svg(&self, columns: u8) -> Result<String> {
+    fn svg(&self, #[pyo3(from_py_with = number)] columns: usize) -> Result<String> {
         let width = match columns {
             1 => Width::OneColumn,
             2 => Width::TwoColumns,

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{Failure, Result, failed, wrong_value};
 use crate::signals::{is_raised, watched};
+use crate::values::number;
 
 /// Most threads, as the program has it.
 const MAX_THREADS: usize = 1024;
@@ -89,7 +90,7 @@ pub(crate) fn thread_count() -> usize {
 
 /// Sets the number of threads that compute; possible until the first model is opened.
 #[pyfunction]
-pub(crate) fn set_thread_count(threads: usize) -> Result<()> {
+pub(crate) fn set_thread_count(#[pyo3(from_py_with = number)] threads: usize) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&threads) {
         return Err(wrong_value(format!("threads: expected from 1 to {MAX_THREADS}, found {threads}")));
     }

@@ -6,22 +6,26 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::errors::Result;
+use crate::errors::{Failure, Result};
+use crate::generate::all_of;
 use crate::model::Model;
 use crate::process::{computing, start};
-use crate::values::{Text, Texts};
+use crate::values::{Text, Texts, number};
 
 /// The score of a text.
-fn score_ids<'py>(
+fn score_text<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
-    ids: Vec<u32>,
+    text: Text,
     stride: Option<usize>,
     top: usize,
 ) -> Result<Bound<'py, PyDict>> {
     let stride = stride.unwrap_or(default_stride(loaded.config()));
-    let scored =
-        computing(py, loaded, || gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {}))?;
+    let (ids, scored) = computing(py, loaded, || {
+        let ids = text.encoded(loaded.vocabulary())?;
+        let scored = gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {})?;
+        Ok::<_, Failure>((ids, scored))
+    })?;
     let perplexity = scored.perplexity();
     let Score { logprobs, alternatives, loss } = scored;
     let numbers: Vec<f64> = logprobs.iter().map(|logprob| logprob.unwrap_or(f64::NAN)).collect();
@@ -73,15 +77,13 @@ impl Model {
         &self,
         py: Python<'py>,
         text: &Bound<'py, PyAny>,
-        stride: Option<usize>,
-        top: usize,
+        #[pyo3(from_py_with = number)] stride: Option<usize>,
+        #[pyo3(from_py_with = number)] top: usize,
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
         let (is_list, texts) = Texts::read(text)?.into_list();
-        let score = |text: Text| {
-            let ids = text.into_ids(self.loaded.vocabulary())?;
-            score_ids(py, &self.loaded, ids, stride, top)
-        };
+        let texts = all_of(py, texts, "text")?;
+        let score = |text: Text| score_text(py, &self.loaded, text, stride, top);
         let scored = texts.into_iter().enumerate().map(|(index, text)| {
             score(text)
                 .map_err(|error| if is_list { error.with_note(py, &format!("text {index}")) } else { error })

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use crate::raised::has_raised;
+
 /// How long a signal waits at most before it is asked for.
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -45,7 +47,7 @@ pub(crate) fn watched<T: Send>(
 
 /// Whether to stop; to be called without the interpreter's lock.
 pub(crate) fn is_raised() -> bool {
-    if RAISED.with_borrow(Option::is_some) {
+    if RAISED.with_borrow(Option::is_some) || has_raised() {
         return true;
     }
     if ASKED.get().is_none_or(|asked| asked.elapsed() < INTERVAL) {

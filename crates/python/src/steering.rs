@@ -10,7 +10,7 @@ use crate::look::{SPELLING, text};
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
-use crate::values::float_array;
+use crate::values::{float_array, number};
 
 /// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -69,7 +69,7 @@ impl Model {
         &self,
         py: Python<'_>,
         steer: &Bound<'_, PyAny>,
-        layer: usize,
+        #[pyo3(from_py_with = number)] layer: usize,
         scale: f64,
         everywhere: bool,
     ) -> Result<Steering> {

@@ -1,6 +1,7 @@
 //! Texts as they are made: iterators of pieces.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use gpt2_engine::{Batch, LoadedModel, Step};
 use gpt2_generation::{Event, Request, StopReason};
@@ -8,24 +9,26 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
-use crate::generate::{check_batch_size, clock};
-use crate::hooks::Raised;
+use crate::generate::{all_of, check_batch_size, clock};
 use crate::model::Model;
 use crate::options::Asked;
-use crate::process::{computing, start};
+use crate::process::{computing, computing_partly, start};
+use crate::raised::{Lent, Raised};
 use crate::signals::is_raised;
-use crate::values;
+use crate::values::{self, number};
 
 /// Texts in the making.
 struct Texts {
     loaded: LoadedModel,
     raised: Raised,
-    state: Mutex<State>,
+    state: Lent<State>,
 }
 
 struct State {
     /// Until the last text has ended.
     batch: Option<Batch>,
+    /// Pieces that were made when an exception came.
+    pieces: VecDeque<(usize, String)>,
     ids: Vec<Vec<u32>>,
     stop_reasons: Vec<Option<StopReason>>,
 }
@@ -51,62 +54,106 @@ impl Texts {
         });
         let requests: Vec<Request> = requests.collect();
         let batch = computing(py, &loaded, || loaded.batch(requests, batch_size, Some(clock())))?;
-        let state =
-            State { batch: Some(batch), ids: vec![Vec::new(); count], stop_reasons: vec![None; count] };
-        Ok(Self { loaded, raised, state: Mutex::new(state) })
+        let state = State {
+            batch: Some(batch),
+            pieces: VecDeque::new(),
+            ids: vec![Vec::new(); count],
+            stop_reasons: vec![None; count],
+        };
+        Ok(Self { loaded, raised, state: Lent::new("the stream", state) })
     }
 
     /// The next piece of a text, and of which; `None` after the last.
     fn next(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
         start()?;
-        let next = computing(py, &self.loaded, || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let next = state.next();
-            // After an error there is no text.
-            if !matches!(next, Ok(Some(_))) {
-                state.batch = None;
-            }
-            next
-        });
-        self.raised.or(next)
-    }
-
-    fn with_state<T: Send>(&self, py: Python<'_>, look: impl FnOnce(&State) -> T + Send) -> T {
-        // Whoever computes holds it without the interpreter's lock, and may want that.
-        py.detach(|| look(&self.state.lock().unwrap_or_else(PoisonError::into_inner)))
+        let (next, signal) = computing_partly(py, &self.loaded, || {
+            self.raised.computing(|| {
+                self.state.lent_to(&self.raised, |state| {
+                    let next = state.next();
+                    // After an error there is no text.
+                    if !matches!(next, Ok(Some(_))) && !is_raised() {
+                        state.batch = None;
+                    }
+                    next
+                })?
+            })
+        })?;
+        let Some(error) = self.raised.take().or(signal) else { return next };
+        self.state.with(py, |state| {
+            state.pieces.extend(next.ok().flatten());
+            state.interrupt();
+        })?;
+        Err(error.into())
     }
 }
 
 impl State {
     fn next(&mut self) -> Result<Option<(usize, String)>> {
+        if let Some(piece) = self.pieces.pop_front() {
+            return Ok(Some(piece));
+        }
         loop {
             let Some(batch) = &mut self.batch else { return Ok(None) };
             match batch.step()? {
                 Step::End => return Ok(None),
-                Step::Event(place, Event::Token { id, text, stop_reason, .. }) => {
-                    self.ids[place].push(id);
-                    self.stop_reasons[place] = stop_reason;
-                    if !text.is_empty() {
-                        return Ok(Some((place, text)));
+                Step::Nothing => {}
+                Step::Event(place, event) => {
+                    if let Some(piece) = self.take(place, event)? {
+                        return Ok(Some(piece));
                     }
                 }
-                Step::Event(place, Event::Empty { .. }) => {
-                    self.stop_reasons[place] = Some(StopReason::MaxNewTokens);
-                }
-                Step::Event(place, Event::Failed { error, .. }) => {
-                    let error = Failure::from(error);
-                    let several = self.ids.len() > 1;
-                    return Err(match several {
-                        true => Python::attach(|py| error.with_note(py, &format!("prompt {place}"))),
-                        false => error,
-                    });
-                }
-                Step::Event(..) | Step::Nothing => {}
             }
             if is_raised() {
                 // Whoever waits raises the exception.
                 return Ok(None);
             }
+        }
+    }
+
+    /// The piece that an event brings, if any.
+    fn take(&mut self, place: usize, event: Event) -> Result<Option<(usize, String)>> {
+        match event {
+            Event::Token { id, text, stop_reason, .. } => {
+                self.ids[place].push(id);
+                self.stop_reasons[place] = stop_reason;
+                Ok(Some((place, text)).filter(|(_, text)| !text.is_empty()))
+            }
+            Event::Empty { .. } => {
+                self.stop_reasons[place] = Some(StopReason::MaxNewTokens);
+                Ok(None)
+            }
+            Event::Failed { error, .. } => {
+                let error = Failure::from(error);
+                Err(match self.ids.len() > 1 {
+                    true => Python::attach(|py| error.with_note(py, &format!("prompt {place}"))),
+                    false => error,
+                })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Ends all texts. Pieces that were made come still.
+    fn interrupt(&mut self) {
+        let Some(mut batch) = self.batch.take() else { return };
+        let mut has_failed = false;
+        // What would compute fails, and the step after that brings what was there before.
+        gpt2_kernels::interruptible(Arc::new(|| true), || {
+            loop {
+                match batch.step() {
+                    Ok(Step::End) => break,
+                    Ok(Step::Event(place, event)) => {
+                        let piece = self.take(place, event);
+                        self.pieces.extend(piece.ok().flatten());
+                    }
+                    Ok(Step::Nothing) => {}
+                    Err(_) if has_failed => break,
+                    Err(_) => has_failed = true,
+                }
+            }
+        });
+        for reason in &mut self.stop_reasons {
+            reason.get_or_insert(StopReason::Interrupted);
         }
     }
 }
@@ -141,14 +188,14 @@ impl TextStream {
 
     /// The tokens so far.
     #[getter]
-    fn ids(&self, py: Python<'_>) -> Vec<u32> {
-        self.0.with_state(py, |state| state.ids.first().cloned().unwrap_or_default())
+    fn ids(&self, py: Python<'_>) -> Result<Vec<u32>> {
+        self.0.state.with(py, |state| state.ids.first().cloned().unwrap_or_default())
     }
 
     /// Why the text ended, in a word; None while it goes on.
     #[getter]
-    fn stop_reason(&self, py: Python<'_>) -> Option<&'static str> {
-        self.0.with_state(py, |state| state.stop_reasons.first().copied().flatten().map(StopReason::name))
+    fn stop_reason(&self, py: Python<'_>) -> Result<Option<&'static str>> {
+        self.0.state.with(py, |state| state.stop_reasons.first().copied().flatten().map(StopReason::name))
     }
 
     fn __reduce__(&self) -> Result<()> {
@@ -185,15 +232,15 @@ impl BatchStream {
 
     /// The tokens of each text so far.
     #[getter]
-    fn ids(&self, py: Python<'_>) -> Vec<Vec<u32>> {
-        self.0.with_state(py, |state| state.ids.clone())
+    fn ids(&self, py: Python<'_>) -> Result<Vec<Vec<u32>>> {
+        self.0.state.with(py, |state| state.ids.clone())
     }
 
     /// Why each text ended, in a word; None while it goes on.
     #[getter]
-    fn stop_reasons(&self, py: Python<'_>) -> Vec<Option<&'static str>> {
+    fn stop_reasons(&self, py: Python<'_>) -> Result<Vec<Option<&'static str>>> {
         let name = |reason: &Option<StopReason>| reason.map(StopReason::name);
-        self.0.with_state(py, |state| state.stop_reasons.iter().map(name).collect())
+        self.0.state.with(py, |state| state.stop_reasons.iter().map(name).collect())
     }
 
     fn __reduce__(&self) -> Result<()> {
@@ -214,10 +261,11 @@ impl Model {
     ) -> Result<TextStream> {
         start()?;
         let raised = Raised::default();
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &["hooks"], &raised)?;
         asked.check_seeds(1)?;
         self.loaded.vocabulary().required_tokenizer()?;
-        let prompt = self.prompt(values::Text::read(prompt)?, &asked)?;
+        let prompt = values::Text::read(prompt)?;
+        let prompt = py.detach(|| self.prompt(prompt, &asked))?;
         TextStream::new(py, self.hooked(hooks, &raised)?, &asked, prompt, raised)
     }
 
@@ -228,22 +276,19 @@ impl Model {
         &self,
         py: Python<'_>,
         prompts: &Bound<'_, PyAny>,
-        batch_size: usize,
+        #[pyo3(from_py_with = number)] batch_size: usize,
         hooks: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> Result<BatchStream> {
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &raised)?;
+        let asked =
+            Asked::read(py, &self.loaded, || self.compiler(), options, &["batch_size", "hooks"], &raised)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let (_, prompts) = values::Texts::read(prompts)?.into_list();
         asked.check_seeds(prompts.len())?;
-        let prompt = |(index, prompt)| {
-            self.prompt(prompt, &asked)
-                .map_err(|error: Failure| error.with_note(py, &format!("prompt {index}")))
-        };
-        let prompts = prompts.into_iter().enumerate().map(prompt).collect::<Result<_>>()?;
+        let prompts = all_of(py, self.prompts(py, prompts, &asked)?, "prompt")?;
         BatchStream::new(py, self.hooked(hooks, &raised)?, &asked, prompts, batch_size, raised)
     }
 }

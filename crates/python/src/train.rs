@@ -12,10 +12,10 @@ use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
 use crate::errors::{Result, failed, warn, wrong_type, wrong_value};
-use crate::hooks::Raised;
 use crate::model::{Model, hub};
 use crate::options::unknown_keyword;
 use crate::process::{interruptible, start};
+use crate::raised::Raised;
 use crate::reporting::Listener;
 use crate::values::{dict_of, json_of, paths, python_of};
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use candle_core::{DType, Device, Tensor};
 use gpt2_engine::Vocabulary;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString};
 use serde::Serialize;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use crate::errors::{Result, failed, wrong_type, wrong_value};
 
@@ -19,26 +19,33 @@ pub(crate) enum Text {
     Ids(Vec<u32>),
 }
 
-/// One, or a list of them.
+/// One, or a list of them, of which some may be none.
 pub(crate) enum Texts {
     One(Text),
-    Many(Vec<Text>),
+    Many(Vec<Result<Text>>),
 }
 
 impl Text {
-    /// Reads a string, or a sequence or array of integers.
+    /// Reads a string, or integers in a sequence or an array, which may be the one row of an array.
     pub(crate) fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
+        let several = || wrong_type("expected one text or one sequence of token ids, found several");
         match Texts::read(value)? {
             Texts::One(text) => Ok(text),
-            Texts::Many(texts) if texts.is_empty() => Ok(Self::Ids(Vec::new())),
-            Texts::Many(_) => {
-                Err(wrong_type("expected one text or one sequence of token ids, found several"))
-            }
+            Texts::Many(mut texts) => match (texts.pop().transpose()?, texts.is_empty()) {
+                (None, _) => Ok(Self::Ids(Vec::new())),
+                (Some(row @ Self::Ids(_)), true) => Ok(row),
+                _ => Err(several()),
+            },
         }
     }
 
     /// Its tokens.
-    pub(crate) fn into_ids(self, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+    pub(crate) fn into_ids(self, py: Python<'_>, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+        py.detach(|| self.encoded(vocabulary))
+    }
+
+    /// The same, to be called without the interpreter's lock.
+    pub(crate) fn encoded(self, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
         match self {
             Self::Words(text) => Ok(vocabulary.encode(&text)?),
             Self::Ids(ids) => Ok(ids),
@@ -47,59 +54,146 @@ impl Text {
 }
 
 impl Texts {
-    /// Reads a string, a sequence or array of integers, or a list of either. An empty list is a list of none.
+    /// Reads a string, integers in a sequence or an array, or a list of either. An empty list is a list of none.
     pub(crate) fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
-        if let Ok(text) = value.cast::<PyString>() {
-            return Ok(Self::One(Text::Words(text.to_str()?.to_owned())));
-        }
-        // Arrays of numpy and of others.
-        let listed = match value.getattr_opt("tolist")? {
-            Some(tolist) => tolist.call0()?,
-            None => value.clone(),
+        let items = match words_or_items(value)? {
+            Ok(words) => return Ok(Self::One(Text::Words(words))),
+            Err(items) => items,
         };
-        let expected = || {
-            let found = type_name(value);
-            wrong_type(format!(
-                "expected a text (str), token ids (a list or an array of integers), or a list of these, found {found}"
-            ))
-        };
-        let is_sequence = listed.is_instance_of::<PyList>() || listed.is_instance_of::<PyTuple>();
-        if !is_sequence {
-            return Err(expected());
+        if items.first().is_some_and(is_id) {
+            return Ok(Self::One(Text::Ids(ids(&items)?)));
         }
-        let items: Vec<Bound<'_, PyAny>> = listed.try_iter()?.collect::<PyResult<_>>()?;
-        let is_id = |item: &Bound<'_, PyAny>| {
-            !item.is_instance_of::<PyString>()
-                && item.hasattr("__index__").unwrap_or(false)
-                && item.len().is_err()
+        let text = |item: &Bound<'_, PyAny>| {
+            Ok(match words_or_items(item)? {
+                Ok(words) => Text::Words(words),
+                Err(items) => Text::Ids(ids(&items)?),
+            })
         };
-        match items.first() {
-            Some(first) if is_id(first) => Ok(Self::One(Text::Ids(ids(&items)?))),
-            _ => items.iter().map(Text::read).collect::<Result<_>>().map(Self::Many),
-        }
+        Ok(Self::Many(items.iter().map(text).collect()))
     }
 
     /// Whether it is a list, and its members.
-    pub(crate) fn into_list(self) -> (bool, Vec<Text>) {
+    pub(crate) fn into_list(self) -> (bool, Vec<Result<Text>>) {
         match self {
-            Self::One(text) => (false, vec![text]),
+            Self::One(text) => (false, vec![Ok(text)]),
             Self::Many(texts) => (true, texts),
         }
     }
 }
 
+/// The string that a value is, or the items that it holds.
+fn words_or_items<'py>(
+    value: &Bound<'py, PyAny>,
+) -> Result<std::result::Result<String, Vec<Bound<'py, PyAny>>>> {
+    if let Ok(text) = value.cast::<PyString>() {
+        return Ok(Ok(text.to_str()?.to_owned()));
+    }
+    match items(value)? {
+        Some(items) => Ok(Err(items)),
+        None => {
+            let found = type_name(value);
+            Err(wrong_type(format!(
+                "expected a text (str), token ids (a list or an array of integers), or a list of these, found {found}"
+            )))
+        }
+    }
+}
+
+/// The items of an array, or of what else can be gone through and is neither text nor a mapping.
+fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>>> {
+    // Arrays of numpy and of others.
+    let listed = match value.getattr_opt("tolist")? {
+        Some(tolist) => tolist.call0()?,
+        None => value.clone(),
+    };
+    let is_text = listed.is_instance_of::<PyString>()
+        || listed.is_instance_of::<PyBytes>()
+        || listed.is_instance_of::<PyByteArray>();
+    if is_text || listed.cast::<PyMapping>().is_ok() {
+        return Ok(None);
+    }
+    match listed.try_iter() {
+        Ok(items) => Ok(Some(items.collect::<PyResult<_>>()?)),
+        Err(error) if error.is_instance_of::<PyTypeError>(value.py()) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_id(item: &Bound<'_, PyAny>) -> bool {
+    !item.is_instance_of::<PyString>() && item.hasattr("__index__").unwrap_or(false) && item.len().is_err()
+}
+
 fn ids(items: &[Bound<'_, PyAny>]) -> Result<Vec<u32>> {
     let id = |item: &Bound<'_, PyAny>| {
         item.extract::<u32>().map_err(|error| match error.is_instance_of::<PyTypeError>(item.py()) {
-            true => wrong_type(format!("expected token ids, which are integers, found {item}")),
+            true => {
+                let found = type_name(item);
+                wrong_type(format!(
+                    "expected a text or token ids, which are integers, found one of type {found}"
+                ))
+            }
             false => wrong_value(format!("{item} is no token id; ids are not negative and below 2**32")),
         })
     };
     items.iter().map(id).collect()
 }
 
-/// A value of Python's as JSON. Arrays become lists.
+/// A token id, or several.
+pub(crate) fn id_or_ids(value: &Bound<'_, PyAny>) -> Result<Vec<u32>> {
+    match is_id(value) {
+        true => ids(std::slice::from_ref(value)),
+        false => ids(&items(value)?.ok_or_else(|| wrong_type("expected token ids"))?),
+    }
+}
+
+/// Numbers of arguments.
+pub(crate) trait Number: Sized {
+    fn read(value: &Bound<'_, PyAny>) -> PyResult<Self>;
+}
+
+impl Number for usize {
+    fn read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        value.extract()
+    }
+}
+
+impl Number for u32 {
+    fn read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        value.extract()
+    }
+}
+
+impl<T: Number> Number for Option<T> {
+    fn read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if value.is_none() { Ok(None) } else { T::read(value).map(Some) }
+    }
+}
+
+/// A number of an argument. One that is out of its range is a wrong value.
+pub(crate) fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+    T::read(value).map_err(|error| {
+        if !error.is_instance_of::<PyOverflowError>(value.py()) {
+            return error;
+        }
+        let expected = if value.lt(0).unwrap_or(false) { "from 0 on" } else { "that is not so large" };
+        wrong_value(format!("expected a number {expected}, found {value}")).into()
+    })
+}
+
+/// A value of Python's as JSON. Whatever else can be gone through becomes a list.
 pub(crate) fn json_of(value: &Bound<'_, PyAny>) -> Result<Value> {
+    json_within(value, 0)
+}
+
+fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
+    /// A little less than a text of JSON may have.
+    const MOST_DEPTH: usize = 100;
+
+    if depth > MOST_DEPTH {
+        return Err(wrong_value(format!(
+            "lists and dicts are more than {MOST_DEPTH} deep; does one hold itself?"
+        )));
+    }
     if value.is_none() {
         return Ok(Value::Null);
     }
@@ -113,27 +207,33 @@ pub(crate) fn json_of(value: &Bound<'_, PyAny>) -> Result<Value> {
     }
     if value.is_instance_of::<PyFloat>() {
         let number = value.extract::<f64>()?;
-        let json = Number::from_f64(number).map(Value::Number);
+        let json = serde_json::Number::from_f64(number).map(Value::Number);
         return json.ok_or_else(|| wrong_value(format!("expected a finite number, found {number}")));
     }
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(Value::String(text.to_str()?.to_owned()));
     }
-    if let Ok(dict) = value.cast::<PyDict>() {
-        let entry = |(key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-            Ok((key.str()?.to_string(), json_of(&value)?))
+    if let Ok(mapping) = value.cast::<PyMapping>() {
+        let entry = |item: Bound<'_, PyAny>| {
+            let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            Ok((key.str()?.to_string(), json_within(&value, depth + 1)?))
         };
-        return dict.iter().map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
+        return mapping.items()?.iter().map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
     }
+    // A number of numpy's is an array without items.
     if let Some(tolist) = value.getattr_opt("tolist")? {
-        return json_of(&tolist.call0()?);
+        return json_within(&tolist.call0()?, depth + 1);
     }
-    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-        let items = value.try_iter()?.map(|item| json_of(&item?));
-        return items.collect::<Result<Vec<_>>>().map(Value::Array);
+    match items(value)? {
+        Some(items) => {
+            let items = items.iter().map(|item| json_within(item, depth + 1));
+            items.collect::<Result<Vec<_>>>().map(Value::Array)
+        }
+        None => {
+            let found = type_name(value);
+            Err(wrong_type(format!("expected a number, a text, or a list or dict of these, found {found}")))
+        }
     }
-    let found = type_name(value);
-    Err(wrong_type(format!("expected a number, a text, or a list or dict of these, found {found}")))
 }
 
 /// JSON as values of Python's.

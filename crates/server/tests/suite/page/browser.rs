@@ -119,6 +119,13 @@ impl Browser {
 
     /// Types into the part of the page with this `data-testid`.
     pub(crate) fn type_into(&self, name: &str, text: &str) {
+        if text.chars().any(|c| u32::from(c) > 0xFFFF) {
+            // Some drivers have no keys for such characters: it is inserted as what is pasted is.
+            let script = "const part = document.querySelector(`[data-testid=${arguments[0]}]`); \
+                part.focus(); document.execCommand('insertText', false, arguments[1]);";
+            self.script(script, json!([name, text]));
+            return;
+        }
         self.post(&format!("/element/{}/value", self.element(name)), &json!({ "text": text }));
     }
 
