@@ -6,8 +6,9 @@ use candle_core::{DType, Device, Tensor};
 use gpt2_engine::Vocabulary;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -109,7 +110,7 @@ fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>
     let is_text = listed.is_instance_of::<PyString>()
         || listed.is_instance_of::<PyBytes>()
         || listed.is_instance_of::<PyByteArray>();
-    if is_text || listed.cast::<PyMapping>().is_ok() {
+    if is_text || is_mapping(&listed)? {
         return Ok(None);
     }
     match listed.try_iter() {
@@ -117,6 +118,16 @@ fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>
         Err(error) if error.is_instance_of::<PyTypeError>(value.py()) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether it is a dict, or what else Python calls a mapping.
+fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    // Most values are told by their type; asking Python takes long.
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        return Ok(false);
+    }
+    let mapping = value.py().import(intern!(value.py(), "collections.abc"))?;
+    value.is_instance(&mapping.getattr(intern!(value.py(), "Mapping"))?)
 }
 
 fn is_id(item: &Bound<'_, PyAny>) -> bool {
@@ -213,12 +224,13 @@ fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(Value::String(text.to_str()?.to_owned()));
     }
-    if let Ok(mapping) = value.cast::<PyMapping>() {
-        let entry = |item: Bound<'_, PyAny>| {
-            let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+    if is_mapping(value)? {
+        let entry = |item: PyResult<Bound<'_, PyAny>>| {
+            let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
             Ok((key.str()?.to_string(), json_within(&value, depth + 1)?))
         };
-        return mapping.items()?.iter().map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
+        let items = value.call_method0(intern!(value.py(), "items"))?;
+        return items.try_iter()?.map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
     }
     // A number of numpy's is an array without items.
     if let Some(tolist) = value.getattr_opt("tolist")? {
