@@ -11,6 +11,7 @@ counted. Texts of both are compared: every row draws with the same seed. Needs `
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -62,6 +63,8 @@ def main():
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     seconds = {"program": []} | {f"{actors} x {threads}": [] for actors, threads in shapes}
+    # As `candle_gpt2.ray` starts it: with the priority that the program has.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)

@@ -165,6 +165,8 @@ class _Run:
         _blocks.sources_of(input)
         is_ours = not ray.is_initialized()
         if is_ours:
+            # Ray's own default lets whatever else runs go before the workers, and then a thread waits for the other.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         try:
             actors, threads = shares(self.actors, self.threads, _cpus_of_nodes())
