@@ -10,13 +10,13 @@ use gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsP
 use gpt2_grammar::{Compiler, Grammar};
 use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping};
+use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
 use crate::raised::Raised;
-use crate::values::{Values, id_or_ids, json_of};
+use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
 /// Keywords beside the fields of the configuration.
 const OWN: [&str; 12] = [
@@ -290,10 +290,7 @@ fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>
             "{option}: expected a dict of token ids, or of tuples of them, and numbers, such as {{464: -2.5}}"
         ))
     };
-    let pairs = match value.cast::<PyMapping>() {
-        Ok(mapping) => mapping.items()?.into_any(),
-        Err(_) => value.clone(),
-    };
+    let pairs = if is_mapping(value)? { value.call_method0("items")? } else { value.clone() };
     let pair = |item: PyResult<Bound<'_, PyAny>>| {
         let pair: Vec<Bound<'_, PyAny>> = item?.extract().map_err(|_| expected())?;
         let [ids, bias] = &*pair else { return Err(expected()) };

@@ -121,7 +121,7 @@ fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>
 }
 
 /// Whether it is a dict, or what else Python calls a mapping.
-fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub(crate) fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     // Most values are told by their type; asking Python takes long.
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
         return Ok(false);
