@@ -16,6 +16,7 @@ leave_out() {
 # Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
 has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
 has_toolchain() { rustup toolchain list 2>/dev/null | grep "^$1[.-]" >/dev/null; }
+has() { command -v "$1" >/dev/null; }
 has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
 step cargo fmt --all --check
@@ -42,7 +43,7 @@ light_program() {
 step light_program
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
-portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine gpt2-look)
+portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine gpt2-look gpt2-browser)
 if has_target aarch64-unknown-linux-gnu; then
   # Without the hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target aarch64-unknown-linux-gnu --locked --no-default-features \
@@ -50,10 +51,29 @@ if has_target aarch64-unknown-linux-gnu; then
 else
   leave_out "the check for NEON" "a target" "rustup target add aarch64-unknown-linux-gnu"
 fi
-if has_target wasm32-unknown-unknown; then
-  step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
+# What the page is built with; its build checks the same crates for that target.
+export PATH="$PWD/target/web-tools/bin:$PWD/target/web-tools/node_modules/.bin:$PATH"
+bindgen=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
+can_build_page() {
+  has_target wasm32-unknown-unknown && has node && has wasm-opt && [ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $bindgen" ]
+}
+if can_build_page; then
+  step scripts/build_web.sh
+  export GPT2_WEB=$PWD/web/dist
+  has chromedriver || leave_out "the page in Chromium" "chromedriver" "apt-get install chromium chromium-driver"
+  has "${GPT2_GECKODRIVER:-geckodriver}" || leave_out "the page in Firefox" "geckodriver" "apt-get install firefox-esr; cargo install geckodriver --locked"
 else
-  leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
+  leave_out "the page and the npm package" "the target wasm32-unknown-unknown, node, wasm-bindgen $bindgen or wasm-opt" "see docs/browser.md"
+  if has_target wasm32-unknown-unknown; then
+    step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
+  fi
+fi
+if has_target wasm32-wasip1 && has node; then
+  # The loader's tests map files, which WebAssembly cannot: it is tested as WebAssembly by those of the npm package.
+  step env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128" \
+    cargo test --target wasm32-wasip1 --package gpt2-arithmetic --lib --locked
+else
+  leave_out "the kernels as WebAssembly" "the target wasm32-wasip1, or node" "rustup target add wasm32-wasip1"
 fi
 
 oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
@@ -63,7 +83,7 @@ else
   leave_out "the check with the oldest Rust" "a toolchain" "rustup toolchain install $oldest --profile minimal"
 fi
 
-if command -v g++ >/dev/null; then
+if has g++; then
   step scripts/check_cuda_kernels.sh
   # The fuzzer is C++. Its crate is a workspace of its own.
   step cargo check --manifest-path crates/fuzz/Cargo.toml --locked --target-dir target/fuzz
@@ -87,7 +107,26 @@ if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
 fi
 step cargo test --workspace --locked
 step cargo test --package gpt2-evaluation --features parquet --locked --test suite data::
-step cargo run --release --locked -- generate "ROMEO:" --max-new-tokens 20
+step cargo run --locked -- generate "ROMEO:" --max-new-tokens 20
+
+# The kernels and the loader as WebAssembly, under Node.
+if has_target wasm32-wasip1 && command -v node >/dev/null; then
+  in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128"
+    cargo test --target wasm32-wasip1 --locked)
+  step "${in_wasm[@]}" --package gpt2-arithmetic --lib
+  step "${in_wasm[@]}" --package gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
+else
+  leave_out "the tests of kernels and loader as WebAssembly" "a target, and node from 20 on" "rustup target add wasm32-wasip1, apt-get install nodejs"
+fi
+
+# The page in the browser. Its own script says which tool it lacks.
+if tools=$(scripts/build_web.sh --tools 2>&1); then
+  step scripts/build_web.sh
+  step node --test web/package/test.mjs
+  step env GPT2_WEB="$PWD/web/dist" cargo test --package gpt2-browser --locked
+else
+  leave_out "the page in the browser" "its tools" "$tools"
+fi
 
 # The Python package, in a virtual environment of its own, whose packages come from the registry once.
 environment=$PWD/target/python
@@ -106,7 +145,6 @@ second_python() {
   return 1
 }
 if version_of python3 >/dev/null && environment_of "$environment" python3 'maturin>=1.9.4,<2' mypy; then
-  export GPT2_PROGRAM=$PWD/target/debug/gpt2
   step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dev --locked
   if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
     leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"

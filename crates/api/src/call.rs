@@ -1,7 +1,6 @@
 //! From a body that was read to requests for the scheduler.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpt2_engine::EngineError;
 use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
@@ -179,16 +178,15 @@ fn fresh_seed() -> i64 {
 fn head_of(shape: Shape, options: &Options, seed: Option<i64>, served: &ServedModel) -> Head {
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
     Head {
         id: format!("{prefix}-{}", options.request_id.clone().unwrap_or_else(number)),
-        created: since_1970.map_or(0, |time| time.as_secs()),
+        created: (served.options.now)(),
         model: served.name().to_owned(),
         seed,
     }
 }
 
-fn config_of(
+pub(crate) fn config_of(
     options: &Options,
     max_tokens: usize,
     texts: usize,
@@ -239,7 +237,7 @@ fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, A
     Ok(sequences)
 }
 
-fn processors_of(
+pub(crate) fn processors_of(
     options: &Options,
     config: &GenerationConfig,
     served: &ServedModel,
@@ -258,8 +256,12 @@ fn processors_of(
     }
     if let Some((path, grammar)) = &options.grammar {
         let refused = |what: String| ApiError::invalid(format!("{path}: {what}")).with_param(path.clone());
-        let without =
-            || refused("a text that conforms to something needs a tokenizer, and this model has none".into());
+        let without = || match served.vocabulary.tokenizer() {
+            Some(_) => refused("there are no grammars here; leave it out".into()),
+            None => {
+                refused("a text that conforms to something needs a tokenizer, and this model has none".into())
+            }
+        };
         let compiler = served.compiler.as_ref().ok_or_else(without)?;
         let compiled = compiler.compile(grammar, &config.eos_token_id);
         processors.push(compiled.map_err(|error| refused(error.to_string()))?);

@@ -55,7 +55,8 @@ pub(crate) fn tokens_of(
     Ok(tokens)
 }
 
-fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+/// Checks ids that a body gives, at this path.
+pub(crate) fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     for (place, id) in ids.iter().enumerate() {
         served.check_token(*id, || format!("{path}[{place}]"))?;
     }

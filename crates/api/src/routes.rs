@@ -38,6 +38,10 @@ pub enum Endpoint {
     LookAttention,
     /// The lens on a text.
     LookLens,
+    /// The steps of one head.
+    LookHead,
+    /// What may follow a text.
+    LookNext,
 }
 
 /// A path with a method.
@@ -79,6 +83,8 @@ pub const ROUTES: &[Route] = &[
     keyed("GET", "/openapi.json", Endpoint::OpenApi),
     keyed("POST", "/look/attention", Endpoint::LookAttention),
     keyed("POST", "/look/lens", Endpoint::LookLens),
+    keyed("POST", "/look/head", Endpoint::LookHead),
+    keyed("POST", "/look/next", Endpoint::LookNext),
 ];
 
 /// The route of a request, with the part of the path that `{id}` stands for, as it is written.

@@ -1,11 +1,14 @@
 //! The model that is served, with all that requests are checked against.
 
+use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpt2::Gpt2Config;
 use gpt2_engine::{Defaults, EngineError, LoadedModel, Vocabulary};
-use gpt2_grammar::Compiler;
+use gpt2_generation::LogitsProcessor;
+use gpt2_grammar::{Compiler, Grammar, GrammarError};
 use thiserror::Error;
 
 use crate::ApiError;
@@ -47,7 +50,7 @@ pub enum ChatTemplateChoice {
 const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
 
 /// What the operator sets.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct ApiOptions {
     /// The name that the model is served under.
     pub name: String,
@@ -64,6 +67,27 @@ pub struct ApiOptions {
     pub prompt_tokens_details: bool,
     /// Texts that are made at once: what `/props` tells as `total_slots`.
     pub parallel: usize,
+    /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
+    pub now: fn() -> u64,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            aliases: Vec::new(),
+            created: 0,
+            chat_template: ChatTemplateChoice::default(),
+            limits: Limits::default(),
+            prompt_tokens_details: false,
+            parallel: 0,
+            now: system_time,
+        }
+    }
+}
+
+fn system_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since_1970| since_1970.as_secs())
 }
 
 /// Why a model cannot be served.
@@ -81,6 +105,17 @@ pub enum SetupError {
     },
 }
 
+/// What makes of a grammar what keeps a text to it.
+pub(crate) trait Compiles: Debug + Send + Sync {
+    fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError>;
+}
+
+impl Compiles for Compiler {
+    fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError> {
+        Self::compile(self, grammar, ends)
+    }
+}
+
 /// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
 /// and answered with it on any thread.
 #[derive(Debug)]
@@ -91,7 +126,8 @@ pub struct ServedModel {
     pub(crate) pieces: Arc<Pieces>,
     /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
     pub(crate) template: Result<Option<Template>, String>,
-    pub(crate) compiler: Option<Compiler>,
+    /// `None` without a tokenizer, and where grammars are no part of what is served.
+    pub(crate) compiler: Option<Box<dyn Compiles>>,
     pub(crate) parameters: usize,
     /// Makes numbers that nobody can foresee.
     random: RandomState,
@@ -103,7 +139,7 @@ impl ServedModel {
     /// # Errors
     /// When the checkpoint's `generation_config.json` cannot be used, or the chat template that `options` names.
     pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
-        let vocabulary = Arc::clone(model.vocabulary());
+        let vocabulary = model.vocabulary();
         let named = |what| SetupError::ChatTemplate { what };
         let template = match &options.chat_template {
             ChatTemplateChoice::EosJoin => Ok(Some(Template::new(EOS_JOIN).map_err(named)?)),
@@ -113,21 +149,32 @@ impl ServedModel {
                 source.and_then(|source| source.map(Template::new).transpose())
             }
         };
-        let served = Self {
-            defaults: model.defaults()?.clone(),
-            pieces: Arc::new(Pieces::new(&vocabulary)),
-            template,
-            // Without a tokenizer there is none.
-            compiler: Compiler::new(&vocabulary).ok(),
-            parameters: model.model().parameter_count(),
-            vocabulary,
-            options,
-            random: RandomState::new(),
-        };
+        let compiler = Compiler::new(vocabulary).ok();
+        let compiler = compiler.map(|compiler| Box::new(compiler) as Box<dyn Compiles>);
+        let served = Self { template, compiler, ..Self::of_completions(model, options)? };
         if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {
             return Err(named("the model has no token that ends texts, to be put between messages".into()));
         }
         Ok(served)
+    }
+
+    /// What completions need of a model, without conversations and without texts that conform to something: a program that serves
+    /// nothing else holds no code for these.
+    ///
+    /// # Errors
+    /// When the checkpoint's `generation_config.json` cannot be used.
+    pub fn of_completions(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
+        let vocabulary = Arc::clone(model.vocabulary());
+        Ok(Self {
+            defaults: model.defaults()?.clone(),
+            pieces: Arc::new(Pieces::new(&vocabulary)),
+            template: Ok(None),
+            compiler: None,
+            parameters: model.model().parameter_count(),
+            vocabulary,
+            options,
+            random: RandomState::new(),
+        })
     }
 
     /// The name that it is served under.
@@ -185,6 +232,9 @@ impl ServedModel {
 
 /// A number that nobody can foresee, and that comes only once.
 pub(crate) fn fresh_number() -> u64 {
-    // Each has keys of its own.
-    RandomState::new().hash_one(())
+    // Each has keys of its own, which in a browser are always the same: there the numbers come from its own source.
+    let number = RandomState::new().hash_one(());
+    #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
+    let number = getrandom::u64().unwrap_or(number);
+    number
 }

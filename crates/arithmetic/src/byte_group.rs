@@ -1,7 +1,6 @@
 //! Numbers rounded to 8-bit integers with a scale: activations before packed weights in integers, queries before keys in 8 bits.
 
-use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd};
-use crate::tile::Sums;
+use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, four};
 
 /// The largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
@@ -31,32 +30,11 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     simd.store_signed_bytes(simd.round(simd.mul(high, inverse)), &mut halves[1]);
     let mut group = ByteGroup { quants: [0; BYTE_LINES], start: 0, scale };
     let mut sum = 0;
-    for (to, four) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
-        let [a, b, c, d] = *four;
-        *to =
-            i32::from_le_bytes([a.cast_unsigned(), b.cast_unsigned(), c.cast_unsigned(), d.cast_unsigned()]);
+    for (to, integers) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
+        let [a, b, c, d] = *integers;
+        *to = four(*integers);
         sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
     }
     group.start = -128 * sum;
     group
-}
-
-/// Adds the products of a group, which are integers, times the scales of the panels' outputs and those of the rows.
-#[inline(always)]
-pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
-    simd: S,
-    mut sums: Sums<S, ROWS, PANELS>,
-    products: [[S::Integers; PANELS]; ROWS],
-    scales: [S::Vector; PANELS],
-    rows: &[ByteGroup; ROWS],
-) -> Sums<S, ROWS, PANELS> {
-    for row in 0..ROWS {
-        let scale = simd.splat(rows[row].scale);
-        for panel in 0..PANELS {
-            // The product of both scales alone could be infinite where the sum of the products is zero.
-            let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
-            sums[row][panel] = simd.mul_add(product, scale, sums[row][panel]);
-        }
-    }
-    sums
 }

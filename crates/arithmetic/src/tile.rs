@@ -5,11 +5,13 @@
 //! height and the width of the tile: so a row has the same bits in every tile.
 
 use crate::epilogue::Epilogue;
-use crate::simd::{LANES, Line, Number, Vectors};
+use crate::simd::{LANES, Lanes, Line, Number, Vectors};
 use crate::threads::Part;
 
 /// The values of a tile's rows, step by step.
 pub(crate) trait Rows<R, const ROWS: usize> {
+    fn steps(&self) -> usize;
+
     fn value(&self, step: usize, row: usize) -> R;
 }
 
@@ -25,6 +27,11 @@ impl<'a, R, const ROWS: usize> Interleaved<'a, R, ROWS> {
 }
 
 impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Interleaved<'_, R, ROWS> {
+    #[inline(always)]
+    fn steps(&self) -> usize {
+        self.0.len()
+    }
+
     #[inline(always)]
     fn value(&self, step: usize, row: usize) -> R {
         self.0[step][row]
@@ -47,6 +54,11 @@ impl<'a, R, const ROWS: usize> Apart<'a, R, ROWS> {
 
 impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Apart<'_, R, ROWS> {
     #[inline(always)]
+    fn steps(&self) -> usize {
+        self.0[0].len()
+    }
+
+    #[inline(always)]
     fn value(&self, step: usize, row: usize) -> R {
         self.0[row][step]
     }
@@ -67,8 +79,8 @@ impl<V: Vectors> PanelLine<V> for Line<[V::Real; LANES]> {
 /// The sums of a tile.
 pub(crate) type Sums<V, const ROWS: usize, const PANELS: usize> = [[<V as Vectors>::Vector; PANELS]; ROWS];
 
-/// For each row and panel the sum over all steps of the row's value times the panel's line, added to `sums`. All panels have as
-/// many lines.
+/// For each row and panel the sum over all steps of the row's value times the panel's line, added to `sums`. All panels have a line
+/// for each step.
 #[inline(always)]
 pub(crate) fn add_products<V, L, R, const ROWS: usize, const PANELS: usize>(
     v: V,
@@ -81,11 +93,33 @@ where
     L: PanelLine<V>,
     R: Rows<V::Real, ROWS>,
 {
-    let steps = panels[0].len();
+    let steps = rows.steps();
     for panel in &mut panels {
         // One length for all, which the compiler then need not check at each step.
         *panel = &panel[..steps];
     }
+    if ROWS < V::ROWS_IN_HALVES {
+        return pass(v, Lanes::All, sums, rows, &panels, steps);
+    }
+    sums = pass(v, Lanes::FirstHalf, sums, rows, &panels, steps);
+    pass(v, Lanes::SecondHalf, sums, rows, &panels, steps)
+}
+
+/// A pass over all steps, for some of the lanes.
+#[inline(always)]
+fn pass<V, L, R, const ROWS: usize, const PANELS: usize>(
+    v: V,
+    lanes: Lanes,
+    mut sums: Sums<V, ROWS, PANELS>,
+    rows: &R,
+    panels: &[&[L]; PANELS],
+    steps: usize,
+) -> Sums<V, ROWS, PANELS>
+where
+    V: Vectors,
+    L: PanelLine<V>,
+    R: Rows<V::Real, ROWS>,
+{
     for step in 0..steps {
         let mut lines = [v.splat(V::Real::ZERO); PANELS];
         for panel in 0..PANELS {
@@ -94,7 +128,7 @@ where
         for row in 0..ROWS {
             let value = v.splat(rows.value(step, row));
             for panel in 0..PANELS {
-                sums[row][panel] = v.mul_add(value, lines[panel], sums[row][panel]);
+                sums[row][panel] = v.mul_add_in(lanes, value, lines[panel], sums[row][panel]);
             }
         }
     }

@@ -70,6 +70,6 @@ fn colour_is_wanted() -> bool {
 }
 
 /// A number of bytes in MiB: `474.7 MiB`.
-pub(crate) fn mebibytes(bytes: usize) -> String {
+pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

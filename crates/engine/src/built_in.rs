@@ -9,23 +9,14 @@ pub const BUILT_IN: &str = "built-in";
 
 #[cfg(feature = "built-in")]
 pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
-    use std::borrow::Cow;
-
-    use gpt2_weights::{EmbeddedFiles, WeightsError};
+    use gpt2_weights::GivenFiles;
 
     // These stand outside this crate, so it compiles inside the repository only.
-    const FILES: EmbeddedFiles = EmbeddedFiles {
-        config: include_str!("../../../models/shakespeare/config.json"),
-        tokenizer: include_str!("../../../models/shakespeare/tokenizer.json"),
-        generation_config: None,
-        weights: Cow::Borrowed(include_bytes!("../../../models/shakespeare/model.safetensors")),
-    };
-    let checkpoint = Checkpoint::from_embedded(BUILT_IN, FILES)?;
-    let told = checkpoint.config().n_head;
-    match options.n_head.filter(|named| *named != told) {
-        Some(named) => Err(WeightsError::OtherHeads { path: BUILT_IN.into(), told, named }.into()),
-        None => Ok(checkpoint),
-    }
+    let files = GivenFiles::new(BUILT_IN)
+        .with_bytes("config.json", include_bytes!("../../../models/shakespeare/config.json"))
+        .with_bytes("tokenizer.json", include_bytes!("../../../models/shakespeare/tokenizer.json"))
+        .with_bytes("model.safetensors", include_bytes!("../../../models/shakespeare/model.safetensors"));
+    Ok(Checkpoint::open_given(files, options, &|_| ())?)
 }
 
 #[cfg(not(feature = "built-in"))]

@@ -149,7 +149,7 @@ pub struct StoredFile {
     /// Its path.
     pub path: String,
     /// Its size.
-    pub bytes: usize,
+    pub bytes: u64,
 }
 
 /// The number of tokens, as each place has it.
@@ -167,15 +167,16 @@ pub struct VocabularySizes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BytesPerType {
     /// 32-bit floating point.
-    pub f32: usize,
+    pub f32: u64,
     /// 16-bit floating point.
-    pub f16: usize,
+    pub f16: u64,
     /// 16-bit floating point with the exponent of `f32`.
-    pub bf16: usize,
+    pub bf16: u64,
 }
 
 impl BytesPerType {
-    fn new(bytes: impl Fn(usize) -> usize) -> Self {
+    fn new(parameters: usize) -> Self {
+        let bytes = |of_each: u64| (parameters as u64).saturating_mul(of_each);
         Self { f32: bytes(4), f16: bytes(2), bf16: bytes(2) }
     }
 }
@@ -244,7 +245,7 @@ impl Inspection {
             name if surplus.contains(name) => "surplus",
             _ => "parameter",
         };
-        let all_bytes = checkpoint.files().map(|(_, bytes)| bytes as u64).sum();
+        let all_bytes = checkpoint.files().map(|(_, bytes)| bytes).sum();
         let reporter = if with_statistics { reporter } else { &Silent };
         let progress = Watched::new(reporter, "reading", all_bytes);
         let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
@@ -330,7 +331,7 @@ impl Inspection {
             parameters,
             ledger: parameter_ledger(config),
             stored_parameters: None,
-            memory_bytes: BytesPerType::new(|element_bytes| parameters.unique * element_bytes),
+            memory_bytes: BytesPerType::new(parameters.unique),
             kv_bytes_per_token: KvBytesPerType::new(config),
             dtypes: BTreeMap::new(),
             tensors: Vec::new(),

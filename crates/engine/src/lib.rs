@@ -67,6 +67,7 @@ pub use inspect::{
 pub use job::{Job, Text};
 pub use line_file::{HalfLine, LineFile};
 pub use loaded_model::LoadedModel;
+pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};

@@ -1,10 +1,69 @@
-//! Whether the keys and values of a request fit into the memory that is free.
+//! How much memory a model needs, and whether the keys and values of a request fit into what is free.
 
-use gpt2::{Gpt2Config, Gpt2LMHead};
+use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
 use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use gpt2_kernels::free_memory;
+use gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
+use serde::Serialize;
 
 use crate::{EngineError, LoadedModel};
+
+/// The memory that a model needs on the CPU, in bytes, known before it is loaded. What the tokenizer and the program itself take
+/// is not in it, nor the files that are held in memory already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryNeeded {
+    /// The weights as they are held.
+    pub weights: u64,
+    /// The most that loading takes beside them: one parameter of a file that is read in parts.
+    pub loading: u64,
+    /// Keys and values of one full context.
+    pub kv: u64,
+    /// What is computed between the weights, of a prompt as long as the context, and the logits of one token: about.
+    pub activations: u64,
+}
+
+impl MemoryNeeded {
+    /// Of a model with weights and caches in these types; `None` is what [`ModelOptions`](crate::ModelOptions) takes.
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model, or the CPU has not the type.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        dtype: Option<WeightDType>,
+        kv_dtype: Option<KvDType>,
+    ) -> Result<Self, EngineError> {
+        let LoadMemory { held: weights, reading: loading } = checkpoint.load_memory(dtype)?;
+        let config = checkpoint.config();
+        let kv_dtype = kv_dtype.unwrap_or_else(|| checkpoint.kv_dtype_on_cpu(dtype));
+        // Heads are filled up to a multiple of 16, as tokens are.
+        let filled = |count: usize| KvSlot::room_of(count) as u64;
+        let of_each = config.kv_bytes_per_token(kv_dtype) as u64;
+        let of_filled = of_each.saturating_mul(filled(config.head_dim())).div_ceil(config.head_dim() as u64);
+        let kv = of_filled.saturating_mul(filled(config.n_positions));
+        // Of each token in the widest place, the end of the MLP: what is inside, three times as much as the product's own copies
+        // of it, and beside them the residual stream, its norm, the output and what fills these up.
+        let width = (4 * config.inner_width() + 5 * config.n_embd) as u64;
+        let values =
+            (config.n_positions as u64).saturating_mul(width).saturating_add(config.vocab_size as u64);
+        Ok(Self { weights, loading, kv, activations: values.saturating_mul(size_of::<f32>() as u64) })
+    }
+
+    /// The memory of two models that run together, one of which is loaded after the other.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            loading: self.loading.max(other.loading),
+            kv: self.kv.saturating_add(other.kv),
+            activations: self.activations.max(other.activations),
+        }
+    }
+
+    /// What has to be free: nothing is computed yet while it is loaded, and what loading takes is free again then.
+    pub fn total(&self) -> u64 {
+        let Self { weights, loading, kv, activations } = *self;
+        weights.saturating_add(loading.max(kv.saturating_add(activations)))
+    }
+}
 
 /// The keys and values of what is made at once.
 #[derive(Debug, PartialEq)]
@@ -92,8 +151,6 @@ impl LoadedModel {
 
 #[cfg(test)]
 mod tests {
-    use gpt2::KvDType;
-
     use super::*;
 
     fn options(max_texts: usize, each: usize) -> SchedulerOptions {

@@ -7,7 +7,7 @@ use gpt2::Gpt2Config;
 use gpt2_generation::GenerationError;
 use gpt2_weights::{Checkpoint, WeightDType};
 
-use crate::{Defaults, EngineError, LoadedModel, ModelOptions, Reporter, Vocabulary};
+use crate::{Defaults, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter, Vocabulary};
 
 /// What is known of a model without its weights: here a request is checked, before the long part begins.
 #[derive(Debug)]
@@ -60,6 +60,17 @@ impl Opened {
     /// The type that the weights will have in a word, as `q8`: the one that was asked for, otherwise the stored one.
     pub fn weight_type(&self) -> &'static str {
         self.options.dtype.map_or(self.checkpoint.stored_dtype().as_str(), WeightDType::name)
+    }
+
+    /// The memory that the model needs on the CPU; where another one drafts tokens, that of both.
+    ///
+    /// # Errors
+    /// When the CPU has not the type of the weights.
+    pub fn memory_needed(&self) -> Result<MemoryNeeded, EngineError> {
+        let needed = self.options.memory_of(&self.checkpoint)?;
+        let assistant =
+            self.assistant.as_ref().map(|assistant| self.options.memory_of(assistant)).transpose()?;
+        Ok(assistant.map_or(needed, |assistant| needed.with(assistant)))
     }
 
     /// How it generates where a request says nothing else.

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use gpt2::{Gpt2LMHead, KvDType};
-use gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
+use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, Opened, Reporter, Watched, built_in, device,
-    device_name, hub,
+    BUILT_IN, DeviceChoice, EngineError, HubOptions, MemoryNeeded, Opened, Reporter, Watched, built_in,
+    device, device_name, hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -65,8 +65,16 @@ impl ModelOptions {
         self.opened(device, checkpoint, reporter)
     }
 
-    /// As [`ModelOptions::open`], with a checkpoint that is open already, such as one that was given as bytes, see
-    /// [`Checkpoint::from_embedded`]. `model` and `n_head` are not looked at.
+    /// As [`ModelOptions::open`], with a checkpoint whose files are given. `model` is not looked at.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_given(&self, files: GivenFiles, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        let checkpoint = Checkpoint::open_given(files, &self.open_options(), &Watched::unseen(reporter))?;
+        self.open_with(told_of(checkpoint, reporter)?, reporter)
+    }
+
+    /// As [`ModelOptions::open`], with a checkpoint that is open already. `model` and `n_head` are not looked at.
     ///
     /// # Errors
     /// As [`ModelOptions::open`].
@@ -103,7 +111,7 @@ impl ModelOptions {
     /// # Errors
     /// When there is none of this name, it cannot be read, or it has another number of heads.
     pub fn open_checkpoint(&self, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
-        let options = OpenOptions { n_head: self.n_head };
+        let options = self.open_options();
         let checkpoint = if self.model == Path::new(BUILT_IN) {
             built_in::open(&options)?
         } else {
@@ -113,13 +121,19 @@ impl ModelOptions {
                 &Watched::unseen(reporter),
             )?
         };
-        if reporter.is_interrupted() {
-            return Err(EngineError::Interrupted);
-        }
-        if let Some(note) = checkpoint.guessed_heads_note() {
-            reporter.note(&note);
-        }
-        Ok(checkpoint)
+        told_of(checkpoint, reporter)
+    }
+
+    /// The memory that a checkpoint's model needs on the CPU, in the types of these options.
+    ///
+    /// # Errors
+    /// As [`MemoryNeeded::of`].
+    pub fn memory_of(&self, checkpoint: &Checkpoint) -> Result<MemoryNeeded, EngineError> {
+        MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
+    }
+
+    fn open_options(&self) -> OpenOptions {
+        OpenOptions { n_head: self.n_head }
     }
 
     /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded, so one thread at a
@@ -143,4 +157,15 @@ impl ModelOptions {
         device::check_gpu_room(checkpoint.config(), held, device)?;
         Ok(checkpoint.load(&options, &progress)?.with_recorded_steps())
     }
+}
+
+/// A checkpoint that was opened, with what a user should know of it told.
+fn told_of(checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
+    if reporter.is_interrupted() {
+        return Err(EngineError::Interrupted);
+    }
+    if let Some(note) = checkpoint.guessed_heads_note() {
+        reporter.note(&note);
+    }
+    Ok(checkpoint)
 }

@@ -10,7 +10,7 @@ use gpt2_engine::{
 use gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
 use gpt2_kernels::interruptible;
 use gpt2_testing::{CheckpointFolder, json_fixture};
-use gpt2_weights::{Checkpoint, EmbeddedFiles, WeightsError};
+use gpt2_weights::{GivenFiles, WeightsError};
 use serde_json::json;
 
 fn options(folder: &CheckpointFolder) -> ModelOptions {
@@ -298,16 +298,16 @@ fn texts_without_room_are_refused_by_their_tokens() {
 fn a_model_comes_from_bytes() {
     let folder = CheckpointFolder::tiny();
     let read = |name: &str| std::fs::read(folder.file(name)).unwrap();
-    let (config, tokenizer) = (read("config.json"), read("tokenizer.json"));
-    let files = EmbeddedFiles {
-        config: std::str::from_utf8(&config).unwrap(),
-        tokenizer: std::str::from_utf8(&tokenizer).unwrap(),
-        generation_config: Some(r#"{"max_new_tokens": 7, "do_sample": false}"#),
-        weights: read("model.safetensors").into(),
+    let given = |config: Vec<u8>, generation_config: &'static str| {
+        GivenFiles::new("page")
+            .with_bytes("config.json", config)
+            .with_bytes("tokenizer.json", read("tokenizer.json"))
+            .with_bytes("generation_config.json", generation_config.as_bytes())
+            .with_bytes("model.safetensors", read("model.safetensors"))
     };
-    let checkpoint = Checkpoint::from_embedded("page", files.clone()).unwrap();
     let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
-    let model = options.open_with(checkpoint, &Silent).unwrap().load(&Silent).unwrap();
+    let files = given(read("config.json"), r#"{"max_new_tokens": 7, "do_sample": false}"#);
+    let model = options.open_given(files, &Silent).unwrap().load(&Silent).unwrap();
     let config = model.defaults().unwrap().config().clone();
     assert_eq!((config.max_new_tokens, config.do_sample), (7, false));
     let case = json_fixture("tiny_checkpoint_expected")["greedy"][0].clone();
@@ -317,13 +317,11 @@ fn a_model_comes_from_bytes() {
     let text = job.made[0].1.as_ref().unwrap()[0].text.clone();
     assert_eq!(json!(text), case["text"]);
 
-    let broken = EmbeddedFiles { generation_config: Some(r#"{"guidance_scale": 2}"#), ..files.clone() };
-    let opened = options.open_with(Checkpoint::from_embedded("page", broken).unwrap(), &Silent).unwrap();
-    let error = opened.defaults().unwrap_err().to_string();
+    let files = given(read("config.json"), r#"{"guidance_scale": 2}"#);
+    let error = options.open_given(files, &Silent).unwrap().defaults().unwrap_err().to_string();
     assert!(error.starts_with("page/generation_config.json: `guidance_scale` is 2"), "{error}");
-    let foreign = files.config.replace("\"n_layer\": 3", "\"n_layer\": 4");
-    let foreign = EmbeddedFiles { config: &foreign, ..files };
-    let error = options.open_with(Checkpoint::from_embedded("page", foreign).unwrap(), &Silent).unwrap_err();
+    let foreign = String::from_utf8(read("config.json")).unwrap().replace("\"n_layer\": 3", "\"n_layer\": 4");
+    let error = options.open_given(given(foreign.into_bytes(), "{}"), &Silent).unwrap_err();
     assert!(matches!(error, EngineError::Weights(WeightsError::Mismatches { .. })), "{error}");
 }
 

@@ -1,8 +1,9 @@
 //! The pickle of a legacy PyTorch file, after its magic number and version; its storages follow.
 #![no_main]
 
-const BEFORE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+const BEFORE: &[u8] =
+    b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    gpt2_fuzz::open("weights", &[BEFORE, bytes].concat(), &[]);
+    gpt2_fuzz::open("model.safetensors", &[BEFORE, bytes].concat(), &[]);
 });

@@ -545,6 +545,13 @@ impl Probabilities {
         drawn.or_else(|| possible().next_back()).map(|candidate| candidate.token)
     }
 
+    /// Writes each probability to the place of its token.
+    pub(crate) fn fill(&self, probabilities: &mut [f64]) {
+        for candidate in &self.candidates {
+            probabilities[candidate.token] = candidate.probability;
+        }
+    }
+
     fn largest(&self) -> f64 {
         self.candidates.iter().map(|candidate| candidate.probability).fold(0.0, f64::max)
     }

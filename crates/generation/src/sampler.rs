@@ -30,16 +30,44 @@ impl Sampler {
     /// # Errors
     /// When a logit is NaN or `+inf`, or none is left.
     pub fn sample(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<u32, GenerationError> {
-        self.tally.follow(history);
-        let (processors, tally) = (&self.processors, &self.tally);
-        let largest =
-            process_by(processors, logits, |processor, row| processor.process_counted(history, tally, row))?;
+        let largest = self.process(history, logits)?;
         let token = match &mut self.generator {
-            None => logits.iter().position(|logit| *logit == largest),
+            None => first(logits, largest),
             Some(generator) => Probabilities::of(logits).draw(generator.uniform()),
         };
         token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
     }
+
+    /// The probability of each token to be picked next: 0 for those that the processors exclude; where the most probable one is
+    /// taken, 1 for that one. Nothing is drawn; `logits` is changed as by [`Sampler::sample`].
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn probabilities(
+        &mut self,
+        history: History<'_>,
+        logits: &mut [f32],
+    ) -> Result<Vec<f64>, GenerationError> {
+        let largest = self.process(history, logits)?;
+        let mut probabilities = vec![0.0; logits.len()];
+        match self.generator {
+            None => first(logits, largest).into_iter().for_each(|token| probabilities[token] = 1.0),
+            Some(_) => Probabilities::of(logits).fill(&mut probabilities),
+        }
+        Ok(probabilities)
+    }
+
+    /// Applies the processors; returns the largest logit left.
+    fn process(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<f32, GenerationError> {
+        self.tally.follow(history);
+        let (processors, tally) = (&self.processors, &self.tally);
+        process_by(processors, logits, |processor, row| processor.process_counted(history, tally, row))
+    }
+}
+
+/// The first token of this logit.
+fn first(logits: &[f32], largest: f32) -> Option<usize> {
+    logits.iter().position(|logit| *logit == largest)
 }
 
 /// Applies the processors to logits that are numbers, checks that they leave a token, and returns the largest logit left.

@@ -1,7 +1,8 @@
 //! Where each head attends.
 
 use gpt2_engine::Reporter;
-use gpt2_interpret::{Head, Patterns};
+use gpt2_interpret::{Head, Patterns, Record};
+use gpt2_pictures::Report;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -55,8 +56,25 @@ impl Look for Attention {
 
     fn look(&self, (ids, heads): Self::Checked, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
         let record = subject.run(&ids)?.record(Patterns::sites(&heads))?;
-        let Patterns { layers, heads, values } = Patterns::of(record, &heads)?;
-        let report = subject.report("attention", "attention patterns", &ids);
-        Ok(Found::new(report.with_patterns(layers, heads, values), Value::Null))
+        let report = Self::report(record, &ids, &heads, subject.name(), subject.reader())?;
+        Ok(Found::new(report, Value::Null))
+    }
+}
+
+impl Attention {
+    /// The report on a record of [`Patterns::sites`] of these heads, which is used up; `model` is what the user calls it.
+    ///
+    /// # Errors
+    /// As [`Patterns::of`].
+    pub fn report(
+        record: Record,
+        ids: &[u32],
+        heads: &[Head],
+        model: &str,
+        reader: &Reader,
+    ) -> candle_core::Result<Report> {
+        let Patterns { layers, heads, values } = Patterns::of(record, heads)?;
+        let report = reader.report("attention", "attention patterns".into(), model, ids);
+        Ok(report.with_patterns(layers, heads, values))
     }
 }

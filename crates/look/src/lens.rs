@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gpt2::Gpt2Config;
 use gpt2_engine::Reporter;
-use gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, logit_lens};
-use gpt2_pictures::Scale;
+use gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, lens_label, logit_lens};
+use gpt2_pictures::{Report, Scale};
 use gpt2_weights::TensorFile;
 
 use crate::error::{Result, wrong};
@@ -81,23 +81,38 @@ impl Look for Lens {
             Some(lens) => lens.translate(layer, &x),
             None => Ok(x),
         })?;
-        let cells = || layers.iter().flat_map(|layer| &layer.cells);
+        let cells: Vec<&LensCell> = layers.iter().flat_map(|layer| &layer.cells).collect();
         let what = if tuned.is_some() { "tuned lens" } else { "logit lens" };
-        let scale = match self.show {
+        let report = Self::report(what, self.show, &cells, &ids, subject.name(), subject.reader());
+        let vocabulary = Arc::clone(subject.vocabulary());
+        let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
+        Ok(Found { report, details: Details::Lens(details) })
+    }
+}
+
+impl Lens {
+    /// The report on the cells of all layers, each with those of every token; `model` is what the user calls it.
+    pub fn report(
+        what: &str,
+        show: LensValue,
+        cells: &[&LensCell],
+        ids: &[u32],
+        model: &str,
+        reader: &Reader,
+    ) -> Report {
+        let scale = match show {
             LensValue::Probability | LensValue::WatchedProbability => Scale::Share,
             LensValue::Next => Scale::Signed,
             _ => Scale::Amount,
         };
         let most_probable =
-            |cell: &LensCell| cell.top.first().map_or(String::new(), |(id, _)| subject.shown(*id));
-        let report = subject.report("lens", format!("{what}: {}", self.show.title()), &ids).with_lens(
-            layers.iter().map(|layer| layer.label.clone()).collect(),
-            cells().map(|cell| self.show.of(cell)).collect(),
-            cells().map(most_probable).collect(),
+            |cell: &&LensCell| cell.top.first().map_or(String::new(), |(id, _)| reader.shown(*id));
+        let n_layer = reader.config().n_layer;
+        reader.report("lens", format!("{what}: {}", show.title()), model, ids).with_lens(
+            (0..=n_layer).map(|layer| lens_label(layer, n_layer)).collect(),
+            cells.iter().map(|cell| show.of(cell)).collect(),
+            cells.iter().map(most_probable).collect(),
             scale,
-        );
-        let vocabulary = Arc::clone(subject.vocabulary());
-        let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
-        Ok(Found { report, details: Details::Lens(details) })
+        )
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A [`Look`] holds options; [`Reader`] reads texts, tokens and heads and checks them before weights are needed, and writes the names
 //! of options as the face does. What is found is a [`Found`]: a [`Report`](gpt2_pictures::Report) with details. [`Activations`] are
-//! what a run has at chosen places, and [`Steer`] makes what is added to the runs of a model.
+//! what a run has at chosen places, [`HeadSteps`] are those of one head for one token, [`NextTokens`] what may follow a token, and
+//! [`Steer`] makes what is added to the runs of a model.
 //!
 //! ```
 //! use gpt2_engine::{DeviceChoice, ModelOptions, Silent, Spelling};
@@ -30,11 +31,13 @@ mod error;
 mod features;
 mod files;
 mod found;
+mod head;
 mod lens;
 mod look;
 mod metric;
 mod named;
 mod neurons;
+mod next;
 mod patch;
 mod path;
 mod reader;
@@ -50,11 +53,13 @@ pub use compared::ComparedTexts;
 pub use error::LookError;
 pub use features::Features;
 pub use found::{Details, Found, LensDetails};
+pub use head::{CheckedHead, HeadSteps, OneHead};
 pub use lens::{CheckedLens, Lens};
 pub use look::{Look, Subject};
 pub use metric::{CheckedMetric, MetricOptions};
 pub use named::{Method, Name, Named, Numbers, Parts, named};
 pub use neurons::Neurons;
+pub use next::{NextToken, NextTokens, Reading};
 pub use patch::{CheckedPatch, Estimate, Patch, Patched};
 pub use path::{CheckedPath, PathPatching};
 pub use reader::{Heads, Neuron, Ranges, Reader, Text, TokenChoice};

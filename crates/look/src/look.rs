@@ -86,8 +86,7 @@ impl<'a> Subject<'a> {
     }
 
     pub(crate) fn tokens(&self, ids: &[u32]) -> Vec<Token> {
-        let token = |(index, id): (usize, &u32)| Token::new(index, *id, &self.vocabulary().token_bytes(*id));
-        ids.iter().enumerate().map(token).collect()
+        self.reader.listed(ids)
     }
 
     pub(crate) fn has_bos(&self) -> bool {
@@ -96,7 +95,7 @@ impl<'a> Subject<'a> {
 
     /// A report without its values.
     pub(crate) fn report(&self, what: &str, title: impl Into<String>, ids: &[u32]) -> Report {
-        Report::new(what, title.into(), self.name.clone(), self.tokens(ids), self.has_bos())
+        self.reader.report(what, title.into(), &self.name, ids)
     }
 
     /// What a metric is, in words.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gpt2::Gpt2Config;
 use gpt2_engine::{Spelling, Vocabulary};
 use gpt2_interpret::Head;
-use gpt2_pictures::shown;
+use gpt2_pictures::{Report, Token, shown};
 
 use crate::LookError;
 use crate::error::{Result, wrong};
@@ -163,6 +163,11 @@ impl Reader {
         Ok(Self { vocabulary: Arc::clone(vocabulary), bos, spelling })
     }
 
+    /// For a model of this vocabulary and texts as they are, with the names of options as keywords.
+    pub fn without_bos(vocabulary: &Arc<Vocabulary>) -> Self {
+        Self { vocabulary: Arc::clone(vocabulary), bos: None, spelling: Spelling::Keywords }
+    }
+
     /// The tokens of the model.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
@@ -190,6 +195,17 @@ impl Reader {
     /// A token as it is shown.
     pub(crate) fn shown(&self, id: u32) -> String {
         shown(&self.vocabulary.token_bytes(id))
+    }
+
+    /// A report on these tokens without its values; `model` is what the user calls it.
+    pub(crate) fn report(&self, what: &str, title: String, model: &str, ids: &[u32]) -> Report {
+        Report::new(what, title, model.to_owned(), self.listed(ids), self.bos.is_some())
+    }
+
+    /// Tokens as reports have them.
+    pub(crate) fn listed(&self, ids: &[u32]) -> Vec<Token> {
+        let token = |(index, id): (usize, &u32)| Token::new(index, *id, &self.vocabulary.token_bytes(*id));
+        ids.iter().enumerate().map(token).collect()
     }
 
     /// The tokens of a text, however long, and without the token in front.

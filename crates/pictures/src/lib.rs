@@ -34,7 +34,7 @@ mod svg;
 mod table;
 
 pub use error::PictureError;
-pub use page::{PARTS_CSS, PARTS_JS, REPORT_HTML, data, page};
+pub use page::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS, data, page};
 pub use report::{Axis, Metric, Report, Scale, Token, shown};
 pub use svg::{Width, svg};
 pub use table::table;

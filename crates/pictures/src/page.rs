@@ -14,6 +14,14 @@ pub const PARTS_CSS: &str = include_str!("parts/parts.css");
 /// Script of the parts: one object `parts` of functions that decode patterns and draw; `parts.report` draws what [`data`] gives
 /// into [`REPORT_HTML`].
 pub const PARTS_JS: &str = concat!(include_str!("parts/parts.js"), include_str!("parts/report.js"));
+/// Style of pages that write with a model: their buttons, fields, settings and choices, and the steps of a head. It stands after
+/// [`PARTS_CSS`].
+pub const WRITING_CSS: &str = concat!(include_str!("parts/writing.css"), include_str!("parts/head.css"));
+/// Script of pages that write with a model, after [`PARTS_JS`]: further functions of `parts`, for the tokens of a text and their
+/// alternatives, for settings, and `parts.head` for one attention weight step by step.
+pub const WRITING_JS: &str = concat!(include_str!("parts/writing.js"), include_str!("parts/head.js"));
+/// Where `parts.head.view` draws: a page that shows the steps of a head holds this once.
+pub const HEAD_HTML: &str = include_str!("parts/head.html");
 /// Where `parts.report` draws: a page that shows reports holds this once.
 pub const REPORT_HTML: &str = include_str!("parts/report.html");
 

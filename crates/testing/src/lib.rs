@@ -4,6 +4,7 @@
 
 mod browser;
 mod made_up;
+mod webdriver;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use candle_nn::VarBuilder;
 
 pub use browser::page_in_browser;
 pub use made_up::MadeUpWeights;
+pub use webdriver::{Browser, BrowserKind, GECKODRIVER_VARIABLE, keys};
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
@@ -188,6 +190,16 @@ pub fn checkpoints() -> Option<PathBuf> {
     Some(folder)
 }
 
+/// A temporary folder, removed again with its contents when it is dropped. It is where `TMPDIR` says, which under WASI is the one
+/// way to know a place.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn temporary_folder() -> tempfile::TempDir {
+    let place = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    tempfile::tempdir_in(place).expect("a temporary folder")
+}
+
 /// A copy of the tiny checkpoint in a temporary folder, to be changed or damaged.
 pub struct CheckpointFolder {
     folder: tempfile::TempDir,
@@ -199,7 +211,7 @@ impl CheckpointFolder {
     /// # Panics
     /// When it cannot be copied.
     pub fn tiny() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = temporary_folder();
         for entry in std::fs::read_dir(fixture_path("tiny-checkpoint")).expect("the fixtures") {
             let entry = entry.expect("a folder entry");
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");

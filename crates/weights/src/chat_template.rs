@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Checkpoint, WeightsError, small_file};
+use crate::{Checkpoint, WeightsError};
 
 /// Largest file that is read: templates of other models have some ten kilobytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -16,19 +16,16 @@ impl Checkpoint {
     /// # Errors
     /// When a file is there and cannot be read, or `tokenizer_config.json` is not JSON.
     pub fn chat_template(&self) -> Result<Option<String>, WeightsError> {
-        if self.source.is_embedded {
-            return Ok(None);
-        }
         let path = self.folder().join("chat_template.jinja");
-        if path.is_file() {
-            let bytes = small_file::read(&path, MAX_BYTES)?;
+        if self.beside.is_file(&path) {
+            let bytes = self.beside.read_small(&path, MAX_BYTES)?;
             return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
         }
         let path = self.folder().join("tokenizer_config.json");
-        if !path.is_file() {
+        if !self.beside.is_file(&path) {
             return Ok(None);
         }
-        let bytes = small_file::read(&path, MAX_BYTES)?;
+        let bytes = self.beside.read_small(&path, MAX_BYTES)?;
         let config: Value = serde_json::from_slice(&bytes)
             .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })?;
         Ok(entry(&config["chat_template"]).map(str::to_owned))

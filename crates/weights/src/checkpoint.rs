@@ -1,6 +1,5 @@
 //! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -9,15 +8,15 @@ use gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
-use crate::mapped_file::MappedFile;
+use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
 use crate::progress::{go_on, of_candle};
 use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
 use crate::{
-    Mismatch, ReadProgress, Statistics, WeightsError, config_file, formats, load_tokenizer, tied_head,
-    tokenizer,
+    GivenFiles, Mismatch, ReadProgress, Statistics, WeightsError, config_file, formats, load_tokenizer,
+    tied_head, tokenizer,
 };
 
 /// What [`Checkpoint::verify`] found wrong.
@@ -50,26 +49,14 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// The files of a checkpoint that is given as bytes: part of the program, as `include_str!` and `include_bytes!` give them, or
-/// fetched while it runs.
-#[derive(Debug, Clone)]
-pub struct EmbeddedFiles<'a> {
-    /// The `config.json`.
-    pub config: &'a str,
-    /// The `tokenizer.json`.
-    pub tokenizer: &'a str,
-    /// The `generation_config.json`, where there is one.
-    pub generation_config: Option<&'a str>,
-    /// The `model.safetensors`, whose bytes the checkpoint keeps.
-    pub weights: Cow<'static, [u8]>,
-}
-
 /// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
 /// of an output head that a tied configuration leaves no place for.
 #[derive(Debug)]
 pub struct Checkpoint {
-    config: Gpt2Config,
+    pub(crate) config: Gpt2Config,
     pub(crate) source: Source,
+    /// Who has the files beside the weights.
+    pub(crate) beside: Files,
     pub(crate) naming: Naming,
     rules: Vec<String>,
     has_guessed_heads: bool,
@@ -112,24 +99,48 @@ impl Checkpoint {
         options: &OpenOptions,
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
-        let mut source = formats::open(path)?;
+        Self::open_in(Files::Disk, path, options, progress)
+    }
+
+    /// As [`Checkpoint::open_watched`], of files that are given: a folder's, or one weights file of any name with or without
+    /// others beside it. In messages their paths begin with the name of `files`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_watched`]; when several files have one name.
+    pub fn open_given(
+        files: GivenFiles,
+        options: &OpenOptions,
+        progress: &dyn ReadProgress,
+    ) -> Result<Self, WeightsError> {
+        let folder = PathBuf::from(&files.name);
+        Self::open_in(Files::Given(files), &folder, options, progress)
+    }
+
+    fn open_in(
+        files: Files,
+        path: &Path,
+        options: &OpenOptions,
+        progress: &dyn ReadProgress,
+    ) -> Result<Self, WeightsError> {
+        let mut source = formats::open(&files, path)?;
         let found = match source.config.take() {
             Some(config) => FoundConfig {
                 config,
                 rule: "the configuration is the one inside the file".to_owned(),
                 has_guessed_heads: false,
             },
-            None => config_file::read(parent_folder(&source.path), &source.tensors, options.n_head)?,
+            None => config_file::read(&files, parent_folder(&source.path), &source.tensors, options.n_head)?,
         };
         if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
             let (path, told) = (source.path, found.config.n_head);
             return Err(WeightsError::OtherHeads { path, told, named });
         }
-        Self::new(source, found, progress)
+        Self::new(source, files, found, progress)
     }
 
     fn new(
         mut source: Source,
+        beside: Files,
         found: FoundConfig,
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
@@ -139,24 +150,7 @@ impl Checkpoint {
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
-        Ok(Self { config, source, naming, rules, has_guessed_heads })
-    }
-
-    /// Opens a checkpoint that is given as bytes. `name` stands in for its folder and its path in messages.
-    ///
-    /// # Errors
-    /// When they are not what they ought to be.
-    pub fn from_embedded(name: &str, files: EmbeddedFiles<'_>) -> Result<Self, WeightsError> {
-        let mut source = formats::read_embedded(MappedFile::held(name, files.weights))?;
-        let config = Gpt2Config::from_json(files.config)
-            .map_err(|error| WeightsError::Config { path: name.into(), error })?;
-        source.tokenizer = Some(tokenizer::from_bytes(name.as_ref(), files.tokenizer.as_bytes())?);
-        let generation_config =
-            |json: &str| (Path::new(name).join("generation_config.json"), json.to_owned());
-        source.generation_config = files.generation_config.map(generation_config);
-        source.is_embedded = true;
-        let rule = "the checkpoint was given as bytes".to_owned();
-        Self::new(source, FoundConfig { config, rule, has_guessed_heads: false }, &|_| ())
+        Ok(Self { config, source, beside, naming, rules, has_guessed_heads })
     }
 
     /// The configuration.
@@ -170,7 +164,7 @@ impl Checkpoint {
     }
 
     /// Every file that holds tensors, with its size in bytes.
-    pub fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
+    pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.source.files.iter().map(|file| (file.path(), file.len()))
     }
 
@@ -187,7 +181,7 @@ impl Checkpoint {
         match (path, &self.source.tokenizer) {
             (Some(path), _) => load_tokenizer(path),
             (None, Some(tokenizer)) => Ok(tokenizer.clone()),
-            (None, None) => load_tokenizer(self.folder()),
+            (None, None) => tokenizer::load(&self.beside, self.folder()),
         }
     }
 
@@ -196,10 +190,7 @@ impl Checkpoint {
     /// # Errors
     /// When it is there and cannot be read.
     pub fn generation_config(&self) -> Result<Option<(PathBuf, String)>, WeightsError> {
-        if self.source.is_embedded {
-            return Ok(self.source.generation_config.clone());
-        }
-        config_file::generation_config(self.folder())
+        config_file::generation_config(&self.beside, self.folder())
     }
 
     /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
@@ -363,7 +354,7 @@ impl Checkpoint {
         let Some(stored) = self.source.tensors.get(index) else { return Ok(None) };
         go_on(progress)?;
         if !stored.dtype.holds_weights() {
-            progress.advance(stored.bytes.len() as u64);
+            progress.advance(stored.stored_bytes());
             return Ok(None);
         }
         Statistics::of(stored, &self.source.files, progress).map(Some)
@@ -390,7 +381,7 @@ impl Checkpoint {
 
     /// Bytes of the parameters in the files.
     pub fn parameter_bytes(&self) -> u64 {
-        self.parameter_tensors().map(|(_, stored)| stored.bytes.len() as u64).sum()
+        self.parameter_tensors().map(|(_, stored)| stored.stored_bytes()).sum()
     }
 
     /// The stored tensors that parameters are made of, in the order of the files.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use gpt2::Gpt2Config;
 use serde_json::{Value, json};
 
+use crate::WeightsError;
+use crate::files::Files;
 use crate::stored::StoredTensor;
-use crate::{WeightsError, small_file};
 
 /// Largest configuration that is read: real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -25,18 +26,19 @@ pub(crate) struct FoundConfig {
 /// Reads the configuration of a folder. Where there is none, the tensors of the book's models give all sizes but the number of
 /// heads, which is `n_head`, or guessed.
 pub(crate) fn read(
+    files: &Files,
     folder: &Path,
     tensors: &[StoredTensor],
     n_head: Option<usize>,
 ) -> Result<FoundConfig, WeightsError> {
     let found = |config, rule: &str| FoundConfig { config, rule: rule.to_owned(), has_guessed_heads: false };
     let path = folder.join("config.json");
-    if path.exists() {
-        return Ok(found(parse(&path, |value| value)?, "the configuration is config.json"));
+    if files.exists(&path) {
+        return Ok(found(parse(files, &path, |value| value)?, "the configuration is config.json"));
     }
     let path = folder.join("hparams.json");
-    if path.exists() {
-        return Ok(found(parse(&path, from_hparams)?, "the configuration is OpenAI's hparams.json"));
+    if files.exists(&path) {
+        return Ok(found(parse(files, &path, from_hparams)?, "the configuration is OpenAI's hparams.json"));
     }
     let Some(sizes) = SizesOfTheBook::of(tensors) else {
         return Err(WeightsError::NoConfig { folder: folder.to_owned() });
@@ -51,17 +53,20 @@ pub(crate) fn read(
 }
 
 /// The text of `generation_config.json`, where there is such a file, and its path.
-pub(crate) fn generation_config(folder: &Path) -> Result<Option<(PathBuf, String)>, WeightsError> {
+pub(crate) fn generation_config(
+    files: &Files,
+    folder: &Path,
+) -> Result<Option<(PathBuf, String)>, WeightsError> {
     let path = folder.join("generation_config.json");
-    if !path.exists() {
+    if !files.exists(&path) {
         return Ok(None);
     }
-    let bytes = small_file::read(&path, MAX_CONFIG_BYTES)?;
+    let bytes = files.read_small(&path, MAX_CONFIG_BYTES)?;
     Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())))
 }
 
-fn parse(path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
-    let bytes = small_file::read(path, MAX_CONFIG_BYTES)?;
+fn parse(files: &Files, path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
+    let bytes = files.read_small(path, MAX_CONFIG_BYTES)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let text = match serde_json::from_str::<Value>(&text) {
         Ok(value @ Value::Object(_)) => change(value).to_string(),

@@ -28,9 +28,19 @@ pub enum WeightsError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// A tensor could not be read.
+    #[error("{path}: tensor `{name}` cannot be read: {error}")]
+    ReadTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name in the file.
+        name: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// A folder without a configuration, or a weights file without one beside it.
     #[error(
-        "{folder}: there is no config.json; copy it from where the checkpoint comes from (it holds the model's sizes)"
+        "{folder}: there is no config.json; add it from where the checkpoint comes from (it holds the model's sizes)"
     )]
     NoConfig {
         /// The folder.
@@ -104,7 +114,7 @@ pub enum WeightsError {
     },
     /// There is no tokenizer.
     #[error(
-        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; name one from elsewhere, or give token ids in place of text"
+        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; add them from where the checkpoint comes from, name one from elsewhere, or give token ids in place of text"
     )]
     NoTokenizer {
         /// The folder.

@@ -5,7 +5,7 @@ use candle_nn::VarBuilder;
 use gpt2::{Gpt2LMHead, KvDType};
 
 use crate::progress::of_candle;
-use crate::readers::{PackParameters, ReadParameters};
+use crate::readers::{LoadMemory, PackParameters, ReadParameters};
 use crate::stored::StoredDType;
 use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 
@@ -53,11 +53,27 @@ impl Checkpoint {
             Gpt2LMHead::load(self.config(), &vb)
         };
         let model = model.map_err(|error| of_candle(progress, error))?;
-        let exact = (device.is_cpu() && !self.is_rounded_to(*dtype)).then_some(KvDType::F32);
-        Ok(match kv_dtype.or(exact) {
-            Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
+        Ok(match kv_dtype {
+            Some(kv_dtype) => model.with_kv_dtype(*kv_dtype),
+            None if device.is_cpu() => model.with_kv_dtype(self.kv_dtype_on_cpu(*dtype)),
             None => model,
         })
+    }
+
+    /// The memory that the model takes on the CPU, with weights held as `dtype`, or as [`LoadOptions::dtype`] says for `None`.
+    ///
+    /// # Errors
+    /// When the tensors are not those of the model, or the CPU has not the type.
+    pub fn load_memory(&self, dtype: Option<WeightDType>) -> Result<LoadMemory, WeightsError> {
+        self.check()?;
+        let format = dtype.map(WeightDType::on_cpu).transpose()?;
+        let reader = ReadParameters { checkpoint: self, progress: &|_| () };
+        Ok(PackParameters::new(&reader, format).memory())
+    }
+
+    /// The type of keys and values on the CPU where none is asked for, see [`LoadOptions::kv_dtype`].
+    pub fn kv_dtype_on_cpu(&self, dtype: Option<WeightDType>) -> KvDType {
+        if self.is_rounded_to(dtype) { KvDType::F16 } else { KvDType::F32 }
     }
 
     /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.

@@ -3,12 +3,12 @@
 /// Bytes at the start of a file that are looked at to tell what it is.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// What the file is, where its first bytes show that it is not the `wanted` one.
+/// What the file is, where its first bytes show that it is not the `wanted` one. More than these bytes need not be given.
 pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(start);
     let trimmed = text.trim_start_matches('\u{feff}').trim_start();
-    if file.is_empty() {
+    if start.is_empty() {
         return Some("the file is empty; download it again".into());
     }
     if trimmed.starts_with("version https://git-lfs") {

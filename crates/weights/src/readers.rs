@@ -1,19 +1,20 @@
-//! How the model takes its parameters from a checkpoint: one at a time, straight from the mapped files.
+//! How the model takes its parameters from a checkpoint: one at a time, straight from the files.
 
 use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
+use gpt2::{Parameter, expected_parameters};
 use gpt2_kernels::{
     Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
 };
 
-use crate::naming::Origin;
+use crate::naming::{Origin, is_linear_weight};
 use crate::progress::{go_on, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightsError};
 
-/// Hands the parameters to the model, one at a time, straight from the mapped file.
+/// Hands the parameters to the model, one at a time, straight from the file.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     /// Is told how many bytes of the files were read, and asked whether to go on.
@@ -40,7 +41,7 @@ impl ReadParameters<'_> {
         if let Some(stored) = stored {
             return stored.into_iter().try_for_each(|stored| {
                 go_on(self.progress)?;
-                self.progress.advance(stored.bytes.len() as u64);
+                self.progress.advance(stored.stored_bytes());
                 visit(&stored.read(&source.files, &Device::Cpu)?)
             });
         }
@@ -83,8 +84,9 @@ impl SimpleBackend for ReadParameters<'_> {
         let read = |index: usize| {
             go_on(self.progress).map_err(candle_core::Error::wrap)?;
             let stored = &source.tensors[index];
-            let tensor = stored.read(&source.files, device)?.to_dtype(dtype)?;
-            self.progress.advance(stored.bytes.len() as u64);
+            let tensor =
+                stored.read(&source.files, device).map_err(candle_core::Error::wrap)?.to_dtype(dtype)?;
+            self.progress.advance(stored.stored_bytes());
             Ok::<_, candle_core::Error>(tensor)
         };
         let tensor = match from {
@@ -120,7 +122,7 @@ impl SimpleBackend for ReadParameters<'_> {
 /// Embedding and head, where an error of four bits costs more than in all blocks together.
 const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
-/// Hands the parameters to the model with the matrices packed, straight from the mapped file where it holds them as
+/// Hands the parameters to the model with the matrices packed, straight from the bytes of the file where it holds them as
 /// plain values.
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
@@ -143,8 +145,21 @@ impl<'a> PackParameters<'a> {
         self.reader.checkpoint.stored_matrix(name)
     }
 
-    /// The bytes of a matrix that the packing can read as they are.
-    fn mapped(&self, name: &str, (out_features, in_features): (usize, usize)) -> Option<MatrixBytes<'_>> {
+    /// The format of a matrix.
+    fn format(&self, name: &str) -> WeightFormat {
+        match self.format {
+            Some(WeightFormat::Q4) if TABLES.contains(&name) => WeightFormat::Q6,
+            Some(format) => format,
+            None => self.stored(name).map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
+        }
+    }
+
+    /// The tensor of a matrix whose bytes the packing can read as they are, with their type and order.
+    fn packable(
+        &self,
+        name: &str,
+        (out_features, in_features): (usize, usize),
+    ) -> Option<(&'a StoredTensor, StoredFloat, StoredOrder)> {
         let stored = self.stored(name).filter(|stored| stored.strides.is_none())?;
         let dtype = match stored.dtype {
             StoredDType::F32 => StoredFloat::F32,
@@ -152,8 +167,7 @@ impl<'a> PackParameters<'a> {
             StoredDType::BF16 => StoredFloat::BF16,
             _ => return None,
         };
-        let Checkpoint { naming, source, .. } = self.reader.checkpoint;
-        let order = match (naming.is_transposed(name), stored.shape.as_slice()) {
+        let order = match (self.reader.checkpoint.naming.is_transposed(name), stored.shape.as_slice()) {
             (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
                 StoredOrder::InputMajor
             }
@@ -163,9 +177,71 @@ impl<'a> PackParameters<'a> {
             }
             _ => return None,
         };
-        let bytes = source.files.get(stored.file)?.get(stored.bytes.clone())?;
-        Some(MatrixBytes { bytes, dtype, order, out_features, in_features })
+        Some((stored, dtype, order))
     }
+}
+
+/// Memory that a loaded model takes, and that loading it takes besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadMemory {
+    /// Bytes of the parameters as they are held: matrices packed, everything else in f32.
+    pub held: u64,
+    /// The most bytes that reading one parameter takes beside them.
+    pub reading: u64,
+}
+
+impl PackParameters<'_> {
+    /// What the model of the checkpoint takes on the CPU.
+    pub(crate) fn memory(&self) -> LoadMemory {
+        let Checkpoint { config, .. } = self.reader.checkpoint;
+        let mut memory = LoadMemory { held: 0, reading: 0 };
+        for Parameter { name, shape } in expected_parameters(config) {
+            let in_f32 = bytes_in_f32(&shape);
+            let (held, reading) = match *shape.as_slice() {
+                [out_features, in_features] if is_linear_weight(&name) || TABLES.contains(&name.as_str()) => {
+                    let packed = self.format(&name).packed_bytes(out_features, in_features);
+                    (packed, self.bytes_of_packing(&name, (out_features, in_features)))
+                }
+                _ => (in_f32, self.bytes_of_reading(&name).saturating_sub(in_f32)),
+            };
+            memory.held = memory.held.saturating_add(held);
+            memory.reading = memory.reading.max(reading);
+        }
+        memory
+    }
+
+    /// The bytes that packing a matrix takes beside the packed one.
+    fn bytes_of_packing(&self, name: &str, shape: (usize, usize)) -> u64 {
+        match self.packable(name, shape) {
+            Some((stored, ..)) => stored.copied_bytes(&self.reader.checkpoint.source.files),
+            None => self.bytes_of_reading(name),
+        }
+    }
+
+    /// The bytes that reading a parameter as a tensor in f32 takes, the tensor included.
+    fn bytes_of_reading(&self, name: &str) -> u64 {
+        let Checkpoint { source, naming, .. } = self.reader.checkpoint;
+        let reading = |index: &usize| source.tensors[*index].bytes_of_values(&source.files);
+        let Some((from, shape)) = naming.parameters.get(name) else { return 0 };
+        let in_f32 = bytes_in_f32(shape);
+        match from {
+            Origin::Whole(index) if source.tensors[*index].shape.first() > shape.first() => {
+                // The rows before the padding are copied.
+                reading(index).max(bytes_in_f32(&source.tensors[*index].shape).saturating_add(in_f32))
+            }
+            Origin::Whole(index) => reading(index),
+            // All three, and then the whole of them.
+            Origin::Thirds(thirds) => {
+                let one = thirds.iter().map(reading).max().unwrap_or_default();
+                in_f32.saturating_add(in_f32.max(one))
+            }
+            Origin::Zeros => in_f32,
+        }
+    }
+}
+
+fn bytes_in_f32(shape: &[usize]) -> u64 {
+    shape.iter().fold(size_of::<f32>() as u64, |bytes, size| bytes.saturating_mul(*size as u64))
 }
 
 impl ParameterSource for PackParameters<'_> {
@@ -180,32 +256,26 @@ impl ParameterSource for PackParameters<'_> {
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
         let path = self.name(name);
-        let stored = self.stored(&path);
-        let format = match self.format {
-            Some(WeightFormat::Q4) if TABLES.contains(&path.as_str()) => WeightFormat::Q6,
-            Some(format) => format,
-            None => stored.map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
+        let format = self.format(&path);
+        let Some((stored, dtype, order)) = self.packable(&path, (out_features, in_features)) else {
+            return Matrix::pack(&self.parameter((out_features, in_features), name)?, format);
         };
-        Ok(match (self.mapped(&path, (out_features, in_features)), stored) {
-            (Some(matrix), Some(stored)) => {
-                go_on(self.reader.progress).map_err(candle_core::Error::wrap)?;
-                let read = |bytes: Range<usize>| {
-                    self.reader.progress.advance(bytes.len() as u64);
-                    let start = stored.bytes.start;
-                    stored
-                        .forget(&self.reader.checkpoint.source.files, start + bytes.start..start + bytes.end);
-                };
-                let packed = PackedMatrix::from_bytes(matrix, format, &read);
-                Matrix::Packed(packed.map_err(candle_core::Error::wrap)?.into())
-            }
-            _ => Matrix::pack(&self.parameter((out_features, in_features), name)?, format)?,
-        })
+        let ReadParameters { progress, checkpoint } = self.reader;
+        let files = &checkpoint.source.files;
+        go_on(*progress).map_err(candle_core::Error::wrap)?;
+        let bytes = stored.stored(files).map_err(candle_core::Error::wrap)?;
+        let read = |bytes: Range<usize>| {
+            progress.advance(bytes.len() as u64);
+            stored.forget(files, stored.part(bytes.start as u64..bytes.end as u64).bytes);
+        };
+        let matrix = MatrixBytes { bytes: &bytes, dtype, order, out_features, in_features };
+        let packed = PackedMatrix::from_bytes(matrix, format, &read).map_err(candle_core::Error::wrap)?;
+        Ok(Matrix::Packed(packed.into()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use gpt2::expected_parameters;
     use gpt2_testing::fixture_path;
 
     use super::*;

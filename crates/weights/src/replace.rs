@@ -42,13 +42,16 @@ impl Drop for Partial {
     }
 }
 
-#[cfg(test)]
+// WASI does not know the permissions of files.
+#[cfg(all(test, not(target_os = "wasi")))]
 mod tests {
+    use gpt2_testing::temporary_folder;
+
     use super::*;
 
     #[test]
     fn a_failed_write_leaves_what_was_there() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let path = folder.path().join("weights");
         let write =
             |text: &'static str| move |to: &Path| fs::write(to, text).map_err(|error| unwritable(to, &error));

@@ -1,11 +1,11 @@
-//! What the readers of all formats hand on: tensors in mapped files, and what the files say about the model.
+//! What the readers of all formats hand on: tensors in files, and what the files say about the model.
 
 use std::path::PathBuf;
 
 use gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::stored::StoredTensor;
 
 /// A format of checkpoint files.
@@ -48,7 +48,7 @@ pub(crate) struct Source {
     pub(crate) evidence: String,
     /// What was opened: the file, or the index of its shards.
     pub(crate) path: PathBuf,
-    pub(crate) files: Vec<MappedFile>,
+    pub(crate) files: Vec<CheckpointFile>,
     pub(crate) tensors: Vec<StoredTensor>,
     /// The configuration, where the files themselves hold one.
     pub(crate) config: Option<Gpt2Config>,
@@ -56,17 +56,13 @@ pub(crate) struct Source {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,
-    /// Whether it was given as bytes: no file then belongs to it.
-    pub(crate) is_embedded: bool,
-    /// The `generation_config.json` that was given with the bytes: its name and its text.
-    pub(crate) generation_config: Option<(PathBuf, String)>,
     /// What the reader decided, in words, for whoever inspects the checkpoint.
     pub(crate) rules: Vec<String>,
 }
 
 impl Source {
     /// A source with nothing but its tensors.
-    pub(crate) fn new(format: Format, evidence: impl Into<String>, file: MappedFile) -> Self {
+    pub(crate) fn new(format: Format, evidence: impl Into<String>, file: CheckpointFile) -> Self {
         Self {
             format,
             evidence: evidence.into(),
@@ -76,8 +72,6 @@ impl Source {
             config: None,
             tokenizer: None,
             is_bias_free: false,
-            is_embedded: false,
-            generation_config: None,
             rules: Vec::new(),
         }
     }

@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use gpt2::expected_parameters;
 use serde::Serialize;
 
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::progress::{PIECE, go_on};
 use crate::stored::StoredTensor;
 use crate::{Checkpoint, ReadProgress, WeightsError};
@@ -32,7 +32,7 @@ impl Statistics {
     /// Those of a tensor that is read in pieces, and twice: for the mean, and for the deviation from it.
     pub(crate) fn of(
         stored: &StoredTensor,
-        files: &[MappedFile],
+        files: &[CheckpointFile],
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
         let [mut min, mut max] = [f64::INFINITY, f64::NEG_INFINITY];
@@ -63,7 +63,7 @@ impl Statistics {
             go_on(progress)?;
             let finite = piece.values(files)?.into_iter().filter(|value| value.is_finite());
             finite.for_each(|value| squares += (f64::from(value) - mean).powi(2));
-            progress.advance(piece.bytes.len() as u64);
+            progress.advance(piece.stored_bytes());
             Ok::<_, WeightsError>(())
         })?;
         let standard_deviation = (squares / count).sqrt();
@@ -164,7 +164,7 @@ fn largest_difference_of_rows(
         let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
             let piece = tensor.rows(start..rows.min(start + step));
             let piece = piece.ok_or_else(|| candle_core::Error::Msg("rows that cannot be cut".into()))?;
-            progress.advance(piece.bytes.len() as u64);
+            progress.advance(piece.stored_bytes());
             piece.values(&checkpoint.source.files)
         };
         let [first, second] = tensors;

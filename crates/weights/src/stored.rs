@@ -1,14 +1,19 @@
 //! A tensor as a file stores it: name, shape, type, and where its bytes are.
 
+use std::borrow::Cow;
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::ggml_file::qtensor_from_ggml;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Device, Tensor};
 use gpt2_kernels::WeightFormat;
+use half::{bf16, f16};
 
-use crate::mapped_file::MappedFile;
+use crate::WeightsError;
+use crate::checkpoint_file::CheckpointFile;
+use crate::progress::PIECE;
 
 /// The type of a stored tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,15 +48,16 @@ impl StoredDType {
     }
 
     /// Bytes of `elements` values, where the type holds weights and they fill whole blocks.
-    pub(crate) fn byte_count(self, elements: usize) -> Option<usize> {
+    pub(crate) fn byte_count(self, elements: usize) -> Option<u64> {
+        let elements = elements as u64;
         match self {
             Self::F16 | Self::BF16 => elements.checked_mul(2),
             Self::F32 => elements.checked_mul(4),
             Self::F64 => elements.checked_mul(8),
             Self::Quantized(dtype) => {
-                let whole_blocks = elements.is_multiple_of(dtype.block_size());
-                let blocks = elements / dtype.block_size();
-                whole_blocks.then(|| blocks.checked_mul(dtype.type_size()))?
+                let block = dtype.block_size() as u64;
+                let bytes = (elements / block).checked_mul(dtype.type_size() as u64);
+                bytes.filter(|_| elements.is_multiple_of(block))
             }
             Self::Other(_) => None,
         }
@@ -97,7 +103,7 @@ pub struct StoredTensor {
     /// Which of the checkpoint's files holds it.
     pub(crate) file: usize,
     /// Where its bytes are in that file.
-    pub(crate) bytes: Range<usize>,
+    pub(crate) bytes: Range<u64>,
     /// Distance of neighbours along each axis, in elements, where they are not in row-major order.
     pub(crate) strides: Option<Vec<usize>>,
 }
@@ -109,8 +115,8 @@ impl StoredTensor {
     }
 
     /// Bytes that the tensor takes in its file.
-    pub fn stored_bytes(&self) -> usize {
-        self.bytes.len()
+    pub fn stored_bytes(&self) -> u64 {
+        self.bytes.end - self.bytes.start
     }
 
     /// Some of the rows as a tensor of its own; `None` where they do not lie one after the other, or a row does not fill whole
@@ -122,7 +128,8 @@ impl StoredTensor {
         }
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
-        let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
+        let place = |row_index: usize| self.bytes.start + row_index as u64 * row;
+        let bytes = place(rows.start)..place(rows.end);
         Some(Self { shape, bytes, ..self.clone() })
     }
 
@@ -131,8 +138,8 @@ impl StoredTensor {
     pub(crate) fn for_each_piece<E>(
         &self,
         piece: usize,
-        visit: &mut dyn FnMut(&Self) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+        visit: &mut dyn FnMut(&Self) -> Result<(), E>,
+    ) -> Result<(), E> {
         let rows = self.shape.first().copied().unwrap_or(1);
         let step = (piece / self.shape.iter().skip(1).product::<usize>().max(1)).max(1);
         let ranges = (0..rows).step_by(step).map(|start| start..rows.min(start + step));
@@ -142,62 +149,152 @@ impl StoredTensor {
         }
     }
 
-    /// The values in f32, read from the bytes of the file.
-    pub(crate) fn read(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
-        let tensor = self.read_mapped(files, device)?;
-        self.forget(files, self.bytes.clone());
-        Ok(tensor)
+    /// The bytes of the file.
+    pub(crate) fn stored<'a>(&self, files: &'a [CheckpointFile]) -> Result<Cow<'a, [u8]>, WeightsError> {
+        let file = files.get(self.file).ok_or_else(|| self.refused(files, "its file is not there"))?;
+        file.bytes(self.bytes.clone()).map_err(|error| {
+            let (path, name) = (file.path().to_owned(), self.name.clone());
+            WeightsError::ReadTensor { path, name, error }
+        })
+    }
+
+    /// The bytes of memory that [`StoredTensor::stored`] takes: none where the file lies in memory.
+    pub(crate) fn copied_bytes(&self, files: &[CheckpointFile]) -> u64 {
+        let is_copied = files.get(self.file).is_some_and(CheckpointFile::is_copied);
+        if is_copied { self.stored_bytes() } else { 0 }
+    }
+
+    /// The most bytes of memory that [`StoredTensor::values`] takes, the values included.
+    pub(crate) fn bytes_of_values(&self, files: &[CheckpointFile]) -> u64 {
+        let in_f32 = |tensor: &Self| (tensor.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
+        let mut beside = 0;
+        let Ok(()) = self.for_each_piece(PIECE, &mut |piece| {
+            let converted = match piece.dtype {
+                // Blocks in candle's memory, and their values once as a tensor and once as a list.
+                StoredDType::Quantized(_) => {
+                    piece.stored_bytes().saturating_add(in_f32(piece).saturating_mul(2))
+                }
+                // What lies between the elements is converted too: of the widest type, two bytes give four.
+                _ if piece.strides.is_some() => piece.stored_bytes().saturating_mul(2),
+                _ => 0,
+            };
+            beside = beside.max(piece.copied_bytes(files).saturating_add(converted));
+            Ok::<_, Infallible>(())
+        });
+        in_f32(self).saturating_add(beside)
+    }
+
+    /// Some of the bytes, for those who read nothing else of it.
+    pub(crate) fn part(&self, bytes: Range<u64>) -> Self {
+        let bytes = self.bytes.start + bytes.start..self.bytes.start + bytes.end;
+        Self { bytes, ..self.clone() }
     }
 
     /// Lets go of the memory behind some of the tensor's bytes.
-    pub(crate) fn forget(&self, files: &[MappedFile], bytes: Range<usize>) {
+    pub(crate) fn forget(&self, files: &[CheckpointFile], bytes: Range<u64>) {
         if let Some(file) = files.get(self.file) {
             file.forget(bytes);
         }
     }
 
-    /// The values in f32, one after the other.
-    pub(crate) fn values(&self, files: &[MappedFile]) -> Result<Vec<f32>> {
-        self.read(files, &Device::Cpu)?.flatten_all()?.to_vec1()
+    /// The values in f32 as a tensor.
+    pub(crate) fn read(&self, files: &[CheckpointFile], device: &Device) -> Result<Tensor, WeightsError> {
+        let values = self.values(files)?;
+        Ok(Tensor::from_vec(values, self.shape.as_slice(), &Device::Cpu)?.to_device(device)?)
     }
 
-    fn read_mapped(&self, files: &[MappedFile], device: &Device) -> Result<Tensor> {
-        let failed = |what: &str| candle_core::Error::Msg(format!("tensor `{}`: {what}", self.name));
-        let bytes = files.get(self.file).and_then(|file| file.get(self.bytes.clone()));
-        let bytes = bytes.ok_or_else(|| failed("its bytes are not in the file"))?;
-        let dtype = match self.dtype {
-            StoredDType::F32 => DType::F32,
-            StoredDType::F16 => DType::F16,
-            StoredDType::BF16 => DType::BF16,
-            StoredDType::F64 => DType::F64,
-            StoredDType::Quantized(dtype) => {
-                return qtensor_from_ggml(dtype, bytes, self.shape.clone(), &Device::Cpu)?
-                    .dequantize(&Device::Cpu)?
-                    .to_device(device);
+    /// The values in f32, one after the other. Beside them no more than a piece of the bytes is held.
+    pub(crate) fn values(&self, files: &[CheckpointFile]) -> Result<Vec<f32>, WeightsError> {
+        let mut values = Vec::new();
+        let count = self.element_count();
+        values
+            .try_reserve_exact(count)
+            .map_err(|_| self.refused(files, "there is no memory for its values"))?;
+        self.for_each_piece(PIECE, &mut |piece| {
+            let bytes = piece.stored(files)?;
+            match &piece.strides {
+                None => piece.dtype.append_values(&bytes, &mut values),
+                Some(strides) => {
+                    let mut in_order_of_file = Vec::new();
+                    let read = piece.dtype.append_values(&bytes, &mut in_order_of_file);
+                    let places = (0..count).map(|index| place(index, &piece.shape, strides));
+                    // The readers have checked that the last place is inside.
+                    values.extend(places.filter_map(|place| in_order_of_file.get(place)));
+                    read
+                }
             }
-            StoredDType::Other(_) => return Err(failed("its type holds no weights")),
-        };
-        let stored = match &self.strides {
-            None => Tensor::from_raw_buffer(bytes, dtype, &self.shape, &Device::Cpu)?,
-            Some(strides) => {
-                let elements = bytes.len() / dtype.size_in_bytes();
-                let flat = Tensor::from_raw_buffer(bytes, dtype, &[elements], &Device::Cpu)?;
-                flat.index_select(&Tensor::new(positions(&self.shape, strides), &Device::Cpu)?, 0)?
-                    .reshape(self.shape.as_slice())?
-            }
-        };
-        stored.to_dtype(DType::F32)?.to_device(device)
+            .map_err(|what| self.refused(files, &what))?;
+            drop(bytes);
+            piece.forget(files, piece.bytes.clone());
+            Ok::<_, WeightsError>(())
+        })?;
+        Ok(values)
+    }
+
+    fn refused(&self, files: &[CheckpointFile], what: &str) -> WeightsError {
+        let path = files.get(self.file).map(|file| file.path().to_owned()).unwrap_or_default();
+        WeightsError::NotWeights { path, what: format!("tensor `{}`: {what}", self.name) }
     }
 }
 
-/// The place of every element, in row-major order of the shape.
-fn positions(shape: &[usize], strides: &[usize]) -> Vec<i64> {
-    let mut positions = vec![0];
-    for (size, stride) in shape.iter().zip(strides) {
-        positions = positions
-            .into_iter()
-            .flat_map(|start| (0..*size).map(move |step| start + (step * stride) as i64))
-            .collect();
+impl StoredDType {
+    /// Appends the values of bytes in f32.
+    fn append_values(self, bytes: &[u8], to: &mut Vec<f32>) -> Result<(), String> {
+        match self {
+            Self::F32 => to.extend(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))),
+            Self::F16 => {
+                to.extend(bytes.as_chunks().0.iter().map(|value| f16::from_le_bytes(*value).to_f32()))
+            }
+            Self::BF16 => {
+                to.extend(bytes.as_chunks().0.iter().map(|value| bf16::from_le_bytes(*value).to_f32()))
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "to the nearest f32")]
+            Self::F64 => to.extend(bytes.as_chunks().0.iter().map(|value| f64::from_le_bytes(*value) as f32)),
+            Self::Quantized(dtype) => {
+                let elements = bytes.len() / dtype.type_size() * dtype.block_size();
+                let aligned = Aligned::new(bytes);
+                let values = qtensor_from_ggml(dtype, aligned.bytes(), vec![elements], &Device::Cpu)
+                    .and_then(|blocks| blocks.dequantize(&Device::Cpu)?.to_vec1::<f32>());
+                to.extend(values.map_err(|error| error.to_string())?);
+            }
+            Self::Other(_) => return Err("its type holds no weights".into()),
+        }
+        Ok(())
     }
-    positions
+}
+
+/// Bytes where blocks may lie: candle reads these in their place, and their fields are of up to four bytes.
+struct Aligned<'a> {
+    bytes: Cow<'a, [u8]>,
+    start: usize,
+}
+
+impl<'a> Aligned<'a> {
+    const ALIGNMENT: usize = align_of::<u32>();
+
+    fn new(bytes: &'a [u8]) -> Self {
+        if bytes.as_ptr().align_offset(Self::ALIGNMENT) == 0 {
+            return Self { bytes: bytes.into(), start: 0 };
+        }
+        let mut copy = vec![0; bytes.len() + Self::ALIGNMENT];
+        let start = copy.as_ptr().align_offset(Self::ALIGNMENT).min(Self::ALIGNMENT);
+        copy[start..start + bytes.len()].copy_from_slice(bytes);
+        Self { bytes: copy.into(), start }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+/// Where the element of this index, in row-major order of the shape, lies.
+fn place(index: usize, shape: &[usize], strides: &[usize]) -> usize {
+    let mut rest = index;
+    let axes = shape.iter().zip(strides).rev();
+    axes.map(|(size, stride)| {
+        let step = rest % size;
+        rest /= size;
+        step * stride
+    })
+    .sum()
 }

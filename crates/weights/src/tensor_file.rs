@@ -13,7 +13,7 @@ use crate::{WeightsError, formats};
 
 /// Most bytes that the tensors may take in f32 for each byte of the file: twice those of a file in half precision, of whose
 /// tensors every one is there under two names.
-const MAX_GROWTH: usize = 4;
+const MAX_GROWTH: u64 = 4;
 
 /// What one file holds: safetensors, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
 #[derive(Debug, Clone)]
@@ -34,14 +34,14 @@ impl TensorFile {
     pub fn read(path: &Path) -> Result<Self, WeightsError> {
         let (source, entries) = formats::open_tensors(path)?;
         let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-        let file_bytes: usize = source.files.iter().map(|file| file.len()).sum();
+        let file_bytes: u64 = source.files.iter().map(|file| file.len()).sum();
         let (read, left_out): (Vec<_>, Vec<_>) =
             source.tensors.into_iter().partition(|tensor| tensor.dtype.holds_weights());
         let mut bytes_left = file_bytes.saturating_mul(MAX_GROWTH);
         let mut tensors = BTreeMap::new();
         for stored in read {
             // The readers have checked that the product of the sizes has no overflow.
-            let wanted = stored.element_count().saturating_mul(size_of::<f32>());
+            let wanted = (stored.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
             bytes_left = bytes_left.checked_sub(wanted).ok_or_else(|| {
                 refuse(format!(
                     "tensor `{}`: with it the tensors take more than {MAX_GROWTH} times the {file_bytes} bytes of the file; \
@@ -49,8 +49,7 @@ impl TensorFile {
                     stored.name
                 ))
             })?;
-            let tensor =
-                stored.read(&source.files, &Device::Cpu).map_err(|error| refuse(error.to_string()))?;
+            let tensor = stored.read(&source.files, &Device::Cpu)?;
             tensors.insert(stored.name, tensor);
         }
         Ok(Self { tensors, entries, left_out })
@@ -62,7 +61,7 @@ mod tests {
     use std::path::PathBuf;
 
     use candle_core::DType;
-    use gpt2_testing::{fixture_path, values};
+    use gpt2_testing::{fixture_path, temporary_folder, values};
     use tempfile::TempDir;
 
     use super::*;
@@ -79,7 +78,7 @@ mod tests {
 
     /// A file in a folder of its own.
     fn written(contents: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let path = folder.path().join("file.pt");
         std::fs::write(&path, contents).unwrap();
         (folder, path)
@@ -131,7 +130,7 @@ mod tests {
 
     #[test]
     fn half_precision_becomes_f32() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let path = folder.path().join("half.safetensors");
         let tensor = Tensor::new(&[1.5f32, -2.0], &Device::Cpu).unwrap();
         for dtype in [DType::F16, DType::BF16, DType::F64] {

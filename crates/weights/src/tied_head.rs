@@ -1,7 +1,7 @@
 //! A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head untied; which
 //! of the two is meant cannot be told, so the user must say. A copy of the embedding under the head's name is no such head.
 
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::naming::{Naming, Origin};
 use crate::progress::{PIECE, go_on};
 use crate::source::Source;
@@ -32,38 +32,33 @@ pub(crate) fn contradiction(
 fn is_copy(
     head: &StoredTensor,
     embedding: &StoredTensor,
-    files: &[MappedFile],
+    files: &[CheckpointFile],
     progress: &dyn ReadProgress,
 ) -> Result<bool, WeightsError> {
-    let bytes = |tensor: &StoredTensor| files.get(tensor.file)?.get(tensor.bytes.clone());
-    let same_layout = head.dtype == embedding.dtype && head.strides == embedding.strides;
-    let same_place = head.file == embedding.file && head.bytes == embedding.bytes;
-    let mut is_copy = same_layout;
-    if same_layout && !same_place {
-        is_copy = match (bytes(head), bytes(embedding)) {
-            (Some(head), Some(embedding)) => equal(head, embedding, progress)?,
-            _ => false,
-        };
-    }
-    for tensor in [head, embedding] {
-        tensor.forget(files, tensor.bytes.clone());
-    }
-    Ok(is_copy)
-}
-
-/// Whether bytes are the same, of which a piece is compared at a time.
-fn equal(head: &[u8], embedding: &[u8], progress: &dyn ReadProgress) -> Result<bool, WeightsError> {
-    const PIECE_BYTES: usize = PIECE * size_of::<f32>();
-    if head.len() != embedding.len() {
+    const PIECE_BYTES: u64 = (PIECE * size_of::<f32>()) as u64;
+    if head.dtype != embedding.dtype || head.strides != embedding.strides {
         return Ok(false);
     }
-    for (head, embedding) in head.chunks(PIECE_BYTES).zip(embedding.chunks(PIECE_BYTES)) {
-        go_on(progress)?;
-        if head != embedding {
-            return Ok(false);
-        }
+    if head.file == embedding.file && head.bytes == embedding.bytes {
+        return Ok(true);
     }
-    Ok(true)
+    let count = head.stored_bytes();
+    if count != embedding.stored_bytes() {
+        return Ok(false);
+    }
+    let mut start = 0;
+    let mut is_equal = true;
+    while is_equal && start < count {
+        go_on(progress)?;
+        let end = count.min(start + PIECE_BYTES);
+        let [head, embedding] = [head, embedding].map(|tensor| tensor.part(start..end));
+        is_equal = head.stored(files)? == embedding.stored(files)?;
+        for part in [head, embedding] {
+            part.forget(files, part.bytes.clone());
+        }
+        start = end;
+    }
+    Ok(is_equal)
 }
 
 /// How many values differ, of tensors of one shape; about `piece` elements of each are held at a time. What is not a number
@@ -71,7 +66,7 @@ fn equal(head: &[u8], embedding: &[u8], progress: &dyn ReadProgress) -> Result<b
 fn differing(
     head: &StoredTensor,
     embedding: &StoredTensor,
-    files: &[MappedFile],
+    files: &[CheckpointFile],
     piece: usize,
     progress: &dyn ReadProgress,
 ) -> Result<usize, WeightsError> {
@@ -96,14 +91,17 @@ fn differing(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use half::f16;
 
     use super::*;
+    use crate::given_files::Contents;
     use crate::stored::StoredDType;
 
     const SHAPE: [usize; 2] = [5, 3];
 
-    fn tensor(file: usize, dtype: StoredDType, bytes: usize) -> StoredTensor {
+    fn tensor(file: usize, dtype: StoredDType, bytes: u64) -> StoredTensor {
         StoredTensor {
             name: file.to_string(),
             shape: SHAPE.into(),
@@ -115,14 +113,16 @@ mod tests {
     }
 
     /// Values that f16 holds exactly, in f32, and in f16 with changes.
-    fn files(changes: &[(usize, f32)]) -> [MappedFile; 2] {
+    fn files(changes: &[(usize, f32)]) -> [CheckpointFile; 2] {
         let mut values: Vec<f32> = (0u8..15).map(|value| f32::from(value) - 7.0).collect();
         let embedding: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         for (place, value) in changes {
             values[*place] = *value;
         }
         let head: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
-        [MappedFile::held("embedding", embedding), MappedFile::held("head", head)]
+        [("embedding", embedding), ("head", head)].map(|(name, bytes)| {
+            CheckpointFile::given(name.as_ref(), Contents::Bytes(Arc::new(bytes.into())))
+        })
     }
 
     #[test]

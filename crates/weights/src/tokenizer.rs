@@ -2,6 +2,7 @@
 //! Face's names (`vocab.json`, `merges.txt`) or OpenAI's (`encoder.json`, `vocab.bpe`).
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -14,7 +15,8 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
-use crate::{WeightsError, mistaken_file, small_file};
+use crate::files::Files;
+use crate::{WeightsError, mistaken_file};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -30,17 +32,22 @@ const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json",
 /// # Errors
 /// When there is none, or it cannot be used.
 pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
+    load(&Files::Disk, path)
+}
+
+/// As [`load_tokenizer`], from any files.
+pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let json = path.join("tokenizer.json");
     let pairs = PAIRS.map(|(vocabulary, merges)| (path.join(vocabulary), path.join(merges)));
-    let mut tokenizer = if path.is_file() {
-        from_json(path)?
-    } else if json.is_file() {
-        from_json(&json)?
+    let mut tokenizer = if files.is_file(path) {
+        from_json(files, path)?
+    } else if files.is_file(&json) {
+        from_json(files, &json)?
     } else if let Some((vocabulary, merges)) =
-        pairs.iter().find(|(first, second)| first.is_file() && second.is_file())
+        pairs.iter().find(|(first, second)| files.is_file(first) && files.is_file(second))
     {
-        from_vocabulary_and_merges(vocabulary, merges)?
-    } else if path.is_dir() {
+        from_vocabulary_and_merges(files, vocabulary, merges)?
+    } else if files.is_folder(path) {
         return Err(WeightsError::NoTokenizer { folder: path.to_owned() });
     } else {
         return Err(WeightsError::Tokenizer {
@@ -132,19 +139,20 @@ fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
         .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
 }
 
-fn from_json(path: &Path) -> Result<Tokenizer, WeightsError> {
-    let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
-    if let Some(error) = mistaken_file::something_else(&bytes, "tokenizer") {
-        return Err(WeightsError::Tokenizer { path: path.to_owned(), error });
+/// Reads one of a tokenizer's files.
+fn read(files: &Files, path: &Path) -> Result<Vec<u8>, WeightsError> {
+    let bytes = files.read_small(path, MAX_TOKENIZER_BYTES)?;
+    match mistaken_file::something_else(&bytes, "tokenizer") {
+        Some(error) => Err(WeightsError::Tokenizer { path: path.to_owned(), error }),
+        None => Ok(bytes),
     }
-    from_bytes(path, &bytes)
 }
 
-/// The tokenizer of the bytes of a `tokenizer.json`; `path` names it in messages.
-pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tokenizer, WeightsError> {
+fn from_json(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
-    let outline: Outline =
-        serde_json::from_slice(strip_mark(bytes)).map_err(|error| failed(error.to_string()))?;
+    let bytes = read(files, path)?;
+    let bytes = strip_mark(&bytes);
+    let outline: Outline = serde_json::from_slice(bytes).map_err(|error| failed(error.to_string()))?;
     if outline.model.is_none() {
         let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
         return Err(failed(hint.into()));
@@ -152,7 +160,7 @@ pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tokenizer, Weights
     if outline.normalizer.to_string().contains(r#""type":"Precompiled""#) {
         return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
     }
-    let text = str::from_utf8(strip_mark(bytes)).map_err(|error| failed(error.to_string()))?;
+    let text = str::from_utf8(bytes).map_err(|error| failed(error.to_string()))?;
     // `Tokenizer::from_bytes` is generic: its reader would be compiled here once more.
     without_panic(|| text.parse::<Tokenizer>()).map_err(failed)?.map_err(|error| failed(error.to_string()))
 }
@@ -172,26 +180,21 @@ fn strip_mark(bytes: &[u8]) -> &[u8] {
 
 /// The tokenizer of a vocabulary file and a merges file, and of the files beside them that transformers' `GPT2Tokenizer`
 /// reads: `added_tokens.json`, `special_tokens_map.json`, `tokenizer_config.json`.
-fn from_vocabulary_and_merges(vocabulary: &Path, merges: &Path) -> Result<Tokenizer, WeightsError> {
+fn from_vocabulary_and_merges(
+    files: &Files,
+    vocabulary: &Path,
+    merges: &Path,
+) -> Result<Tokenizer, WeightsError> {
     let folder = vocabulary.parent().unwrap_or(vocabulary);
     let failed = |error: String| WeightsError::Tokenizer { path: folder.to_owned(), error };
-    for path in [vocabulary, merges] {
-        let bytes = small_file::read(path, MAX_TOKENIZER_BYTES)?;
-        if let Some(what) = mistaken_file::something_else(&bytes, "tokenizer") {
-            return Err(WeightsError::Tokenizer { path: path.to_owned(), error: what });
-        }
-    }
-    let bpe =
-        without_panic(|| BPE::from_file(&vocabulary.to_string_lossy(), &merges.to_string_lossy()).build());
-    let bpe = bpe
-        .map_err(failed)?
+    let bpe = byte_pairs(&read(files, vocabulary)?, &read(files, merges)?)
         .map_err(|error| failed(format!("{} and {}: {error}", file_name(vocabulary), file_name(merges))))?;
     let beside = |name: &str| -> Result<Value, WeightsError> {
         let path = folder.join(name);
-        if !path.is_file() {
+        if !files.is_file(&path) {
             return Ok(Value::Null);
         }
-        let bytes = small_file::read(&path, MAX_TOKENIZER_BYTES)?;
+        let bytes = files.read_small(&path, MAX_TOKENIZER_BYTES)?;
         serde_json::from_slice(strip_mark(&bytes))
             .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
     };
@@ -245,6 +248,31 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// The pairs of a vocabulary, an object of ids by token, and of merges, one a line.
+fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
+    let vocabulary: HashMap<String, Value> =
+        serde_json::from_slice(strip_mark(vocabulary)).map_err(|error| error.to_string())?;
+    let id = |(token, id): (String, Value)| {
+        let of_token = || format!("`{token}` has no whole number for its id");
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(of_token)?;
+        Ok((token, id))
+    };
+    let ids = vocabulary.into_iter().map(id).collect::<Result<Vocab, String>>()?;
+    let lines = str::from_utf8(merges).map_err(|error| error.to_string())?.lines();
+    let pairs = lines.filter(|line| !line.starts_with("#version")).map(pair);
+    let pairs = pairs.collect::<Result<Vec<_>, String>>()?;
+    let build = || BPE::builder().vocab_and_merges(ids, pairs).build();
+    without_panic(build)?.map_err(|error| error.to_string())
+}
+
+/// A merge as it is written: two tokens with a space between them.
+fn pair(merge: &str) -> Result<(String, String), String> {
+    match merge.split_once(' ') {
+        Some((first, second)) if !second.contains(' ') => Ok((first.to_owned(), second.to_owned())),
+        _ => Err(format!("`{merge}` is no merge of two tokens")),
+    }
+}
+
 /// The tokenizer of lists, as GGUF files hold them: tokens with their ids, merges of two tokens each with a space between
 /// them, and the tokens that stand for themselves in a text.
 pub(crate) fn from_lists(
@@ -253,12 +281,7 @@ pub(crate) fn from_lists(
     special: impl IntoIterator<Item = String>,
 ) -> Result<Tokenizer, String> {
     let vocabulary = tokens.into_iter().collect();
-    let pairs = merges.iter().map(|merge| {
-        let (first, second) =
-            merge.split_once(' ').ok_or_else(|| format!("`{merge}` is no merge of two tokens"))?;
-        Ok((first.to_owned(), second.to_owned()))
-    });
-    let pairs = pairs.collect::<Result<Vec<_>, String>>()?;
+    let pairs = merges.iter().map(|merge| pair(merge)).collect::<Result<Vec<_>, String>>()?;
     let build = || BPE::builder().vocab_and_merges::<Vocab>(vocabulary, pairs).build();
     let bpe = without_panic(build)?.map_err(|error| error.to_string())?;
     let mut tokenizer = byte_level(bpe, false);

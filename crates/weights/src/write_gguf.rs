@@ -319,14 +319,14 @@ impl TokenLists {
 mod tests {
     use candle_core::Device;
     use candle_core::quantized::gguf_file;
-    use gpt2_testing::fixture_path;
+    use gpt2_testing::{fixture_path, temporary_folder};
 
     use super::*;
 
     /// candle's writer, which holds the whole model, gives the same bytes.
     #[test]
     fn a_file_written_tensor_by_tensor_is_that_of_candle() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let checkpoint = Checkpoint::open(&fixture_path("formats/tensorflow")).unwrap();
         let tokenizer = crate::load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
         for (name, dtype) in WrittenDType::NAMES {

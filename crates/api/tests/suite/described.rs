@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use gpt2_api::{
-    ChatRequest, CompletionRequest, Endpoint, OPENAPI, ROUTES, detokenize_fields, find_route, tokenize_fields,
+    ChatRequest, CompletionRequest, Endpoint, OPENAPI, ROUTES, detokenize_fields, find_route, look_fields,
+    tokenize_fields,
 };
 use serde_json::{Value, json};
 
@@ -45,6 +46,12 @@ fn every_field_is_described_and_no_other() {
     assert_eq!(described("ChatRequest"), names(&mut ChatRequest::fields()));
     assert_eq!(described("TokenizeRequest"), names(&mut tokenize_fields()));
     assert_eq!(described("DetokenizeRequest"), names(&mut detokenize_fields()));
+    for (path, fields) in look_fields() {
+        let body = &description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            ["$ref"];
+        let schema = body.as_str().unwrap().rsplit('/').next().unwrap();
+        assert_eq!(described(schema), names(&mut fields.into_iter()), "{path}");
+    }
 }
 
 #[test]

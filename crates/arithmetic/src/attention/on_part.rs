@@ -59,6 +59,7 @@ pub(super) struct Results<'a, 'b, F: Format> {
 impl<F: Format> Job for Results<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -104,11 +105,16 @@ impl<F: Format> OnPart<'_, F> {
             numbers[1] = sum;
         }
 
-        let rows = 0..self.visible.len();
-        simd.in_tile(
-            tile_height(rows.len(), S::TILE_ROWS),
-            Contexts { on: self, rows, keys: first..end, scores, results },
-        );
+        // Tiles of integers may be higher than those of floats.
+        let mut row = 0;
+        while row < self.visible.len() {
+            let rows = row..self.visible.len().min(row + S::TILE_ROWS);
+            row = rows.end;
+            simd.in_tile(
+                tile_height(rows.len(), S::TILE_ROWS),
+                Contexts { on: self, rows, keys: first..end, scores, results },
+            );
+        }
         // The sums of a tile also have the values that others of its queries see, with weights of zero; that is the same where
         // those values are finite.
         for query in 0..self.visible.len() {

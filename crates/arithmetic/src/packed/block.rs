@@ -16,8 +16,6 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     type Activation: Copy + Default + Send + Sync;
     /// The blocks that tiles of many rows take: these, or what they are expanded to once for all those rows.
     type ForManyRows: Block<Activation = Self::Activation>;
-    /// Whether they have to be expanded for many rows.
-    const IS_EXPANDED_FOR_MANY_ROWS: bool;
     /// Whether products multiply bytes.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool;
@@ -40,6 +38,11 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// Brings rows of inputs into the form that products take: one input or group of them after the other with all of the
     /// tile's rows, of which there are `height`.
     fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [Self::Activation], height: usize);
+
+    /// Whether they have to be expanded for many rows.
+    fn is_expanded_for_many_rows<S: Simd>() -> bool {
+        false
+    }
 
     /// Rows of the highest tile.
     fn tile_rows<S: Simd>() -> usize;

@@ -12,7 +12,6 @@ pub(crate) type F32Block = Expanded;
 impl Block for F32Block {
     type Activation = f32;
     type ForManyRows = Self;
-    const IS_EXPANDED_FOR_MANY_ROWS: bool = false;
     const MULTIPLIES_BYTES: bool = false;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;

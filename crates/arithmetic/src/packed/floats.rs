@@ -43,7 +43,7 @@ pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>
     let (mut sums, mut chain) = (zeros, zeros);
     let blocks = panels[0].len();
     for block in 0..blocks {
-        let rows = Interleaved::<_, ROWS>::new(&activations[block * DEPTH * ROWS..], DEPTH);
+        let rows = Interleaved::<_, ROWS>::new(&activations[block * DEPTH * ROWS..], simd.unknown(DEPTH));
         let mut lines: [&[B::Line]; PANELS] = [&[]; PANELS];
         for panel in 0..PANELS {
             lines[panel] = panels[panel][block].lines();

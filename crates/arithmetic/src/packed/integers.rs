@@ -12,7 +12,7 @@ use std::slice::Chunks;
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
-use crate::byte_group::{add_scaled, nearest_group};
+use crate::byte_group::nearest_group;
 use crate::fetch::{AHEAD, fetch};
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
@@ -101,7 +101,6 @@ pub(crate) struct Quantized<Q> {
 impl<Q: Quants> Block for Quantized<Q> {
     type Activation = ByteGroup;
     type ForManyRows = Quantized<Q::Expanded>;
-    const IS_EXPANDED_FOR_MANY_ROWS: bool = !Q::ARE_BYTES;
     const MULTIPLIES_BYTES: bool = true;
     const ACTIVATIONS: usize = GROUPS;
     /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
@@ -144,6 +143,11 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     #[inline(always)]
+    fn is_expanded_for_many_rows<S: Simd>() -> bool {
+        !Q::ARE_BYTES
+    }
+
+    #[inline(always)]
     fn tile_rows<S: Simd>() -> usize {
         S::INTEGER_TILE_ROWS
     }
@@ -182,12 +186,11 @@ impl<Q: Quants> Block for Quantized<Q> {
                 for panel in 0..PANELS {
                     bytes[panel] = panels[panel][block].quants[group].bytes(&scratch[panel]);
                 }
-                let products = simd.byte_sums(bytes, rows, Q::OFFSET);
                 let mut scales = [simd.splat(0.0); PANELS];
                 for panel in 0..PANELS {
                     scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);
                 }
-                sums = add_scaled(simd, sums, products, scales, rows);
+                sums = simd.add_byte_sums(sums, bytes, scales, rows, Q::OFFSET);
             }
         }
         sums

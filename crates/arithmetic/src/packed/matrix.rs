@@ -36,6 +36,12 @@ macro_rules! formats {
                     $(Self::$format => $name,)+
                 }
             }
+
+            fn block_bytes(self) -> usize {
+                match self {
+                    $(Self::$format => size_of::<$block>(),)+
+                }
+            }
         }
 
         /// The blocks of all panels, panel after panel.
@@ -105,6 +111,12 @@ impl WeightFormat {
     /// The format called `name` in [`WeightFormat::NAMES`].
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+    }
+
+    /// Bytes that a matrix of these widths takes, packed: those of [`PackedMatrix::bytes`], of one that need not be there.
+    pub fn packed_bytes(self, out_features: usize, in_features: usize) -> u64 {
+        let blocks = (out_features.div_ceil(LANES) as u64).saturating_mul(in_features.div_ceil(DEPTH) as u64);
+        blocks.saturating_mul(self.block_bytes() as u64)
     }
 }
 

@@ -79,7 +79,7 @@ impl OnBlocks for Product<'_> {
     fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
         let Self { sizes, x, epilogue, instructions } = self;
         let Sizes { out_features, in_features, rows } = sizes;
-        let highest = instructions.run(TileRows::<B>(PhantomData));
+        let (highest, is_expanded) = instructions.run(Chosen::<B>(PhantomData));
         // As few tiles as possible, of one height.
         let full = tile_height(rows.div_ceil(rows.div_ceil(highest)), highest);
         let row_bytes = (Tiles::<B>::row_len(in_features) * size_of::<B::Activation>()).max(1);
@@ -89,7 +89,7 @@ impl OnBlocks for Product<'_> {
         let parts = Parts { row_len: out_features, rows: part_rows, columns: PART_PANELS * LANES };
         computed_in_parts(rows * out_features, parts, |part| {
             let given = Given { in_features, out_features, tiles: &tiles, epilogue };
-            if B::IS_EXPANDED_FOR_MANY_ROWS && part.rows() >= EXPANDED_ROWS {
+            if is_expanded && part.rows() >= EXPANDED_ROWS {
                 instructions.run(Expand { blocks, given, part });
             } else {
                 instructions.run(Walk { blocks, given, part });
@@ -98,16 +98,17 @@ impl OnBlocks for Product<'_> {
     }
 }
 
-/// Rows of the highest tile.
-struct TileRows<B>(PhantomData<B>);
+/// What depends on the instructions: rows of the highest tile, and whether weights are expanded for many rows.
+struct Chosen<B>(PhantomData<B>);
 
-impl<B: Block> Job for TileRows<B> {
-    type Output = usize;
+impl<B: Block> Job for Chosen<B> {
+    type Output = (usize, bool);
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        B::tile_rows::<S>()
+    fn run<S: Simd>(self, _: S) -> (usize, bool) {
+        (B::tile_rows::<S>(), B::is_expanded_for_many_rows::<S>())
     }
 }
 
@@ -203,6 +204,7 @@ struct Walk<'a, 'b, B: Block> {
 impl<B: Block> Job for Walk<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -226,6 +228,7 @@ struct Expand<'a, 'b, B: Block> {
 impl<B: Block> Job for Expand<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -300,6 +303,7 @@ struct Tile<'a, 'b, 'c, P: Block> {
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = !P::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

@@ -108,7 +108,8 @@ impl Nibbles {
                 let quotient = simd.mul(simd.load(&line.0), inverses);
                 let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &Self::STEPS);
                 let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
-                sum = simd.mul_add(error, error, sum);
+                // Rounded each, so that every instruction set chooses the same scales.
+                sum = simd.add(sum, simd.mul(error, error));
             }
             let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
             simd.store(sum, &mut errors);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::*;
 use crate::byte_group::nearest_group;
 use crate::epilogue::{Epilogue, Finish, PanelBias};
-use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd};
+use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd, each_of};
 
 /// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, more than two slices, its vocabulary, a single
 /// value.
@@ -60,9 +60,8 @@ fn held(matrix: &PackedMatrix) -> Vec<f32> {
 
 /// The activations that a group stands for.
 fn values(group: &ByteGroup) -> impl Iterator<Item = f32> {
-    let bytes = group.quants.into_iter().flat_map(i32::to_le_bytes);
     let scale = group.scale;
-    bytes.map(move |quant| f32::from(quant.cast_signed()) * scale)
+    group.quants.into_iter().flat_map(each_of).map(move |quant| quant as f32 * scale)
 }
 
 /// The activations that products with this format take.
@@ -406,6 +405,7 @@ fn bits_per_weight() {
     ] {
         let (_, matrix) = packed(48, 768, format);
         assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
+        assert_eq!(format.packed_bytes(48, 768), matrix.bytes() as u64);
     }
 }
 

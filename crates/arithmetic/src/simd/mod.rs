@@ -15,50 +15,53 @@ mod inlined;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 mod portable;
 mod real;
 #[cfg(test)]
 mod tests;
 mod vectors;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm128;
 
 pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
 pub(crate) use real::Real;
 pub use vectors::Number;
-#[cfg(test)]
-pub(crate) use vectors::OfFloats;
 pub(crate) use vectors::{
-    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Line, MAX_TILE_PANELS, SMALL_OFFSET,
-    Simd, TileJob, Vectors, Work, tile_height,
+    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Lanes, Line, MAX_TILE_PANELS,
+    SMALL_OFFSET, Simd, TileJob, Vectors, Work, four, tile_height,
 };
+#[cfg(test)]
+pub(crate) use vectors::{OfFloats, each_of};
 
-/// The instruction sets, slowest first: name of the variant, its type in a file of its own, the processors that have it, its
-/// name, what it is.
+/// The instruction sets, slowest first: where they are compiled, name of the variant, its type in a file of its own, its name,
+/// what it is.
 macro_rules! instruction_sets {
-    ($($variant:ident($set:ty) $(on $processor:literal)?, $name:literal, $what:literal;)+) => {
+    ($($(#[$compiled:meta])? $variant:ident($set:ty), $name:literal, $what:literal;)+) => {
         /// An instruction set that this processor has.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum InstructionSet {
-            $(#[doc = $what] $(#[cfg(target_arch = $processor)])? $variant($set),)+
+            $(#[doc = $what] $(#[$compiled])? $variant($set),)+
         }
 
         impl InstructionSet {
             /// All that this processor has, slowest first.
             pub(crate) fn available() -> Vec<Self> {
-                let sets = [$($(#[cfg(target_arch = $processor)])? <$set>::detect().map(Self::$variant),)+];
+                let sets = [$($(#[$compiled])? <$set>::detect().map(Self::$variant),)+];
                 sets.into_iter().flatten().collect()
             }
 
             /// Its name.
             pub(crate) fn name(self) -> &'static str {
                 match self {
-                    $($(#[cfg(target_arch = $processor)])? Self::$variant(_) => $name,)+
+                    $($(#[$compiled])? Self::$variant(_) => $name,)+
                 }
             }
 
             /// Runs `job` with these instructions.
             pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
                 match self {
-                    $($(#[cfg(target_arch = $processor)])? Self::$variant(simd) => simd.run(job),)+
+                    $($(#[$compiled])? Self::$variant(simd) => simd.run(job),)+
                 }
             }
         }
@@ -66,21 +69,36 @@ macro_rules! instruction_sets {
 }
 
 instruction_sets! {
+    #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
     Portable(portable::Portable), "portable", "Plain Rust, on every processor.";
-    Avx2(avx2::Avx2<false>) on "x86_64", "avx2", "AVX2 with FMA and F16C.";
-    Avx2Vnni(avx2::Avx2<true>) on "x86_64", "avx2-vnni", "AVX2 with FMA, F16C and AVX-VNNI.";
-    Avx512(avx512::Avx512<false>) on "x86_64", "avx512", "AVX-512 F, BW, DQ and VL.";
-    Avx512Vnni(avx512::Avx512<true>) on "x86_64", "avx512-vnni", "AVX-512 F, BW, DQ, VL and VNNI.";
-    Neon(neon::Neon<false>) on "aarch64", "neon", "NEON.";
-    NeonDot(neon::Neon<true>) on "aarch64", "neon-dot", "NEON with dot products of bytes.";
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2<false>), "avx2", "AVX2 with FMA and F16C.";
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni(avx2::Avx2<true>), "avx2-vnni", "AVX2 with FMA, F16C and AVX-VNNI.";
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512<false>), "avx512", "AVX-512 F, BW, DQ and VL.";
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(avx512::Avx512<true>), "avx512-vnni", "AVX-512 F, BW, DQ, VL and VNNI.";
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon<false>), "neon", "NEON.";
+    #[cfg(target_arch = "aarch64")]
+    NeonDot(neon::Neon<true>), "neon-dot", "NEON with dot products of bytes.";
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Wasm128(wasm128::Wasm128<true>), "simd128", "simd128 of WebAssembly.";
 }
 
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 
 impl InstructionSet {
+    /// The one that needs no more than the program itself does.
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+    const COMPILED_FOR: Self = Self::Portable(portable::Portable);
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128(()));
+
     /// The fastest one here, or the one that was chosen before the first computation.
     pub(crate) fn detected() -> Self {
-        *CHOSEN.get_or_init(|| Self::available().pop().unwrap_or(Self::Portable(portable::Portable)))
+        *CHOSEN.get_or_init(|| Self::available().pop().unwrap_or(Self::COMPILED_FOR))
     }
 
     /// Makes [`InstructionSet::detected`] return this one; returns whether it could.

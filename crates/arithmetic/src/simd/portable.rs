@@ -3,7 +3,9 @@
 use half::f16;
 
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Simd, TileJob, Vectors, Work};
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, Four, Job, LANES, Simd, TileJob, Vectors, Work, each_of,
+};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +27,8 @@ fn zip(a: Floats, b: Floats, f: impl Fn(f32, f32) -> f32) -> Floats {
 
 /// Adds the products of four activations, a byte each, with four bytes of every lane.
 #[inline(always)]
-fn add_products(weights: &[u8; 4 * LANES], quants: i32, sums: &mut Integers) {
-    let quants = quants.to_le_bytes().map(|quant| i32::from(quant.cast_signed()));
+fn add_products(weights: &[u8; 4 * LANES], quants: Four, sums: &mut Integers) {
+    let quants = each_of(quants);
     for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
         for (weight, quant) in weights.iter().zip(quants) {
             *sum += i32::from(*weight) * quant;

@@ -27,12 +27,42 @@ pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
+/// Four integers from -127 to 127, the first in the lowest bits: in bytes each, or in 16 bits where bytes cannot be multiplied.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+pub(crate) type Four = i32;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) type Four = i64;
+
+/// Bits of each.
+const BITS_OF_FOUR: u32 = Four::BITS / 4;
+
+/// These integers as [`Four`].
+#[inline(always)]
+pub(crate) fn four(integers: [i8; BYTE_INPUTS]) -> Four {
+    let mut bits = 0;
+    for integer in integers.into_iter().rev() {
+        bits = bits << BITS_OF_FOUR | Four::from(integer) & ((1 << BITS_OF_FOUR) - 1);
+    }
+    bits
+}
+
+/// The integers of [`four`].
+#[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
+#[inline(always)]
+pub(crate) fn each_of(four: Four) -> [i32; BYTE_INPUTS] {
+    std::array::from_fn(|index| {
+        #[expect(clippy::cast_possible_truncation, reason = "the lowest byte is the integer")]
+        let integer = (four >> (BITS_OF_FOUR as usize * index)) as i8;
+        i32::from(integer)
+    })
+}
+
 /// 32 numbers as integers of 8 bits with one scale.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ByteGroup {
-    /// The integers, from -127 to 127: four in each element, the first in the lowest byte.
-    pub(crate) quants: [i32; BYTE_LINES],
+    /// The integers.
+    pub(crate) quants: [Four; BYTE_LINES],
     /// What a sum of products with weights that have 128 added starts from: -128 times the sum of the integers.
     pub(crate) start: i32,
     /// What an integer is multiplied by; NaN where a number is not finite.
@@ -128,6 +158,14 @@ impl Number for f64 {
     }
 }
 
+/// The lanes of which sums are added in one pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Lanes {
+    All,
+    FirstHalf,
+    SecondHalf,
+}
+
 /// Vectors of sixteen numbers and what the kernels do with them.
 ///
 /// `min` and `max` return their second operand where either is NaN, as x86 does; the kernels put the value that has to
@@ -140,6 +178,9 @@ pub(crate) trait Vectors: Copy {
     /// Rows and panels of the highest tile.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
+    /// Rows from which on the sums of a tile are added in two passes, for half of the lanes each: where all do not fit into the
+    /// registers.
+    const ROWS_IN_HALVES: usize = usize::MAX;
 
     fn splat(self, value: Self::Real) -> Self::Vector;
     fn load(self, values: &[Self::Real; LANES]) -> Self::Vector;
@@ -150,6 +191,16 @@ pub(crate) trait Vectors: Copy {
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a · b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// The same in some of the lanes, and `c` in the others.
+    #[inline(always)]
+    fn mul_add_in(self, _: Lanes, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        self.mul_add(a, b, c)
+    }
+    /// A count, which the compiler does not know where the loops that it would unroll need more registers than there are.
+    #[inline(always)]
+    fn unknown(self, count: usize) -> usize {
+        count
+    }
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The square root.
     fn root(self, a: Self::Vector) -> Self::Vector;
@@ -214,6 +265,8 @@ pub(crate) trait Vectors: Copy {
 pub(crate) trait Simd: Vectors<Real = f32> {
     /// Sixteen i32.
     type Integers: Copy;
+    /// Whether an instruction converts f16.
+    const CONVERTS_F16: bool = true;
     /// Rows of the highest tile of integers.
     const INTEGER_TILE_ROWS: usize;
 
@@ -261,6 +314,28 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[Self::Integers; PANELS]; ROWS];
+    /// Adds these sums of a group, times the scales of the panels' outputs and those of the rows.
+    #[inline(always)]
+    fn add_byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        mut sums: [[Self::Vector; PANELS]; ROWS],
+        panels: [&ByteLines; PANELS],
+        scales: [Self::Vector; PANELS],
+        rows: &[ByteGroup; ROWS],
+        offset: u8,
+    ) -> [[Self::Vector; PANELS]; ROWS] {
+        let products = self.byte_sums(panels, rows, offset);
+        for row in 0..ROWS {
+            let scale = self.splat(rows[row].scale);
+            for panel in 0..PANELS {
+                // The product of both scales alone could be infinite where the sum of the products is zero.
+                let product = self.mul(self.to_floats(products[row][panel]), scales[panel]);
+                // Rounded each, on every processor: those without fused products have the same bits, since all else is integers.
+                sums[row][panel] = self.add(sums[row][panel], self.mul(product, scale));
+            }
+        }
+        sums
+    }
     /// Largest magnitude in either vector, NaN where one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
 }
@@ -275,6 +350,10 @@ pub(crate) trait Job {
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
+    /// Whether it multiplies floats that are held as they are computed with. How often these products are rounded is not seen in
+    /// texts; what is rounded to integers or halves in between has to be the same number everywhere.
+    #[allow(dead_code, reason = "only instruction sets without fused products ask")]
+    const MULTIPLIES_FLOATS: bool = false;
 
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

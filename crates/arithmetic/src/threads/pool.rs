@@ -244,6 +244,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn regions_may_meet_and_nest() {
         let pool = Pool::start(3);
         std::thread::scope(|scope| {
@@ -256,6 +257,7 @@ mod tests {
 
     /// Threads of a region that is about to end must not meet the next one's indices.
     #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn regions_of_several_callers_follow_each_other() {
         let pool = Pool::start(2);
         std::thread::scope(|scope| {
@@ -288,6 +290,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(panic = "abort", ignore = "a panic ends the program")]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::start(2);
         for _ in 0..10 {

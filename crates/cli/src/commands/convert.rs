@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &ConvertArguments, hub: &HubOptions) -> Result<Exit
     if *json {
         output::write_json(&written)?;
     } else {
-        let size = output::mebibytes(usize::try_from(written.bytes)?);
+        let size = output::mebibytes(written.bytes);
         let (format, dtype) = (written.format, written.dtype);
         output::write_line(&format!("wrote {}: {format}, {dtype}, {size}", output.display()))?;
     }

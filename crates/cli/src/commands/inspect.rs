@@ -127,7 +127,7 @@ fn print(report: &Inspection) -> Result<()> {
         ("bf16", mebibytes(weights.bf16), cache.bf16),
         ("q8", String::new(), cache.q8),
     ] {
-        let whole = mebibytes(cache.saturating_mul(positions));
+        let whole = mebibytes((cache as u64).saturating_mul(positions as u64));
         write_line(&format!("  {name:<8}{weights:>16}{:>17} B{whole:>22}", grouped(cache)))?;
     }
     let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();

@@ -569,7 +569,11 @@ fn heads_can_be_named() {
     let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
     assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
     let built_in = run(&["inspect", "--model", "built-in", "--n-head", "3"]);
-    assert_refused(&built_in, FAILURE, "built-in: its configuration has 8 attention heads, and 3 were named");
+    assert_refused(
+        &built_in,
+        FAILURE,
+        "built-in/model.safetensors: its configuration has 8 attention heads, and 3 were named",
+    );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),
         USAGE,

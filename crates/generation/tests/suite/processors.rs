@@ -36,6 +36,39 @@ fn processors_of(case: &Value, config: &GenerationConfig) -> Vec<LogitsProcessor
 }
 
 /// Every processor alone, and many together in the order of transformers. The options are read from their JSON form.
+/// What is shown of a draw is what is drawn from: of the same sampler with the same settings.
+#[test]
+fn probabilities_are_those_of_the_draw() {
+    let config = GenerationConfig {
+        do_sample: true,
+        top_k: 3,
+        temperature: 0.8,
+        seed: 5,
+        ..GenerationConfig::default()
+    };
+    let logits = [0.5, 2.0, 1.0, -1.0, 1.5];
+    let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
+    let probabilities = sampler.probabilities(NOTHING, &mut logits.clone()).unwrap();
+    let weights =
+        [0.0, 2.0_f64, 1.0, 0.0, 1.5].map(|logit| if logit > 0.0 { (logit / 0.8).exp() } else { 0.0 });
+    let sum: f64 = weights.iter().sum();
+    for (found, weight) in probabilities.iter().zip(weights) {
+        assert!((found - weight / sum).abs() < 1e-6, "{probabilities:?}");
+    }
+    // Asking draws nothing: the next token is that of a sampler that was not asked.
+    let mut fresh = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
+    for _ in 0..20 {
+        sampler.probabilities(NOTHING, &mut logits.clone()).unwrap();
+        let drawn = sampler.sample(NOTHING, &mut logits.clone()).unwrap();
+        assert_eq!(drawn, fresh.sample(NOTHING, &mut logits.clone()).unwrap());
+        assert!(probabilities[drawn as usize] > 0.0);
+    }
+    let mut greedy = Sampler::new(&GenerationConfig::default(), Vec::new(), 0);
+    let of_equals = greedy.probabilities(NOTHING, &mut [0.0, 2.0, 2.0]).unwrap();
+    assert_eq!(of_equals, [0.0, 1.0, 0.0], "the first, as it is taken");
+    assert!(greedy.probabilities(NOTHING, &mut [0.0, f32::NAN]).is_err());
+}
+
 #[test]
 fn processed_logits_equal_those_of_transformers() {
     let fixture = json_fixture("generation");

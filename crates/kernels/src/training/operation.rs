@@ -46,6 +46,10 @@ pub(crate) fn record(
     if is_paused || !inputs.iter().any(|input| input.track_op()) {
         return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
     }
+    // What a browser loads has no way back in it, which would be a quarter of the engine's code.
+    if cfg!(all(target_arch = "wasm32", target_os = "unknown")) {
+        candle_core::bail!("{}: gradients are not computed in browsers", operation.name());
+    }
     let operation: Arc<dyn Operation> = Arc::new(operation);
     let is_recorded = TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_)));
     if is_recorded {

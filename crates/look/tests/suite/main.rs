@@ -7,3 +7,4 @@ mod found;
 mod names;
 mod refused;
 mod steering;
+mod steps;

@@ -16,7 +16,8 @@ use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::Record;
 use super::{Caller, Connection, Shared, reply};
-use crate::{look, page};
+use crate::look::Looks;
+use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest number of a request that a client may choose.
@@ -145,17 +146,16 @@ async fn post(
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
+    let looks = Looks { engine: &shared.engine, served: &shared.served };
     Ok(reply::json(match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
         Endpoint::Tokenize => blocking(move || gpt2_api::tokenize(&received.bytes, &served)).await?,
         Endpoint::Detokenize => blocking(move || gpt2_api::detokenize(&received.bytes, &served)).await?,
-        Endpoint::LookAttention => {
-            while_wanted(look::attention(&shared.engine, served.name(), &received.bytes), caller).await?
-        }
-        Endpoint::LookLens => {
-            while_wanted(look::lens(&shared.engine, served.name(), &received.bytes), caller).await?
-        }
+        Endpoint::LookAttention => while_wanted(looks.attention(received.bytes), caller).await?,
+        Endpoint::LookLens => while_wanted(looks.lens(received.bytes), caller).await?,
+        Endpoint::LookHead => while_wanted(looks.head(received.bytes), caller).await?,
+        Endpoint::LookNext => while_wanted(looks.next(received.bytes), caller).await?,
         _ => return Err(ApiError::internal()),
     }))
 }

@@ -1,27 +1,16 @@
 // The one area that is prompt and result: a text area, the colours of its tokens beneath it, its history, and what else a token
 // could have been. The text area stays an ordinary one; only the layer beneath it is drawn.
-import { bits, logprobOf, percent, shown, textOf } from "./tokens.js";
-
 /* global parts */
-const { element } = parts;
-// The strongest colour: one in 4,096.
-export const TOP_BITS = 12;
+const { bits, element, percent, shown, tint, told } = parts;
 // Typing within this time is undone together, in ms.
 const TOGETHER_MS = 1000;
 const HISTORY = 500;
-
-// Colours an element by how surprising a piece is.
-export function tint(node, piece) {
-  const value = bits(piece);
-  const rgb = isNaN(value) ? null : parts.colour(value, "amount", TOP_BITS);
-    Object.assign(node.style, { background: rgb ? parts.css(rgb) : "", color: rgb ? parts.ink(rgb) : "" });
-}
 
 // Calls onChange() after every change, onTake(piece, place, token) when another token is to stand where a piece is.
 export function editor(area, layer, box, onChange, onTake) {
   let text = "", pieces = [], regions = [];
   let past = [], future = [], typed = -Infinity;
-  let open = null, timer;
+  let timer;
   const regionOf = new WeakMap();
   const tail = document.createTextNode("\u200b");
   layer.append(tail);
@@ -132,51 +121,35 @@ export function editor(area, layer, box, onChange, onTake) {
     return known.find(region => region.start <= caret && caret < region.end) ?? known.findLast(region => region.end === caret);
   }
 
+  const popup = parts.popup(box, () => area.focus());
+
   // Shows what else could stand there. Gives what takes the focus.
   function choices(region) {
     hide();
-    open = region;
-    region.node.classList.add("current");
     const lists = region.piece.tokens.map((one, place) => {
-      const labels = one.alternatives.map(other => shown(other.token)), values = one.alternatives.map(other => Math.exp(other.logprob));
+      const ones = one.alternatives.map(other => ({ token: other.token, share: Math.exp(other.logprob) }));
       const list = element("div");
-      const chances = { columns: labels, values, decimals: 4, scale: "share", top: 1, name: "what could stand here; Enter goes on from it" };
-      const usable = other => place === 0 && textOf(other.token) !== null;
-      const bars = parts.bars(list, chances, n => bars.choose(n), n => {
-        if (!usable(one.alternatives[n])) return;
-        hide();
-        area.focus();
-        onTake(region.piece, one.alternatives[n].token);
-      });
-      one.alternatives.forEach((other, n) => list.children[n].ariaDisabled = String(!usable(other)));
-      bars.choose(Math.max(0, one.alternatives.findIndex(other => other.token === one.token)));
+      const chosen = ones.findIndex(other => other.token === one.token);
+      const take = other => { hide(); area.focus(); onTake(region.piece, other.token); };
+      parts.alternatives(list, "what could stand here; Enter goes on from it", ones, Math.max(0, chosen), place === 0 && take);
       const whole = region.piece.tokens.length > 1 ? `${shown(region.text)}, of which ` : "";
       const name = `${whole}${shown(one.token)}: ${one.logprob === null ? "the first token has no probability" : percent(one.logprob)}`;
       return element("div", {}, element("p", {}, name), list);
     });
-    box.replaceChildren(...lists);
-    box.hidden = false;
-    const [frame, word] = [box.parentElement.getBoundingClientRect(), region.node.getClientRects()[0]];
-    const above = word.bottom + box.offsetHeight > innerHeight && word.top > box.offsetHeight;
-    const left = Math.max(0, Math.min(word.left - frame.left, frame.width - box.offsetWidth));
-    const top = above ? word.top - box.offsetHeight - frame.top : word.bottom - frame.top - 2;
-    Object.assign(box.style, { left: left + "px", top: top + "px" });
-    return box.querySelector("[tabindex='0']") ?? area;
+    return popup.show(region.node, ...lists) ?? area;
   }
 
   function hide() {
     clearTimeout(timer);
-    open?.node.classList.remove("current");
-    open = null;
-    box.hidden = true;
+    popup.hide();
   }
 
   const later = (wait, act) => { clearTimeout(timer); timer = setTimeout(act, wait); };
   function point(event) {
     const region = document.elementsFromPoint(event.clientX, event.clientY).map(node => regionOf.get(node)).find(Boolean);
-    if (region && region === open) clearTimeout(timer);
+    if (region && region.node === popup.owner) clearTimeout(timer);
     else if (region) later(event.type === "click" ? 0 : 120, () => choices(region));
-    else if (open) later(300, hide);
+    else if (popup.owner) later(300, hide);
   }
   area.addEventListener("pointermove", event => { if (!event.buttons && event.pointerType === "mouse") point(event); });
   area.addEventListener("click", event => { if (event.pointerType !== "mouse") point(event); });
@@ -184,12 +157,6 @@ export function editor(area, layer, box, onChange, onTake) {
   box.addEventListener("pointerenter", () => clearTimeout(timer));
   box.addEventListener("pointerleave", () => later(300, hide));
   box.addEventListener("focusout", event => { if (!box.contains(event.relatedTarget)) hide(); });
-  box.addEventListener("keydown", event => {
-    if (event.key !== "Escape") return;
-    event.stopPropagation();
-    hide();
-    area.focus();
-  });
   parts.dark.addEventListener("change", () => draw(true));
 
   return {
@@ -201,9 +168,7 @@ export function editor(area, layer, box, onChange, onTake) {
     get token() {
       const region = atCaret();
       if (!region) return "";
-      const logprob = logprobOf(region.piece);
-      const name = shown(region.text || region.piece.tokens[0].token);
-      return logprob === null ? name : `${name} ${percent(logprob)}, ${bits(region.piece).toFixed(1)} bits`;
+      return told(region.piece, region.text);
     },
     show, follow, record, undo, redo, hide,
   };

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
-use gpt2_pictures::{PARTS_CSS, PARTS_JS, REPORT_HTML};
+use gpt2_pictures::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 
 /// Nothing from elsewhere, no script and no style inside the document, no requests but to this server, and no frame around it.
 pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
@@ -26,19 +26,21 @@ pub(crate) fn file(path: &str) -> Option<&'static PageFile> {
     FILES.iter().find(|(of, _)| *of == path).map(|(_, file)| file)
 }
 
-static INDEX: LazyLock<String> =
-    LazyLock::new(|| include_str!("index.html").replace("@@report@@", REPORT_HTML));
+static INDEX: LazyLock<String> = LazyLock::new(|| {
+    include_str!("index.html").replace("@@report@@", REPORT_HTML).replace("@@head@@", HEAD_HTML)
+});
 
-static FILES: LazyLock<[(&str, PageFile); 8]> = LazyLock::new(|| {
+static FILES: LazyLock<[(&str, PageFile); 9]> = LazyLock::new(|| {
     [
         ("/", page_file(HTML, &INDEX)),
         ("/page.css", page_file(CSS, include_str!("page.css"))),
         ("/page.js", page_file(SCRIPT, include_str!("page.js"))),
         ("/editor.js", page_file(SCRIPT, include_str!("editor.js"))),
         ("/request.js", page_file(SCRIPT, include_str!("request.js"))),
-        ("/tokens.js", page_file(SCRIPT, include_str!("tokens.js"))),
         ("/parts.css", page_file(CSS, PARTS_CSS)),
         ("/parts.js", page_file(SCRIPT, PARTS_JS)),
+        ("/writing.css", page_file(CSS, WRITING_CSS)),
+        ("/writing.js", page_file(SCRIPT, WRITING_JS)),
     ]
 });
 

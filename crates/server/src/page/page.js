@@ -1,10 +1,9 @@
 // The page at `/`: writes with /v1/completions, scores with echo, counts with /tokenize, looks inside with /look.
-import { TOP_BITS, editor, tint } from "./editor.js";
+import { editor } from "./editor.js";
 import { ask, asCurl, asPython, setKey, stream } from "./request.js";
-import { END, Tokens, shown } from "./tokens.js";
 
 /* global parts */
-const { element } = parts;
+const { Clock, END, Tokens, element, newSeed, tint } = parts;
 const find = id => document.getElementById(id);
 
 // How many alternatives of a token are asked for.
@@ -21,17 +20,7 @@ const SLIDERS = [
   ["frequency_penalty", "frequency", "frequency penalty (0: off)", -2, 2, 0.1, 0, 0],
   ["n", "n", "texts side by side", 1, 16, 1, 1, 1],
 ];
-const settings = SLIDERS.map(([field, id, name, min, max, step, value, off]) => {
-  const range = element("input", { type: "range", min, max, step, ariaLabel: name, tabIndex: -1 });
-  const number = element("input", { id, type: "number", min, max, step: "any", required: true });
-  if (Number.isInteger(step)) number.step = step;
-  number.dataset.testid = id;
-  range.value = number.value = value;
-  range.oninput = () => { number.value = range.value; showRequest(); };
-  number.oninput = () => { range.value = number.value; showRequest(); };
-  find("sliders").append(element("label", { className: "row" }, name, number), element("div", { className: "row" }, range));
-  return { field, name, number, off, min, max };
-});
+const settings = parts.settings(find("sliders"), SLIDERS, showRequest);
 const seed = element("input", { id: "seed", inputMode: "numeric", autocomplete: "off", placeholder: "a new one", oninput: showRequest });
 seed.dataset.testid = "seed";
 find("sliders").append(element("label", { className: "row" }, "seed", seed));
@@ -41,22 +30,11 @@ const area = editor(find("prompt"), find("colours"), find("choices"), changed, t
 
 // ---- What is asked for
 
-const newSeed = () => String(crypto.getRandomValues(new Uint32Array(1))[0]);
-const setting = field => settings.find(one => one.field === field).number.valueAsNumber;
-
 // The present request; fields that are off are left out. Fails with the name of a field that holds no number it could.
 function request(prompt = area.text) {
-  const body = { ...model && { model }, prompt };
-  for (const { field, name, number, off, min, max } of settings) {
-    if (!number.checkValidity()) throw new Error(`${name}: give a ${number.step === "any" ? "" : "whole "}number from ${min} to ${max}`);
-    if (number.valueAsNumber !== off) body[field] = number.valueAsNumber;
-  }
+  const body = { ...model && { model }, prompt, ...settings.fields(), ...parts.seedOf(seed) };
   const stops = find("stops").value.split("\n").filter(Boolean).map(line => line.replaceAll("\\n", "\n"));
   if (stops.length) body.stop = stops;
-  if (seed.value.trim()) {
-    body.seed = Number(seed.value);
-    if (!Number.isSafeInteger(body.seed)) throw new Error("seed: give a whole number of at most 15 digits, or nothing for a new one");
-  }
   return { ...body, logprobs: ALTERNATIVES, stream: true, stream_options: { include_usage: true } };
 }
 
@@ -81,7 +59,7 @@ function buttons() {
   const busy = writing !== null;
   find("prompt").readOnly = busy;
   find("stop").disabled = !busy;
-  for (const id of ["write", "score", "attention", "lens"]) find(id).disabled = busy;
+  for (const id of ["write", "score", "attention", "lens", "head"]) find(id).disabled = busy;
   find("again").disabled = busy || !last;
   find("undo").disabled = busy || !area.canUndo;
   find("redo").disabled = busy || !area.canRedo;
@@ -111,14 +89,6 @@ async function during(name, work) {
   else say("ready");
 }
 
-// Ends of sentences are told to those who listen, not every token.
-function announce(texts, isEnd) {
-  const place = find("text");
-  const rest = texts.join("\n").slice(place.textContent.length);
-  const whole = isEnd ? rest : texts.length > 1 ? "" : /^[^]{30,}[.!?\n](?=\s)/.exec(rest)?.[0] ?? "";
-  if (whole) place.append(whole);
-}
-
 // ---- Writing
 
 async function write() {
@@ -138,24 +108,23 @@ async function write() {
       frame = 0;
       if (cards.length) cards.forEach(one => one.draw());
       else area.follow(() => area.show(base + texts[0].text, known.concat(piecesOf(texts[0], base.length))));
-      announce(texts.map(one => one.text), isEnd);
+      parts.announce(find("text"), texts.map(one => one.text), isEnd);
     };
-    const clock = { begin: performance.now() };
+    const clock = new Clock();
     try {
       await stream("v1/completions", body, signal, chunk => {
-        if (chunk.choices.length) clock.first ??= clock.last = performance.now();
+        if (chunk.choices.length) clock.tick();
         for (const choice of chunk.choices) {
           const one = texts[choice.index];
           one.text += choice.text;
           one.tokens.take(choice.logprobs);
           one.finish ??= choice.finish_reason;
-          clock.last = performance.now();
         }
         frame ||= requestAnimationFrame(() => draw(false));
       });
     } finally {
       draw(true);
-      numbers(clock, texts);
+      find("numbers").textContent = numbers(clock, texts);
       find("prompt").setSelectionRange(area.text.length, area.text.length);
     }
   });
@@ -165,13 +134,7 @@ const piecesOf = (one, place) => one.tokens.pieces(one.text, one.tokens.lists.te
 
 function numbers(clock, texts) {
   const count = texts.reduce((sum, one) => sum + one.tokens.count, 0);
-  if (!clock.first) return;
-  const said = [`${count} tokens`, `the first after ${Math.round(clock.first - clock.begin)} ms`];
-  const seconds = (clock.last - clock.first) / 1000;
-  if (count > texts.length && seconds > 0) said.push(`${((count - texts.length) / seconds).toFixed(1)} tokens/s`);
-  const why = { length: "max tokens or the end of the context", stop: "the end of the text or a stop" }[texts[0].finish];
-  if (why && texts.length === 1) said.push(`ended by ${why}`);
-  find("numbers").textContent = said.join(" · ");
+  return parts.numbers(clock, count, texts.length, texts.length === 1 ? texts[0].finish : null);
 }
 
 // One of several texts; it can be taken.
@@ -267,29 +230,38 @@ async function count() {
 
 function showRoom() {
   const left = contextSize - Number(find("count").dataset.count);
-  const wanted = setting("max_tokens");
+  const wanted = settings.number("max_tokens");
   find("room").textContent = left < wanted ? `room for ${left} more; max tokens is ${wanted}` : "";
 }
 
 // ---- Looking inside
 
-// Layers as 3, 0-5 or 0,4,8-11; none for all.
-function layers() {
-  const found = [];
-  for (const part of find("layers").value.split(",").map(part => part.trim()).filter(Boolean)) {
-    const [, from, to] = /^(\d{1,4})(?:-(\d{1,4}))?$/.exec(part) ?? [];
-    if (from === undefined) throw new Error(`layers: “${part}” is no number and no range such as 0-5`);
-    for (let layer = Number(from); layer <= Number(to ?? from); layer++) found.push(layer);
-  }
-  return found.length ? { layers: found } : {};
-}
-
 function look(path, more) {
   during("looking", async signal => {
     inside = await ask(path, { prompt: area.text, ...more() }, signal);
     find("report").hidden = false;
+    find("head-view").hidden = true;
     find("report-title").textContent = inside.title;
     drawInside();
+  });
+}
+
+// The head, the row and the column of the attention that was looked at last, step by step.
+let attention = null;
+const byHand = parts.head.view({
+  subject: () => attention,
+  ask: body => ask("look/head", body),
+  chosen: { get: () => chosen, set: text => chosen = text },
+  moved: () => during("looking", byHand),
+});
+
+function stepByStep() {
+  during("looking", async signal => {
+    const prompt = area.text, { axes, tokens } = await ask("look/attention", { prompt, ...parts.layers(find("layers").value) }, signal);
+    attention = { prompt, count: tokens.length, layers: axes[0].labels, heads: axes[1].labels };
+    await byHand();
+    find("report").hidden = true;
+    find("head-view").hidden = false;
   });
 }
 
@@ -305,8 +277,9 @@ find("again").onclick = again;
 find("undo").onclick = () => area.undo();
 find("redo").onclick = () => area.redo();
 find("score").onclick = score;
-find("attention").onclick = () => look("look/attention", layers);
+find("attention").onclick = () => look("look/attention", () => parts.layers(find("layers").value));
 find("lens").onclick = () => look("look/lens", () => ({ show: find("show").value }));
+find("head").onclick = stepByStep;
 find("stops").oninput = showRequest;
 find("code").ontoggle = showRequest;
 for (const [id, of] of [["as-curl", asCurl], ["as-python", asPython]]) {
@@ -316,16 +289,7 @@ for (const [id, of] of [["as-curl", asCurl], ["as-python", asPython]]) {
     showRequest();
   };
 }
-find("copy").onclick = async () => {
-  try {
-    await navigator.clipboard.writeText(find("request").textContent);
-    find("copy").textContent = "Copied";
-  } catch {
-    getSelection().selectAllChildren(find("request"));
-    find("copy").textContent = "Selected: press Ctrl+C";
-  }
-  setTimeout(() => find("copy").textContent = "Copy", 2000);
-};
+parts.copies(find("copy"), find("request"));
 find("key-use").onclick = () => {
   setKey(find("key-value").value.trim());
   find("key-value").value = "";
@@ -361,10 +325,7 @@ async function begin() {
   }
 }
 
-function legend() {
-  parts.scaleBar(find("scale"), "amount", TOP_BITS);
-  find("scale").append(element("span", {}, "bits of surprise: 0 is a certain token, 1 a toss of a coin, 12 one in 4,096"));
-}
+const legend = () => parts.surpriseScale(find("scale"));
 parts.dark.addEventListener("change", () => { legend(); drawInside(); });
 legend();
 seed.value = newSeed();

@@ -1,6 +1,5 @@
 //! The page at `/`: its files, what it does in a browser, and the looks inside that it draws.
 
-mod browser;
 mod in_browser;
 
 use gpt2_pictures::Report;
@@ -20,7 +19,7 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
     let script = server.get("/page.js").text();
     let modules = script.split("from \"./").skip(1).map(|rest| rest.split('"').next().unwrap());
     files.extend(modules.map(|name| format!("/{name}")));
-    assert_eq!(files.len(), 8);
+    assert_eq!(files.len(), 9);
     for file in &files {
         let reply = server.get(file);
         assert_eq!(reply.status, 200, "{file}");
@@ -46,7 +45,7 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
 #[test]
 fn no_script_of_the_page_makes_html_from_text() {
     let server = start();
-    for file in ["/page.js", "/editor.js", "/request.js", "/tokens.js", "/parts.js"] {
+    for file in ["/page.js", "/editor.js", "/request.js", "/parts.js", "/writing.js"] {
         let script = server.get(file).text();
         for name in
             ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"]
@@ -104,13 +103,65 @@ fn looks_are_those_of_the_library() {
     }
 }
 
+/// The steps of a head and what may follow are those of the library too, whether the text or its tokens are given.
+#[test]
+fn heads_and_next_tokens_are_those_of_the_library() {
+    use gpt2_generation::{GenerationConfig, History};
+    use gpt2_interpret::Head;
+    use gpt2_look::{NextTokens, OneHead, Reader, Reading, Subject, Text};
+    let model = built_in();
+    let server = start_model(model.clone(), "shakespeare", |_| ());
+    let text = "But soft, what light through yonder window breaks? ".repeat(2);
+    let ids = model.vocabulary().encode(&text).unwrap();
+    let reader = Reader::without_bos(model.vocabulary());
+    let subject = Subject::new(&model, "shakespeare".into(), &reader);
+
+    let last = ids.len() - 3;
+    let body = json!({ "prompt": text, "layer": 2, "head": 5, "query": -3, "key": 4 });
+    let reply = server.post("/look/head", &body).json();
+    let asked = OneHead { text: Text::Ids(ids.clone()), head: Head { layer: 2, head: 5 }, query: -3, key: 4 };
+    let steps = asked.check(&reader).unwrap().look(&subject).unwrap();
+    let expected = serde_json::to_value(&steps).unwrap();
+    assert_eq!((&reply["query"], &reply["scale"]), (&json!(last), &expected["scale"]));
+    assert_eq!(reply["tokens"], expected["tokens"]);
+    for name in ["q", "k", "products", "scores", "weights", "v", "context"] {
+        let numbers = |value: &Value| -> Vec<f64> { serde_json::from_value(value[name].clone()).unwrap() };
+        let (found, expected) = (numbers(&reply), numbers(&expected));
+        assert_eq!(found.len(), expected.len(), "{name}");
+        assert!(
+            found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3),
+            "{name}: {found:?} {expected:?}"
+        );
+    }
+
+    let body = json!({ "prompt": ids, "at": last, "temperature": 0.7, "top_k": 3, "top": 5 });
+    let reply = server.post("/look/next", &body).json();
+    let logits = Reading::default().logits(model.model(), &ids, last).unwrap();
+    let history = History { ids: &ids[..=last], prompt_len: last + 1 };
+    let config =
+        GenerationConfig { do_sample: true, temperature: 0.7, top_k: 3, ..GenerationConfig::default() };
+    let expected = NextTokens::of(&logits, history, &config, &[], 5, &reader).unwrap();
+    assert_eq!(reply["kept"], 3);
+    assert_eq!(reply["tokens"].as_array().unwrap().len(), 5);
+    for (found, expected) in reply["tokens"].as_array().unwrap().iter().zip(&expected.tokens) {
+        assert_eq!((&found["id"], &found["token"]), (&json!(expected.id), &json!(expected.token)));
+        for (name, expected) in [("logprob", expected.logprob), ("probability", expected.probability)] {
+            assert!((found[name].as_f64().unwrap() - expected).abs() < 1e-3, "{name}: {found} {expected}");
+        }
+    }
+}
+
 #[test]
 fn a_look_that_cannot_be_taken_says_why() {
     let server = start_model(built_in(), "shakespeare", |_| ());
     let long = "word ".repeat(300);
     for (path, body, expected) in [
-        ("/look/attention", json!({}), "prompt: expected the text to look at, as a string"),
-        ("/look/attention", json!({ "prompt": 3 }), "prompt: expected the text to look at, as a string"),
+        ("/look/attention", json!({}), "prompt: expected the text to look at, as a string or as token ids"),
+        (
+            "/look/attention",
+            json!({ "prompt": 3 }),
+            "prompt: expected the text to look at, as a string or as token ids",
+        ),
         ("/look/attention", json!({ "prompt": "" }), "prompt: the text is empty; give at least one token"),
         (
             "/look/attention",
@@ -126,13 +177,31 @@ fn a_look_that_cannot_be_taken_says_why() {
             json!({ "prompt": "a", "show": "rank" }),
             "show: expected `probability`, `entropy`, `divergence` or `next`",
         ),
+        ("/look/head", json!({ "prompt": "a", "layer": 0 }), "head: expected its number, found nothing"),
+        (
+            "/look/head",
+            json!({ "prompt": "a", "layer": 9999, "head": 0 }),
+            "layer: expected a whole number from 0 to ",
+        ),
+        (
+            "/look/head",
+            json!({ "prompt": "ab cd", "layer": 0, "head": 0, "query": 0, "key": 1 }),
+            "key: expected a whole number",
+        ),
+        ("/look/next", json!({ "prompt": [0, 70_000] }), "prompt[1]: expected a token id below"),
+        ("/look/next", json!({ "prompt": "a", "at": 40 }), "at: expected a whole number from -1 to 0"),
+        (
+            "/look/next",
+            json!({ "prompt": "a", "temperature": 9 }),
+            "temperature: expected a number from 0 to 2",
+        ),
     ] {
         let message = server.post(path, &body).refusal(400);
         assert!(message.starts_with(expected), "{message}");
     }
     let message =
         server.request("POST", "/look/lens", &["Content-Type: application/json"], b"{").refusal(400);
-    assert!(message.starts_with("the body is no JSON"), "{message}");
+    assert!(message.starts_with("the body is not JSON"), "{message}");
 }
 
 /// The numbers of a packed head: base64 of two bytes each, the lower one first.

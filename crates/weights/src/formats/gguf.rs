@@ -12,15 +12,15 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 
 use crate::WeightsError;
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::tokenizer;
 
 /// Bytes in which the header must end: that of a GPT-2 has 2.5 MB, tokenizer included.
-const MAX_HEADER_BYTES: usize = 16 << 20;
+const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// The format demands an alignment that is a multiple of this.
-const LEAST_ALIGNMENT: usize = 8;
+const LEAST_ALIGNMENT: u64 = 8;
 /// The key whose value candle divides by.
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 
@@ -30,20 +30,24 @@ pub(crate) fn is_gguf(bytes: &[u8]) -> bool {
 }
 
 /// Reads the header of a GGUF file.
-pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
+pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
-    if has_no_alignment(&file) {
-        return Err(damaged("`general.alignment` is 0".into()));
-    }
-    let header = &file[..file.len().min(MAX_HEADER_BYTES)];
-    let content = Content::read(&mut Cursor::new(header)).map_err(|error| damaged(first_line(&error)))?;
+    let content = file.parse(0, MAX_HEADER_BYTES, |header| {
+        if has_no_alignment(header) {
+            return Err("`general.alignment` is 0".to_owned());
+        }
+        Content::read(&mut Cursor::new(header)).map_err(|error| first_line(&error))
+    })?;
+    let content = content.map_err(damaged)?;
     // candle keeps the last of several tensors with one name.
+    let start = file.first(16)?;
     let counted =
-        file.get(8..16).and_then(|bytes| bytes.first_chunk::<8>()).map(|count| u64::from_le_bytes(*count));
-    if file.get(4) != Some(&1) && counted != Some(content.tensor_infos.len() as u64) {
+        start.get(8..).and_then(|bytes| bytes.first_chunk()).map(|count| u64::from_le_bytes(*count));
+    if start.get(4) != Some(&1) && counted != Some(content.tensor_infos.len() as u64) {
         return Err(damaged("several tensors have one name".into()));
     }
+    drop(start);
     match content.metadata.get("general.architecture") {
         Some(Value::String(architecture)) if architecture == "gpt2" => {}
         found => {
@@ -56,8 +60,7 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
         let shape = info.shape.dims().to_vec();
         let dtype = stored_dtype(info.ggml_dtype);
         let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
-        let start =
-            content.tensor_data_offset.checked_add(info.offset).and_then(|start| usize::try_from(start).ok());
+        let start = content.tensor_data_offset.checked_add(info.offset);
         let bytes = elements.and_then(|elements| dtype.byte_count(elements));
         let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
         let (Some(start), Some(end)) = (start, end.filter(|end| *end <= file.len())) else {
@@ -100,8 +103,7 @@ pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
 
 /// Whether the header sets the alignment to zero, which candle would divide by.
 fn has_no_alignment(bytes: &[u8]) -> bool {
-    let searched = &bytes[..bytes.len().min(MAX_HEADER_BYTES)];
-    memchr::memmem::find_iter(searched, ALIGNMENT_KEY).any(|place| {
+    memchr::memmem::find_iter(bytes, ALIGNMENT_KEY).any(|place| {
         let Some((value_type, value)) = bytes[place + ALIGNMENT_KEY.len()..].split_first_chunk::<4>() else {
             return false;
         };

@@ -6,13 +6,13 @@
 use gpt2::{Gpt2Config, Parameter, expected_parameters};
 
 use crate::WeightsError;
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
 /// The first integer of the header.
 const MAGIC: u32 = 20_240_326;
-const HEADER_BYTES: usize = 256 * 4;
+const HEADER_BYTES: u64 = 256 * 4;
 
 /// Whether the bytes start as llm.c's files do.
 pub(crate) fn is_llm_c(bytes: &[u8]) -> bool {
@@ -20,12 +20,15 @@ pub(crate) fn is_llm_c(bytes: &[u8]) -> bool {
 }
 
 /// Reads the header and places every parameter.
-pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
+pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
-    let header =
-        file.get(..HEADER_BYTES).ok_or_else(|| refuse("a truncated llm.c file; copy it again".into()))?;
+    let header = file.first(HEADER_BYTES)?;
+    if header.len() as u64 != HEADER_BYTES {
+        return Err(refuse("a truncated llm.c file; copy it again".into()));
+    }
     let (integers, _) = header.as_chunks::<4>();
     let integers: Vec<u32> = integers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    drop(header);
     let [_, version, n_positions, vocab_size, n_layer, n_head, n_embd, padded_vocab, ..] = integers[..]
     else {
         return Err(refuse("a truncated llm.c file; copy it again".into()));

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::mapped_file::MappedFile;
+use crate::WeightsError;
+use crate::checkpoint_file::CheckpointFile;
+use crate::files::Files;
 use crate::mistaken_file::{self, SNIFFED_BYTES};
 use crate::source::{Format, Source};
-use crate::{WeightsError, small_file};
+use crate::stored::StoredTensor;
 
 mod gguf;
 mod llm_c;
@@ -18,7 +20,7 @@ mod safetensors;
 mod tensorflow;
 
 /// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
-const MAX_INDEX_BYTES: usize = 4 << 20;
+const MAX_INDEX_BYTES: u64 = 4 << 20;
 /// Most tensors of one file; GPT-2 XL has 580.
 const MAX_TENSORS: usize = 100_000;
 /// Most elements of one tensor: 4 TB in f32.
@@ -40,32 +42,35 @@ const TRAINING_STATE: [&str; 6] =
 
 /// Opens the weights at `path`: a folder, a file of any format, an index of shards, or the common beginning of the
 /// names of a TensorFlow checkpoint.
-pub(crate) fn open(path: &Path) -> Result<Source, WeightsError> {
+pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => open_file(&find_weights(path)?),
-        Ok(_) => open_file(path),
-        Err(_) if index.is_file() => open_file(&index),
-        Err(_) => Err(WeightsError::NotFound { path: path.to_owned() }),
+    if files.is_folder(path) {
+        open_file(files, &find_weights(files, path)?)
+    } else if files.exists(path) {
+        open_file(files, path)
+    } else if files.is_file(&index) {
+        open_file(files, &index)
+    } else {
+        Err(WeightsError::NotFound { path: path.to_owned() })
     }
 }
 
-fn open_file(path: &Path) -> Result<Source, WeightsError> {
-    let file = MappedFile::open(path)?;
-    let kind = sniff(&file);
-    read(file, kind)
+fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
+    let file = files.open(path)?;
+    let kind = sniff(&file)?;
+    read(files, file, kind)
 }
 
 /// Opens one file of any tensors, with what it says beside them.
 pub(crate) fn open_tensors(path: &Path) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
-    let file = MappedFile::open(path)?;
+    let file = Files::Disk.open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    let (source, entries) = match sniff(&file) {
+    let (source, entries) = match sniff(&file)? {
         Some(Kind::Zip) => pytorch::read_all_zip(file)?,
         Some(Kind::LegacyPickle) => pytorch::read_all_legacy(file)?,
         kind @ (Some(Kind::Safetensors) | None) => {
-            let source = read(file, kind)?;
-            let entries = source.files.first().map(|file| safetensors::entries(file));
+            let source = read(&Files::Disk, file, kind)?;
+            let entries = source.files.first().map(safetensors::entries).transpose()?;
             (source, entries.unwrap_or_default())
         }
         Some(_) => {
@@ -76,29 +81,25 @@ pub(crate) fn open_tensors(path: &Path) -> Result<(Source, BTreeMap<String, Stri
     Ok((source, entries))
 }
 
-/// Reads a safetensors file that is given as bytes.
-pub(crate) fn read_embedded(file: MappedFile) -> Result<Source, WeightsError> {
-    read(file, Some(Kind::Safetensors))
-}
-
-fn read(file: MappedFile, kind: Option<Kind>) -> Result<Source, WeightsError> {
+fn read(files: &Files, file: CheckpointFile, kind: Option<Kind>) -> Result<Source, WeightsError> {
     let path = file.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
-    if let Some(what) = mistaken_file::something_else(&file, "weights") {
+    let start = file.first(SNIFFED_BYTES as u64)?;
+    if let Some(what) = mistaken_file::something_else(&start, "weights") {
         return Err(refuse(what));
     }
-    if kind.is_none() && is_json(&file) {
-        let quoted: String =
-            String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]).chars().take(80).collect();
+    if kind.is_none() && is_json(&start) {
+        let quoted: String = String::from_utf8_lossy(&start).chars().take(80).collect();
         return Err(refuse(format!("JSON text in place of the weights: {quoted}; download the file again")));
     }
+    drop(start);
     let source = match kind {
-        Some(Kind::ShardIndex) => open_shards(&file),
+        Some(Kind::ShardIndex) => open_shards(files, &file),
         Some(Kind::Zip) => pytorch::read_zip(file),
         Some(Kind::LegacyPickle) => pytorch::read_legacy(file),
         Some(Kind::Gguf) => gguf::read(file),
         Some(Kind::LlmC) => llm_c::read(file),
-        Some(Kind::TensorFlowIndex) => tensorflow::read(file),
+        Some(Kind::TensorFlowIndex) => tensorflow::read(files, file),
         Some(Kind::Safetensors) | None => safetensors::read(file),
     }?;
     check(&source).map_err(refuse)?;
@@ -121,6 +122,7 @@ fn check(source: &Source) -> Result<(), String> {
         if elements.is_none_or(|elements| elements as u64 > MAX_ELEMENTS) || tensor.shape.len() > MAX_RANK {
             return Err(format!("tensor `{}` claims the shape {:?}", tensor.name, tensor.shape));
         }
+        check_addressable(tensor, isize::MAX as u64)?;
     }
     // Views of PyTorch may share data; in the other formats each tensor has its own.
     if matches!(source.format, Format::Gguf | Format::TensorFlow) {
@@ -137,6 +139,20 @@ fn check(source: &Source) -> Result<(), String> {
     Ok(())
 }
 
+/// A tensor of weights is held in one piece, in the file's type or in f32, of at most `limit` bytes: 2 GiB on 32 bits.
+fn check_addressable(tensor: &StoredTensor, limit: u64) -> Result<(), String> {
+    let in_f32 = (tensor.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
+    let needed = in_f32.max(tensor.stored_bytes());
+    if tensor.dtype.holds_weights() && needed > limit {
+        return Err(format!(
+            "tensor `{}` takes {needed} bytes, and this program of 32 bits holds at most {limit} in one piece; use the 64-bit \
+             program",
+            tensor.name
+        ));
+    }
+    Ok(())
+}
+
 /// What a file's content shows it to be, best first where a folder holds several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -149,45 +165,46 @@ enum Kind {
     LlmC,
 }
 
-fn sniff(bytes: &[u8]) -> Option<Kind> {
-    let start = &bytes[..bytes.len().min(SNIFFED_BYTES)];
-    if start.starts_with(b"PK\x03\x04") {
+fn sniff(file: &CheckpointFile) -> Result<Option<Kind>, WeightsError> {
+    let start = file.first(SNIFFED_BYTES as u64)?;
+    Ok(if start.starts_with(b"PK\x03\x04") {
         Some(Kind::Zip)
-    } else if pytorch::is_legacy(start) {
+    } else if pytorch::is_legacy(&start) {
         Some(Kind::LegacyPickle)
-    } else if gguf::is_gguf(start) {
+    } else if gguf::is_gguf(&start) {
         Some(Kind::Gguf)
-    } else if llm_c::is_llm_c(start) {
+    } else if llm_c::is_llm_c(&start) {
         Some(Kind::LlmC)
-    } else if tensorflow::is_index(bytes) {
+    } else if tensorflow::is_index(file)? {
         Some(Kind::TensorFlowIndex)
     } else if start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0]) {
         Some(Kind::Safetensors)
-    } else if weight_map(bytes).is_some() {
+    } else if weight_map(file)?.is_some() {
         Some(Kind::ShardIndex)
     } else {
         None
-    }
+    })
 }
 
-fn is_json(bytes: &[u8]) -> bool {
-    bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
+fn is_json(start: &[u8]) -> bool {
+    start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
 /// The shard of each tensor, where the file is an index of shards.
-fn weight_map(bytes: &[u8]) -> Option<BTreeMap<String, String>> {
-    if !is_json(bytes) || bytes.len() > MAX_INDEX_BYTES {
-        return None;
+fn weight_map(file: &CheckpointFile) -> Result<Option<BTreeMap<String, String>>, WeightsError> {
+    if file.len() > MAX_INDEX_BYTES || !is_json(&file.first(SNIFFED_BYTES as u64)?) {
+        return Ok(None);
     }
-    let mut index: Value = serde_json::from_slice(bytes).ok()?;
-    serde_json::from_value(index.get_mut("weight_map")?.take()).ok()
+    let index = serde_json::from_slice::<Value>(&file.read(0..file.len())?).ok();
+    let places = index.and_then(|mut index| Some(index.get_mut("weight_map")?.take()));
+    Ok(places.and_then(|places| serde_json::from_value(places).ok()))
 }
 
 /// Opens every shard that an index names; all of them lie beside it.
-fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
+fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsError> {
     let path = index.path();
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    let places = weight_map(index).unwrap_or_default();
+    let places = weight_map(index)?.unwrap_or_default();
     let names: HashSet<&str> = places.values().map(String::as_str).collect();
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
@@ -202,16 +219,16 @@ fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
             return Err(refuse(format!("the shard name `{name}` is a path; shards lie beside their index")));
         }
         let shard_path = path.with_file_name(name);
-        if !shard_path.exists() {
-            return Err(refuse(format!("the shard {name} is missing; download it into the same folder")));
+        if !files.exists(&shard_path) {
+            return Err(refuse(format!("the shard {name} is missing; add it to the others")));
         }
         // An index among its own shards would be opened for ever.
-        let file = MappedFile::open(&shard_path)?;
-        let kind = sniff(&file);
+        let file = files.open(&shard_path)?;
+        let kind = sniff(&file)?;
         if kind == Some(Kind::ShardIndex) {
             return Err(refuse(format!("the shard {name} is an index itself")));
         }
-        let shard = read(file, kind)?;
+        let shard = read(files, file, kind)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let misplaced =
             places.iter().find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
@@ -240,47 +257,46 @@ fn open_shards(index: &MappedFile) -> Result<Source, WeightsError> {
 }
 
 /// The file to open in a folder: one of the usual names, else the only file whose content is weights.
-fn find_weights(folder: &Path) -> Result<PathBuf, WeightsError> {
+fn find_weights(files: &Files, folder: &Path) -> Result<PathBuf, WeightsError> {
     let usual = USUAL_NAMES.map(|name| folder.join(name));
-    if let Some(path) = usual.into_iter().find(|path| path.exists()) {
+    if let Some(path) = usual.into_iter().find(|path| files.exists(path)) {
         return Ok(path);
     }
-    if let Some(index) = named_by_tensorflow(folder) {
+    if let Some(index) = named_by_tensorflow(files, folder) {
         return Ok(index);
     }
-    let failed = |error| WeightsError::Read { path: folder.to_owned(), error };
     let mut found: Vec<(Kind, String)> = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if TRAINING_STATE.contains(&name.as_str()) || !entry.path().is_file() {
+    for name in files.names(folder)? {
+        if TRAINING_STATE.contains(&name.as_str()) {
             continue;
         }
-        let kind = MappedFile::open(&entry.path()).ok().and_then(|file| sniff(&file));
-        found.extend(kind.map(|kind| (kind, name)));
+        let kind = files.open(&folder.join(&name)).and_then(|file| sniff(&file));
+        found.extend(kind.ok().flatten().map(|kind| (kind, name)));
     }
     found.sort();
     let best: Vec<&str> =
         found.iter().filter(|(kind, _)| *kind == found[0].0).map(|(_, name)| name.as_str()).collect();
+    let none = |found: String| Err(WeightsError::NoWeights { folder: folder.to_owned(), found });
+    let way_out = match files {
+        Files::Disk => "name the file itself",
+        Files::Given(_) => "give one of them alone",
+    };
     match best.as_slice() {
         [only] => Ok(folder.join(only)),
-        [] => Err(WeightsError::NoWeights { folder: folder.to_owned(), found: String::new() }),
-        several => {
-            let found = format!(", but several others ({}); name the file itself", several.join(", "));
-            Err(WeightsError::NoWeights { folder: folder.to_owned(), found })
-        }
+        [] => none("; add the checkpoint's".into()),
+        several => none(format!(", but several others ({}); {way_out}", several.join(", "))),
     }
 }
 
 /// The index of the checkpoint that TensorFlow's file `checkpoint` names as the latest: `model_checkpoint_path: "…"`.
-fn named_by_tensorflow(folder: &Path) -> Option<PathBuf> {
-    let text = small_file::read(&folder.join("checkpoint"), MAX_INDEX_BYTES as u64).ok()?;
+fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<PathBuf> {
+    let text = files.read_small(&folder.join("checkpoint"), MAX_INDEX_BYTES).ok()?;
     let text = String::from_utf8(text).ok()?;
     let path = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
     // It may hold the folder of the machine that wrote it; the files lie here.
     let name = Path::new(path.trim().trim_matches('"')).file_name()?;
     let index = with_ending(&folder.join(name), ".index");
-    index.is_file().then_some(index)
+    files.is_file(&index).then_some(index)
 }
 
 /// `path` with `ending` after its whole name.

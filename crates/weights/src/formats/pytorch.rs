@@ -11,7 +11,7 @@ use gpt2::{Activation, Gpt2Config};
 use super::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};
 use crate::WeightsError;
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
@@ -23,6 +23,8 @@ const MAX_WRAPPERS: usize = 3;
 const MAX_NESTING: usize = 8;
 /// Longest name that the keys of nested dictionaries may make, and longest text beside the tensors.
 const MAX_TEXT_BYTES: usize = 1024;
+/// Largest pickle that is read; that of a GPT-2 has some ten kilobytes.
+const MAX_PICKLE_BYTES: u64 = 64 << 20;
 /// The ends of the names that show a dictionary to be the state dict of a GPT-2.
 const ANCHORS: [&str; 2] = ["wte.weight", "tok_emb.weight"];
 
@@ -32,35 +34,37 @@ const ZIP_EVIDENCE: &str = "zip archive with data.pkl";
 const LEGACY_EVIDENCE: &str = "pickle with PyTorch's magic number";
 
 /// The bytes of each storage, by its key.
-type Storages = HashMap<String, Range<usize>>;
+type Storages = HashMap<String, Range<u64>>;
 
 /// Reads the model in a zip archive of `torch.save`.
-pub(crate) fn read_zip(file: MappedFile) -> Result<Source, WeightsError> {
+pub(crate) fn read_zip(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     source(Format::PyTorchZip, ZIP_EVIDENCE, file, &pickle, &storages)
 }
 
 /// Reads the model in a legacy file of `torch.save`.
-pub(crate) fn read_legacy(file: MappedFile) -> Result<Source, WeightsError> {
+pub(crate) fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
 }
 
 /// Every tensor of a zip archive of `torch.save`, and the texts and numbers beside them, see [`named_entries`].
-pub(crate) fn read_all_zip(file: MappedFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+pub(crate) fn read_all_zip(file: CheckpointFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
 }
 
 /// The same of a legacy file of `torch.save`.
-pub(crate) fn read_all_legacy(file: MappedFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+pub(crate) fn read_all_legacy(
+    file: CheckpointFile,
+) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
 }
 
 /// The pickle of a zip archive, and where the data of its tensors are.
 #[cfg(not(feature = "pytorch"))]
-fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
+fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     let what =
         "a zip archive of PyTorch, which this program was built without; save the model as safetensors";
     Err(WeightsError::NotWeights { path: file.path().to_owned(), what: what.to_owned() })
@@ -68,12 +72,14 @@ fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
 
 /// The pickle of a zip archive, and where the data of its tensors are.
 #[cfg(feature = "pytorch")]
-fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
+fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     use zip::{CompressionMethod, ZipArchive};
+
+    use crate::checkpoint_file::Reader;
+
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: &str| refuse(format!("a damaged PyTorch file: {what}; download it again"));
-    let mut archive =
-        ZipArchive::new(std::io::Cursor::new(&file[..])).map_err(|error| damaged(&error.to_string()))?;
+    let mut archive = ZipArchive::new(Reader::new(file)).map_err(|error| damaged(&error.to_string()))?;
     let mut storages = Storages::new();
     let mut pickle = None;
     let mut is_big_endian = false;
@@ -89,15 +95,17 @@ fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
         if entry.compression() != CompressionMethod::Stored {
             return Err(damaged("its entries are compressed, which PyTorch never does"));
         }
-        let start = entry.data_start().and_then(|start| usize::try_from(start).ok());
-        let size = usize::try_from(entry.size()).ok();
-        let bytes = start.zip(size).and_then(|(start, size)| Some(start..start.checked_add(size)?));
-        let bytes = bytes.filter(|bytes| file.get(bytes.clone()).is_some());
+        let size = entry.size();
+        let bytes = entry.data_start().and_then(|start| Some(start..start.checked_add(size)?));
+        let bytes = bytes.filter(|bytes| bytes.end <= file.len());
         let bytes = bytes.ok_or_else(|| damaged("an entry lies outside the file"))?;
         match name.strip_prefix("data/") {
             Some(key) => drop(storages.insert(key.to_owned(), bytes)),
             None if name == "data.pkl" => pickle = Some(bytes),
-            None => is_big_endian = file[bytes].starts_with(b"big"),
+            None => {
+                let word = file.read(bytes.start..bytes.end.min(bytes.start + 3))?;
+                is_big_endian = *word == *b"big";
+            }
         }
     }
     if is_big_endian {
@@ -109,7 +117,12 @@ fn zip_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
                 .into(),
         )
     })?;
-    let pickle = Pickle::read(&file[pickle]).map_err(&refuse)?;
+    if pickle.end - pickle.start > MAX_PICKLE_BYTES {
+        return Err(refuse(format!(
+            "its data.pkl has more than {MAX_PICKLE_BYTES} bytes; save a state_dict()"
+        )));
+    }
+    let pickle = Pickle::read(&file.read(pickle)?).map_err(&refuse)?;
     Ok((pickle, storages))
 }
 
@@ -122,14 +135,14 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
 
 /// The contents of a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
 /// for each storage its number of elements in 8 bytes, and its elements.
-fn legacy_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError> {
+fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let truncated = || refuse("a truncated legacy PyTorch file; download it again".into());
     let mut position = 0;
     let mut pickles = Vec::new();
     for _ in 0..5 {
-        let pickle = Pickle::read(&file[position..]).map_err(&refuse)?;
-        position += pickle.length;
+        let pickle = file.parse(position, MAX_PICKLE_BYTES, Pickle::read)?.map_err(&refuse)?;
+        position += pickle.length as u64;
         pickles.push(pickle);
     }
     let [_, version, _, objects, keys] = pickles.as_slice() else {
@@ -144,7 +157,7 @@ fn legacy_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError
         return Err(refuse("a legacy PyTorch file without a list of storages".into()));
     };
     // The element size of each storage stands with the tensors that use it.
-    let sizes: HashMap<&str, usize> = objects
+    let sizes: HashMap<&str, u64> = objects
         .tensors()
         .filter_map(|tensor| Some((tensor.storage.key.as_str(), element_bytes(&tensor.storage.dtype)?)))
         .collect();
@@ -153,13 +166,13 @@ fn legacy_contents(file: &MappedFile) -> Result<(Pickle, Storages), WeightsError
         let Value::Text(key) = keys.value(*id) else {
             return Err(refuse("a legacy PyTorch file with a storage that has no key".into()));
         };
-        let count = file.get(position..).and_then(|rest| rest.first_chunk::<8>()).ok_or_else(truncated)?;
+        let start = position.checked_add(8).filter(|start| *start <= file.len()).ok_or_else(truncated)?;
+        let count = file.read(position..start)?;
+        let count = count.first_chunk().map(|count| u64::from_le_bytes(*count)).ok_or_else(truncated)?;
         let Some(element_bytes) = sizes.get(key.as_str()) else {
             return Err(refuse(format!("a legacy PyTorch file with a storage `{key}` that no tensor uses")));
         };
-        let start = position + 8;
-        let length = usize::try_from(u64::from_le_bytes(*count)).ok();
-        let end = length.and_then(|length| length.checked_mul(*element_bytes)?.checked_add(start));
+        let end = count.checked_mul(*element_bytes).and_then(|length| length.checked_add(start));
         let end = end.filter(|end| *end <= file.len()).ok_or_else(truncated)?;
         storages.insert(key.clone(), start..end);
         position = end;
@@ -228,7 +241,7 @@ fn named_entries(
 fn source(
     format: Format,
     evidence: &str,
-    file: MappedFile,
+    file: CheckpointFile,
     pickle: &Pickle,
     storages: &Storages,
 ) -> Result<Source, WeightsError> {
@@ -297,7 +310,7 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
     let outside = || {
         format!(
             "its data lies outside its storage of {} bytes; the file is damaged, download it again",
-            held.len()
+            held.end - held.start
         )
     };
     let elements =
@@ -307,8 +320,9 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
         reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
     });
     let length = if elements == 0 { Some(0) } else { reach.and_then(|reach| reach.checked_add(1)) };
-    let from = offset.checked_mul(element_bytes).and_then(|offset| held.start.checked_add(offset));
-    let to = length.and_then(|length| from?.checked_add(length.checked_mul(element_bytes)?));
+    let bytes = |elements: usize| (elements as u64).checked_mul(element_bytes);
+    let from = bytes(*offset).and_then(|offset| held.start.checked_add(offset));
+    let to = length.and_then(|length| from?.checked_add(bytes(length)?));
     let (from, to) = from.zip(to).filter(|(_, to)| *to <= held.end).ok_or_else(outside)?;
     // Repeated elements (stride 0) could claim any size; no checkpoint has them.
     let is_repeated = length.is_some_and(|length| elements > length);
@@ -349,7 +363,7 @@ fn stored_dtype(name: &str) -> StoredDType {
     }
 }
 
-fn element_bytes(name: &str) -> Option<usize> {
+fn element_bytes(name: &str) -> Option<u64> {
     Some(match name {
         "Bool" | "Byte" | "Char" => 1,
         "Half" | "BFloat16" | "Short" => 2,

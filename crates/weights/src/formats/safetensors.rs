@@ -6,46 +6,84 @@
 use std::collections::BTreeMap;
 
 use safetensors::tensor::{Dtype, Metadata};
-use safetensors::{SafeTensorError, SafeTensors};
 
 use crate::WeightsError;
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
 /// Bytes of the header's length, in front of the header.
-const LENGTH_BYTES: usize = 8;
+const LENGTH_BYTES: u64 = 8;
 
 /// Largest header that is read: that of GPT-2 XL has 60 kB.
 const MAX_HEADER_BYTES: u64 = 4 << 20;
 
 /// Reads the header of a safetensors file: its tensors, in the order of their bytes.
-pub(crate) fn read(file: MappedFile) -> Result<Source, WeightsError> {
-    let claimed = file.first_chunk::<LENGTH_BYTES>().map_or(0, |length| u64::from_le_bytes(*length));
-    if claimed > MAX_HEADER_BYTES && claimed <= file.len() as u64 {
-        let what = format!("a header of {claimed} bytes; that of a GPT-2 has less than {MAX_HEADER_BYTES}");
-        return Err(WeightsError::NotWeights { path: file.path().to_owned(), what });
-    }
-    let (header_bytes, metadata) = SafeTensors::read_metadata(&file).map_err(|error| {
-        WeightsError::NotWeights { path: file.path().to_owned(), what: explain(&error, &file) }
-    })?;
-    let start = LENGTH_BYTES + header_bytes;
+pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
+    let (start, metadata) = header(&file)?;
     let stored = |name: String| {
         let info = metadata.info(&name)?;
         let (from, to) = info.data_offsets;
+        let bytes = start + from as u64..start + to as u64;
         let (shape, dtype) = (info.shape.clone(), stored_dtype(info.dtype));
-        Some(StoredTensor { name, shape, dtype, file: 0, bytes: start + from..start + to, strides: None })
+        Some(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None })
     };
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
     let evidence = "a JSON header after its length in 8 bytes";
     Ok(Source { tensors, ..Source::new(Format::Safetensors, evidence, file) })
 }
 
-/// What the header says beside the tensors; of a file that [`read`] took.
-pub(crate) fn entries(file: &[u8]) -> BTreeMap<String, String> {
-    let header = SafeTensors::read_metadata(file).ok();
-    let entries = header.and_then(|(_, metadata)| metadata.metadata().clone());
-    entries.into_iter().flatten().collect()
+/// What the header says beside the tensors.
+pub(crate) fn entries(file: &CheckpointFile) -> Result<BTreeMap<String, String>, WeightsError> {
+    let (_, metadata) = header(file)?;
+    Ok(metadata.metadata().clone().into_iter().flatten().collect())
+}
+
+/// Where the data begin, and the header.
+fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
+    let found = file.len();
+    check_addressable(found, usize::MAX as u64).map_err(refuse)?;
+    let Some(claimed) = file.first(LENGTH_BYTES)?.first_chunk().map(|length| u64::from_le_bytes(*length))
+    else {
+        return Err(refuse(format!(
+            "not a safetensors file: {found} bytes are too few for a header; download it again"
+        )));
+    };
+    let start = claimed.checked_add(LENGTH_BYTES).filter(|start| *start <= found).ok_or_else(|| {
+        refuse(format!(
+            "not a safetensors file, or a truncated one: its header claims {claimed} bytes, the file has {found}; download it again"
+        ))
+    })?;
+    if claimed > MAX_HEADER_BYTES {
+        let what = format!("a header of {claimed} bytes; that of a GPT-2 has less than {MAX_HEADER_BYTES}");
+        return Err(refuse(what));
+    }
+    let metadata: Metadata = serde_json::from_slice(&file.read(LENGTH_BYTES..start)?)
+        .map_err(|error| refuse(format!("a damaged safetensors file: {error}; download it again")))?;
+    let expected = start.saturating_add(metadata.data_len() as u64);
+    if expected > found {
+        return Err(refuse(format!(
+            "truncated: expected {expected} bytes, found {found}; download it again"
+        )));
+    }
+    if expected < found {
+        return Err(refuse(format!(
+            "expected {expected} bytes, found {found}: there is data after the last tensor; download it again"
+        )));
+    }
+    Ok((start, metadata))
+}
+
+/// The header's reader counts bytes in the machine's own numbers, of which `limit` is the largest: 4 GiB on 32 bits.
+fn check_addressable(found: u64, limit: u64) -> Result<(), String> {
+    if found > limit {
+        return Err(format!(
+            "{found} bytes in one safetensors file, of which this program of 32 bits reads at most {limit}; save the model in \
+             shards, or as GGUF in q8_0"
+        ));
+    }
+    Ok(())
 }
 
 fn stored_dtype(dtype: Dtype) -> StoredDType {
@@ -68,38 +106,18 @@ fn stored_dtype(dtype: Dtype) -> StoredDType {
     }
 }
 
-fn explain(error: &SafeTensorError, file: &[u8]) -> String {
-    let length_bytes = file.get(..LENGTH_BYTES).and_then(|bytes| <[u8; LENGTH_BYTES]>::try_from(bytes).ok());
-    let claimed = length_bytes.map_or(0, u64::from_le_bytes);
-    match error {
-        SafeTensorError::HeaderTooSmall => {
-            format!(
-                "not a safetensors file: {} bytes are too few for a header; download it again",
-                file.len()
-            )
-        }
-        SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => format!(
-            "not a safetensors file, or a truncated one: its header claims {claimed} bytes, the file has {}; download it again",
-            file.len()
-        ),
-        SafeTensorError::MetadataIncompleteBuffer => {
-            let header = usize::try_from(claimed)
-                .ok()
-                .and_then(|length| file.get(LENGTH_BYTES..LENGTH_BYTES + length));
-            let metadata = header.and_then(|header| serde_json::from_slice::<Metadata>(header).ok());
-            let data = metadata.map_or(0, |metadata| {
-                metadata.tensors().values().map(|info| info.data_offsets.1).max().unwrap_or(0)
-            });
-            let expected = data as u64 + claimed + LENGTH_BYTES as u64;
-            if expected > file.len() as u64 {
-                format!("truncated: expected {expected} bytes, found {}; download it again", file.len())
-            } else {
-                format!(
-                    "expected {expected} bytes, found {}: there is data after the last tensor; download it again",
-                    file.len()
-                )
-            }
-        }
-        other => format!("a damaged safetensors file: {other}; download it again"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_beyond_the_numbers_of_the_machine_is_refused_with_a_way_out() {
+        let limit = u64::from(u32::MAX);
+        assert_eq!(check_addressable(limit, limit), Ok(()));
+        assert_eq!(
+            check_addressable(6_431_878_936, limit).unwrap_err(),
+            "6431878936 bytes in one safetensors file, of which this program of 32 bits reads at most 4294967295; save the \
+             model in shards, or as GGUF in q8_0"
+        );
     }
 }

@@ -10,7 +10,8 @@ use std::path::Path;
 use prost::Message;
 
 use crate::WeightsError;
-use crate::mapped_file::MappedFile;
+use crate::checkpoint_file::CheckpointFile;
+use crate::files::Files;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
@@ -20,6 +21,8 @@ const TABLE_MAGIC: u64 = 0xdb47_7524_8b80_fb57;
 const FOOTER_BYTES: usize = 48;
 /// After each block: its compression, and a checksum.
 const BLOCK_TRAILER_BYTES: usize = 5;
+/// Largest index that is read; those of OpenAI's checkpoints have some ten kilobytes.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Most data files of one checkpoint; OpenAI's have one.
 const MAX_SHARDS: i32 = 1024;
 
@@ -64,17 +67,21 @@ struct Dimension {
 /// A key of a table and its value.
 type Entry = (Vec<u8>, Vec<u8>);
 
-/// Whether the bytes end as TensorFlow's index files do.
-pub(crate) fn is_index(bytes: &[u8]) -> bool {
-    bytes.last_chunk::<8>().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC)
+/// Whether the file ends as TensorFlow's index files do.
+pub(crate) fn is_index(file: &CheckpointFile) -> Result<bool, WeightsError> {
+    let end = file.read(file.len().saturating_sub(8)..file.len())?;
+    Ok(end.first_chunk().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC))
 }
 
-/// Reads an index file and maps the data files beside it.
-pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
+/// Reads an index file and opens the data files beside it.
+pub(crate) fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let path = index.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let damaged = |what: &str| refuse(format!("a damaged TensorFlow index: {what}; download it again"));
-    let entries = table(&index).map_err(&damaged)?;
+    if index.len() > MAX_INDEX_BYTES {
+        return Err(damaged("it is too long"));
+    }
+    let entries = table(&index.read(0..index.len())?).map_err(&damaged)?;
     let header = entries.iter().find(|(key, _)| key.is_empty()).ok_or_else(|| damaged("it has no header"))?;
     let header = BundleHeader::decode(header.1.as_slice()).map_err(|error| damaged(&error.to_string()))?;
     if header.endianness != 0 {
@@ -89,7 +96,12 @@ pub(crate) fn read(index: MappedFile) -> Result<Source, WeightsError> {
     let stem = path.with_extension("");
     let data_file = |shard: i32| {
         let name = stem.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-        MappedFile::open(&stem.with_file_name(format!("{name}.data-{shard:05}-of-{shards:05}")))
+        let name = format!("{name}.data-{shard:05}-of-{shards:05}");
+        let path = stem.with_file_name(&name);
+        if !beside.exists(&path) {
+            return Err(refuse(format!("the data file {name} is missing; add it to the index")));
+        }
+        beside.open(&path)
     };
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
     let mut tensors = Vec::new();
@@ -131,7 +143,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<StoredTensor, String> {
+fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<StoredTensor, String> {
     if !entry.slices.is_empty() {
         return Err("it is stored in slices, which OpenAI's checkpoints never are".into());
     }
@@ -152,8 +164,8 @@ fn stored(name: &str, entry: &BundleEntry, files: &[MappedFile]) -> Result<Store
         _ => StoredDType::Other("a type without weights"),
     };
     let file = usize::try_from(entry.shard_id).map_err(|_| "a negative file number".to_owned())?;
-    let start = usize::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
-    let size = usize::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
+    let start = u64::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
+    let size = u64::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
     let held = files.get(file).ok_or("a file number that does not exist")?.len();
     let end = start.checked_add(size).filter(|end| *end <= held);
     let end = end.ok_or_else(|| format!("its data lies outside its file of {held} bytes"))?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, worst};
+use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, temporary_folder, worst};
 use gpt2_weights::{
     Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
     load_tokenizer, write_gguf, write_hugging_face,
@@ -51,7 +51,7 @@ fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
         "book",
         "gguf/q4_0.gguf",
     ] {
-        let (folder, original) = (tempfile::tempdir().unwrap(), open(&format(name)));
+        let (folder, original) = (temporary_folder(), open(&format(name)));
         let copy = written(&original, &folder.path().join("copy"), WrittenDType::F32).unwrap();
         assert_eq!(largest_difference(&original, &copy), 0.0, "{name}");
         assert_eq!(copy.config(), original.config(), "{name}");
@@ -68,7 +68,7 @@ fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
 fn half_precision_rounds_once() {
     let original = open(&format("tensorflow"));
     for (dtype, largest) in [(WrittenDType::F16, 4.0 / 2048.0), (WrittenDType::BF16, 4.0 / 256.0)] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let copy = written(&original, &folder.path().join("copy"), dtype).unwrap();
         let difference = largest_difference(&original, &copy);
         assert!(difference > 0.0 && difference <= largest, "{dtype:?}: {difference}");
@@ -88,7 +88,7 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         (WrittenDType::Q8_0, "q8_0", 0.05),
         (WrittenDType::Q4_0, "q4_0", 0.5),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         let copy = written(&original, &folder.path().join("copy.gguf"), dtype).unwrap();
         let logits = |checkpoint: &Checkpoint| {
             let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
@@ -107,7 +107,7 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
 #[test]
 fn padding_rows_are_not_written() {
     let original = open(&format("llmc/gpt2.bin"));
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     for dtype in [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16, WrittenDType::Q8_0] {
         let copy = written(&original, &folder.path().join(format!("{dtype:?}.gguf")), dtype).unwrap();
         assert_eq!(copy.embedding_rows(), Some(300), "{dtype:?}");
@@ -123,7 +123,7 @@ fn values_beyond_the_range_of_f16_are_refused() {
         let values = Tensor::full(7e4f32, 28, &Device::Cpu).unwrap();
         tensors.insert("transformer.ln_f.bias".into(), values);
     });
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let message =
         written(&open(large.path()), &folder.path().join("x"), WrittenDType::F16).unwrap_err().to_string();
     assert!(
@@ -136,7 +136,7 @@ fn values_beyond_the_range_of_f16_are_refused() {
 
 #[test]
 fn what_cannot_be_written_is_refused_and_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let refuse = |checkpoint: &Checkpoint, name: &str, dtype, expected: &str| {
         let message = written(checkpoint, &folder.path().join(name), dtype).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
@@ -183,7 +183,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
 /// A block of integers would hide what is no number.
 #[test]
 fn numbers_that_are_none_do_not_become_integers() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let copy = folder.path().join("copy");
     written(&open(&format("gguf/q4_0.gguf")), &copy, WrittenDType::F32).unwrap();
     let weights = copy.join("model.safetensors");
@@ -210,7 +210,7 @@ fn numbers_that_are_none_do_not_become_integers() {
 #[test]
 fn written_files_have_the_usual_permissions() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let out = folder.path().join("out");
     write_hugging_face(&open(CheckpointFolder::tiny().path()), None, &out, WrittenDType::F32, &|_| ())
         .unwrap();

@@ -1,12 +1,20 @@
 //! Files that are missing, truncated, lying or something else: each is refused with what was found and what to do.
 
-use gpt2_testing::CheckpointFolder;
+use gpt2_testing::{CheckpointFolder, temporary_folder};
 use gpt2_weights::{Checkpoint, load_tokenizer};
 use serde_json::json;
 
+use crate::given::{How, given, open};
+
+/// Given files are refused in the words of the disk.
 #[track_caller]
 fn assert_refused(folder: &CheckpointFolder, expected: &[&str]) {
     let message = Checkpoint::open(folder.path()).expect_err("a refusal").to_string();
+    for how in [How::Held, How::InParts] {
+        let Some(files) = given(folder.path(), how) else { continue };
+        let of_given = open(files).expect_err("a refusal").to_string();
+        assert_eq!(of_given.replace("give one of them alone", "name the file itself"), message, "{how:?}");
+    }
     for part in expected {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
@@ -16,7 +24,7 @@ fn with_weights(contents: impl AsRef<[u8]>) -> CheckpointFolder {
     CheckpointFolder::tiny().with("model.safetensors", contents)
 }
 
-fn original_weights() -> Vec<u8> {
+pub(crate) fn original_weights() -> Vec<u8> {
     std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap()
 }
 
@@ -155,7 +163,7 @@ fn tokenizers_that_are_missing_or_broken() {
     let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
     let none = CheckpointFolder::tiny().without("tokenizer.json").without("merges.txt");
     assert!(message(&none).contains(
-        "there is no tokenizer.json, and no vocab.json with merges.txt; name one from elsewhere, or give token ids in place of text"
+        "there is no tokenizer.json, and no vocab.json with merges.txt; add them from where the checkpoint comes from, name one from elsewhere, or give token ids in place of text"
     ));
     for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1", "[", "{\"model\":1}"] {
         let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);
@@ -219,7 +227,7 @@ fn what_is_no_regular_file_is_refused_without_reading() {
 #[test]
 fn shards_stay_in_their_folder_and_fit_their_index() {
     let shards = || {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/safetensors-shards")).unwrap() {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
@@ -296,7 +304,7 @@ fn flipped_bytes_never_panic() {
         }
     }
     for name in ["model.ckpt.index", "model.ckpt.data-00000-of-00001"] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary_folder();
         for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/tensorflow")).unwrap() {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
@@ -314,7 +322,11 @@ fn flipped_bytes_never_panic() {
 }
 
 /// A GGUF file: metadata as (key, type, bytes), tensors as (name, shape, offset), zeros for data.
-fn gguf(metadata: &[(&str, u32, Vec<u8>)], tensors: &[(&str, [u64; 2], u64)], data: usize) -> Vec<u8> {
+pub(crate) fn gguf(
+    metadata: &[(&str, u32, Vec<u8>)],
+    tensors: &[(&str, [u64; 2], u64)],
+    data: usize,
+) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend((tensors.len() as u64).to_le_bytes());
@@ -355,7 +367,9 @@ fn lying_gguf_files_are_refused() {
     refuse(gguf(&[], &[tensor("a", 64)], 64), "lies outside the file");
     // Found by fuzzing: candle would read quantized blocks from any address.
     refuse(gguf(&[], &[tensor("a", 4)], 64), "does not start at a multiple of 8 bytes");
-    refuse(gguf(&[], &[("a", [1 << 40, 1 << 40], 0)], 64), "damaged GGUF file");
+    // candle cuts sizes to the machine's numbers: on 32 bits this tensor is an empty one, and something else is missing.
+    let refused_as = if cfg!(target_pointer_width = "32") { "its header" } else { "damaged GGUF file" };
+    refuse(gguf(&[], &[("a", [1 << 40, 1 << 40], 0)], 64), refused_as);
     refuse(gguf(&[], &[("a", [u64::MAX, 2], 0)], 64), "damaged GGUF file");
     refuse(gguf(&[], &[tensor("a", 0)], 32), "its header: the key `n_head` is missing");
     let claims = b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\x01\0\0\0\0\0\0\0".to_vec();
@@ -368,13 +382,16 @@ fn lying_gguf_files_are_refused() {
 /// Shapes whose zeros hide that the other sizes multiply beyond every machine.
 #[test]
 fn enormous_shapes_are_refused_even_when_they_hold_nothing() {
-    let header = r#"{"wte.weight":{"dtype":"F32","shape":[4611686018427387904,0,8],"data_offsets":[0,0]}}"#;
-    assert_refused(&with_weights(safetensors(header, 0)), &["tensor `wte.weight` claims the shape"]);
+    let large = usize::MAX / 4 + 1;
+    let header = format!(r#"{{"wte.weight":{{"dtype":"F32","shape":[{large},0,8],"data_offsets":[0,0]}}}}"#);
+    assert_refused(&with_weights(safetensors(&header, 0)), &["tensor `wte.weight` claims the shape"]);
     let deep = format!(r#"{{"a":{{"dtype":"F32","shape":[{}1],"data_offsets":[0,4]}}}}"#, "1,".repeat(20));
     assert_refused(&with_weights(safetensors(&deep, 4)), &["tensor `a` claims the shape"]);
 }
 
 /// A million names are refused by the size of the header that would list them, or by their number.
+// Node 20 crashes now and then where a program under WASI grows by some hundred megabytes.
+#[cfg(not(target_os = "wasi"))]
 #[test]
 fn a_million_tensors_are_refused() {
     let entry = |index: usize| format!(r#""t{index}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
@@ -399,6 +416,8 @@ fn an_index_among_its_own_shards_is_refused() {
 }
 
 /// Values that a pickle repeats cost nothing, and names and shapes have limits.
+// Under Node as above.
+#[cfg(not(target_os = "wasi"))]
 #[test]
 fn pickle_bombs_stay_small() {
     let legacy = |program: &[u8]| {
@@ -427,7 +446,7 @@ fn pickle_bombs_stay_small() {
 /// What fine-tuning with TensorFlow leaves: the latest of several checkpoints is named in the file `checkpoint`.
 #[test]
 fn the_file_checkpoint_names_the_latest() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let source = gpt2_testing::fixture_path("formats/tensorflow");
     std::fs::copy(source.join("hparams.json"), folder.path().join("hparams.json")).unwrap();
     for step in ["model-100", "model-200"] {

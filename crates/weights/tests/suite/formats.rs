@@ -6,7 +6,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, IndexOp, Tensor};
 use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, values};
+use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, temporary_folder, values};
 use gpt2_weights::{Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer};
 
 /// The same f32 weights through two implementations.
@@ -151,7 +151,7 @@ fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
 /// Heads of 64 do not divide every width: nothing is guessed then.
 #[test]
 fn heads_that_cannot_be_guessed_are_asked_for() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let path = folder.path().join("model.safetensors");
     let sizes = [
         ("tok_emb.weight", vec![61, 24]),
@@ -209,7 +209,7 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
 /// One way to open every file, known by its content, whatever its name: huggingface/candle#1104.
 #[test]
 fn names_do_not_matter() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary_folder();
     let formats = fixture_path("formats");
     for (from, format) in [
         ("pytorch-zip/pytorch_model.bin", Format::PyTorchZip),

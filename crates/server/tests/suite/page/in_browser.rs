@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 
-use super::browser::{Browser, keys};
 use crate::common::{Running, built_in, json_request, start_model};
+use gpt2_testing::{Browser, keys};
 
 /// The server of the built-in model, and the page in a browser, ready.
 fn opened(change: impl FnOnce(&mut gpt2_server::ServerOptions)) -> Option<(Running, Browser)> {
@@ -404,6 +404,50 @@ fn attention_and_lens_of_the_text_are_drawn_on_demand() {
     browser.click("attention");
     assert!(browser.wait_for_status("error: layers: ").contains("counted from 0 to"));
     assert_eq!(browser.complaints().iter().filter(|line| !line.contains("400")).count(), 0);
+}
+
+#[test]
+fn a_head_is_computed_step_by_step() {
+    let Some((server, browser)) = opened_as_it_is() else { return };
+    let prompt = "The quality of mercy";
+    browser.type_into("prompt", prompt);
+    browser.script("document.querySelector('#inside').open = true;", json!([]));
+    browser.click("head");
+    let choose = "const [name, value] = arguments, list = document.querySelector(`#head-${name}`); list.value = value; list.onchange();";
+    for (name, value, shown) in
+        [("layer", 2, "layer 2:"), ("head", 5, "head 5 of"), ("query", 4, "much"), ("key", 1, "much")]
+    {
+        let drawn = format!(
+            "const list = document.querySelector('#head-{name}'); return !list.disabled && list.options.length > {value};"
+        );
+        browser.wait_for(&drawn);
+        browser.wait_for_status("ready");
+        browser.script(choose, json!([name, value]));
+        browser.wait_for(&format!("return document.querySelector('#head-{name}').value === '{value}' && document.querySelector('#head-title').textContent.includes('{shown}');"));
+        browser.wait_for_status("ready");
+    }
+    let body = json!({ "prompt": prompt, "layer": 2, "head": 5, "query": 4, "key": 1 });
+    let steps = server.post("/look/head", &body).json();
+    let fixed = |value: &Value| format!("{:.4}", value.as_f64().unwrap());
+    let title = format!(
+        "How much \u{201c}{}\u{201d} attends to \u{201c}{}\u{201d} in head 5 of layer 2: {}",
+        steps["tokens"][4].as_str().unwrap(),
+        steps["tokens"][1].as_str().unwrap(),
+        fixed(&steps["weights"][1])
+    );
+    browser
+        .wait_for(&format!("return document.querySelector('#head-title').textContent === {};", json!(title)));
+    // Every number of the context vector stands there.
+    let last = "return [...[...document.querySelectorAll('#head-steps .vector')].at(-1).querySelectorAll('li')].map(one => one.textContent);";
+    let expected: Vec<Value> =
+        steps["context"].as_array().unwrap().iter().map(|value| Value::String(fixed(value))).collect();
+    assert_eq!(browser.script(last, json!([])), Value::Array(expected));
+    // The example of the articles, as they print it.
+    browser.click("head-example");
+    browser
+        .wait_for("return document.querySelector('#head-title').textContent.endsWith('articles: 0.2264');");
+    assert_eq!(browser.script(last, json!([])), json!(["0.3061", "0.8210"]));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
 #[test]

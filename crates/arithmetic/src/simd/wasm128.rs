@@ -1,0 +1,480 @@
+//! simd128 of WebAssembly, which every browser in use has: sixteen lanes are four registers.
+//!
+//! A module with an instruction that a browser lacks does not load at all, so these are chosen when it is built: with the target
+//! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. Where that is seen,
+//! they are computed in f64; relaxed instructions, whose results differ between machines, are not used.
+
+#![expect(unsafe_code, reason = "loads and stores take pointers")]
+
+use std::arch::wasm32::*;
+
+use super::math;
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Lanes, OfFloats, Simd, TileJob, Vectors, Work,
+};
+
+/// Rows and panels of a tile: of the 15 registers that engines on x86-64 have to give, eight accumulate.
+const TILE_ROWS: usize = 4;
+const TILE_PANELS: usize = 1;
+const INTEGER_TILE_ROWS: usize = 4;
+
+/// Bytes of a register.
+const REGISTER_BYTES: usize = 16;
+
+/// 1.5 · 2^23, in whose last place is a one: added to small integers in f32, it leaves them in the low bits, in two's complement.
+const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
+
+/// That these instructions are compiled says that they are there. With `ONCE` a product and a sum are rounded once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wasm128<const ONCE: bool>(pub(super) ());
+
+/// Lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
+type Floats = [v128; 4];
+type Integers = [v128; 4];
+
+impl Wasm128<true> {
+    pub(super) fn detect() -> Option<Self> {
+        Some(Self(()))
+    }
+}
+
+/// All quarters of a lanewise operation.
+macro_rules! lanewise {
+    ($intrinsic:path, $($operand:expr),+) => {
+        [
+            $intrinsic($($operand[0]),+),
+            $intrinsic($($operand[1]),+),
+            $intrinsic($($operand[2]),+),
+            $intrinsic($($operand[3]),+),
+        ]
+    };
+}
+
+/// `a · b + c`: the product is exact in f64, and so is nearly every sum (of those that are not, one in some hundred million is rounded
+/// to the other neighbour than a fused product).
+#[inline(always)]
+fn fused(a: v128, b: v128, c: v128) -> v128 {
+    let upper = |x: v128| i32x4_shuffle::<2, 3, 2, 3>(x, x);
+    let two = |a: v128, b: v128, c: v128| {
+        let [a, b, c] = [a, b, c].map(|x| f64x2_promote_low_f32x4(x));
+        f32x4_demote_f64x2_zero(f64x2_add(f64x2_mul(a, b), c))
+    };
+    i32x4_shuffle::<0, 1, 4, 5>(two(a, b, c), two(upper(a), upper(b), upper(c)))
+}
+
+/// Integers in the low bits of each lane.
+#[inline(always)]
+fn integers(a: Floats) -> Integers {
+    let last_place = [f32x4_splat(INTEGERS_IN_LOW_BITS); 4];
+    lanewise!(f32x4_add, a, last_place)
+}
+
+/// The sixteen lowest bytes of the lanes.
+#[inline(always)]
+fn lowest_bytes(a: Integers) -> v128 {
+    let byte = [i32x4_splat(0xff); 4];
+    let [a, b, c, d] = lanewise!(v128_and, a, byte);
+    u8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
+}
+
+/// Bytes from `start` on.
+#[inline(always)]
+fn load(bytes: &[u8; REGISTER_BYTES]) -> v128 {
+    // SAFETY: the array has 16 bytes, and the load needs no alignment.
+    unsafe { v128_load(bytes.as_ptr().cast()) }
+}
+
+#[inline(always)]
+fn store(values: v128, to: &mut [u8; REGISTER_BYTES]) {
+    // SAFETY: the array has 16 bytes, and the store needs no alignment.
+    unsafe { v128_store(to.as_mut_ptr().cast(), values) }
+}
+
+/// Four integers for each of which byte `j` comes from the lowest byte of vector `j`.
+#[inline(always)]
+fn join_bytes(integers: [v128; 4]) -> v128 {
+    let byte = i32x4_splat(0xff);
+    let [a, b, c, d] = integers;
+    let low = v128_or(v128_and(a, byte), i32x4_shl(v128_and(b, byte), 8));
+    v128_or(low, v128_or(i32x4_shl(v128_and(c, byte), 16), i32x4_shl(d, 24)))
+}
+
+/// Eight f16 as f32. (A float with the exponent and the mantissa of an f16 is 2^-112 of it, and the product with 2^112 is exact.)
+#[inline(always)]
+fn from_f16(bits: v128) -> [v128; 2] {
+    let magnitude = v128_and(bits, i16x8_splat(0x7fff));
+    // Where all five bits of the exponent are set all eight have to be.
+    let is_not_finite = i16x8_gt(magnitude, i16x8_splat(0x7bff));
+    let high = v128_and(i16x8_shr(bits, 3), i16x8_splat(0x8fff_u16.cast_signed()));
+    let high = v128_or(high, v128_and(is_not_finite, i16x8_splat(0x7000)));
+    let low = i16x8_shl(bits, 13);
+    let first = i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(low, high);
+    let second = i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(low, high);
+    [first, second].map(|quarter| f32x4_mul(quarter, f32x4_splat(2f32.powi(112))))
+}
+
+/// Four f32 to the nearest f16, ties to even, in the low bits of each lane.
+///
+/// Adding a power of two 2^13 times the value's own rounds it to the eleven bits that remain, and leaves them lowest.
+#[inline(always)]
+fn to_f16(values: v128) -> v128 {
+    let twice = i32x4_shl(values, 1);
+    let magnitude = f32x4_abs(values);
+    // What is beyond the largest f16 becomes infinite.
+    let magnitude =
+        f32x4_mul(f32x4_mul(magnitude, f32x4_splat(2f32.powi(112))), f32x4_splat(2f32.powi(-110)));
+    // Denormal f16 have the exponent of the smallest normal one.
+    let exponent = u32x4_max(v128_and(twice, u32x4_splat(0xff00_0000)), u32x4_splat(0x7100_0000));
+    let rounding = i32x4_add(u32x4_shr(exponent, 1), i32x4_splat(0x0780_0000));
+    let rounded = f32x4_add(rounding, magnitude);
+    let exponent = v128_and(u32x4_shr(rounded, 13), i32x4_splat(0x7c00));
+    let bits = i32x4_add(exponent, v128_and(rounded, i32x4_splat(0x0fff)));
+    let bits = v128_bitselect(i32x4_splat(0x7e00), bits, f32x4_ne(values, values));
+    v128_or(bits, v128_and(u32x4_shr(values, 16), i32x4_splat(0x8000)))
+}
+
+/// For each row and some quarters of the outputs, from `first` on, the sums of the products of the first two of every four inputs
+/// and of the other two, side by side.
+#[inline(always)]
+fn pairs_of_products<const ROWS: usize, const QUARTERS: usize>(
+    lines: &ByteLines,
+    rows: &[ByteGroup; ROWS],
+    first: usize,
+) -> [[[v128; 2]; QUARTERS]; ROWS] {
+    let mut sums = [[[i32x4_splat(0); 2]; QUARTERS]; ROWS];
+    // The compiler must not know the number: it would unroll the loop, which then needs more registers than there are.
+    for line in 0..std::hint::black_box(BYTE_LINES) {
+        // SAFETY: there are `BYTE_LINES` lines.
+        let bytes = unsafe { lines.as_ptr().add(line).cast::<u8>().add(first * REGISTER_BYTES) };
+        let mut weights = [[i32x4_splat(0); 2]; QUARTERS];
+        for quarter in 0..QUARTERS {
+            // SAFETY: both halves of eight bytes of a quarter lie within the line, and the loads need no alignment.
+            weights[quarter] = unsafe {
+                let start = bytes.add(quarter * REGISTER_BYTES);
+                [u16x8_load_extend_u8x8(start), u16x8_load_extend_u8x8(start.add(8))]
+            };
+        }
+        for row in 0..ROWS {
+            // SAFETY: a group has `BYTE_LINES` fours of 64 bits.
+            let x = unsafe { v128_load64_splat(rows[row].quants.as_ptr().add(line).cast()) };
+            for quarter in 0..QUARTERS {
+                for half in 0..2 {
+                    let products = i32x4_dot_i16x8(weights[quarter][half], x);
+                    sums[row][quarter][half] = i32x4_add(sums[row][quarter][half], products);
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// The sums of four outputs, of whose halves each has those of two side by side, from `start` on.
+#[inline(always)]
+fn add_pairs([low, high]: [v128; 2], start: i32) -> v128 {
+    let first = i32x4_shuffle::<0, 2, 4, 6>(low, high);
+    let second = i32x4_shuffle::<1, 3, 5, 7>(low, high);
+    i32x4_add(i32x4_add(first, second), i32x4_splat(start))
+}
+
+/// Adds the sums of four outputs times both scales, in the order of [`Simd::add_byte_sums`].
+#[inline(always)]
+fn add_scaled(sum: &mut v128, pairs: [v128; 2], scale: v128, row: &ByteGroup, offset: u8) {
+    let products = f32x4_convert_i32x4(add_pairs(pairs, row.start(offset)));
+    *sum = f32x4_add(*sum, f32x4_mul(f32x4_mul(products, scale), f32x4_splat(row.scale)));
+}
+
+impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
+    type Real = f32;
+    type Vector = Floats;
+    const TILE_ROWS: usize = TILE_ROWS;
+    const TILE_PANELS: usize = TILE_PANELS;
+    const ROWS_IN_HALVES: usize = TILE_ROWS;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Floats {
+        [f32x4_splat(value); 4]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Floats {
+        let start = values.as_ptr().cast::<v128>();
+        // SAFETY: the array has 64 bytes, and the loads need no alignment.
+        unsafe {
+            [v128_load(start), v128_load(start.add(1)), v128_load(start.add(2)), v128_load(start.add(3))]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, values: Floats, to: &mut [f32; LANES]) {
+        let start = to.as_mut_ptr().cast::<v128>();
+        // SAFETY: the array has 64 bytes, and the stores need no alignment.
+        unsafe {
+            v128_store(start, values[0]);
+            v128_store(start.add(1), values[1]);
+            v128_store(start.add(2), values[2]);
+            v128_store(start.add(3), values[3]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(f32x4_add, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(f32x4_sub, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(f32x4_mul, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(f32x4_div, a, b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        if ONCE { lanewise!(fused, a, b, c) } else { self.add(self.mul(a, b), c) }
+    }
+
+    #[inline(always)]
+    fn mul_add_in(self, lanes: Lanes, a: Floats, b: Floats, c: Floats) -> Floats {
+        let all = self.mul_add(a, b, c);
+        match lanes {
+            Lanes::All => all,
+            Lanes::FirstHalf => [all[0], all[1], c[2], c[3]],
+            Lanes::SecondHalf => [c[0], c[1], all[2], all[3]],
+        }
+    }
+
+    #[inline(always)]
+    fn unknown(self, count: usize) -> usize {
+        std::hint::black_box(count)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Floats, b: Floats) -> Floats {
+        // This returns its first operand where either is NaN.
+        lanewise!(f32x4_pmax, b, a)
+    }
+
+    #[inline(always)]
+    fn root(self, a: Floats) -> Floats {
+        lanewise!(f32x4_sqrt, a)
+    }
+
+    #[inline(always)]
+    fn exp(self, a: Floats) -> Floats {
+        math::exp(self, a)
+    }
+
+    #[inline(always)]
+    fn sum(self, a: Floats) -> f32 {
+        let four = f32x4_add(f32x4_add(a[0], a[2]), f32x4_add(a[1], a[3]));
+        let two = f32x4_add(four, i32x4_shuffle::<2, 3, 2, 3>(four, four));
+        f32x4_extract_lane::<0>(two) + f32x4_extract_lane::<1>(two)
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Floats) -> f32 {
+        let four = f32x4_pmax(f32x4_pmax(a[0], a[2]), f32x4_pmax(a[1], a[3]));
+        let two = f32x4_pmax(four, i32x4_shuffle::<2, 3, 2, 3>(four, four));
+        f32x4_extract_lane::<0>(f32x4_pmax(two, i32x4_shuffle::<1, 1, 1, 1>(two, two)))
+    }
+
+    #[inline(never)]
+    fn call<W: Work<f32>>(self, work: W) -> W::Output {
+        self.run(OfFloats(work))
+    }
+
+    #[inline(always)]
+    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 2>(self),
+            2 => job.run::<2, 1>(self),
+            _ => job.run::<TILE_ROWS, TILE_PANELS>(self),
+        }
+    }
+}
+
+impl<const ONCE: bool> Simd for Wasm128<ONCE> {
+    type Integers = Integers;
+    const CONVERTS_F16: bool = false;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
+
+    #[inline(never)]
+    fn run<J: Job>(self, job: J) -> J::Output {
+        if J::MULTIPLIES_FLOATS { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
+    }
+
+    #[inline(always)]
+    fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            1 => job.run::<1, 1>(self),
+            2 => job.run::<2, 1>(self),
+            _ => job.run::<INTEGER_TILE_ROWS, 1>(self),
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bits: &[u16; LANES]) -> Floats {
+        let start = bits.as_ptr().cast::<v128>();
+        // SAFETY: the array has 32 bytes, and the loads need no alignment.
+        let [low, high] = unsafe { [v128_load(start), v128_load(start.add(1))] };
+        let ([a, b], [c, d]) = (from_f16(low), from_f16(high));
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
+        let [a, b, c, d] = values;
+        let start = to.as_mut_ptr().cast::<v128>();
+        // SAFETY: the array has 32 bytes, and the stores need no alignment.
+        unsafe {
+            v128_store(start, u16x8_narrow_i32x4(to_f16(a), to_f16(b)));
+            v128_store(start.add(1), u16x8_narrow_i32x4(to_f16(c), to_f16(d)));
+        }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Floats, b: Floats) -> Floats {
+        lanewise!(f32x4_pmin, b, a)
+    }
+
+    #[inline(always)]
+    fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
+        let is_greater = lanewise!(f32x4_gt, a, b);
+        self.add(sum, lanewise!(v128_and, is_greater, addend))
+    }
+
+    #[inline(always)]
+    fn round(self, a: Floats) -> Floats {
+        lanewise!(f32x4_nearest, a)
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Floats) -> Floats {
+        // All bits above the exponent leave the register.
+        let bias = [f32x4_splat(INTEGERS_IN_LOW_BITS + 127.0); 4];
+        lanewise!(f32x4_add, n, bias).map(|n| i32x4_shl(n, 23))
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
+        let [a, b, c, d] = values.map(integers);
+        for (quarter, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+            store(join_bytes([a[quarter], b[quarter], c[quarter], d[quarter]]), to);
+        }
+    }
+
+    #[inline(always)]
+    fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
+        let nibbles = values.map(integers);
+        let nibble = i32x4_splat(15);
+        for (quarter, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+            let mut bytes = [nibble; 4];
+            for byte in 0..4 {
+                let low = v128_and(nibbles[byte][quarter], nibble);
+                bytes[byte] = v128_or(low, i32x4_shl(nibbles[byte + 4][quarter], 4));
+            }
+            store(join_bytes(bytes), to);
+        }
+    }
+
+    #[inline(always)]
+    fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
+        // SAFETY: the array has 16 bytes, and the store needs no alignment.
+        unsafe { v128_store(to.as_mut_ptr().cast(), lowest_bytes(integers(values))) }
+    }
+
+    #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
+        let bytes = load(bytes);
+        let (low, high) = (i16x8_extend_low_i8x16(bytes), i16x8_extend_high_i8x16(bytes));
+        self.to_floats([
+            i32x4_extend_low_i16x8(low),
+            i32x4_extend_high_i16x8(low),
+            i32x4_extend_low_i16x8(high),
+            i32x4_extend_high_i16x8(high),
+        ])
+    }
+
+    #[inline(always)]
+    fn to_floats(self, values: Integers) -> Floats {
+        lanewise!(f32x4_convert_i32x4, values)
+    }
+
+    #[inline(always)]
+    fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
+        let [low, high] = to.each_mut().map(|line| line.as_chunks_mut::<REGISTER_BYTES>().0);
+        let table = load(table);
+        for (quarter, bytes) in bytes.as_chunks::<REGISTER_BYTES>().0.iter().enumerate() {
+            let (bytes, nibble) = (load(bytes), i8x16_splat(15));
+            store(i8x16_swizzle(table, v128_and(bytes, nibble)), &mut low[quarter]);
+            store(i8x16_swizzle(table, v128_and(u16x8_shr(bytes, 4), nibble)), &mut high[quarter]);
+        }
+    }
+
+    #[inline(always)]
+    fn byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&ByteLines; PANELS],
+        rows: &[ByteGroup; ROWS],
+        offset: u8,
+    ) -> [[Integers; PANELS]; ROWS] {
+        let mut sums = [[[i32x4_splat(0); 4]; PANELS]; ROWS];
+        for panel in 0..PANELS {
+            let pairs = pairs_of_products::<ROWS, 4>(panels[panel], rows, 0);
+            for row in 0..ROWS {
+                for quarter in 0..4 {
+                    sums[row][panel][quarter] = add_pairs(pairs[row][quarter], rows[row].start(offset));
+                }
+            }
+        }
+        sums
+    }
+
+    /// Of more than one row a quarter of the outputs after the other, whose sums then are all in registers.
+    #[inline(always)]
+    fn add_byte_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        mut sums: [[Floats; PANELS]; ROWS],
+        panels: [&ByteLines; PANELS],
+        scales: [Floats; PANELS],
+        rows: &[ByteGroup; ROWS],
+        offset: u8,
+    ) -> [[Floats; PANELS]; ROWS] {
+        for panel in 0..PANELS {
+            if ROWS == 1 {
+                let pairs = pairs_of_products::<ROWS, 4>(panels[panel], rows, 0);
+                for quarter in 0..4 {
+                    let scale = scales[panel][quarter];
+                    add_scaled(&mut sums[0][panel][quarter], pairs[0][quarter], scale, &rows[0], offset);
+                }
+                continue;
+            }
+            for quarter in 0..4 {
+                let pairs = pairs_of_products::<ROWS, 1>(panels[panel], rows, quarter);
+                for row in 0..ROWS {
+                    let scale = scales[panel][quarter];
+                    add_scaled(&mut sums[row][panel][quarter], pairs[row][0], scale, &rows[row], offset);
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
+        // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+        let (a, b) = (lanewise!(f32x4_abs, a), lanewise!(f32x4_abs, b));
+        let [a, b, c, d] = lanewise!(i32x4_max, a, b);
+        let four = i32x4_max(i32x4_max(a, b), i32x4_max(c, d));
+        let two = i32x4_max(four, i32x4_shuffle::<2, 3, 2, 3>(four, four));
+        f32x4_extract_lane::<0>(i32x4_max(two, i32x4_shuffle::<1, 1, 1, 1>(two, two)))
+    }
+}

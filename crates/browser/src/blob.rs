@@ -1,0 +1,76 @@
+//! A file of the browser, of which parts are read as they are needed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::io;
+
+use gpt2_weights::ReadAt;
+use js_sys::Uint8Array;
+use wasm_bindgen::{JsCast, JsValue};
+use web_sys::{Blob, FileReaderSync};
+
+/// Bytes that are read at once: each piece is copied once more by the browser.
+const PIECE: usize = 16 << 20;
+
+thread_local! {
+    /// The files that are open. Objects of JavaScript stay on their thread; what reads them holds a number.
+    static OPEN: RefCell<HashMap<u64, Blob>> = RefCell::default();
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A file that the user gave, by its number; it is open as long as this lives. Only workers can read it.
+#[derive(Debug)]
+pub(crate) struct BlobFile {
+    number: u64,
+    bytes: u64,
+}
+
+impl BlobFile {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes of files are whole")]
+    pub(crate) fn new(blob: Blob) -> Self {
+        let number = NEXT.replace(NEXT.get() + 1);
+        let bytes = blob.size() as u64;
+        OPEN.with_borrow_mut(|open| open.insert(number, blob));
+        Self { number, bytes }
+    }
+
+    /// The bytes from `start` to `end`, which are those of a file and so are exact in JavaScript's numbers.
+    fn piece(&self, start: u64, end: u64) -> Result<Uint8Array, JsValue> {
+        let blob = OPEN.with_borrow(|open| open.get(&self.number).cloned()).ok_or(JsValue::NULL)?;
+        let slice = blob.slice_with_f64_and_f64(start as f64, end as f64)?;
+        Ok(Uint8Array::new(FileReaderSync::new()?.read_as_array_buffer(&slice)?.as_ref()))
+    }
+}
+
+impl ReadAt for BlobFile {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, start: u64, to: &mut [u8]) -> io::Result<()> {
+        let mut at = start;
+        for to in to.chunks_mut(PIECE) {
+            let end = at + to.len() as u64;
+            let piece = self.piece(at, end).map_err(unreadable)?;
+            if piece.length() as usize != to.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            piece.copy_to(to);
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BlobFile {
+    fn drop(&mut self) {
+        OPEN.with_borrow_mut(|open| open.remove(&self.number));
+    }
+}
+
+/// What the browser says, such as that the file was changed since it was chosen.
+fn unreadable(error: JsValue) -> io::Error {
+    let message = error.dyn_ref::<js_sys::Error>().map(js_sys::Error::message);
+    let told = message.map(String::from).filter(|message| !message.is_empty());
+    io::Error::other(told.unwrap_or_else(|| "the browser cannot read the file".to_owned()))
+}

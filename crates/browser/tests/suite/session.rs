@@ -1,0 +1,330 @@
+//! A session answers as the library does: what a page shows is what the program writes.
+
+use gpt2_browser::Session;
+use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
+use gpt2_generation::GenerationConfig;
+use gpt2_look::{Attention, Found, Lens, Look, OneHead, Reader, Subject, Text};
+use gpt2_testing::CheckpointFolder;
+use serde_json::{Value, json};
+
+const NOW: u64 = 1_700_000_000;
+const PROMPT: &str = "But soft, what light through yonder";
+
+fn built_in() -> LoadedModel {
+    let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+fn session() -> Session {
+    Session::new(built_in(), "shakespeare", || NOW).unwrap()
+}
+
+fn ask(session: &Session, path: &str, body: &Value) -> Value {
+    serde_json::from_str(&session.ask(path, body.to_string().as_bytes()).unwrap()).unwrap()
+}
+
+fn place(number: &Value) -> usize {
+    usize::try_from(number.as_u64().unwrap()).unwrap()
+}
+
+/// The chunks of a text that is made to its end.
+fn chunks(session: &Session, mut body: Value) -> Vec<Value> {
+    body["stream"] = json!(true);
+    let mut writing = session.start("v1/completions", body.to_string().as_bytes()).unwrap();
+    let mut chunks = Vec::new();
+    while let Some(step) = writing.step().unwrap() {
+        chunks.extend(step.iter().map(|chunk| serde_json::from_str::<Value>(chunk).unwrap()));
+    }
+    assert_eq!(writing.step().unwrap(), None, "an end is an end");
+    chunks
+}
+
+fn text(chunks: &[Value]) -> String {
+    chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn texts_are_those_of_the_library() {
+    let (model, session) = (built_in(), session());
+    let ids = model.vocabulary().encode(PROMPT).unwrap();
+    let start = GenerationConfig { max_new_tokens: 30, ..GenerationConfig::default() };
+    let drawn = GenerationConfig { do_sample: true, top_k: 0, ..start.clone() };
+    for (config, options) in [
+        (start.clone(), json!({ "temperature": 0 })),
+        (GenerationConfig { seed: 7, ..drawn.clone() }, json!({ "seed": 7 })),
+        (
+            GenerationConfig { seed: 9, temperature: 0.7, top_k: 40, top_p: 0.9, ..drawn.clone() },
+            json!({ "seed": 9, "temperature": 0.7, "top_k": 40, "top_p": 0.9 }),
+        ),
+        (
+            GenerationConfig { seed: u64::MAX, repetition_penalty: 1.3, min_p: Some(0.05), ..drawn },
+            json!({ "seed": -1, "repetition_penalty": 1.3, "min_p": 0.05 }),
+        ),
+    ] {
+        let config = model.defaults().unwrap().complete(config).unwrap();
+        let expected: String = model.text_generator(&ids, &config).unwrap().map(Result::unwrap).collect();
+        let mut body = json!({ "prompt": PROMPT, "max_tokens": 30 });
+        body.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
+        assert_eq!(text(&chunks(&session, body.clone())), expected, "{options}");
+        let answer = ask(&session, "v1/completions", &body);
+        assert_eq!(answer["choices"][0]["text"], expected, "{options}");
+        assert_eq!((&answer["created"], &answer["model"]), (&json!(NOW), &json!("shakespeare")));
+    }
+}
+
+/// A text goes on from what was computed for its beginning, which changes nothing.
+#[test]
+fn a_text_that_goes_on_is_the_text_that_was_written_at_once() {
+    let session = session();
+    let ids = |chunks: &[Value]| -> Vec<u64> {
+        let told =
+            |chunk: &Value| serde_json::from_value::<Vec<u64>>(chunk["choices"][0]["token_ids"].clone());
+        chunks.iter().flat_map(|chunk| told(chunk).unwrap()).collect()
+    };
+    let body = |prompt: Value, count: usize| json!({ "prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": true });
+    let whole = ids(&chunks(&session, body(json!(PROMPT), 40)));
+    assert_eq!(whole.len(), 40);
+    let prompt = serde_json::from_value::<Vec<u64>>(
+        ask(&session, "tokenize", &json!({ "content": PROMPT }))["tokens"].clone(),
+    );
+    let begun = [prompt.unwrap(), whole[..25].to_vec()].concat();
+    assert_eq!(ids(&chunks(&session, body(json!(begun), 15))), whole[25..]);
+    let fresh = self::session();
+    assert_eq!(ids(&chunks(&fresh, body(json!(begun), 15))), whole[25..]);
+}
+
+#[test]
+fn a_text_ends_where_another_begins_or_nobody_reads_it() {
+    let session = session();
+    let body = json!({ "prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stream": true }).to_string();
+    let start = || session.start("v1/completions", body.as_bytes()).unwrap();
+    let mut first = start();
+    assert!(first.step().unwrap().is_some());
+    let mut second = start();
+    let error = first.step().unwrap_err();
+    assert_eq!(
+        (error.status(), error.to_string().as_str()),
+        (409, "another text was begun, which ended this one")
+    );
+    assert_eq!(first.step().unwrap(), None);
+    drop(first);
+    assert!(second.step().unwrap().is_some(), "the end of the first is not that of the second");
+    drop(second);
+    let again = json!({ "prompt": PROMPT, "max_tokens": 30, "temperature": 0 });
+    let alone = ask(&self::session(), "v1/completions", &again);
+    assert_eq!(text(&chunks(&session, again)), alone["choices"][0]["text"].as_str().unwrap());
+}
+
+#[test]
+fn several_texts_come_as_they_are_asked_for() {
+    let session = session();
+    let body =
+        json!({ "prompt": [PROMPT, "ROMEO:"], "n": 2, "max_tokens": 6, "seed": 4, "stream_options": null });
+    let whole = ask(&session, "v1/completions", &body);
+    let mut texts = vec![String::new(); 4];
+    for chunk in chunks(&session, body) {
+        let choice = &chunk["choices"][0];
+        texts[place(&choice["index"])].push_str(choice["text"].as_str().unwrap());
+    }
+    for (choice, text) in whole["choices"].as_array().unwrap().iter().zip(&texts) {
+        assert_eq!(choice["text"], *text);
+    }
+    assert_ne!(texts[0], texts[1]);
+    let usage = json!({ "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream_options": { "include_usage": true } });
+    assert_eq!(chunks(&session, usage).last().unwrap()["usage"]["completion_tokens"], 3);
+}
+
+#[test]
+fn looks_are_those_of_the_library() {
+    let (model, session) = (built_in(), session());
+    let ids = model.vocabulary().encode(PROMPT).unwrap();
+    let reader = Reader::without_bos(model.vocabulary());
+    let subject = Subject::new(&model, "shakespeare".into(), &reader);
+    let words = || Text::Ids(ids.clone());
+    let data = |found: &Found| serde_json::from_str::<Value>(&gpt2_pictures::data(&found.report)).unwrap();
+
+    let attention = Attention { text: words(), layers: Some(vec![1, 3].into()), heads: None };
+    let expected = data(&attention.at(&subject, &Silent).unwrap());
+    assert_eq!(ask(&session, "look/attention", &json!({ "prompt": ids, "layers": [3, 1] })), expected);
+    assert_eq!(ask(&session, "look/attention", &json!({ "prompt": PROMPT, "layers": [1, 3] })), expected);
+
+    let lens = Lens { show: gpt2_interpret::LensValue::Divergence, top: 1, ..Lens::new(words()) };
+    let expected = data(&lens.at(&subject, &Silent).unwrap());
+    assert_eq!(ask(&session, "look/lens", &json!({ "prompt": ids, "show": "divergence" })), expected);
+
+    let head = gpt2_interpret::Head { layer: 2, head: 7 };
+    let steps =
+        OneHead { text: words(), head, query: -1, key: 0 }.check(&reader).unwrap().look(&subject).unwrap();
+    let body = json!({ "prompt": PROMPT, "layer": 2, "head": 7, "key": 0 });
+    let answer = session.ask("look/head", body.to_string().as_bytes()).unwrap();
+    assert_eq!(answer, serde_json::to_string(&steps).unwrap());
+}
+
+/// The distribution that is shown is the one that is drawn from.
+#[test]
+fn what_may_follow_is_what_texts_are_drawn_from() {
+    let session = session();
+    let settings = json!({ "prompt": PROMPT, "temperature": 0.9, "top_k": 6, "top_p": 0.8, "logit_bias": { "300": -100 } });
+    let with = |more: Value| {
+        let mut body = settings.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let next = ask(&session, "look/next", &with(json!({ "top": 1000 })));
+    let tokens = next["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 1000);
+    let kept: Vec<&Value> = tokens.iter().filter(|token| token["probability"].as_f64() > Some(0.0)).collect();
+    assert_eq!(kept.len() as u64, next["kept"].as_u64().unwrap());
+    assert!((2..=6).contains(&kept.len()), "{next}");
+    let sum: f64 = kept.iter().filter_map(|token| token["probability"].as_f64()).sum();
+    assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+    assert!(tokens.is_sorted_by(|a, b| a["logit"].as_f64() >= b["logit"].as_f64()));
+
+    const DRAWS: usize = 400;
+    let drawn = ask(
+        &session,
+        "v1/completions",
+        &with(json!({ "max_tokens": 1, "n": 100, "seed": 1, "return_token_ids": true })),
+    );
+    let mut counts = std::collections::BTreeMap::new();
+    for seed in 1..=DRAWS / 100 {
+        let drawn = if seed == 1 {
+            drawn.clone()
+        } else {
+            let more = json!({ "max_tokens": 1, "n": 100, "seed": seed, "return_token_ids": true });
+            ask(&session, "v1/completions", &with(more))
+        };
+        for choice in drawn["choices"].as_array().unwrap() {
+            *counts.entry(choice["token_ids"][0].as_u64().unwrap()).or_insert(0_usize) += 1;
+        }
+    }
+    for token in &kept {
+        let (id, probability) = (token["id"].as_u64().unwrap(), token["probability"].as_f64().unwrap());
+        let share = counts.remove(&id).unwrap_or(0) as f64 / DRAWS as f64;
+        // Four standard deviations of a share.
+        let most = 4.0 * (probability * (1.0 - probability) / DRAWS as f64).sqrt();
+        assert!((share - probability).abs() <= most, "{token}: drawn {share}");
+    }
+    assert!(counts.is_empty(), "only what is kept is drawn: {counts:?}");
+
+    let greedy = ask(&session, "look/next", &json!({ "prompt": PROMPT, "temperature": 0, "top": 2 }));
+    let chosen: Vec<f64> = serde_json::from_value(json!([
+        greedy["tokens"][0]["probability"],
+        greedy["tokens"][1]["probability"]
+    ]))
+    .unwrap();
+    assert_eq!((greedy["kept"].as_u64(), chosen), (Some(1), vec![1.0, 0.0]));
+}
+
+/// Whatever was asked before, at whatever place.
+#[test]
+fn what_may_follow_does_not_depend_on_what_was_asked_before() {
+    let (model, used) = (built_in(), session());
+    let ids = model.vocabulary().encode(&format!("{PROMPT} window breaks? It is the east")).unwrap();
+    let mut other = ids.clone();
+    other[6] = 5;
+    let bodies = [
+        json!({ "prompt": ids[..8] }),
+        json!({ "prompt": ids }),
+        json!({ "prompt": ids, "at": 2 }),
+        json!({ "prompt": other }),
+        json!({ "prompt": ids, "at": -3, "presence_penalty": 1.5, "prompt_tokens": 4 }),
+        json!({ "prompt": ids, "at": -3, "presence_penalty": 1.5 }),
+    ];
+    let found: Vec<Value> = bodies.iter().map(|body| ask(&used, "look/next", body)).collect();
+    for (body, found) in bodies.iter().zip(&found) {
+        let fresh = session();
+        assert_eq!(ask(&fresh, "look/next", body), *found, "{body}");
+        let ids: Vec<u32> = serde_json::from_value(body["prompt"].clone()).unwrap();
+        let at = body["at"].as_i64().unwrap_or(-1);
+        let at = usize::try_from(if at < 0 { at + ids.len() as i64 } else { at }).unwrap();
+        let logits = fresh.logits(&ids).unwrap();
+        let row = &logits[at * 1024..][..1024];
+        for token in found["tokens"].as_array().unwrap() {
+            let expected = f64::from(row[place(&token["id"])]);
+            assert!((token["logit"].as_f64().unwrap() - expected).abs() < 1e-4, "{token} {expected}");
+        }
+    }
+    assert_ne!(found[4]["tokens"], found[5]["tokens"], "what was generated is penalized, the prompt is not");
+}
+
+#[test]
+fn tokens_and_names_are_told() {
+    let session = session();
+    let tokens = ask(&session, "tokenize", &json!({ "content": PROMPT }));
+    let ids: Vec<u32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
+    assert_eq!(session.decode(&ids).unwrap(), PROMPT);
+    assert_eq!(ask(&session, "detokenize", &json!({ "tokens": ids }))["content"], PROMPT);
+    let models = ask(&session, "v1/models", &Value::Null);
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["created"]),
+        (&json!("shakespeare"), &json!(NOW))
+    );
+    assert_eq!(session.logits(&ids).unwrap().len(), ids.len() * 1024);
+}
+
+#[test]
+fn what_cannot_be_answered_says_why() {
+    let session = session();
+    let long = "word ".repeat(300);
+    for (path, body, status, expected) in [
+        ("v1/chat/completions", json!({}), 404, "there is nothing at this path: v1/chat/completions"),
+        ("v1/completions", json!({ "prompt": "a", "stream": true }), 400, "stream: "),
+        (
+            "v1/completions",
+            json!({ "prompt": "a", "max_tokens": 300 }),
+            400,
+            "prompt: this model's context is 256 tokens",
+        ),
+        ("v1/completions", json!({ "prompt": "a", "temperature": 9 }), 400, "temperature: "),
+        ("v1/completions", json!({ "model": "other" }), 404, "there is no such model here"),
+        ("look/attention", json!({ "prompt": long }), 400, "prompt: "),
+        ("look/lens", json!({ "prompt": "a", "show": "rank" }), 400, "show: expected `probability`"),
+        (
+            "look/head",
+            json!({ "prompt": "a", "layer": 4, "head": 0 }),
+            400,
+            "layer: expected a whole number from 0 to 3",
+        ),
+        ("look/next", json!({ "prompt": [] }), 400, "prompt: the text is empty"),
+        ("look/next", json!({ "prompt": [4, 1024] }), 400, "prompt[1]: expected a token id below"),
+        ("tokenize", json!({}), 400, "content: "),
+    ] {
+        let error = session.ask(path, body.to_string().as_bytes()).unwrap_err();
+        assert!(
+            error.status() == status && error.to_string().starts_with(expected),
+            "{path} {body}: {error}"
+        );
+    }
+    let error = session.ask("v1/completions", b"{").unwrap_err();
+    assert_eq!(error.status(), 400);
+    for (path, body) in [("v1/completions", "{}"), ("look/next", r#"{"stream": true}"#)] {
+        assert!(session.start(path, body.as_bytes()).is_err(), "{path} {body}");
+    }
+    for ids in [&[][..], &[0; 257], &[1024]] {
+        assert_eq!(session.logits(ids).unwrap_err().status(), 400);
+    }
+    assert_eq!(
+        session.decode(&[1024]).unwrap_err().to_string(),
+        "token 1024 is outside the vocabulary of 1024"
+    );
+}
+
+/// Ids go where text cannot, and the missing tokenizer is named.
+#[test]
+fn a_model_without_a_tokenizer_takes_ids() {
+    let folder = CheckpointFolder::tiny();
+    for name in ["tokenizer.json", "vocab.json", "merges.txt"] {
+        // Some of them are there.
+        _ = std::fs::remove_file(folder.file(name));
+    }
+    let model = folder.file("config.json").parent().unwrap().to_owned();
+    let options = ModelOptions { model, device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    let session =
+        Session::new(options.open(&Silent).unwrap().load(&Silent).unwrap(), "tiny", || NOW).unwrap();
+    let answer =
+        ask(&session, "v1/completions", &json!({ "prompt": [1, 2], "max_tokens": 3, "temperature": 0 }));
+    assert_eq!(answer["usage"]["completion_tokens"], 3);
+    let error = session.ask("look/next", br#"{"prompt": "a"}"#).unwrap_err();
+    assert_eq!(error.to_string(), "prompt: this model has no tokenizer; give token ids");
+}

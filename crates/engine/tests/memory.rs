@@ -1,0 +1,201 @@
+//! The memory that a model says it needs before it is loaded is what it takes. A program of its own, because it counts every
+//! allocation.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{Gpt2Config, KvDType, LogitsFor, Pass, expected_parameters};
+use gpt2_engine::{DeviceChoice, MemoryNeeded, ModelOptions, Silent, WeightDType};
+use gpt2_testing::fixture_path;
+use gpt2_weights::{
+    Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WrittenDType, load_tokenizer, write_gguf,
+};
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the bytes that are allocated.
+struct Counting;
+
+#[expect(unsafe_code, reason = "an allocator that counts has to be one")]
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: as it came.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as it came.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// One test at a time: what another allocates would be counted too.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What `work` makes, the bytes that are held after it and the most that were, beside those before.
+fn counted<T>(work: impl FnOnce() -> T) -> (T, u64, u64) {
+    let before = HELD.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let made = work();
+    let [held, peak] =
+        [&HELD, &PEAK].map(|bytes| bytes.load(Ordering::Relaxed).saturating_sub(before) as u64);
+    (made, held, peak)
+}
+
+/// A file that is read in parts.
+#[derive(Debug)]
+struct Parts(Mutex<File>, u64);
+
+impl Parts {
+    fn open(path: &Path) -> Arc<Self> {
+        let file = File::open(path).unwrap();
+        let len = file.metadata().unwrap().len();
+        Arc::new(Self(Mutex::new(file), len))
+    }
+}
+
+impl ReadAt for Parts {
+    fn len(&self) -> u64 {
+        self.1
+    }
+
+    fn read_at(&self, start: u64, to: &mut [u8]) -> io::Result<()> {
+        let mut file = self.0.lock().unwrap();
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(to)
+    }
+}
+
+/// Widths that are no multiples of what is packed together; the embedding is the largest tensor.
+fn config() -> Gpt2Config {
+    let json = r#"{"vocab_size": 5003, "n_positions": 500, "n_embd": 264, "n_layer": 3, "n_head": 11, "n_inner": 1000}"#;
+    Gpt2Config::from_json(json).unwrap()
+}
+
+/// A checkpoint in `dtype`, of files that are read in parts.
+fn written(folder: &Path, config: &Gpt2Config, dtype: DType) -> Checkpoint {
+    let tensor = |shape: Vec<usize>| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+    let tensors: HashMap<String, Tensor> = expected_parameters(config)
+        .into_iter()
+        .map(|parameter| (parameter.name, tensor(parameter.shape)))
+        .collect();
+    let path = folder.join("model.safetensors");
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let files = GivenFiles::new("made-up")
+        .with_bytes("config.json", config.to_json().to_string().into_bytes())
+        .with_file("model.safetensors", Parts::open(&path));
+    Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).unwrap()
+}
+
+/// What is not counted: names, lists of tensors, and what threads keep.
+const SMALL: u64 = 256 << 10;
+
+#[test]
+fn a_model_takes_the_memory_that_was_stated_before() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let largest = 5003 * 264;
+    // Once before, for what is allocated once in a process.
+    written(folder.path(), &config(), DType::F32).load(&LoadOptions::default(), &|_| ()).unwrap();
+    for stored in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        let checkpoint = written(folder.path(), &config(), stored);
+        for dtype in [
+            None,
+            Some(WeightDType::F32),
+            Some(WeightDType::F16),
+            Some(WeightDType::Q8),
+            Some(WeightDType::Q6),
+            Some(WeightDType::Q4),
+        ] {
+            let what = format!("{stored:?} as {dtype:?}");
+            for kv_dtype in [None, Some(KvDType::Q8)] {
+                let needed = MemoryNeeded::of(&checkpoint, dtype, kv_dtype).unwrap();
+                let options = LoadOptions { dtype, kv_dtype, ..LoadOptions::default() };
+                let (model, held, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
+                assert_eq!(needed.weights, model.weight_bytes() as u64, "{what}");
+                assert!(held.abs_diff(needed.weights) < SMALL, "{what}: {held} held, {needed:?}");
+                // The largest tensor as it is in the file; F64 becomes f32 before it is packed.
+                let of_piece = 8 * ((1 << 20) / 264 * 264);
+                let reading = match stored {
+                    DType::F64 => 4 * largest + of_piece,
+                    _ => largest * stored.size_in_bytes(),
+                };
+                assert_eq!(needed.loading, reading as u64, "{what}");
+                assert!(peak <= needed.weights + needed.loading + SMALL, "{what}: peak {peak}, {needed:?}");
+
+                let tokens = config().n_positions;
+                let ids = Tensor::zeros((1, tokens), DType::U32, &Device::Cpu).unwrap();
+                let (_, _, peak) = counted(|| {
+                    let mut cache = model.new_cache(1, tokens).unwrap();
+                    model
+                        .forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())
+                        .unwrap()
+                });
+                let computing = needed.kv + needed.activations;
+                assert!(peak <= computing + SMALL, "{what}, {kv_dtype:?}: peak {peak}, {needed:?}");
+                assert!(2 * peak > computing, "{what}, {kv_dtype:?}: peak {peak}, {needed:?}");
+            }
+        }
+    }
+}
+
+/// Blocks of integers become f32 before they are packed.
+#[test]
+fn a_gguf_file_takes_no_more_than_was_stated() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let json = r#"{"vocab_size": 5003, "n_positions": 64, "n_embd": 256, "n_layer": 2, "n_head": 4}"#;
+    let checkpoint = written(folder.path(), &Gpt2Config::from_json(json).unwrap(), DType::F32);
+    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let path = folder.path().join("model.gguf");
+    write_gguf(&checkpoint, &tokenizer, &path, WrittenDType::Q8_0, &|_| ()).unwrap();
+    let files = GivenFiles::new("made-up").with_file("model.gguf", Parts::open(&path));
+    let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).unwrap();
+    for dtype in [None, Some(WeightDType::Q8), Some(WeightDType::Q4)] {
+        let needed = MemoryNeeded::of(&checkpoint, dtype, None).unwrap();
+        let options = LoadOptions { dtype, ..LoadOptions::default() };
+        let (model, held, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
+        assert_eq!(needed.weights, model.weight_bytes() as u64, "{dtype:?}");
+        assert!(held.abs_diff(needed.weights) < SMALL, "{dtype:?}: {held} held, {needed:?}");
+        assert!(needed.loading > 4 * 5003 * 256, "{dtype:?}: {needed:?}");
+        assert!(peak <= needed.weights + needed.loading + SMALL, "{dtype:?}: peak {peak}, {needed:?}");
+        // The embedding comes first, when nothing else is there.
+        assert!(peak + SMALL > needed.loading, "{dtype:?}: peak {peak}, {needed:?}");
+    }
+}
+
+#[test]
+fn what_is_asked_of_an_opened_model_is_the_same() {
+    let _alone = ALONE.lock();
+    let options = ModelOptions {
+        model: fixture_path("tiny-checkpoint"),
+        device: DeviceChoice::Cpu,
+        dtype: Some(WeightDType::Q8),
+        ..ModelOptions::default()
+    };
+    let checkpoint = options.open_checkpoint(&Silent).unwrap();
+    let needed = options.memory_of(&checkpoint).unwrap();
+    let opened = options.open(&Silent).unwrap();
+    assert_eq!(opened.memory_needed().unwrap(), needed);
+    assert_eq!(needed.loading, 0, "the file is mapped");
+    let both = ModelOptions { assistant_model: Some(options.model.clone()), ..options };
+    let of_both = both.open(&Silent).unwrap().memory_needed().unwrap();
+    assert_eq!((of_both.weights, of_both.kv), (2 * needed.weights, 2 * needed.kv));
+    assert_eq!(of_both.activations, needed.activations);
+}

@@ -1,0 +1,227 @@
+//! The steps of a head are what activations have, and what may follow is what the sampler draws from.
+
+use candle_core::IndexOp;
+use gpt2::{Site, SiteKind};
+use gpt2_engine::{LoadedModel, Spelling};
+use gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
+use gpt2_interpret::Head;
+use gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reader, Reading, Subject, Text};
+use gpt2_testing::values;
+
+use crate::common::{Case, built_in, reader, words};
+
+/// Sums of products in another order.
+const SUMS: f64 = 1e-4;
+
+fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
+    let reader = reader(loaded, Spelling::Keywords);
+    let checked = OneHead { text, head, query, key }.check(&reader).unwrap();
+    checked.look(&Subject::new(loaded, "a model".into(), &reader)).unwrap()
+}
+
+#[test]
+fn steps_are_the_activations_of_their_tokens() {
+    let loaded = built_in();
+    let reader = reader(&loaded, Spelling::Keywords);
+    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let (layer, head, query, key) = (2, 5, 6, 3);
+    let text = words("The dog sat on the mat, and the cat");
+    let found = steps(&loaded, text.clone(), Head { layer, head }, query as i64, key as i64);
+
+    let kinds = [SiteKind::Q, SiteKind::K, SiteKind::V, SiteKind::AttnScores, SiteKind::Pattern, SiteKind::Z];
+    let sites: Vec<Site> = kinds.map(|kind| Site::in_block(layer, kind)).into();
+    let activations = Activations { text, sites, layers: None, positions: None, numbers: Numbers::Raw };
+    let cached = activations.cached(&activations.check(&reader).unwrap(), &subject).unwrap();
+    let of = |kind| &cached.tensors[&Site::in_block(layer, kind).to_string()];
+    let of_token = |kind, token: usize| values(&of(kind).i((0, token, head)).unwrap());
+    let of_keys = |kind| values(&of(kind).i((0, head, query, ..=query)).unwrap());
+    let close = |name: &str, found: &[f32], expected: Vec<f64>| {
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let alike = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs() < SUMS;
+        assert!(found.iter().zip(&expected).all(alike), "{name}: {found:?} {expected:?}");
+    };
+    close("q", &found.q, of_token(SiteKind::Q, query));
+    close("k", &found.k, of_token(SiteKind::K, key));
+    close("v", &found.v, of_token(SiteKind::V, key));
+    close("context", &found.context, of_token(SiteKind::Z, query));
+    close("scores", &found.scores, of_keys(SiteKind::AttnScores));
+    close("weights", &found.weights, of_keys(SiteKind::Pattern));
+
+    assert_eq!(found.tokens.len(), cached.tokens.len(), "those behind the query too");
+    assert_eq!(
+        (found.layer, found.head, found.query, found.key, found.head_dim),
+        (layer, head, query, key, 32)
+    );
+    assert!((found.scale - 1.0 / 32_f64.sqrt()).abs() < 1e-12);
+}
+
+/// By hand, from one step to the next.
+#[test]
+fn each_step_follows_from_the_one_before() {
+    let loaded = built_in();
+    let text = || words("The dog sat on the mat");
+    let head = Head { layer: 1, head: 0 };
+    let last = steps(&loaded, text(), head, -1, 2);
+    let sum: f32 = last.products.iter().sum();
+    assert!((sum - last.score).abs() < 1e-4 && last.products[3] == last.q[3] * last.k[3]);
+    assert!((f64::from(last.score) * last.scale - f64::from(last.scaled)).abs() < SUMS);
+    assert_eq!(last.scaled, last.scores[2]);
+    let largest = last.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = last.scores.iter().map(|score| (score - largest).exp()).sum();
+    for (score, weight) in last.scores.iter().zip(&last.weights) {
+        assert!(((score - largest).exp() / total - weight).abs() < 1e-5, "{score} {weight}");
+    }
+    let mut context = vec![0.0; last.head_dim];
+    for (key, weight) in last.weights.iter().enumerate() {
+        let v = steps(&loaded, text(), head, -1, key as i64).v;
+        context.iter_mut().zip(v).for_each(|(sum, v)| *sum += weight * v);
+    }
+    assert!(context.iter().zip(&last.context).all(|(sum, found)| (sum - found).abs() < 1e-4));
+    // The first token sees nothing but itself.
+    let first = steps(&loaded, text(), head, 0, 0);
+    assert_eq!((first.weights.as_slice(), &first.context), (&[1.0][..], &first.v));
+}
+
+#[test]
+fn steps_that_are_not_there_are_refused() {
+    let loaded = built_in();
+    let reader = reader(&loaded, Spelling::Keywords);
+    let check = |layer, head, query, key| {
+        let head = Head { layer, head };
+        OneHead { text: Text::Ids(vec![1, 2, 3]), head, query, key }.check(&reader).map(|_| ())
+    };
+    assert!(check(0, 0, 2, 2).is_ok() && check(3, 7, -3, -3).is_ok());
+    for (layer, head, query, key, expected) in [
+        (4, 0, 0, 0, "there is no head 4.0"),
+        (0, 8, 0, 0, "there is no head 0.8"),
+        (0, 0, 3, 0, "query 3: the text has 3 tokens"),
+        (0, 0, 1, -4, "key -4: the text has 3 tokens"),
+        (0, 0, 1, 2, "key 2: token 1 sees itself and the tokens before it"),
+    ] {
+        let error = check(layer, head, query, key).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
+    }
+}
+
+fn next(logits: &[f32], ids: &[u32], config: &GenerationConfig, others: &[LogitsProcessor]) -> NextTokens {
+    let reader = Reader::without_bos(built_in().vocabulary());
+    let history = History { ids, prompt_len: 2 };
+    NextTokens::of(logits, history, config, others, 4, &reader).unwrap()
+}
+
+#[test]
+fn probabilities_are_those_that_are_left_by_the_settings() {
+    // About half of the probability is the first token's.
+    let logits = [3.0, 1.0, 2.0, 2.0, -1.0, f32::NEG_INFINITY];
+    let exps: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
+    let sum: f64 = exps.iter().sum();
+    let plain = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
+    let found = next(&logits, &[7, 8], &plain, &[]);
+    let ids: Vec<u32> = found.tokens.iter().map(|token| token.id).collect();
+    assert_eq!(
+        (ids.as_slice(), found.kept),
+        (&[0, 2, 3, 1][..], 5),
+        "of equals the lower id; what is impossible is not kept"
+    );
+    for token in &found.tokens {
+        let expected = exps[token.id as usize] / sum;
+        assert!(
+            (token.probability - expected).abs() < 1e-9 && (token.logprob - expected.ln()).abs() < 1e-6,
+            "{token:?}"
+        );
+        assert_eq!(token.logit, logits[token.id as usize]);
+    }
+
+    let shares = |config: &GenerationConfig| -> (Vec<f64>, usize) {
+        let found = next(&logits, &[7, 8], config, &[]);
+        (found.tokens.iter().map(|token| token.probability).collect(), found.kept)
+    };
+    let e = 1_f64.exp();
+    let close = |found: (Vec<f64>, usize), expected: [f64; 4], kept: usize| {
+        assert_eq!(found.1, kept);
+        assert!(
+            found.0.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-6),
+            "{found:?}"
+        );
+    };
+    // Of equal logits at the edge both stay.
+    close(
+        shares(&GenerationConfig { top_k: 2, ..plain.clone() }),
+        [e / (e + 2.0), 1.0 / (e + 2.0), 1.0 / (e + 2.0), 0.0],
+        3,
+    );
+    close(shares(&GenerationConfig { top_p: 0.3, ..plain.clone() }), [1.0, 0.0, 0.0, 0.0], 1);
+    let cold = (2_f64).exp();
+    let half = GenerationConfig { temperature: 0.5, top_k: 2, ..plain.clone() };
+    close(shares(&half), [cold / (cold + 2.0), 1.0 / (cold + 2.0), 1.0 / (cold + 2.0), 0.0], 3);
+    let greedy = GenerationConfig { do_sample: false, ..plain.clone() };
+    close(shares(&greedy), [1.0, 0.0, 0.0, 0.0], 1);
+    close(shares(&GenerationConfig { repetition_penalty: 1e3, ..greedy.clone() }), [1.0, 0.0, 0.0, 0.0], 1);
+
+    // What the model expects stays what it is, whatever the settings make of it.
+    let penalized =
+        next(&logits, &[7, 8, 0], &GenerationConfig { presence_penalty: 2.0, ..greedy.clone() }, &[]);
+    assert_eq!(
+        (penalized.tokens[0].logit, penalized.tokens[0].probability, penalized.tokens[1].probability),
+        (3.0, 0.0, 1.0)
+    );
+    let of_prompt = next(&logits, &[0, 8], &GenerationConfig { presence_penalty: 2.0, ..greedy }, &[]);
+    assert_eq!(of_prompt.tokens[0].probability, 1.0, "the prompt is not penalized");
+    let allowed = [LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| vec![1, 4]))];
+    let only = next(&logits, &[7, 8], &plain, &allowed);
+    let shares: Vec<f64> = only.tokens.iter().map(|token| token.probability).collect();
+    assert!(
+        only.kept == 2 && shares[..3] == [0.0; 3] && (shares[3] - cold / (cold + 1.0)).abs() < 1e-6,
+        "{only:?}"
+    );
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_refused() {
+    let reader = Reader::without_bos(built_in().vocabulary());
+    let config = GenerationConfig::default();
+    let history = History { ids: &[1], prompt_len: 1 };
+    for logits in [[1.0, f32::NAN], [1.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
+        assert!(NextTokens::of(&logits, history, &config, &[], 1, &reader).is_err(), "{logits:?}");
+    }
+}
+
+/// Whatever was read before: the same text, a longer one, one that goes on, another one.
+#[test]
+fn a_reading_gives_the_logits_of_the_text() {
+    for loaded in [built_in(), Case::open("untied").loaded] {
+        let config = loaded.config();
+        let (vocab_size, longest) = (u32::try_from(config.vocab_size).unwrap(), config.n_positions.min(200));
+        let ids: Vec<u32> = (0..).take(longest).map(|n: u32| (n * n + 3) % vocab_size).collect();
+        let mut other = ids[..12].to_vec();
+        other[5] = (other[5] + 1) % vocab_size;
+        let mut reading = Reading::default();
+        for (text, at) in [
+            (&ids[..5], 4),
+            (&ids[..5], 0),
+            (&ids[..11], 10),
+            (&ids[..11], 7),
+            (&ids[..3], 2),
+            (&other[..], 11),
+            (&ids[..], longest - 1),
+            (&ids[1..4], 1),
+        ] {
+            let found = reading.logits(loaded.model(), text, at).unwrap();
+            let expected = Reading::default().logits(loaded.model(), text, at).unwrap();
+            assert_eq!(found, expected, "{} tokens at {at}", text.len());
+            let run = gpt2_interpret::Run::new(loaded.model(), text).unwrap();
+            let logits =
+                run.logits(gpt2::LogitsFor::EveryToken, &mut gpt2_interpret::Chain(Vec::new())).unwrap();
+            let row = values(&logits.i((0, at)).unwrap());
+            let largest = found.iter().zip(&row).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+            assert!(found.len() == row.len() && largest < SUMS, "{largest}");
+        }
+        assert!(reading.logits(loaded.model(), &ids[..3], 3).is_err());
+        let again = reading.logits(loaded.model(), &ids[..3], 2).unwrap();
+        assert_eq!(
+            again,
+            Reading::default().logits(loaded.model(), &ids[..3], 2).unwrap(),
+            "an error leaves nothing half read"
+        );
+    }
+}

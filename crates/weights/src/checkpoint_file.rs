@@ -1,0 +1,254 @@
+//! One file of a checkpoint, of which a range is read at a time. What lies in memory, mapped or held, is lent without a copy; of
+//! any other file no more is in memory than the ranges that are in use.
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+#[cfg(not(feature = "mmap"))]
+use std::sync::Arc;
+
+#[cfg(feature = "mmap")]
+use crate::MappedFile;
+use crate::WeightsError;
+use crate::given_files::Contents;
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub(crate) struct CheckpointFile {
+    path: PathBuf,
+    /// As it was when the file was opened.
+    len: u64,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    #[cfg(feature = "mmap")]
+    Mapped(MappedFile),
+    Given(Contents),
+}
+
+impl CheckpointFile {
+    /// Opens the regular file at `path`: mapped into memory, or without the feature `mmap` to be read in parts.
+    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
+        #[cfg(feature = "mmap")]
+        let (len, content) = {
+            let file = MappedFile::open(path)?;
+            (file.len() as u64, Content::Mapped(file))
+        };
+        #[cfg(not(feature = "mmap"))]
+        let (len, content) = {
+            use crate::ReadAt;
+            let file = on_disk::OpenFile::open(path)?;
+            (file.len(), Content::Given(Contents::Parts(Arc::new(file))))
+        };
+        Ok(Self { path: path.to_owned(), len, content })
+    }
+
+    /// A file that is given; `path` names it in messages.
+    pub(crate) fn given(path: &Path, contents: Contents) -> Self {
+        let len = match &contents {
+            Contents::Bytes(bytes) => bytes.len() as u64,
+            Contents::Parts(parts) => parts.len(),
+        };
+        Self { path: path.to_owned(), len, content: Content::Given(contents) }
+    }
+
+    /// The file's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Number of its bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The bytes of the file, where they lie in memory.
+    fn in_memory(&self) -> Option<&[u8]> {
+        match &self.content {
+            #[cfg(feature = "mmap")]
+            Content::Mapped(file) => Some(file),
+            Content::Given(Contents::Bytes(bytes)) => Some(bytes),
+            Content::Given(Contents::Parts(_)) => None,
+        }
+    }
+
+    /// Whether bytes that are read take memory of their own.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.in_memory().is_none()
+    }
+
+    /// The bytes of a range: lent, or read into memory of their own.
+    pub(crate) fn bytes(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        let length = range.end.checked_sub(range.start).filter(|_| range.end <= self.len);
+        let Some(length) = length else {
+            let what = format!("bytes {} to {} of a file of {}", range.start, range.end, self.len);
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        };
+        let no_room = || {
+            io::Error::new(io::ErrorKind::OutOfMemory, format!("there is no memory for its {length} bytes"))
+        };
+        match &self.content {
+            Content::Given(Contents::Parts(parts)) => {
+                let length = usize::try_from(length).map_err(|_| no_room())?;
+                let mut bytes = Vec::new();
+                bytes.try_reserve_exact(length).map_err(|_| no_room())?;
+                bytes.resize(length, 0);
+                parts.read_at(range.start, &mut bytes)?;
+                Ok(bytes.into())
+            }
+            _ => {
+                let range = in_usize(range).ok_or_else(no_room)?;
+                let lent = self.in_memory().and_then(|bytes| bytes.get(range));
+                lent.map(Cow::Borrowed).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+            }
+        }
+    }
+
+    /// As [`CheckpointFile::bytes`], with an error that names the file.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, WeightsError> {
+        self.bytes(range).map_err(|error| WeightsError::Read { path: self.path.clone(), error })
+    }
+
+    /// The first bytes, at most `count`.
+    pub(crate) fn first(&self, count: u64) -> Result<Cow<'_, [u8]>, WeightsError> {
+        self.read(0..self.len.min(count))
+    }
+
+    /// What `parse` makes of the bytes from `start` on, whose end it finds itself: of all of them where they lie in memory, else
+    /// of more and more until it succeeds. It is given at most `limit`.
+    pub(crate) fn parse<T, E>(
+        &self,
+        start: u64,
+        limit: u64,
+        mut parse: impl FnMut(&[u8]) -> Result<T, E>,
+    ) -> Result<Result<T, E>, WeightsError> {
+        const FIRST: u64 = 64 << 10;
+        const GROWTH: u64 = 4;
+        let end = self.len.min(start.saturating_add(limit));
+        let mut count = if self.is_copied() { FIRST } else { limit };
+        loop {
+            let stop = end.min(start.saturating_add(count));
+            let parsed = parse(&self.read(start..stop)?);
+            if parsed.is_ok() || stop == end {
+                return Ok(parsed);
+            }
+            count = count.saturating_mul(GROWTH);
+        }
+    }
+
+    /// Lets go of the memory behind bytes that were lent, where they come from the file again if they are read again. Without
+    /// this a loading program would hold the file and the weights at once.
+    pub(crate) fn forget(&self, range: Range<u64>) {
+        #[cfg(feature = "mmap")]
+        if let (Content::Mapped(file), Some(range)) = (&self.content, in_usize(range)) {
+            file.forget(range);
+        }
+        #[cfg(not(feature = "mmap"))]
+        let _ = range;
+    }
+}
+
+fn in_usize(range: Range<u64>) -> Option<Range<usize>> {
+    Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+/// A file's bytes for those who move through it.
+#[cfg(feature = "pytorch")]
+pub(crate) struct Reader<'a> {
+    file: &'a CheckpointFile,
+    position: u64,
+    /// Bytes that were read ahead, and where they begin.
+    ahead: (u64, Cow<'a, [u8]>),
+}
+
+#[cfg(feature = "pytorch")]
+impl<'a> Reader<'a> {
+    /// At the first byte.
+    pub(crate) fn new(file: &'a CheckpointFile) -> Self {
+        Self { file, position: 0, ahead: (0, Cow::Borrowed(&[])) }
+    }
+}
+
+#[cfg(feature = "pytorch")]
+impl io::Read for Reader<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        /// Bytes that are read at once: a part of an archive's list of entries.
+        const AHEAD: u64 = 16 << 10;
+        let in_ahead = |ahead: &(u64, Cow<'_, [u8]>), position: u64| {
+            let place = usize::try_from(position.checked_sub(ahead.0)?).ok()?;
+            (place < ahead.1.len()).then_some(place)
+        };
+        let place = match in_ahead(&self.ahead, self.position) {
+            Some(place) => place,
+            None => {
+                let end = self.file.len.min(self.position.saturating_add(AHEAD));
+                if self.position >= end {
+                    return Ok(0);
+                }
+                self.ahead = (self.position, self.file.bytes(self.position..end)?);
+                0
+            }
+        };
+        let bytes = &self.ahead.1[place..];
+        let count = bytes.len().min(to.len());
+        to[..count].copy_from_slice(&bytes[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(feature = "pytorch")]
+impl io::Seek for Reader<'_> {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            io::SeekFrom::Start(position) => Some(position),
+            io::SeekFrom::End(offset) => self.file.len.checked_add_signed(offset),
+            io::SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+        };
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
+}
+
+/// Files of a disk that are not mapped.
+#[cfg(not(feature = "mmap"))]
+mod on_disk {
+    use std::fs::File;
+    use std::io::{self, Read, Seek, SeekFrom};
+    use std::path::Path;
+    use std::sync::{Mutex, PoisonError};
+
+    use crate::mapped_file::check_regular;
+    use crate::{ReadAt, WeightsError};
+
+    #[derive(Debug)]
+    pub(super) struct OpenFile {
+        file: Mutex<File>,
+        len: u64,
+    }
+
+    impl OpenFile {
+        pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
+            let failed = |error| WeightsError::Read { path: path.to_owned(), error };
+            check_regular(path)?;
+            let file = File::open(path).map_err(failed)?;
+            let len = file.metadata().map_err(failed)?.len();
+            Ok(Self { file: Mutex::new(file), len })
+        }
+    }
+
+    impl ReadAt for OpenFile {
+        fn len(&self) -> u64 {
+            self.len
+        }
+
+        fn read_at(&self, start: u64, to: &mut [u8]) -> io::Result<()> {
+            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+            file.seek(SeekFrom::Start(start))?;
+            file.read_exact(to)
+        }
+    }
+}

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds the engine for browsers, and puts the page and the npm package together. usage: scripts/build_web.sh [--tools]
+# The page goes to web/dist/gpt2.html (one file) and web/dist/ (for a static host), the package to web/dist/npm/. It needs cargo with the
+# target wasm32-unknown-unknown, node, wasm-bindgen and wasm-opt, which it finds on the PATH or in target/web-tools.
+# GPT2_WEB_PROFILE=release builds faster, without the last optimisations; with --tools it only says whether all tools are there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=${GPT2_WEB_PROFILE:-web}
+export PATH="$PWD/target/web-tools/bin:$PWD/target/web-tools/node_modules/.bin:$PATH"
+
+missing() { echo "$1 is missing: $2" >&2; exit 1; }
+version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
+# The program reads what the library of the same version wrote.
+[ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $version" ] ||
+  missing "wasm-bindgen $version" "cargo install wasm-bindgen-cli --version $version --root target/web-tools"
+[ "$profile" != web ] || command -v wasm-opt >/dev/null || missing wasm-opt "npm install --prefix target/web-tools binaryen"
+command -v node >/dev/null || missing node "see https://nodejs.org, from 20 on"
+rustup target list --installed 2>/dev/null | grep -x wasm32-unknown-unknown >/dev/null ||
+  missing "the target wasm32-unknown-unknown" "rustup target add wasm32-unknown-unknown"
+[ "${1:-}" != --tools ] || exit 0
+
+# simd128 is in every browser since 2023; relaxed instructions would make texts differ from the program's.
+export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="-C target-feature=+simd128 -C strip=none"
+cargo build --package gpt2-browser --lib --target wasm32-unknown-unknown --profile "$profile" --locked
+built=target/wasm32-unknown-unknown/$profile/gpt2_browser.wasm
+
+# The page's scripts are classic ones, since from a file no module may be loaded; the package is a module. Each is gpt2.js, gpt2.d.ts and
+# gpt2_bg.wasm, and the last is the same in both.
+rm -rf target/browser
+for kind in no-modules:page web:module; do
+  wasm-bindgen --target "${kind%:*}" --out-name gpt2 --out-dir "target/browser/${kind#*:}" "$built"
+done
+cmp target/browser/page/gpt2_bg.wasm target/browser/module/gpt2_bg.wasm
+if [ "$profile" = web ]; then
+  wasm-opt -O3 --enable-simd --enable-bulk-memory --enable-nontrapping-float-to-int --enable-sign-ext --enable-mutable-globals \
+    --enable-reference-types --enable-multivalue target/browser/page/gpt2_bg.wasm -o target/browser/optimised.wasm
+  cp target/browser/optimised.wasm target/browser/module/gpt2_bg.wasm
+  mv target/browser/optimised.wasm target/browser/page/gpt2_bg.wasm
+fi
+
+node web/assemble.mjs

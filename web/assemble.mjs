@@ -1,0 +1,137 @@
+// Puts the page and the npm package together from what scripts/build_web.sh has built: web/dist/gpt2.html, the page as one file;
+// web/dist/, the same for a static host; web/dist/npm/, the package. usage: node web/assemble.mjs
+
+import { createHash } from "node:crypto";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
+
+const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
+const MOST_BYTES = 12_000_000;
+
+// The parts of the page, in the order in which they are loaded.
+const PARTS = "crates/pictures/src/parts";
+const STYLES = [`${PARTS}/parts.css`, `${PARTS}/writing.css`, `${PARTS}/head.css`, "web/page.css"];
+const SCRIPTS = [
+  ...["parts", "report", "writing", "head"].map((name) => `${PARTS}/${name}.js`),
+  ...["command", "engine", "model", "tour", "page"].map((name) => `web/${name}.js`),
+];
+const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `models/shakespeare/${name}`);
+
+// What a page may do: nothing that leaves it. From a file its scripts stand inside it, from a host beside it.
+const NOTHING_ELSE = "img-src data:; base-uri 'none'; form-action 'none'";
+const FILE_POLICY =
+  `default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; worker-src blob:; ${NOTHING_ELSE}`;
+const HOST_POLICY =
+  "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src 'self'; worker-src 'self'; " + NOTHING_ELSE;
+
+const bytes = (path) => readFileSync(join(ROOT, path));
+const text = (path) => bytes(path).toString("utf8");
+
+// A script without indentation, lines of comment and what documents a function. It is no parser: comments stand on lines of their own,
+// and no text goes over several lines.
+function compactScript(script) {
+  const code = script.replace(/^[ \t]*\/\*\*[^]*?\*\/[ \t]*\n/gm, "");
+  const lines = code.split("\n").map((line) => line.trim());
+  return lines.filter((line) => line && !line.startsWith("//")).join("\n") + "\n";
+}
+
+function compactStyle(style) {
+  const lines = style.replace(/\/\*[^]*?\*\//g, "").split("\n");
+  return lines.map((line) => line.trim()).filter(Boolean).join("\n") + "\n";
+}
+
+// A script inside a page, where HTML must not find its end, nor the beginning of a comment.
+const inside = (script) => script.replaceAll("</script", "<\\/script").replaceAll("<!--", "<\\!--");
+
+// A text with other texts in the places between pairs of `@@`.
+function filled(template, places) {
+  const pieces = template.split("@@");
+  return pieces.map((piece, index) => {
+    if (index % 2 === 0) return piece;
+    if (!(piece in places)) throw new Error(`there is no place @@${piece}@@`);
+    return places[piece];
+  }).join("");
+}
+
+// All lower bytes of 16-bit numbers, then all upper ones, which are alike: packed they are smaller by a twelfth.
+const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place) => place % 2 === half)));
+const packed = (data) => gzipSync(data, { level: 9 }).toString("base64");
+const data = (id, content) => `<script type="text/plain" id="${id}"${id === "weights" ? " data-split" : ""}>${content}</script>\n`;
+
+const styles = STYLES.map((path) => [basename(path), compactStyle(text(path))]);
+const scripts = SCRIPTS.map((path) => [basename(path), compactScript(text(path))]);
+const worker = compactScript(text("target/browser/page/gpt2.js") + text("web/worker.js"));
+const wasm = bytes("target/browser/page/gpt2_bg.wasm");
+const index = text("web/index.html");
+const [report, head] = ["report", "head"].map((name) => text(`${PARTS}/${name}.html`));
+
+function oneFile() {
+  const [weights, config, tokenizer] = MODEL.map(bytes);
+  return filled(index, {
+    policy: FILE_POLICY,
+    styles: styles.map(([, style]) => `<style>${style}</style>\n`).join(""),
+    report,
+    head,
+    data: data("worker", inside(worker)) + data("wasm", packed(wasm)) + data("weights", packed(split(weights))) +
+      data("config", packed(config)) + data("tokenizer", packed(tokenizer)),
+    scripts: scripts.map(([, script]) => `<script>${inside(script)}</script>\n`).join(""),
+  });
+}
+
+// The files for a static host, by their names.
+function hosted() {
+  const page = filled(index, {
+    policy: HOST_POLICY,
+    styles: styles.map(([name]) => `<link rel="stylesheet" href="${name}">\n`).join(""),
+    report,
+    head,
+    data: "",
+    scripts: scripts.map(([name]) => `<script src="${name}" defer></script>\n`).join(""),
+  });
+  const files = [["index.html", page], ...styles, ...scripts, ["worker.js", worker], ["gpt2.wasm", wasm]];
+  files.push(...MODEL.map((path) => [basename(path), bytes(path)]));
+  const hash = createHash("sha256");
+  for (const [name, content] of files) hash.update(name).update("\0").update(content).update("\0");
+  const names = files.map(([name]) => (name === "index.html" ? "./" : name));
+  const places = { version: hash.digest("hex").slice(0, 16), files: JSON.stringify(names) };
+  return [...files, ["service-worker.js", filled(text("web/service-worker.js"), places)]];
+}
+
+function npmPackage() {
+  const version = /^\[workspace\.package\]\nversion = "([^"]+)"/m.exec(text("Cargo.toml"))[1];
+  const manifest = { ...JSON.parse(text("web/package/package.json")), version };
+  const built = ["gpt2.js", "gpt2.d.ts", "gpt2_bg.wasm", "gpt2_bg.wasm.d.ts"];
+  return [
+    ["package.json", JSON.stringify(manifest, null, 2) + "\n"],
+    ["README.md", text("web/package/README.md")],
+    ...["LICENSE-APACHE", "LICENSE-MIT"].map((name) => [name, text(name)]),
+    ...built.map((name) => [name, bytes(`target/browser/module/${name}`)]),
+  ];
+}
+
+function write(folder, files) {
+  mkdirSync(folder, { recursive: true });
+  for (const [name, content] of files) writeFileSync(join(folder, name), content);
+}
+
+const sizes = (files) => {
+  const sum = (of) => files.reduce((bytes, [, content]) => bytes + of(Buffer.from(content)), 0);
+  return `${sum((content) => content.length)} bytes, ${sum((content) => gzipSync(content, { level: 9 }).length)} with gzip`;
+};
+
+const dist = join(ROOT, "web/dist");
+rmSync(dist, { recursive: true, force: true });
+const page = Buffer.from(oneFile());
+const [host, npm] = [hosted(), npmPackage()];
+write(dist, [...host, ["gpt2.html", page]]);
+write(join(dist, "npm"), npm);
+console.log(`gpt2_bg.wasm: ${sizes([["", wasm]])}`);
+console.log(`web/dist/gpt2.html: ${page.length} bytes`);
+console.log(`web/dist/: ${host.length} files, ${sizes(host)}`);
+console.log(`web/dist/npm/: ${npm.length} files, ${sizes(npm)}`);
+if (page.length >= MOST_BYTES) {
+  console.error(`gpt2.html has ${page.length} bytes, which is not below ${MOST_BYTES}`);
+  process.exit(1);
+}

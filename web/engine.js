@@ -1,0 +1,200 @@
+"use strict";
+// The model in its worker. The page asks it what it would ask a server, by the same paths and bodies, and gets the same answers.
+//
+// Each model has a worker of its own: memory that WebAssembly has taken is given back only with its worker, and the model before
+// writes on until the next one is ready. A worker that broke (a panic, no memory) is replaced by another with the same model.
+const engine = (() => {
+  const PARTS = { weights: "model.safetensors", config: "config.json", tokenizer: "tokenizer.json" };
+  const BUILT_IN = { name: "built-in", isBuiltIn: true };
+  const NEEDED = {
+    Worker: "web workers", WebAssembly: "WebAssembly", BigInt64Array: "64-bit integers", DecompressionStream: "DecompressionStream",
+  };
+
+  // What went wrong, in a sentence. `broke` where the worker is gone.
+  class Failure extends Error {
+    constructor(message, more) {
+      super(message);
+      Object.assign(this, more);
+    }
+  }
+
+  // A part of the page inside its one file, or beside it on a host.
+  const part = (id, url) => {
+    const inside = document.getElementById(id);
+    return inside ? { packed: inside.textContent, isSplit: inside.dataset.split !== undefined } : { url };
+  };
+
+  function newWorker() {
+    const inside = document.getElementById("worker");
+    if (!inside) return new Worker("worker.js");
+    const url = URL.createObjectURL(new Blob([inside.textContent], { type: "text/javascript" }));
+    const worker = new Worker(url);
+    // Firefox reads it later than the constructor returns.
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    return worker;
+  }
+
+  // Compiled once, for all workers.
+  let compiled;
+
+  // One worker, and what it was asked.
+  class Host {
+    #pending = new Map();
+    #last = 0;
+    onbreak = () => {};
+
+    constructor() {
+      this.worker = newWorker();
+      this.worker.onmessage = event => this.#hear(event.data);
+      this.worker.onerror = event => {
+        event.preventDefault();
+        const why = event.message ? `the engine stopped: ${event.message}` : "the engine's worker could not be started";
+        this.end(new Failure(`${why}; it is started again`, { broke: true }));
+      };
+      this.worker.onmessageerror = () => this.end(new Failure("an answer of the engine could not be read; it is started again", { broke: true }));
+    }
+
+    // The answer to one message; `take` gets what comes before it.
+    call(call, more, take) {
+      if (this.ended) return Promise.reject(this.ended);
+      const id = ++this.#last;
+      return new Promise((resolve, reject) => {
+        this.#pending.set(id, { resolve, reject, take });
+        this.worker.postMessage({ id, call, ...more });
+      });
+    }
+
+    #hear({ id, value, part, error }) {
+      const asked = this.#pending.get(id);
+      if (!asked) return;
+      if (part !== undefined) {
+        asked.take?.(part);
+      } else if (error?.broke) {
+        this.end(new Failure(error.message, error));
+      } else {
+        this.#pending.delete(id);
+        if (error) asked.reject(new Failure(error.message, error));
+        else asked.resolve(value);
+      }
+    }
+
+    end(reason) {
+      if (this.ended) return;
+      this.ended = reason;
+      this.worker.terminate();
+      for (const asked of this.#pending.values()) asked.reject(reason);
+      this.#pending.clear();
+      if (reason.broke) this.onbreak(reason);
+    }
+
+    // Starts the engine and opens the files of a checkpoint: what it is, and the memory it needs by precision.
+    async open(source) {
+      const starting = this.call("start", compiled ? { module: compiled } : { wasm: part("wasm", "gpt2.wasm") });
+      const files = source.isBuiltIn ? Object.entries(PARTS).map(([id, file]) => ({ file, ...part(id, file) })) : source.files;
+      // Both at once: the files are unpacked while the engine is compiled.
+      const opening = this.call("open", { name: source.name, files });
+      const [started, about] = await Promise.all([starting, opening]);
+      compiled ??= started.module;
+      return this.about = about;
+    }
+
+    async load(source, take) {
+      const loaded = await this.call("load", { dtype: source.dtype }, take);
+      return { source, ...this.about, ...loaded };
+    }
+  }
+
+  // The worker that answers, and the promise of its model: the next question waits for it.
+  let current = null, ready = null, next = null;
+  let tell = () => {};
+
+  // What this browser lacks, in a sentence; nothing where it has all.
+  function lacking() {
+    const missing = Object.keys(NEEDED).filter(name => !(name in globalThis)).map(name => NEEDED[name]);
+    return missing.length ? `this browser has no ${missing.join(" and no ")}; Chrome 91, Firefox 113 and Safari 16.4 or newer run this page` : "";
+  }
+
+  function take(host) {
+    current?.end(new Failure("another model was loaded"));
+    current = host;
+    host.onbreak = reason => again(host.model.source, reason);
+  }
+
+  // Begins with a model, in place of one that is gone.
+  async function begin(source) {
+    const host = new Host();
+    await host.open(source);
+    host.model = await host.load(source);
+    take(host);
+    return host.model;
+  }
+
+  // After a break: the same model once more, or else the built-in one.
+  function again(source, reason) {
+    current = null;
+    tell(null, reason);
+    ready = begin(source).catch(error => {
+      if (source.isBuiltIn) throw error;
+      return begin(BUILT_IN);
+    });
+    ready.then(model => tell(model, reason), error => tell(null, new Failure(`${reason.message}, but could not be started again: ${error.message}`)));
+  }
+
+  return {
+    Failure, BUILT_IN,
+
+    // Calls heard(null, reason) when a worker broke, and heard(model, reason) when the model came back.
+    start(heard) {
+      tell = heard;
+      const missing = lacking();
+      ready = missing ? Promise.reject(new Failure(missing)) : begin(BUILT_IN);
+      return ready;
+    },
+
+    async ask(path, body) {
+      await ready;
+      return current.call("ask", { path, body });
+    },
+
+    // Calls take(chunk) for each chunk of a text, until it ends or is stopped.
+    async stream(path, body, take) {
+      await ready;
+      return current.call("write", { path, body }, chunks => chunks.forEach(take));
+    },
+
+    stop() {
+      current?.call("stop").catch(() => {});
+    },
+
+    // Opens a source in a worker beside the present one: see(about) hears what it is before it is loaded and may refuse it, progress(done, total) how far it is.
+    // The present model writes on meanwhile, and stays where this fails.
+    async load(source, see, progress) {
+      this.cancel();
+      await ready?.catch(() => {});
+      const host = next = new Host();
+      try {
+        see(await host.open(source));
+        host.model = await host.load(source, ([done, total]) => progress(done, total));
+        if (next !== host) throw host.ended;
+        take(host);
+        ready = Promise.resolve(host.model);
+        return host.model;
+      } catch (error) {
+        host.end(new Failure("ended"));
+        throw error;
+      } finally {
+        if (next === host) next = null;
+      }
+    },
+
+    // Ends a load; the model before stays. Whether there was one.
+    cancel() {
+      const host = next;
+      next = null;
+      host?.end(new Failure("loading was stopped", { stopped: true }));
+      return Boolean(host);
+    },
+
+    get worker() { return current?.worker; },
+  };
+})();

@@ -1,0 +1,221 @@
+// Tests of the npm package, with the program beside it. usage: node --test web/package/test.mjs
+// GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_CHECKPOINTS a folder of published checkpoints, whose tests are left out without it.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+const ROOT = dirname(dirname(dirname(fileURLToPath(import.meta.url))));
+const PACKAGE = join(ROOT, "web/dist/npm");
+const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
+const BUILT_IN = join(ROOT, "models/shakespeare");
+const NAMES = ["config.json", "tokenizer.json", "model.safetensors"];
+// Logits of another instruction set differ in their last places.
+const TOLERANCE = 1e-4;
+
+const { Checkpoint, Files, initSync, last_panic, version } = await import(join(PACKAGE, "gpt2.js"));
+const { memory } = initSync({ module: readFileSync(join(PACKAGE, "gpt2_bg.wasm")) });
+
+function files(folder, names = NAMES, name = "a model") {
+  const given = new Files(name);
+  for (const file of names) given.add_bytes(file, readFileSync(join(folder, file)));
+  return given;
+}
+
+const load = (folder, dtype, names) => new Checkpoint(files(folder, names)).load(dtype);
+const program = (...flags) => execFileSync(PROGRAM, flags, { encoding: "utf8", maxBuffer: 1 << 28 });
+
+function written(model, body) {
+  const writing = model.start("v1/completions", JSON.stringify({ ...body, stream: true }));
+  let text = "";
+  for (let chunks; (chunks = writing.next()); ) {
+    for (const chunk of chunks) text += JSON.parse(chunk).choices[0].text;
+  }
+  writing.free();
+  return text;
+}
+
+const SETTINGS = [
+  [{ temperature: 0 }, ["--greedy"]],
+  [{ seed: 7, temperature: 0.8, top_k: 50 }, ["--seed", "7", "--temperature", "0.8", "--top-k", "50"]],
+  [{ seed: 3, top_p: 0.9 }, ["--seed", "3", "--top-k", "100000", "--top-p", "0.9"]],
+];
+
+function assertSameTexts(folder, model, prompt, types = []) {
+  for (const [body, flags] of SETTINGS) {
+    const own = written(model, { prompt, max_tokens: 40, ...body });
+    const text = program("generate", prompt, "--model", folder, "--max-new-tokens", "40", "--device", "cpu", ...types, ...flags);
+    assert.equal(own + "\n", text, `${types} ${JSON.stringify(body)}`);
+    const whole = JSON.parse(model.ask("v1/completions", JSON.stringify({ prompt, max_tokens: 40, ...body })));
+    assert.equal(whole.choices[0].text, own);
+  }
+}
+
+// What the program has after each token, as numpy has it: `gpt2 cache`.
+function programLogits(folder, ids, types) {
+  const out = mkdtempSync(join(tmpdir(), "gpt2-"));
+  const file = join(out, "logits.safetensors");
+  program("cache", "--ids", [...ids].join(","), "--model", folder, "--device", "cpu", "--sites", "logits", "--out", file, ...types);
+  const bytes = readFileSync(file);
+  rmSync(out, { recursive: true });
+  const header = Number(bytes.readBigUInt64LE(0));
+  const [tensor] = Object.entries(JSON.parse(bytes.toString("utf8", 8, 8 + header))).filter(([name]) => name !== "__metadata__");
+  const [start, end] = tensor[1].data_offsets;
+  return new Float32Array(bytes.buffer.slice(bytes.byteOffset + 8 + header + start, bytes.byteOffset + 8 + header + end));
+}
+
+function assertSameLogits(folder, model, ids, types = []) {
+  const [found, expected] = [model.logits(ids), programLogits(folder, ids, types)];
+  assert.equal(found.length, expected.length);
+  const difference = found.reduce((largest, logit, n) => Math.max(largest, Math.abs(logit - expected[n])), 0);
+  assert.ok(difference < TOLERANCE, `${types}: ${difference}`);
+}
+
+test("texts and logits of the built-in model are the program's, in every type", () => {
+  for (const dtype of [undefined, "f32", "q8", "q4"]) {
+    const model = load(BUILT_IN, dtype);
+    const types = dtype ? ["--dtype", dtype] : [];
+    assertSameTexts(BUILT_IN, model, "ROMEO:", types);
+    assertSameLogits(BUILT_IN, model, model.encode("But soft, what light"), types);
+    model.free();
+  }
+});
+
+test("a checkpoint says what it is and what it needs", () => {
+  const checkpoint = new Checkpoint(files(BUILT_IN, NAMES, "shakespeare"));
+  const found = JSON.parse(checkpoint.inspect());
+  assert.equal(found.format, "safetensors");
+  assert.equal(found.parameters.unique, 3_487_232);
+  const [asStored, q8] = [checkpoint.memory(), checkpoint.memory("q8")];
+  assert.ok(q8 > 3_487_232 && q8 < asStored && asStored < 40_000_000, `${q8} ${asStored}`);
+  let last = [0, 0];
+  const model = checkpoint.load("q8", undefined, (done, total) => { last = [done, total]; });
+  assert.ok(last[0] === last[1] && last[1] > 6_900_000, `${last}`);
+  assert.equal(model.name, "shakespeare");
+  assert.equal(JSON.parse(model.config()).n_layer, 4);
+  assert.throws(() => checkpoint.inspect(), /used up/);
+  model.free();
+  checkpoint.free();
+  const stopped = new Checkpoint(files(BUILT_IN));
+  assert.throws(() => stopped.load(undefined, undefined, () => { throw new Error("no more"); }), /interrupted/);
+  stopped.free();
+});
+
+test("tokens go to text and back", () => {
+  const model = load(BUILT_IN);
+  const text = "But soft, what light through yonder window breaks?";
+  const ids = model.encode(text);
+  assert.ok(ids instanceof Uint32Array && ids.length > 5);
+  assert.equal(model.decode(ids), text);
+  assert.deepEqual(JSON.parse(model.ask("tokenize", JSON.stringify({ content: text }))).tokens, [...ids]);
+  assert.equal(JSON.parse(model.ask("v1/models")).data[0].id, "a model");
+  assert.throws(() => model.decode(new Uint32Array([70_000])), /token 70000 is outside the vocabulary of 1024/);
+  assert.throws(() => model.logits(new Uint32Array(257)), /256/);
+  assert.throws(() => model.logits(new Uint32Array()), /tokens/);
+  model.free();
+});
+
+test("looks have answers, and errors name what is wrong", () => {
+  const model = load(BUILT_IN);
+  const ask = (path, body) => JSON.parse(model.ask(path, JSON.stringify(body)));
+  const ids = [...model.encode("But soft, what light")];
+  assert.equal(ask("look/attention", { prompt: ids }).axes.length, 4);
+  assert.equal(ask("look/lens", { prompt: ids, show: "entropy" }).values.length, 5 * ids.length);
+  const head = ask("look/head", { prompt: ids, layer: 1, head: 2, key: 1 });
+  assert.ok(Math.abs(head.products.reduce((sum, product) => sum + product, 0) * head.scale - head.scaled) < 1e-4);
+  assert.ok(Math.abs(head.weights.reduce((sum, weight) => sum + weight, 0) - 1) < 1e-5);
+  const next = ask("look/next", { prompt: ids, top_k: 3, top: 5 });
+  assert.equal(next.kept, 3);
+  assert.deepEqual(next.tokens.map((token) => token.probability > 0), [true, true, true, false, false]);
+  const refused = (path, body) => {
+    try {
+      ask(path, body);
+    } catch (error) {
+      assert.ok(error instanceof Error);
+      return [error.status, error.param, error.message.slice(0, 40)];
+    }
+    assert.fail(`${path} was not refused`);
+  };
+  assert.deepEqual(refused("nothing", {}), [404, undefined, "there is nothing at this path: nothing"]);
+  assert.deepEqual(refused("look/head", { prompt: ids, layer: 9, head: 0 }).slice(0, 2), [400, "layer"]);
+  assert.deepEqual(refused("v1/completions", { prompt: ids, temperature: 9 }).slice(0, 2), [400, "temperature"]);
+  assert.deepEqual(refused("v1/completions", { prompt: ids, max_tokens: 999 }).slice(0, 2), [400, "prompt"]);
+  model.free();
+});
+
+test("files that are damaged, foreign or not there give a sentence", () => {
+  const whole = readFileSync(join(BUILT_IN, "model.safetensors"));
+  const open = (changes) => {
+    const given = new Files("mine");
+    for (const name of NAMES) {
+      const bytes = name in changes ? changes[name] : readFileSync(join(BUILT_IN, name));
+      if (bytes) given.add_bytes(name, bytes);
+    }
+    return new Checkpoint(given).load();
+  };
+  const sentences = [
+    [{ "model.safetensors": whole.subarray(0, 1000) }, /mine\/model\.safetensors/],
+    [{ "model.safetensors": Buffer.from("<!doctype html>not found") }, /mine\/model\.safetensors/],
+    [{ "model.safetensors": new Uint8Array() }, /mine\/model\.safetensors/],
+    [{ "model.safetensors": null }, /mine/],
+    [{ "config.json": Buffer.from("{") }, /mine\/config\.json/],
+    [{ "config.json": Buffer.from('{"model_type": "llama"}') }, /mine\/config\.json.*llama/s],
+    [{ "tokenizer.json": Buffer.from("[]") }, /mine\/tokenizer\.json/],
+  ];
+  for (const [changes, expected] of sentences) assert.throws(() => open(changes), expected, JSON.stringify(Object.keys(changes)));
+  const model = open({ "tokenizer.json": null });
+  assert.throws(() => model.encode("a"), /tokenizer\.json/, "the missing file is named");
+  const text = JSON.parse(model.ask("v1/completions", JSON.stringify({ prompt: [1, 2], max_tokens: 3, temperature: 0 })));
+  assert.equal(text.usage.completion_tokens, 3);
+  model.free();
+  assert.throws(() => new Checkpoint(files(BUILT_IN)).load("q3"), /q3|f32, f16/);
+  assert.equal(last_panic(), undefined);
+});
+
+test("a second text ends the first, and one that is not read to its end is not made", () => {
+  const model = load(BUILT_IN);
+  const start = () => model.start("v1/completions", JSON.stringify({ prompt: "A", max_tokens: 50, temperature: 0, stream: true }));
+  const first = start();
+  first.next();
+  const second = start();
+  assert.throws(() => first.next(), /another text was begun/);
+  assert.equal(first.next(), undefined);
+  first.free();
+  second.next();
+  second.free();
+  assert.equal(written(model, { prompt: "ROMEO:", max_tokens: 5, temperature: 0 }).length > 0, true);
+  model.free();
+});
+
+test("a hundred models come and go in the memory of a few", () => {
+  let half;
+  for (let n = 0; n < 100; n++) {
+    const model = load(BUILT_IN, n % 2 ? "q8" : undefined);
+    written(model, { prompt: "ROMEO:", max_tokens: 2, temperature: 0 });
+    model.free();
+    if (n === 49) half = memory.buffer.byteLength;
+  }
+  // What is free may lie in other pieces; fifty models that were kept would take 350 MB.
+  assert.ok(memory.buffer.byteLength <= half + (4 << 20), `${half} ${memory.buffer.byteLength}`);
+});
+
+test("texts of published checkpoints are the program's", { skip: !process.env.GPT2_CHECKPOINTS && "GPT2_CHECKPOINTS names no folder" }, () => {
+  const folder = join(process.env.GPT2_CHECKPOINTS, "tarotble");
+  const tokenizer = join(folder, "aitextgen.tokenizer.json");
+  for (const weights of ["model.safetensors", "pytorch_model.bin"]) {
+    const given = files(folder, ["config.json", weights]);
+    given.add_bytes("tokenizer.json", readFileSync(tokenizer));
+    const model = new Checkpoint(given).load();
+    assertSameTexts(join(folder, weights), model, "The", ["--tokenizer", tokenizer]);
+    assertSameLogits(join(folder, weights), model, model.encode("The cards are"));
+    model.free();
+  }
+});
+
+test("the version is the package's", () => {
+  assert.equal(version(), JSON.parse(readFileSync(join(PACKAGE, "package.json"))).version);
+});

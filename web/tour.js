@@ -1,0 +1,65 @@
+"use strict";
+// A tour of the page in six steps. Each points at a part and says what to try; Esc ends it, and the focus goes back.
+const tour = (() => {
+  const { element } = parts;
+  const STEPS = [
+    ["#prompt", "A model that goes on with a text", "This box holds the beginning. Change it and press Write, or Ctrl+Enter: a small GPT-2, which read Shakespeare, writes on, "
+      + "a token at a time. A token is a piece of a word. Everything is computed in this page."],
+    ["#paper", "How surprised it was", "The stronger a token's colour, the less the model expected it. Click one, or go to it by the arrow keys and press Enter: "
+      + "you see what else could stand there. Choose another token, and the text goes on from it."],
+    ["#settings", "How it chooses", "For each place the model gives every token a probability. A low temperature makes the probable ones more probable; top-k and top-p leave out the rest. "
+      + "Move a slider and watch the bars under the text. The seed fixes the chance: the same seed writes the same text."],
+    ["#inside", "Where it looks", "Before it chooses, each token looks back at the ones before it. Every small picture is one attention head. Choose one, then a row: "
+      + "the text is coloured by how much that token attends to each.", "attention"],
+    ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is there to compute along, "
+      + "also those of the articles' own example.", "head"],
+    ["#own", "Your own GPT-2", "Drop a checkpoint anywhere on this page: safetensors, GGUF or PyTorch. It is read here and goes nowhere. "
+      + "Above it stands the command that writes the same text without a browser."],
+  ];
+  let at = 0, before = null, target = null;
+  const title = element("h2", { id: "tour-title", tabIndex: -1 });
+  const text = element("p", { id: "tour-text" });
+  const back = element("button", { onclick: () => show(at - 1) }, "Back");
+  const next = element("button", { className: "main", onclick: () => at + 1 < STEPS.length ? show(at + 1) : close() });
+  const panel = element("section", { id: "tour-panel", role: "dialog", ariaModal: "false", hidden: true }, title, text,
+    element("div", { className: "actions" }, back, next, element("button", { onclick: close }, "Close")));
+  panel.setAttribute("aria-labelledby", "tour-title");
+  panel.setAttribute("aria-describedby", "tour-text");
+  panel.dataset.testid = "tour-panel";
+  document.body.append(panel);
+
+  function show(step) {
+    at = parts.clamp(step, 0, STEPS.length - 1);
+    const [selector, name, words, button] = STEPS[at];
+    target?.classList.remove("toured");
+    target = document.querySelector(selector);
+    target.classList.add("toured");
+    if (button) document.getElementById(button).click();
+    title.textContent = `${at + 1} of ${STEPS.length}: ${name}`;
+    text.textContent = words;
+    back.disabled = at === 0;
+    next.textContent = at + 1 < STEPS.length ? "Next" : "Done";
+    target.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    title.focus({ preventScroll: true });
+  }
+
+  function start() {
+    before = document.activeElement;
+    panel.hidden = false;
+    show(0);
+  }
+
+  function close() {
+    panel.hidden = true;
+    target?.classList.remove("toured");
+    before?.focus({ preventScroll: true });
+  }
+
+  panel.addEventListener("keydown", event => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    close();
+  });
+
+  return { start, close };
+})();
