@@ -573,9 +573,8 @@
   // ---- What is pressed and moved
 
   function greedyChanged() {
-    for (const { field, number, range } of controls) {
+    for (const { field, number } of controls) {
       if (field === "max_tokens" || field === "repetition_penalty") continue;
-      number.disabled = range.disabled = greedy.checked;
       number.closest(".row").classList.toggle("off", greedy.checked);
     }
   }

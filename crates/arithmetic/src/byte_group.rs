@@ -1,6 +1,7 @@
 //! Numbers rounded to 8-bit integers with a scale: activations before packed weights in integers, queries before keys in 8 bits.
 
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, four};
+use crate::tile::Sums;
 
 /// The largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
@@ -37,4 +38,25 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     }
     group.start = -128 * sum;
     group
+}
+
+/// Adds the products of a group, which are integers, times the scales of the panels' outputs and those of the rows.
+#[inline(always)]
+pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    mut sums: Sums<S, ROWS, PANELS>,
+    products: [[S::Integers; PANELS]; ROWS],
+    scales: [S::Vector; PANELS],
+    rows: &[ByteGroup; ROWS],
+) -> Sums<S, ROWS, PANELS> {
+    for row in 0..ROWS {
+        let scale = simd.splat(rows[row].scale);
+        for panel in 0..PANELS {
+            // The product of both scales alone could be infinite where the sum of the products is zero.
+            let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
+            // Rounded each, so that processors without fused products have the same bits: all else is integers.
+            sums[row][panel] = simd.add(sums[row][panel], simd.mul(product, scale));
+        }
+    }
+    sums
 }

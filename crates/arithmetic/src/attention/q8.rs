@@ -5,7 +5,7 @@
 //! packed weights in integers. What is not finite makes its scale NaN.
 
 use super::format::Format;
-use crate::byte_group::{LARGEST_BYTE, nearest_group};
+use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Simd, TileJob, tile_height};
 use crate::tile::{Apart, PanelLine, Sums, sum_products};
 
@@ -120,7 +120,8 @@ impl Format for Bytes {
                 }
                 scales[panel] = simd.load_f16(&bits);
             }
-            sums = simd.add_byte_sums(sums, bytes, scales, &rows, 128);
+            let products = simd.byte_sums(bytes, &rows, 128);
+            sums = add_scaled(simd, sums, products, scales, &rows);
         }
         sums
     }

@@ -40,6 +40,7 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [Self::Activation], height: usize);
 
     /// Whether they have to be expanded for many rows.
+    #[inline(always)]
     fn is_expanded_for_many_rows<S: Simd>() -> bool {
         false
     }

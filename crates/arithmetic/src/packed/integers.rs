@@ -12,7 +12,7 @@ use std::slice::Chunks;
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
-use crate::byte_group::nearest_group;
+use crate::byte_group::{add_scaled, nearest_group};
 use crate::fetch::{AHEAD, fetch};
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
@@ -186,11 +186,12 @@ impl<Q: Quants> Block for Quantized<Q> {
                 for panel in 0..PANELS {
                     bytes[panel] = panels[panel][block].quants[group].bytes(&scratch[panel]);
                 }
+                let products = simd.byte_sums(bytes, rows, Q::OFFSET);
                 let mut scales = [simd.splat(0.0); PANELS];
                 for panel in 0..PANELS {
                     scales[panel] = simd.load_f16(&panels[panel][block].scales[group]);
                 }
-                sums = simd.add_byte_sums(sums, bytes, scales, rows, Q::OFFSET);
+                sums = add_scaled(simd, sums, products, scales, rows);
             }
         }
         sums

@@ -314,28 +314,6 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[Self::Integers; PANELS]; ROWS];
-    /// Adds these sums of a group, times the scales of the panels' outputs and those of the rows.
-    #[inline(always)]
-    fn add_byte_sums<const ROWS: usize, const PANELS: usize>(
-        self,
-        mut sums: [[Self::Vector; PANELS]; ROWS],
-        panels: [&ByteLines; PANELS],
-        scales: [Self::Vector; PANELS],
-        rows: &[ByteGroup; ROWS],
-        offset: u8,
-    ) -> [[Self::Vector; PANELS]; ROWS] {
-        let products = self.byte_sums(panels, rows, offset);
-        for row in 0..ROWS {
-            let scale = self.splat(rows[row].scale);
-            for panel in 0..PANELS {
-                // The product of both scales alone could be infinite where the sum of the products is zero.
-                let product = self.mul(self.to_floats(products[row][panel]), scales[panel]);
-                // Rounded each, on every processor: those without fused products have the same bits, since all else is integers.
-                sums[row][panel] = self.add(sums[row][panel], self.mul(product, scale));
-            }
-        }
-        sums
-    }
     /// Largest magnitude in either vector, NaN where one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
 }

@@ -176,13 +176,6 @@ fn add_pairs([low, high]: [v128; 2], start: i32) -> v128 {
     i32x4_add(i32x4_add(first, second), i32x4_splat(start))
 }
 
-/// Adds the sums of four outputs times both scales, in the order of [`Simd::add_byte_sums`].
-#[inline(always)]
-fn add_scaled(sum: &mut v128, pairs: [v128; 2], scale: v128, row: &ByteGroup, offset: u8) {
-    let products = f32x4_convert_i32x4(add_pairs(pairs, row.start(offset)));
-    *sum = f32x4_add(*sum, f32x4_mul(f32x4_mul(products, scale), f32x4_splat(row.scale)));
-}
-
 impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
     type Real = f32;
     type Vector = Floats;
@@ -428,40 +421,18 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
     ) -> [[Integers; PANELS]; ROWS] {
         let mut sums = [[[i32x4_splat(0); 4]; PANELS]; ROWS];
         for panel in 0..PANELS {
-            let pairs = pairs_of_products::<ROWS, 4>(panels[panel], rows, 0);
-            for row in 0..ROWS {
-                for quarter in 0..4 {
-                    sums[row][panel][quarter] = add_pairs(pairs[row][quarter], rows[row].start(offset));
-                }
-            }
-        }
-        sums
-    }
-
-    /// Of more than one row a quarter of the outputs after the other, whose sums then are all in registers.
-    #[inline(always)]
-    fn add_byte_sums<const ROWS: usize, const PANELS: usize>(
-        self,
-        mut sums: [[Floats; PANELS]; ROWS],
-        panels: [&ByteLines; PANELS],
-        scales: [Floats; PANELS],
-        rows: &[ByteGroup; ROWS],
-        offset: u8,
-    ) -> [[Floats; PANELS]; ROWS] {
-        for panel in 0..PANELS {
             if ROWS == 1 {
-                let pairs = pairs_of_products::<ROWS, 4>(panels[panel], rows, 0);
+                let [pairs] = pairs_of_products::<1, 4>(panels[panel], &[rows[0]], 0);
                 for quarter in 0..4 {
-                    let scale = scales[panel][quarter];
-                    add_scaled(&mut sums[0][panel][quarter], pairs[0][quarter], scale, &rows[0], offset);
+                    sums[0][panel][quarter] = add_pairs(pairs[quarter], rows[0].start(offset));
                 }
                 continue;
             }
+            // Of several rows the sums of a quarter fill the registers.
             for quarter in 0..4 {
                 let pairs = pairs_of_products::<ROWS, 1>(panels[panel], rows, quarter);
                 for row in 0..ROWS {
-                    let scale = scales[panel][quarter];
-                    add_scaled(&mut sums[row][panel][quarter], pairs[row][0], scale, &rows[row], offset);
+                    sums[row][panel][quarter] = add_pairs(pairs[row][0], rows[row].start(offset));
                 }
             }
         }
