@@ -16,7 +16,8 @@ impl<E: Element> Format for Floats<E> {
     const KEY_INPUTS: usize = 1;
     const KEY_LINE: usize = LANES;
     const VALUE_LINE: usize = LANES;
-    const MULTIPLIES_FLOATS: bool = size_of::<E>() == size_of::<f32>();
+    /// Of f16 too, whose attention has the bits of that over the same numbers in f32.
+    const MULTIPLIES_FLOATS: bool = true;
 
     #[inline(always)]
     fn arrange<S: Simd>(_: S, query: &[f32], to: &mut [f32]) {
