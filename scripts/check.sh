@@ -51,29 +51,10 @@ if has_target aarch64-unknown-linux-gnu; then
 else
   leave_out "the check for NEON" "a target" "rustup target add aarch64-unknown-linux-gnu"
 fi
-# What the page is built with; its build checks the same crates for that target.
-export PATH="$PWD/target/web-tools/bin:$PWD/target/web-tools/node_modules/.bin:$PATH"
-bindgen=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
-can_build_page() {
-  has_target wasm32-unknown-unknown && has node && has wasm-opt && [ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $bindgen" ]
-}
-if can_build_page; then
-  step scripts/build_web.sh
-  export GPT2_WEB=$PWD/web/dist
-  has chromedriver || leave_out "the page in Chromium" "chromedriver" "apt-get install chromium chromium-driver"
-  has "${GPT2_GECKODRIVER:-geckodriver}" || leave_out "the page in Firefox" "geckodriver" "apt-get install firefox-esr; cargo install geckodriver --locked"
+if has_target wasm32-unknown-unknown; then
+  step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
 else
-  leave_out "the page and the npm package" "the target wasm32-unknown-unknown, node, wasm-bindgen $bindgen or wasm-opt" "see docs/browser.md"
-  if has_target wasm32-unknown-unknown; then
-    step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
-  fi
-fi
-if has_target wasm32-wasip1 && has node; then
-  # The loader's tests map files, which WebAssembly cannot: it is tested as WebAssembly by those of the npm package.
-  step env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128" \
-    cargo test --target wasm32-wasip1 --package gpt2-arithmetic --lib --locked
-else
-  leave_out "the kernels as WebAssembly" "the target wasm32-wasip1, or node" "rustup target add wasm32-wasip1"
+  leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
 fi
 
 oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
@@ -110,7 +91,7 @@ step cargo test --package gpt2-evaluation --features parquet --locked --test sui
 step cargo run --locked -- generate "ROMEO:" --max-new-tokens 20
 
 # The kernels and the loader as WebAssembly, under Node.
-if has_target wasm32-wasip1 && command -v node >/dev/null; then
+if has_target wasm32-wasip1 && has node; then
   in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128"
     cargo test --target wasm32-wasip1 --locked)
   step "${in_wasm[@]}" --package gpt2-arithmetic --lib

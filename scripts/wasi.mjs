@@ -2,7 +2,7 @@
 // usage: CARGO_TARGET_WASM32_WASIP1_RUNNER="node SCRIPTS/wasi.mjs" cargo test --target wasm32-wasip1 …
 //
 // The program gets the arguments and the environment, the folder it is started in as its own, and by their full names this
-// repository and the system's folder for temporary files; the exit code is the program's. There are no threads, and a panic
+// repository, the system's folder for temporary files and GPT2_CHECKPOINTS, if it is set; the exit code is the program's. There are no threads, and a panic
 // ends the program with code 101. Node 20 itself crashes now and then where a program's memory grows (SIGSEGV, SIGTRAP): it is then
 // started once more, which is said.
 import { spawnSync } from "node:child_process";
@@ -31,12 +31,19 @@ if (!process.env[INNER]) {
   process.exit(status ?? 1);
 }
 const repository = await realpath(fileURLToPath(new URL("..", import.meta.url)));
+const folders = [repository, tmpdir()];
+const env = { ...process.env, TMPDIR: tmpdir() };
+if (env.GPT2_CHECKPOINTS) {
+  // A program may not go up from a folder that it was given, so the path must have no "..".
+  env.GPT2_CHECKPOINTS = await realpath(env.GPT2_CHECKPOINTS);
+  folders.push(env.GPT2_CHECKPOINTS);
+}
 const wasi = new WASI({
   version: "preview1",
   args: [program, ...args],
   // What tests print is not held back: a panic would end the program before it is shown.
-  env: { RUST_TEST_NOCAPTURE: "1", ...process.env, TMPDIR: tmpdir() },
-  preopens: { ".": process.cwd(), [repository]: repository, [tmpdir()]: tmpdir() },
+  env: { RUST_TEST_NOCAPTURE: "1", ...env },
+  preopens: { ".": process.cwd(), ...Object.fromEntries(folders.map((folder) => [folder, folder])) },
 });
 const module = await WebAssembly.compile(await readFile(program));
 const instance = await WebAssembly.instantiate(module, wasi.getImportObject());
