@@ -634,17 +634,19 @@
 
   // ---- The beginning
 
-  // A fault of the engine, and then the model that came back after it. Prompt and text stay.
+  // A fault of the engine, and then the model that came back after it. Prompt and text stay, and a text that was asked for between the
+  // two is written, unless another model came back.
   function heard(loaded, reason) {
-    running = null;
     loading = false;
+    if (!loaded || loaded.source !== model?.source) running = null;
     if (loaded) {
       const text = written;
       taken(loaded);
       written = text;
       draw();
     }
-    failed(reason);
+    if (running) say("writing");
+    else failed(reason);
   }
 
   async function start() {

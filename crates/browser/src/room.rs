@@ -31,7 +31,7 @@ pub fn check_room(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<(),
     let smaller = [WeightDType::F16, WeightDType::Q8, WeightDType::Q4].into_iter().filter_map(|dtype| {
         let options = ModelOptions { dtype: Some(dtype), ..options.clone() };
         let bytes = memory(checkpoint, &options).ok().filter(|bytes| fits(*bytes))?;
-        Some(format!("{} ({})", dtype.name(), gibibytes(bytes)))
+        Some(format!("{} ({})", dtype.name(), gigabytes(bytes)))
     });
     let smaller: Vec<String> = smaller.collect();
     let way_out = match smaller.as_slice() {
@@ -40,12 +40,12 @@ pub fn check_room(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<(),
     };
     let what = format!(
         "this model needs {} of memory, and a page has {} at most; {way_out}",
-        gibibytes(needed),
-        gibibytes(ADDRESSED)
+        gigabytes(needed),
+        gigabytes(ADDRESSED)
     );
     Err(EngineError::Options { what })
 }
 
-fn gibibytes(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
 }

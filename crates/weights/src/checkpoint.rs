@@ -112,7 +112,7 @@ impl Checkpoint {
         options: &OpenOptions,
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
-        let folder = PathBuf::from(&files.name);
+        let folder = files.folder().to_owned();
         Self::open_in(Files::Given(files), &folder, options, progress)
     }
 

@@ -1,5 +1,5 @@
 //! Where a checkpoint's files are: on a disk, or given. This is the one place that asks whether there is a file and reads it; a
-//! given file is named by a path in a folder of its checkpoint's name.
+//! given file is named by a path in the folder that stands in for its own.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -28,7 +28,7 @@ impl Files {
     pub(crate) fn is_folder(&self, path: &Path) -> bool {
         match self {
             Self::Disk => path.is_dir(),
-            Self::Given(files) => path == Path::new(&files.name),
+            Self::Given(files) => path == files.folder(),
         }
     }
 

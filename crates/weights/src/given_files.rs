@@ -44,7 +44,7 @@ pub(crate) enum Contents {
 }
 
 impl GivenFiles {
-    /// No files yet. `name` stands in for their folder in messages.
+    /// No files yet. `name` stands in for their folder in messages; where it is the name of one of them, nothing does.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), files: Vec::new() }
     }
@@ -59,6 +59,11 @@ impl GivenFiles {
     pub fn with_file(mut self, file: &str, contents: Arc<dyn ReadAt>) -> Self {
         self.files.push((file.to_owned(), Contents::Parts(contents)));
         self
+    }
+
+    /// What stands in for their folder.
+    pub(crate) fn folder(&self) -> &Path {
+        if self.names().any(|name| name == self.name) { Path::new("") } else { Path::new(&self.name) }
     }
 
     /// The last parts of all names.

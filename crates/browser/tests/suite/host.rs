@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use gpt2_testing::Browser;
 use serde_json::json;
@@ -91,4 +92,49 @@ fn after_the_first_visit_it_needs_no_host() {
         assert_eq!(write_greedily(&browser, "O Juliet", 20), written(&model, "O Juliet", greedy(20)));
         assert_eq!(host.answers.load(Ordering::SeqCst), asked);
     }
+}
+
+/// A page of the host's newer version comes with the second visit after it, all of its files at once, and the older ones go.
+#[test]
+fn a_newer_version_takes_the_place_of_the_older() {
+    let Some(web) = web() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(web).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let host = Host::start(folder.path().to_owned());
+    let url = format!("http://{}/", host.address);
+    let Some(browser) = Browser::open_in(BROWSERS[0], &url, 1200) else { return };
+    let kept = "navigator.serviceWorker.ready.then(() => caches.keys()).then(keys => window.keptAs = keys.join());";
+    let versions = |browser: &Browser| {
+        browser.script(kept, json!([]));
+        browser.wait_for("return window.keptAs !== undefined;");
+        browser.script("return window.keptAs;", json!([])).as_str().unwrap().to_owned()
+    };
+    browser.wait_for_status("ready");
+    let before = versions(&browser);
+    assert!(before.starts_with("gpt2-") && !before.contains(','), "{before}");
+    change(folder.path(), "index.html", "</title>", " (newer)</title>");
+    change(folder.path(), "service-worker.js", &before, "gpt2-newer");
+    // The first visit shows what is kept, and fetches what is new.
+    browser.go(&url);
+    browser.wait_for_status("ready");
+    browser.wait_for("caches.keys().then(keys => window.hasNewer = keys.includes('gpt2-newer')); return window.hasNewer === true;");
+    // It takes over once no page of the older is left, which a browser decides in its own time.
+    let is_newer = |browser: &Browser| {
+        browser.go("about:blank");
+        thread::sleep(Duration::from_millis(500));
+        browser.go(&url);
+        browser.wait_for_status("ready");
+        browser.script("return document.title;", json!([])).as_str().unwrap().ends_with("(newer)")
+    };
+    assert!((0..10).any(|_| is_newer(&browser)));
+    assert_eq!(versions(&browser), "gpt2-newer");
+}
+
+fn change(folder: &Path, file: &str, from: &str, to: &str) {
+    let path = folder.join(file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file}");
+    std::fs::write(path, text.replacen(from, to, 1)).unwrap();
 }

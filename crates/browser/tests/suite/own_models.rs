@@ -238,7 +238,7 @@ fn what_the_memory_cannot_hold_is_refused_with_the_figure() {
         let Some(browser) = opened_in(kind) else { continue };
         assert_refused(&browser, &[&one, &config, &tokenizer], &["6230498835 bytes", "q8"]);
         // The figure, and what to do about it.
-        assert_refused(&browser, &[&first, &second, &index, &config, &tokenizer], &["7.1 GiB", "q8 ("]);
+        assert_refused(&browser, &[&first, &second, &index, &config, &tokenizer], &["7.6 GB", "q8 ("]);
         let told = browser.text("memory");
         assert!(told.contains("1.56") && told.contains("q8"), "{told}");
     }

@@ -72,7 +72,7 @@ fn a_model_without_room_is_refused_with_the_figures() {
         let told = error.to_string();
         // Six of them are the weights'.
         let figures =
-            "this model needs 7.1 GiB of memory, and a page has 4.0 GiB at most; it has room in f16 (";
+            "this model needs 7.6 GB of memory, and a page has 4.3 GB at most; it has room in f16 (";
         assert!(error.is_usage() && told.starts_with(figures), "{told}");
         assert!(told.contains("q8 (") && told.contains("q4 ("), "{told}");
     }

@@ -450,3 +450,13 @@ fn a_head_that_contradicts_the_configuration_is_found_in_parts() {
         assert_eq!(checkpoint.check().is_ok(), is_sound);
     }
 }
+
+/// A file that is given under its own name is told by it alone.
+#[test]
+fn a_single_file_is_told_by_its_name() {
+    let error = open(GivenFiles::new("cut.gguf").with_bytes("cut.gguf", b"GGUF".as_slice())).unwrap_err();
+    let told = error.to_string();
+    assert!(told.starts_with("cut.gguf: "), "{told}");
+    let named = open(GivenFiles::new("mine").with_bytes("cut.gguf", b"GGUF".as_slice())).unwrap_err();
+    assert_eq!(named.to_string(), format!("mine/{told}"));
+}
