@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { test } from "node:test";
@@ -81,6 +81,52 @@ test("texts and logits of the built-in model are the program's, in every type", 
     const types = dtype ? ["--dtype", dtype] : [];
     assertSameTexts(BUILT_IN, model, "ROMEO:", types);
     assertSameLogits(BUILT_IN, model, model.encode("But soft, what light"), types);
+    model.free();
+  }
+});
+
+function safetensors(path) {
+  const bytes = readFileSync(path);
+  const start = 8 + Number(bytes.readBigUInt64LE(0));
+  const { __metadata__: metadata, ...tensors } = JSON.parse(bytes.toString("utf8", 8, start));
+  const data = name => bytes.subarray(...tensors[name].data_offsets.map(offset => start + offset));
+  return { metadata, tensors, data };
+}
+
+// The weights of a model as a file of their own.
+function packed({ tensors, data }) {
+  const header = {}, parts = [];
+  let end = 0;
+  for (const [name, tensor] of Object.entries(tensors).filter(([name]) => /^(transformer|lm_head)\./.test(name))) {
+    parts.push(data(name));
+    header[name] = { ...tensor, data_offsets: [end, end += parts.at(-1).length] };
+  }
+  const text = Buffer.from(JSON.stringify(header)), length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(text.length));
+  return Buffer.concat([length, text, ...parts]);
+}
+
+test("logits are those of transformers, for every option of a configuration", () => {
+  const folder = join(ROOT, "crates/testing/fixtures/gpt2");
+  const names = readdirSync(folder);
+  assert.ok(names.length >= 14, `${names}`);
+  for (const name of names) {
+    const file = safetensors(join(folder, name));
+    const { config } = JSON.parse(file.metadata.reference);
+    const given = new Files(name);
+    given.add_bytes("config.json", Buffer.from(JSON.stringify(config)));
+    given.add_bytes("model.safetensors", packed(file));
+    const model = new Checkpoint(given).load();
+    const [rows, tokens] = file.tensors.input_ids.shape;
+    const [ids, bytes] = [file.data("input_ids"), file.data("expected.logits")];
+    for (let row = 0; row < rows; row++) {
+      const found = model.logits(Uint32Array.from({ length: tokens }, (_, n) => Number(ids.readBigInt64LE(8 * (row * tokens + n)))));
+      assert.equal(rows * found.length * 4, bytes.length);
+      found.forEach((logit, n) => {
+        const expected = bytes.readFloatLE(4 * (row * found.length + n));
+        assert.ok(Math.abs(logit - expected) < TOLERANCE, `${name}: ${logit} where transformers has ${expected}`);
+      });
+    }
     model.free();
   }
 });
