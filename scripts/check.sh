@@ -130,7 +130,7 @@ if version_of python3 >/dev/null && environment_of "$environment" python3 'matur
   if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
     leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
   fi
-  step "$environment/bin/python" -m pytest python/tests
+  step env GPT2_PROGRAM="$PWD/target/debug/gpt2" "$environment/bin/python" -m pytest python/tests
   # The same module, which is for every Python from 3.11 on.
   if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
     step env PYTHONPATH="$PWD/python" "$environment-$(version_of "$other")/bin/python" -m pytest python/tests -m "not slow"

@@ -32,29 +32,32 @@ cargo build "${build[@]}" --package gpt2-cli --features cuda
 # The program's package is named once more: without it dependencies would have other features, and candle's kernels be compiled
 # anew.
 tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
-  --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels \
-  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test suite)
+  --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels --package gpt2-training \
+  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test suite --bench step)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bundle=$work/gpt2-gpu
 mkdir -p "$bundle/bin" "$bundle/crates/testing" "$bundle/models"
 strip -o "$bundle/bin/gpt2" target/release/gpt2
-while read -r crate executable; do
-  strip -o "$bundle/bin/test-$crate" "$executable"
+while read -r name executable; do
+  strip -o "$bundle/bin/$name" "$executable"
 done < <(python3 -c '
 import json, sys
 for line in sys.stdin:
     artifact = json.loads(line)
-    if artifact.get("executable") and artifact["target"]["kind"] == ["test"]:
+    kind, executable = artifact.get("target", {}).get("kind"), artifact.get("executable")
+    if executable and kind == ["test"]:
         crate = artifact["target"]["src_path"].split("/crates/")[1].split("/")[0]
         if crate != "cli": # not a test of the device
-            print(crate, artifact["executable"])
+            print("test-" + crate, executable)
+    elif executable and kind == ["bench"]:
+        print("bench-" + artifact["target"]["name"], executable)
 ' <<<"$tests")
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
-rm -r "$bundle"/crates/testing/fixtures/{formats,training} # no test of these reads them
+rm -r "$bundle"/crates/testing/fixtures/formats # no test of these reads them
 cp -r models/shakespeare "$bundle/models/"
-cp scripts/gpu_run.sh scripts/gpu_run.py scripts/bench_cuda.py "$bundle/"
+cp scripts/gpu_run.sh scripts/gpu_run.py scripts/bench_cuda.py scripts/bench_training.py "$bundle/"
 echo "$compiled_at" >"$bundle/compiled_at"
 {
   echo "gpt2 of commit $(git describe --always --dirty), $(rustc --version)"

@@ -7,6 +7,8 @@ Steps, each with a time limit of its own; one that fails or hangs costs the othe
   parity       the tests of layers, models, caches and greedy text on the device, in f32, f16 and bf16
   texts        greedy text and log-probabilities beside transformers, on random weights of every preset up to XL, which
                transformers makes here under seed 0, and on the trained model of the repository
+  training     losses of whole trainings beside the CPU's and PyTorch's; the speed of a step beside PyTorch's, in f32, and in bf16 with
+               weights in f32 (bench_training.py)
   speed        tokens per second beside PyTorch, eager and compiled (bench_cuda.py), and of the largest preset if time is left
 
 A text may leave that of transformers only where transformers' own two best logits lie within the tolerance of the type. While
@@ -36,6 +38,8 @@ TESTS = {
     ("gpt2", "laws"): DTYPES,
     ("generation", "parity"): ("f32",),
 }
+# These choose their types.
+TRAINING_TESTS = {("training", "devices"): ("f32",), ("training", "pytorch"): ("f32",)}
 # What logits and log-probabilities may differ by, times the largest logit where that is above 1: as in the tests.
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "bf16": 4e-2}
 # Width, blocks, heads.
@@ -54,6 +58,8 @@ class Scale:
         self.new_tokens = 32 if is_full else 6
         # Of the CPU, ours has no bf16.
         self.dtypes = DTYPES if is_full else ("f32",)
+        self.trained = "gpt2-1024" if is_full else "small"
+        self.compute_dtypes = ("f32", "bf16") if is_full else ("f32",)
         self.tokens_scale = 1.0 if is_full else 0.02
 
 
@@ -265,15 +271,15 @@ def environment(run):
     return details
 
 
-def parity(run, dtype):
+def parity(run, dtype, tests, limit):
     passed, failures, skipped = 0, [], []
-    for (crate, module), dtypes in TESTS.items():
+    for (crate, module), dtypes in tests.items():
         if dtype not in dtypes:
             continue
         test = f"{crate}, {module}"
         command = [HERE / "bin" / f"test-{crate}", f"{module}::", "--test-threads", "1", "--nocapture"]
         try:
-            code, output, errors = run.outcome(command, 45, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
+            code, output, errors = run.outcome(command, limit, GPT2_TEST_DEVICE=run.device, GPT2_TEST_DTYPE=dtype)
         except subprocess.TimeoutExpired as error:
             failures.append(f"{test}: stopped after {error.timeout:.0f} s")
             continue
@@ -386,12 +392,28 @@ def speed(run, name, options):
     return details
 
 
+def training(run, dtype):
+    if not run.has_torch:
+        raise Skipped("there is no PyTorch")
+    command = [sys.executable, HERE / "bench_training.py", "--case", run.scale.trained, "--rounds", "1", "--device", run.device,
+               "--compute-dtype", dtype, "--ours", HERE / "bin" / "bench-step", "--lines"]
+    output = run.call(command)
+    figures = {found["engine"]: found for found in map(json.loads, (line for line in output.splitlines() if line[0] == "{"))}
+    for line in output.splitlines():
+        if line[0] != "{":
+            run.say("         " + line)
+    if set(figures) != {"ours", "PyTorch"}:
+        raise Failed(f"measured {', '.join(figures) or 'nothing'}")
+    ratio = figures["PyTorch"]["seconds_per_step"] / figures["ours"]["seconds_per_step"]
+    return {"figures": figures, "summary": f"PyTorch's seconds a step over ours: {ratio:.2f}"}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report"))
     parser.add_argument("--limit", type=float, default=530, help="seconds for everything")
-    parser.add_argument("--only", type=lambda names: names.split(","), help="environment, parity, texts, speed")
+    parser.add_argument("--only", type=lambda names: names.split(","), help="environment, parity, texts, training, speed")
     parser.add_argument("--references", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.references:
@@ -423,7 +445,8 @@ def steps(run):
     if run.has_torch and wants("speed"):
         warm_compiler(run)
     for dtype in DTYPES if run.device.startswith("cuda") else ("f32",):
-        run.step(f"parity {dtype}", 75, parity, run, dtype)
+        run.step(f"parity {dtype}", 75, parity, run, dtype, TESTS, 45)
+    run.step("training losses", 90, parity, run, "f32", TRAINING_TESTS, 75)
     # The trained model comes last from transformers, and costs nothing.
     for name in [*run.scale.presets, TRAINED]:
         run.step(f"texts {name}", 75, texts, run, name)
@@ -433,6 +456,8 @@ def steps(run):
         while time.monotonic() < min(waited, run.end) and any(process.poll() is None for process in run.background):
             time.sleep(0.2)
     run.stop_background()
+    for dtype in run.scale.compute_dtypes:
+        run.step(f"training {dtype}", 60 if run.device.startswith("cuda") else 180, training, run, dtype)
     # Ours and eager first: compiled takes what is left.
     dtypes = ["--dtype", ",".join(run.scale.dtypes)]
     run.step("speed gpt2", max(30, run.end - time.monotonic() - 45), speed, run, "gpt2", ["--engine-limit", "75", *dtypes])

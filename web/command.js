@@ -7,15 +7,15 @@ const command = (() => {
   // Values that change nothing: they are said only where a checkpoint may have others of its own.
   const NEUTRAL = { top_p: 1, min_p: 0, repetition_penalty: 1 };
 
-  // A checked request as the page sends it, to a model of so many tokens. source: { name, isBuiltIn, tokenizer, dtype }, of which the
-  // last two are a tokenizer's own name and the precision it is held in, where they are not the usual ones.
-  function of(body, vocabulary, source) {
+  // A checked request as the page sends it, to a model of so many tokens, which is { source, inspection }. source: { isBuiltIn, tokenizer,
+  // dtype }, of which the last two are a tokenizer's own name and the precision it is held in, where they are not the usual ones.
+  function of(body, vocabulary, { source, inspection }) {
     const words = ["gpt2", "generate"];
     const give = (flag, value) => words.push(flag, quoted(String(value)));
     const giveField = field => {
       if (!source.isBuiltIn || body[field] !== NEUTRAL[field]) give(`--${field.replaceAll("_", "-")}`, body[field]);
     };
-    if (!source.isBuiltIn) give("--model", source.name);
+    if (!source.isBuiltIn) give("--model", models.nameOf(source, inspection));
     if (source.tokenizer) give("--tokenizer", source.tokenizer);
     if (source.dtype) give("--dtype", source.dtype);
     give("--max-new-tokens", body.max_tokens);

@@ -5,10 +5,11 @@
 // writes on until the next one is ready. A worker that broke (a panic, no memory) is replaced by another with the same model.
 const engine = (() => {
   const PARTS = { weights: "model.safetensors", config: "config.json", tokenizer: "tokenizer.json" };
-  const BUILT_IN = { name: "built-in", isBuiltIn: true };
+  const BUILT_IN = { folder: "built-in", isBuiltIn: true };
   const NEEDED = {
     Worker: "web workers", WebAssembly: "WebAssembly", BigInt64Array: "64-bit integers", DecompressionStream: "DecompressionStream",
   };
+  const VERSIONS = "Chrome 97, Firefox 119 and Safari 16.4 or newer run this page";
 
   // What went wrong, in a sentence. `broke` where the worker is gone.
   class Failure extends Error {
@@ -73,7 +74,7 @@ const engine = (() => {
         this.end(new Failure(error.message, error));
       } else {
         this.#pending.delete(id);
-        if (error) asked.reject(new Failure(error.message, error));
+        if (error) asked.reject(new Failure(error.isOld ? `${error.message}; ${VERSIONS}` : error.message, error));
         else asked.resolve(value);
       }
     }
@@ -92,7 +93,7 @@ const engine = (() => {
       const starting = this.call("start", compiled ? { module: compiled } : { wasm: part("wasm", "gpt2.wasm") });
       const files = source.isBuiltIn ? Object.entries(PARTS).map(([id, file]) => ({ file, ...part(id, file) })) : source.files;
       // Both at once: the files are unpacked while the engine is compiled.
-      const opening = this.call("open", { name: source.name, files });
+      const opening = this.call("open", { name: source.folder ?? "", files });
       const [started, about] = await Promise.all([starting, opening]);
       compiled ??= started.module;
       return this.about = about;
@@ -111,7 +112,7 @@ const engine = (() => {
   // What this browser lacks, in a sentence; nothing where it has all.
   function lacking() {
     const missing = Object.keys(NEEDED).filter(name => !(name in globalThis)).map(name => NEEDED[name]);
-    return missing.length ? `this browser has no ${missing.join(" and no ")}; Chrome 91, Firefox 113 and Safari 16.4 or newer run this page` : "";
+    return missing.length ? `this browser has no ${missing.join(" and no ")}; ${VERSIONS}` : "";
   }
 
   function take(host) {
@@ -143,11 +144,11 @@ const engine = (() => {
   return {
     Failure, BUILT_IN,
 
-    // Calls heard(null, reason) when a worker broke, and heard(model, reason) when the model came back.
-    start(heard) {
+    // Begins with a source. Calls heard(null, reason) when a worker broke, and heard(model, reason) when the model came back.
+    start(source, heard) {
       tell = heard;
       const missing = lacking();
-      ready = missing ? Promise.reject(new Failure(missing)) : begin(BUILT_IN);
+      ready = missing ? Promise.reject(new Failure(missing)) : begin(source);
       return ready;
     },
 
@@ -169,10 +170,10 @@ const engine = (() => {
     // Opens a source in a worker beside the present one: see(about) hears what it is before it is loaded and may refuse it, progress(done, total) how far it is.
     // The present model writes on meanwhile, and stays where this fails.
     async load(source, see, progress) {
-      this.cancel();
-      await ready?.catch(() => {});
+      next?.end(new Failure("another model was chosen", { replaced: true }));
       const host = next = new Host();
       try {
+        await ready?.catch(() => {});
         see(await host.open(source));
         host.model = await host.load(source, ([done, total]) => progress(done, total));
         if (next !== host) throw host.ended;

@@ -20,19 +20,20 @@ const models = (() => {
   const isOwn = file => (file.webkitRelativePath ?? "").split("/").length <= 2;
   const folderOf = file => (file.webkitRelativePath ?? "").split("/").slice(0, -1).join("/");
 
-  // The source of a checkpoint: files that were chosen together. Where they hold no weights, they join those of `before`, as a tokenizer
+  // The source of a checkpoint, { folder, files, tokenizer }: files that were chosen together. Where they hold no weights, they join those of `before`, as a tokenizer
   // that was missing does.
   function source(chosen, before) {
     const files = chosen.filter(isOwn).map(blob => ({ file: blob.name, blob }));
     const tokenizer = named(files);
-    if (!files.length) throw new Error("there is no file in what was chosen; choose model.safetensors, config.json and tokenizer.json, or one GGUF file");
+    if (!files.length) throw new Error("there is no file in what was chosen itself, and folders inside it are not searched; choose model.safetensors, config.json and tokenizer.json, or one GGUF file");
     if (before && files.every(one => BESIDE.test(one.file))) {
-      const kept = before.files.filter(one => !files.some(other => other.file === one.file));
+      // A tokenizer in another form takes the place of the one before, too.
+      const isReplaced = name => files.some(one => one.file === name) || name === "tokenizer.json" && files.some(one => one.file === "vocab.json");
+      const kept = before.files.filter(one => !isReplaced(one.file));
       return { ...before, files: [...kept, ...files], tokenizer: tokenizer ?? before.tokenizer };
     }
-    const largest = files.reduce((most, one) => one.blob.size > most.blob.size ? one : most);
     const folder = folderOf(chosen.find(isOwn)) || chosen.folder;
-    return { name: folder || largest.file, files, tokenizer: folder && tokenizer ? `${folder}/${tokenizer}` : tokenizer };
+    return { folder, files, tokenizer: folder && tokenizer ? `${folder}/${tokenizer}` : tokenizer };
   }
 
   // A tokenizer under another name, such as my.tokenizer.json, serves where there is no tokenizer.json: gives its own name.
@@ -44,11 +45,26 @@ const models = (() => {
     return name;
   }
 
-  // The files of a drop, and of the one folder in it.
+  // The files of a drop: of one folder, or files alone.
   async function dropped(transfer) {
-    const entries = [...transfer.items].map(item => item.webkitGetAsEntry?.()).filter(Boolean);
-    const folder = entries.find(entry => entry.isDirectory);
-    if (!folder) return [...transfer.files];
+    const items = [...transfer.items].filter(item => item.kind === "file"), files = [...transfer.files];
+    // Asked for before anything is waited for, when the drop is gone. On pages from files Chromium opens folders as handles alone; Firefox
+    // has entries.
+    const found = await Promise.all(items.map(item => item.getAsFileSystemHandle?.() ?? item.webkitGetAsEntry?.()));
+    const isFolder = one => one?.isDirectory || one?.kind === "directory";
+    const folder = found.find(isFolder);
+    if (!folder) return files;
+    if (found.length > 1) throw new Error("drop one folder, or files without one: a model's files are all in one place");
+    return Object.assign(await (folder.isDirectory ? ofEntry(folder) : ofHandle(folder)), { folder: folder.name });
+  }
+
+  async function ofHandle(folder) {
+    const files = [];
+    for await (const one of folder.values()) if (one.kind === "file") files.push(await one.getFile());
+    return files;
+  }
+
+  async function ofEntry(folder) {
     const reader = folder.createReader(), inside = [];
     for (;;) {
       // A reader gives a hundred at a time.
@@ -56,24 +72,29 @@ const models = (() => {
       if (!some.length) break;
       inside.push(...some.filter(entry => entry.isFile));
     }
-    const files = await Promise.all(inside.map(entry => new Promise((resolve, reject) => entry.file(resolve, reject))));
-    return Object.assign(files, { folder: folder.name });
+    return Promise.all(inside.map(entry => new Promise((resolve, reject) => entry.file(resolve, reject))));
   }
 
-  // Fails where a page could not write with it: which file is missing.
-  function check({ inspection }, name) {
-    if (inspection.vocabulary.tokenizer === null) {
-      throw new Error(`${name} has no tokenizer; choose tokenizer.json too (or vocab.json and merges.txt), from where the checkpoint comes from: alone, it joins the files that were chosen`);
-    }
+  // What a source is called: its folder, or else the file that was opened of those that were chosen, once that is known.
+  function nameOf({ isBuiltIn, folder, files }, inspection) {
+    if (isBuiltIn) return "the built-in model";
+    return folder || inspection?.path?.split("/").at(-1) || (files.length === 1 ? files[0].file : "the files that were chosen");
+  }
+
+  // Fails where a page could not write with it: which file is missing or damaged.
+  function check({ tokenizer }) {
+    if (!tokenizer) return;
+    throw new Error(`${tokenizer}; what is missing may be chosen alone, and joins the files that were chosen`);
   }
 
   // What a checkpoint is and the memory it needs, in a sentence each.
-  function told({ inspection, memory }, name) {
+  function told({ inspection, memory }, source) {
     const needs = Object.entries(memory).filter(([, bytes]) => bytes !== null).map(([dtype, bytes]) => `${size(bytes)} ${dtype ? `as ${dtype}` : "as stored"}`);
-    return `${name}: ${about(inspection)}, ${inspection.format}. Memory it needs: ${needs.join(", ")}.`;
+    const needed = needs.length ? ` Memory it needs: ${needs.join(", ")}.` : "";
+    return `${nameOf(source, inspection)}: ${about(inspection)}, ${inspection.format}.${needed}`;
   }
 
   const about = ({ parameters }) => `a GPT-2 of ${amount(parameters.unique)} parameters`;
 
-  return { about, check, dropped, size, source, told };
+  return { about, check, dropped, nameOf, size, source, told };
 })();

@@ -4,15 +4,19 @@
   const { Clock, END, Tokens, alternatives, bits, element, newSeed, percent, shown, tint, told } = parts;
   const find = id => document.getElementById(id);
 
+  // Lower temperatures are refused by the program; 0 is greedy.
+  const COLDEST = 0.000001;
+  // Lines of a message that the status shows.
+  const FIRST_LINES = 4;
   // How many tokens the bars under the text show, and the box beside a token.
   const BARS = 10, CHOICES = 20;
-  // What the page opens with; the same as the values of the sliders below.
+  // What the page opens with, beside the values of the sliders below.
   const OPENING = { prompt: "ROMEO:\nMy love,", seed: "2" };
   // As parts.settings takes them. All are sent, since a checkpoint may have values of its own for what is left out.
   const SLIDERS = [
-    ["max_tokens", "max-new-tokens", "most new tokens", 1, 1024, 1, 48],
+    ["max_tokens", "max-new-tokens", "most new tokens", 1, 1024, 1, 48, undefined, 1e6],
     ["temperature", "temperature", "temperature", 0, 2, 0.05, 0.8],
-    ["top_k", "top-k", "top-k: from the k most probable (0: all)", 0, 200, 1, 50],
+    ["top_k", "top-k", "top-k: from the k most probable (0: all)", 0, 200, 1, 50, undefined, 1e6],
     ["top_p", "top-p", "top-p: from those that add up to p", 0.01, 1, 0.01, 1],
   ];
   const FURTHER = [
@@ -27,7 +31,7 @@
   let model = null, refused = null, wanted = "";
   // The run that writes now, and what stands under the prompt. Its ids are those of its prompt and of its tokens.
   let running = null;
-  let written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0 };
+  let written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false };
 
   // ---- What is asked for
 
@@ -35,6 +39,7 @@
   function fields() {
     const body = Object.assign({}, ...settings.map(one => one.fields()), parts.seedOf(seed));
     if (greedy.checked) body.temperature = 0;
+    if (body.temperature > 0 && body.temperature < COLDEST) throw new Error(`temperature: give 0, or a number from ${COLDEST} on`);
     return body;
   }
 
@@ -48,21 +53,31 @@
 
   function say(status) {
     Object.assign(find("status"), { textContent: status, className: status.split(/[: ]/)[0] });
+    find("status-more").hidden = true;
     buttons();
   }
 
   function buttons() {
     find("stop").disabled = !running && !loading;
     for (const id of ["write", "anew"]) find(id).disabled = !model;
-    find("go-on").disabled = !model || Boolean(running) || !written.text;
+    find("go-on").disabled = !model || Boolean(running) || !written.text || isFull(written.ids);
   }
 
-  const failed = error => say("error: " + error.message);
+  // Whether the model's context has no room for a token after these.
+  const isFull = ids => Boolean(model) && ids.length > model.config.n_positions;
+
+  // A sentence with the first lines of what it lists; all of them are behind a fold.
+  function failed(error) {
+    const lines = error.message.split("\n").map(line => line.trim()), more = lines.length - FIRST_LINES;
+    say(`error: ${lines.slice(0, FIRST_LINES).join(" ")}${more > 0 ? ` and ${more} more` : ""}`);
+    find("status-more").hidden = more <= 0;
+    find("status-lines").textContent = error.message;
+  }
 
   // What the model is, in one line.
   function about() {
     const { inspection, memory, source } = model;
-    const name = source.isBuiltIn ? "a small model of Shakespeare, inside this page" : source.name;
+    const name = source.isBuiltIn ? "a small model of Shakespeare, inside this page" : models.nameOf(source, inspection);
     const size = `${models.size(memory[source.dtype ?? ""] ?? 0)} of memory`;
     find("about").textContent = [name, models.about(inspection), size, source.dtype, "nothing leaves this page"].filter(Boolean).join(" · ");
   }
@@ -70,13 +85,13 @@
   // ---- Writing
 
   // The text anew from the prompt.
-  const write = () => begin({ prompt: prompt.value, body: prompt.value, pieces: [], text: "", ids: [], promptIds: 0 });
+  const write = () => begin({ prompt: prompt.value, body: prompt.value, pieces: [], text: "", ids: [], promptIds: 0, isByHand: false });
 
   // More after what stands there; after another prompt, its text is read anew.
   function goOn() {
     if (!model || running || !written.text) return;
     const isSame = written.prompt === prompt.value;
-    begin({ ...written, prompt: prompt.value, body: isSame && written.ids.length ? written.ids : prompt.value + written.text });
+    begin({ ...written, prompt: prompt.value, body: isSame && written.ids.length ? written.ids : prompt.value + written.text, isByHand: true });
   }
 
   function anew() {
@@ -96,35 +111,21 @@
       failed(error);
       return;
     }
-    showCommand();
     keep();
     const run = running = { ...from, kept: from.pieces, keptText: from.text, tokens: new Tokens(), added: "", newIds: [], clock: new Clock(), frame: 0 };
-    written = { prompt: from.prompt, text: from.text, pieces: from.pieces, ids: from.ids, promptIds: from.promptIds };
+    written = { prompt: from.prompt, text: from.text, pieces: from.pieces, ids: from.ids, promptIds: from.promptIds, isByHand: from.isByHand };
+    showCommand();
     if (!from.text) find("said").replaceChildren();
     say("writing");
     draw();
     let failure = null;
     try {
-      const body = await request(run);
-      if (running === run) await engine.stream("v1/completions", body, chunk => { if (running === run) hear(run, chunk); });
+      const body = { ...fields(), prompt: from.body, logprobs: 0, return_token_ids: true, stream: true };
+      await engine.stream("v1/completions", body, chunk => { if (running === run) hear(run, chunk); });
     } catch (error) {
       failure = error;
     }
     if (running === run) end(run, failure);
-  }
-
-  // How many tokens fit behind the prompt that was written with last.
-  let room = { of: null, left: Infinity };
-
-  // Fewer new tokens than asked for where the context has no room for them.
-  async function request({ body }) {
-    const given = fields();
-    const { count, max_model_len } = Array.isArray(body) ? { count: body.length, max_model_len: model.config.n_positions }
-      : await engine.ask("tokenize", { prompt: body });
-    const left = max_model_len - count;
-    if (!Array.isArray(body)) room = { of: body, left };
-    showCommand();
-    return { ...given, prompt: body, max_tokens: left > 0 ? Math.min(given.max_tokens, left) : given.max_tokens, logprobs: 0, return_token_ids: true, stream: true };
   }
 
   function hear(run, chunk) {
@@ -146,7 +147,7 @@
     run.frame = 0;
     const first = run.tokens.lists.text_offset[0] ?? 0;
     written = {
-      prompt: run.prompt, text: run.keptText + run.added, promptIds: run.promptIds, ids: run.ids.concat(run.newIds),
+      prompt: run.prompt, text: run.keptText + run.added, promptIds: run.promptIds, ids: run.ids.concat(run.newIds), isByHand: run.isByHand,
       pieces: run.kept.concat(run.tokens.pieces(run.added, first, run.keptText.length)),
     };
     draw();
@@ -159,7 +160,7 @@
     show(run, true);
     find("numbers").textContent = parts.numbers(run.clock, run.tokens.count, 1, run.finish);
     if (failure && !failure.stopped) failed(failure);
-    else say("ready");
+    else say(loading || "ready");
   }
 
   // Stops the run; what it has written stays.
@@ -207,10 +208,7 @@
   const placeOf = node => drawn.findIndex(one => one.node === node);
 
   function goTo(n) {
-    if (drawn[at]) drawn[at].node.tabIndex = -1;
-    at = parts.clamp(n, 0, drawn.length - 1);
-    drawn[at].node.tabIndex = 0;
-    drawn[at].node.focus();
+    if (drawn.length) drawn[parts.clamp(n, 0, drawn.length - 1)].node.focus();
   }
 
   paper.addEventListener("click", event => {
@@ -228,6 +226,13 @@
     }
     const way = parts.direction(event);
     if (way) goTo(at + way[0] + way[1]);
+  });
+  paper.addEventListener("focusin", event => {
+    const n = placeOf(event.target);
+    if (n < 0 || n === at) return;
+    if (drawn[at]) drawn[at].node.tabIndex = -1;
+    at = n;
+    drawn[at].node.tabIndex = 0;
   });
   for (const type of ["pointerover", "focusin"]) paper.addEventListener(type, event => {
     const one = drawn[placeOf(event.target)];
@@ -285,9 +290,16 @@
     const before = written.pieces.slice(0, n), start = before.at(-1)?.end ?? 0;
     const text = one.token === END ? "" : one.token;
     const piece = { start, end: start + text.length, tokens: [{ token: one.token, logprob: one.logprob, alternatives: [] }] };
-    const cut = { prompt: written.prompt ?? prompt.value, text: written.text.slice(0, start) + text, pieces: [...before, piece], ids: [...ids, one.id], promptIds: written.promptIds };
+    const cut = {
+      prompt: written.prompt ?? prompt.value, text: written.text.slice(0, start) + text, pieces: [...before, piece], ids: [...ids, one.id],
+      promptIds: written.promptIds, isByHand: true,
+    };
     find("said").replaceChildren();
-    if (one.token !== END) return void begin({ ...cut, body: cut.ids }).then(() => goTo(n));
+    if (one.token !== END && !isFull(cut.ids)) {
+      begin({ ...cut, body: cut.ids });
+      goTo(n);
+      return;
+    }
     written = cut;
     draw();
     follow(true);
@@ -311,7 +323,7 @@
       }
       isBusy = true;
       const begun = performance.now();
-      await work().catch(() => {});
+      await work().catch(error => { find("inside-error").textContent = error.message; });
       isBusy = false;
       free = performance.now() + 9 * (performance.now() - begun);
       if (isWaiting) {
@@ -335,14 +347,14 @@
       find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above; the bars are what the settings make of the model's own numbers. ${keptOf(look)}`;
     } catch (error) {
       find("next").replaceChildren();
-      find("next-about").textContent = error.message;
+      find("next-about").textContent = isFull(ids) ? "The model's context is full." : error.message;
     }
   });
 
   // A token chosen right after the prompt.
   async function takeFirst(one) {
     const { tokens } = await engine.ask("tokenize", { prompt: prompt.value });
-    written = { prompt: prompt.value, text: "", pieces: [], ids: tokens, promptIds: tokens.length };
+    written = { prompt: prompt.value, text: "", pieces: [], ids: tokens, promptIds: tokens.length, isByHand: true };
     take(0, tokens, one);
   }
 
@@ -369,28 +381,38 @@
     view = name;
     for (const one of Object.keys(VIEWS)) find(one).ariaPressed = String(one === name);
     find("inside-about").textContent = VIEWS[name];
-    find("report").hidden = name === "head" || !report;
+    find("report").hidden = name === "head" || lookedAt !== name;
     find("head-view").hidden = name !== "head";
     find("looked").hidden = name === "head";
     find("layers-label").hidden = name !== "attention";
     find("show-label").hidden = name !== "lens";
   }
 
-  // The text that is looked at, as ids where they are known.
-  const looked = () => isCurrent() ? written.ids : prompt.value;
+  // Most tokens of a look. The first ones of a text are the same without what follows.
+  const MOST = { attention: 256, head: 256, lens: 128 };
+
+  // What is looked at: the ids of the text, from the first on.
+  async function looked(name) {
+    const ids = isCurrent() ? written.ids : (await engine.ask("tokenize", { prompt: prompt.value })).tokens;
+    const most = Math.min(MOST[name], model.config.n_positions);
+    find("looked-at").textContent = ids.length > most ? `The text has ${ids.length} tokens; these are the first ${most}.` : "";
+    return ids.slice(0, most);
+  }
 
   const moveLook = paced(async () => {
     // While it is being used, a picture stays as it is.
     if (!model || running && find("report").contains(document.activeElement)) return;
     const name = view;
     if (name === "head") return moveHead(true);
-    const more = name === "lens" ? { show: find("show").value } : parts.layers(find("layers").value);
     const begun = performance.now();
-    const found = await inside(() => engine.ask(`look/${name}`, { prompt: looked(), ...more }));
+    const found = await inside(async () => {
+      const more = name === "lens" ? { show: find("show").value } : parts.layers(find("layers").value);
+      return engine.ask(`look/${name}`, { prompt: await looked(name), ...more });
+    });
     if (!running) lookTook = performance.now() - begun;
-    if (!found || view !== name) return;
-    [report, lookedAt] = [found, name];
-    find("report").hidden = false;
+    if (view !== name) return;
+    [report, lookedAt] = [found, found && name];
+    find("report").hidden = !found;
     drawReport();
   });
 
@@ -413,10 +435,9 @@
 
   const drawHead = parts.head.view({
     async subject() {
-      const text = looked();
-      const count = Array.isArray(text) ? text.length : (await engine.ask("tokenize", { prompt: text })).count;
+      const prompt = await looked("head");
       const labels = count => Array.from({ length: count }, (_, n) => String(n));
-      return { prompt: text, count, layers: labels(model.config.n_layer), heads: labels(model.config.n_head) };
+      return { prompt, count: prompt.length, layers: labels(model.config.n_layer), heads: labels(model.config.n_head) };
     },
     ask: body => inside(() => engine.ask("look/head", body)),
     chosen: { get: () => chosen.attention, set: text => chosen.attention = text },
@@ -428,43 +449,47 @@
 
   // ---- Other models
 
-  let loading = false;
+  // What is being loaded, as the status says it.
+  let loading = "";
 
   // Loads a source, and writes with it; where that fails the model before stays.
   async function load(source) {
     if (running) halt();
-    loading = true;
     refused = null;
-    say(`loading ${source.isBuiltIn ? "the built-in model" : source.name}`);
+    say(loading = `loading ${models.nameOf(source)}`);
     const bar = find("progress");
     try {
       const loaded = await engine.load(source, about => {
         tellSource(about, source);
-        models.check(about, source.name);
+        models.check(about);
       }, (done, total) => Object.assign(bar, { hidden: false, value: total ? done / total : 0 }));
-      loading = false;
+      loading = "";
       taken(loaded);
       write();
     } catch (error) {
-      loading = false;
+      // Another one may be being loaded by now.
+      if (error.replaced) return;
+      loading = "";
       if (!source.isBuiltIn) refused = source;
       find("dtype").value = model?.source.dtype ?? "";
       if (!error.stopped) return failed(error);
-      tellSource(model, model.source);
-      say("ready");
+      if (model) tellSource(model, model.source);
+      say(model ? "ready" : "loading the built-in model");
     } finally {
-      bar.hidden = true;
+      bar.hidden = !loading;
     }
   }
 
-  const tellSource = (about, source) => { find("memory").textContent = models.told(about, source.isBuiltIn ? "the built-in model" : source.name); };
+  const tellSource = (about, source) => { find("memory").textContent = models.told(about, source); };
 
   // A model that is there.
   function taken(loaded) {
     model = loaded;
     refused = null;
-    written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0 };
-    [report, lookTook] = [null, 0];
+    written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false };
+    [report, lookedAt, lookTook] = [null, null, 0];
+    find("report").hidden = true;
+    find("head-steps").replaceChildren();
     find("built-in").disabled = Boolean(model.source.isBuiltIn);
     find("dtype").value = model.source.dtype ?? "";
     tellSource(model, model.source);
@@ -514,9 +539,8 @@
   function showCommand() {
     if (!model) return;
     try {
-      const body = { ...fields(), prompt: prompt.value };
-      if (room.of === prompt.value && room.left > 0) body.max_tokens = Math.min(body.max_tokens, room.left);
-      find("command").textContent = command.of(body, model.config.vocab_size, model.source);
+      find("command").textContent = command.of({ ...fields(), prompt: prompt.value }, model.config.vocab_size, model);
+      find("by-hand").hidden = !written.isByHand;
     } catch (error) {
       find("command").textContent = error.message;
     }
@@ -528,7 +552,7 @@
     for (const { id, number, value } of controls) if (number.value !== String(value)) said.set(id, number.value);
     if (greedy.checked) said.set("greedy", "1");
     if (model?.source.dtype) said.set("dtype", model.source.dtype);
-    const own = wanted || (model && !model.source.isBuiltIn ? model.source.name : "");
+    const own = wanted || (model && !model.source.isBuiltIn ? models.nameOf(model.source, model.inspection) : "");
     if (own) said.set("model", own);
     return String(said);
   }
@@ -540,6 +564,7 @@
     greedy.checked = given.get("greedy") === "1";
     for (const { id, number, range, value } of controls) range.value = number.value = given.get(id) ?? value;
     wanted = given.get("model") ?? "";
+    if (!model && [...find("dtype").options].some(one => one.value === given.get("dtype"))) find("dtype").value = given.get("dtype");
     if (!wanted && model) tellSource(model, model.source);
     if (wanted) find("memory").textContent = `This page was last used with ${wanted}. A page cannot open files by itself: choose them again to go on with that model; until then the built-in one writes.`;
     greedyChanged();
@@ -630,14 +655,18 @@
     moveNext(true);
     moveHead(true);
   });
-  addEventListener("hashchange", () => { restore(location.hash.slice(1)); write(); });
+  addEventListener("hashchange", () => {
+    const dtype = new URLSearchParams(location.hash.slice(1)).get("dtype") ?? "";
+    restore(location.hash.slice(1));
+    if (model?.source.isBuiltIn && !wanted && dtype !== (model.source.dtype ?? "")) load({ ...engine.BUILT_IN, dtype });
+    else write();
+  });
 
   // ---- The beginning
 
   // A fault of the engine, and then the model that came back after it. Prompt and text stay, and a text that was asked for between the
   // two is written, unless another model came back.
   function heard(loaded, reason) {
-    loading = false;
     if (!loaded || loaded.source !== model?.source) running = null;
     if (loaded) {
       const text = written;
@@ -656,7 +685,7 @@
     parts.surpriseScale(find("scale"));
     showView(view);
     try {
-      const loaded = await engine.start(heard);
+      const loaded = await engine.start({ ...engine.BUILT_IN, dtype: wanted ? "" : find("dtype").value }, heard);
       const notice = wanted && find("memory").textContent;
       taken(loaded);
       if (notice) find("memory").textContent = notice;

@@ -51,7 +51,7 @@
       return await WebAssembly.compile(await bytesOf(wasm));
     } catch (error) {
       if (!(error instanceof WebAssembly.CompileError)) throw error;
-      throw new Error("this browser's WebAssembly has no 128-bit SIMD; Chrome 91, Firefox 113 and Safari 16.4 or newer run this page");
+      throw Object.assign(new Error("this browser's WebAssembly has no 128-bit SIMD"), { isOld: true });
     }
   }
 
@@ -71,7 +71,7 @@
       else given.add_bytes(file, new Uint8Array(parts[n]));
     });
     checkpoint = new wasm_bindgen.Checkpoint(given);
-    return { inspection: JSON.parse(checkpoint.inspect()), memory: Object.fromEntries(DTYPES.map(dtype => [dtype, memory(dtype)])) };
+    return { inspection: JSON.parse(checkpoint.inspect()), tokenizer: checkpoint.tokenizer_fault(), memory: Object.fromEntries(DTYPES.map(dtype => [dtype, memory(dtype)])) };
   }
 
   // Bytes that a precision needs; none where the checkpoint cannot be held in it.
@@ -128,7 +128,7 @@
   const isBreak = error => error instanceof WebAssembly.RuntimeError || error instanceof RangeError || error?.name === "InternalError";
 
   function told(error) {
-    if (!isBreak(error)) return { message: error?.message ?? String(error), status: error?.status, param: error?.param };
+    if (!isBreak(error)) return { message: error?.message ?? String(error), status: error?.status, param: error?.param, isOld: error?.isOld };
     let panic;
     try {
       panic = wasm_bindgen.last_panic();

@@ -31,6 +31,9 @@ Looks inside are methods with the names and the options of ``gpt2 look``: ``atte
 a :class:`Picture`, which a notebook shows by itself. Words that Python keeps for itself end in an underscore: ``as_``,
 ``from_``, ``with_``.
 
+Models with a head over labels or choices open as :class:`Classifier`, whose ``classify`` says what ``gpt2 classify --json``
+prints.
+
 Threads: as many compute as the process may use; ``OMP_NUM_THREADS`` and :func:`set_threads` say otherwise. Processes:
 start them with ``spawn`` or ``forkserver`` once a model is open, or open models in the children alone. A model pickles
 as its name and options. Errors are ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an option that there is
@@ -60,17 +63,20 @@ _os.environ.setdefault("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100")
 from ._native import (  # noqa: E402
     BatchStream,
     Cache,
+    Classifier,
     Gpt2Error,
     Model,
     Picture,
     Steering,
     TextStream,
+    Trainer,
     __version__,
     convert,
     inspect,
     protocols,
     set_thread_count as _set_thread_count,
     thread_count,
+    tokenize,
     train,
     verify,
 )
@@ -98,18 +104,21 @@ def set_threads(threads: int) -> None:
 __all__ = [
     "BatchStream",
     "Cache",
+    "Classifier",
     "Gpt2Error",
     "Model",
     "Picture",
     "Rows",
     "Steering",
     "TextStream",
+    "Trainer",
     "__version__",
     "convert",
     "inspect",
     "protocols",
     "set_threads",
     "thread_count",
+    "tokenize",
     "train",
     "verify",
 ]

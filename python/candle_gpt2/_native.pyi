@@ -79,11 +79,14 @@ class _GenerationOptions(TypedDict, total=False):
     logits_processor: _LogitsProcessor | Sequence[_LogitsProcessor] | None
 
 class _TrainOptions(TypedDict, total=False):
+    task: Literal["text", "classify", "answer"] | None
     steps: int | None
     batch_size: int | None
     accumulate: int | None
     context: int | None
     recompute: bool | None
+    train_blocks: int | None
+    class_weights: Mapping[str, float] | Literal["balanced"] | None
     lora_rank: int | None
     lora_alpha: float | None
     lora_targets: Sequence[Literal["c_attn", "c_proj", "c_fc"]] | None
@@ -101,9 +104,55 @@ class _TrainOptions(TypedDict, total=False):
     patience: int | None
     seed: int | None
     dtype: Literal["f32", "f16", "bf16"] | None
+    device: str | None
+    compute_dtype: Literal["f32", "bf16"] | None
     n_head: int | None
 
 class Gpt2Error(Exception): ...
+
+@final
+class Classifier:
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: _Path,
+        dtype: _DType | None = None,
+        device: str | None = None,
+        tokenizer: _Path | None = None,
+        revision: str | None = None,
+        offline: bool = False,
+    ) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: _Ids, skip_special_tokens: bool = True) -> str: ...
+    # A list of texts gives a list of dicts.
+    @overload
+    def classify(
+        self,
+        text: str,
+        choices: Sequence[str] | None = None,
+        *,
+        batch_size: int = 8,
+        keep_last: int | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def classify(
+        self,
+        text: _Text | _Texts,
+        choices: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        *,
+        batch_size: int = 8,
+        keep_last: int | None = None,
+    ) -> Any: ...
 
 @final
 class Model:
@@ -118,7 +167,10 @@ class Model:
         revision: str | None = None,
         offline: bool = False,
         assistant_model: _Path | None = None,
+        encoder_states: _Path | npt.ArrayLike | None = None,
     ) -> Self: ...
+    # The same weights in memory, attending to an array (1, S, width) or a file of it.
+    def with_encoder_states(self, states: _Path | npt.ArrayLike) -> Model: ...
     @property
     def name(self) -> str: ...
     @property
@@ -439,6 +491,20 @@ def convert(
 def protocols() -> list[dict[str, Any]]: ...
 def set_thread_count(threads: int) -> None: ...
 def thread_count() -> int: ...
+def tokenize(
+    data: _Path | Sequence[_Path],
+    out: _Path,
+    *,
+    model: _Path | None = None,
+    tokenizer: _Path | None = None,
+    format: str = "nanogpt",
+    dtype: str | None = None,
+    shard_tokens: int | None = None,
+    held_out: float = 0.01,
+    resume: bool = False,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> dict[str, Any]: ...
 def train(
     data: _Path | Sequence[_Path],
     out: _Path,
@@ -452,22 +518,54 @@ def train(
     **options: Unpack[_TrainOptions],
 ) -> dict[str, Any]: ...
 
+@final
+class Trainer:
+    def __new__(
+        cls,
+        data: _Path | Sequence[_Path],
+        out: _Path,
+        *,
+        init: _Path | None = None,
+        config: _Path | Mapping[str, Any] | None = None,
+        tokenizer: _Path | None = None,
+        resume: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        offline: bool = False,
+        **options: Unpack[_TrainOptions],
+    ) -> Self: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    def loss_and_gradients(self) -> tuple[float, _Floats]: ...
+    def apply(self, gradients: npt.ArrayLike, loss: float) -> dict[str, Any]: ...
+    def parameters(self) -> dict[str, _Floats]: ...
+    def save(self) -> None: ...
+    def state(self) -> bytes: ...
+    def set_state(self, state: bytes) -> None: ...
+
 __version__: str
 
 __all__ = [
     "BatchStream",
     "Cache",
+    "Classifier",
     "Gpt2Error",
     "Model",
     "Picture",
     "Steering",
     "TextStream",
+    "Trainer",
     "__version__",
     "convert",
     "inspect",
     "protocols",
     "set_thread_count",
     "thread_count",
+    "tokenize",
     "train",
     "verify",
 ]

@@ -60,7 +60,7 @@ class Rows:
     `seed=None` besides no seed is given to the model. Where neither the options nor the model's generation_config.json ask for
     a draw, texts are those of `model.generate(prompt, **options)`, and `do_sample=True` asks for one.
 
-    A local `model`, `tokenizer` or `assistant_model` is taken with its absolute path, as other working directories need it.
+    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working directories need it.
 
     The process computes with `threads`, or as many as OMP_NUM_THREADS says (which Ray sets from `num_cpus`), or as many as the
     machine has.
@@ -97,9 +97,11 @@ class Rows:
         self.text_column, self.error_column = text_column, error_column
         self.threads = threads
         self.model_options = dict(model_options or {})
-        for name in ("tokenizer", "assistant_model"):
-            if self.model_options.get(name) is not None:
-                self.model_options[name] = _lasting(name, self.model_options[name])
+        for name in ("tokenizer", "assistant_model", "encoder_states"):
+            given = self.model_options.get(name)
+            # States may be an array, which goes along as it is.
+            if given is not None and (name != "encoder_states" or isinstance(given, (str, os.PathLike))):
+                self.model_options[name] = _lasting(name, given)
         self.options = options
         given = [name for name in (prompt_column, id_column, seed_column) if name is not None]
         for name in self.result_types():

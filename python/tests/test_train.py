@@ -265,5 +265,47 @@ def test_help_names_every_option():
     names = [line for line in Path(candle_gpt2.__file__).with_name("_native.pyi").read_text().split("class ")]
     [options] = [part for part in names if part.startswith("_TrainOptions(")]
     options = [line.split(":")[0].strip() for line in options.splitlines()[1:] if ":" in line]
-    assert len(options) == 23
+    assert len(options) == 28
     assert [name for name in options if name not in candle_gpt2.train.__doc__] == []
+
+
+def test_labels_are_learnt_as_the_program_learns_them(tmp_path, program):
+    data = tmp_path / "rows.tsv"
+    names = ["ada", "bob", "cid"]
+    rows = [f"{name}\t{name} {verb} {other}\n" for verb in ("met", "saw", "told", "asked") for name in names for other in names]
+    data.write_text("".join(rows))
+    options = {"steps": 6, "batch_size": 3, "eval_every": 3, "seed": 2, "train_blocks": 1, "held_out": 0.25}
+    report = candle_gpt2.train(
+        data, tmp_path / "ours", init=TINY, task="classify", class_weights={"ada": 2, "cid": 0.5}, **options
+    )
+    arguments = ["--task", "classify", "--class-weights", "ada=2,cid=0.5", *flags(options)]
+    expected = json.loads(
+        program("train", "--data", str(data), "--init", str(TINY), "--out", str(tmp_path / "theirs"), "--json", *arguments)
+    )
+    classification = report["classification"]
+    assert classification == expected["classification"]
+    assert [label["label"] for label in classification["labels"]] == names
+    assert sum(map(sum, classification["confusion"])) == report["held_out_rows"] == 9 == 36 - report["training_rows"]
+    assert_same_files(tmp_path / "ours", tmp_path / "theirs", [*FILES, "confusion.svg"])
+
+    with pytest.raises(ValueError, match="class_weights: expected labels of ada, bob, cid, found dan"):
+        candle_gpt2.train(data, tmp_path / "wrong", init=TINY, task="classify", class_weights={"dan": 2})
+    with pytest.raises(ValueError, match="class_weights: .*a number greater than 0 for each label"):
+        candle_gpt2.train(data, tmp_path / "wrong", init=TINY, task="classify", class_weights={"ada": 0})
+    with pytest.raises(ValueError, match="task: unknown variant `sort`"):
+        candle_gpt2.train(data, tmp_path / "wrong", init=TINY, task="sort")
+
+
+def test_answers_are_learnt_as_the_program_learns_them(tmp_path, program):
+    data = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"prompt": f"{number} and one is", "completion": f" {number + 1}"}) for number in range(30)]
+    data.write_text("\n".join(lines))
+    told = []
+    options = {"steps": 4, "batch_size": 3, "eval_every": 2, "accumulate": 2, "lora_rank": 2}
+    report = candle_gpt2.train(data, tmp_path / "ours", init=TINY, task="answer", on_step=told.append, **options)
+    arguments = ["--task", "answer", *flags(options)]
+    program("train", "--data", str(data), "--init", str(TINY), "--out", str(tmp_path / "theirs"), *arguments)
+    assert (report["training_rows"], report["held_out_rows"]) == (27, 3)
+    assert report["held_out_loss_per_character"] is None and "classification" not in report
+    assert [entry["step"] for entry in told] == [1, 2, 2, 3, 4, 4]
+    assert_same_files(tmp_path / "ours", tmp_path / "theirs")

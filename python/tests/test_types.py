@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mypy", reason="mypy is not installed, which checks the stubs: pip install mypy")
 
-OPTIONAL = {"_blocks": "pyarrow", "ray": "ray"}
+OPTIONAL = {"_blocks": "pyarrow", "distributed": "torch", "ray": "ray"}
 
 USE = """
 import candle_gpt2

@@ -282,7 +282,7 @@ fn refused(error: EngineError) -> ApiError {
             ApiError::invalid(message).with_param("stop")
         }
         EngineError::Generation(error) => (&error).into(),
-        _ => ApiError::internal(),
+        error => ApiError::failed(error),
     }
 }
 
@@ -290,6 +290,6 @@ impl From<&GenerationError> for ApiError {
     /// Where the request is at fault it is told so; of the inside nothing is told.
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
-        if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::internal() }
+        if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::failed(error) }
     }
 }

@@ -32,6 +32,8 @@ pub struct CompletionRequest {
 /// The prompts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompts {
+    /// The field that they are given in.
+    pub(crate) field: &'static str,
     pub(crate) prompts: Vec<Prompt>,
     /// Whether they were a list, so that messages count them.
     pub(crate) is_list: bool,
@@ -48,7 +50,7 @@ pub(crate) enum Prompt {
 impl Prompts {
     /// The path of a prompt.
     pub(crate) fn path(&self, prompt: usize) -> String {
-        if self.is_list { format!("prompt[{prompt}]") } else { "prompt".into() }
+        if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
 }
 
@@ -68,8 +70,10 @@ impl CompletionRequest {
             fields.get("logprobs").filter(|given| !given.is_named("n_probs") || given.json() != "0");
         Ok(Self {
             prompts: match fields.get("prompt") {
-                Some(given) => prompts(given)?,
-                None => Prompts { prompts: vec![Prompt::Text(String::new())], is_list: false },
+                Some(given) => prompts(given, "prompt")?,
+                None => {
+                    Prompts { field: "prompt", prompts: vec![Prompt::Text(String::new())], is_list: false }
+                }
             },
             best_of,
             echo: fields.boolean("echo", false)?,
@@ -108,9 +112,9 @@ fn best_of(given: Given<'_, '_>, options: &Options) -> Result<usize, ApiError> {
 }
 
 /// A text, a list of texts, a list of token ids, or a list of such lists: the first item tells.
-fn prompts(given: Given<'_, '_>) -> Result<Prompts, ApiError> {
+pub(crate) fn prompts(given: Given<'_, '_>, field: &'static str) -> Result<Prompts, ApiError> {
     const SHAPES: &str = "a string, strings, token ids, or lists of token ids";
-    let single = |prompt| Prompts { prompts: vec![prompt], is_list: false };
+    let single = |prompt| Prompts { field, prompts: vec![prompt], is_list: false };
     if given.is_text() {
         return Ok(single(Prompt::Text(given.text()?)));
     }
@@ -129,5 +133,5 @@ fn prompts(given: Given<'_, '_>) -> Result<Prompts, ApiError> {
     } else {
         return Ok(single(Prompt::Ids(given.token_ids(MAX_PROMPT_TOKENS)?)));
     };
-    Ok(Prompts { prompts: list, is_list: true })
+    Ok(Prompts { field, prompts: list, is_list: true })
 }

@@ -15,6 +15,8 @@ pub struct ApiError {
     code: Option<&'static str>,
     allow: Option<&'static str>,
     retry_after: Option<Duration>,
+    /// What went wrong inside.
+    cause: Option<String>,
     /// Numbers beside the four keys, such as `n_ctx`.
     numbers: Vec<(&'static str, u64)>,
 }
@@ -29,6 +31,7 @@ impl ApiError {
             code: None,
             allow: None,
             retry_after: None,
+            cause: None,
             numbers: Vec::new(),
         }
     }
@@ -41,6 +44,11 @@ impl ApiError {
     /// What went wrong inside, of which the client is told nothing more: status 500.
     pub fn internal() -> Self {
         Self::new(500, "the server failed to serve this request; its log says why")
+    }
+
+    /// The same, with what went wrong for those who may know it, see [`ApiError::cause`].
+    pub fn failed(cause: impl std::fmt::Display) -> Self {
+        Self { cause: Some(cause.to_string()), ..Self::internal() }
     }
 
     /// The same, about a field: its path, such as `prompt[3]`.
@@ -95,6 +103,11 @@ impl ApiError {
     /// The code that programs tell errors apart by.
     pub fn code(&self) -> Option<&'static str> {
         self.code
+    }
+
+    /// What went wrong inside, which answers do not tell: for a log, and for whoever owns the model.
+    pub fn cause(&self) -> Option<&str> {
+        self.cause.as_deref()
     }
 
     /// What belongs into the header `Allow`.

@@ -8,6 +8,7 @@ use gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
 use crate::body::{Field, Fields, Given, Use, fields};
 use crate::call::{config_of, processors_of};
 use crate::completion::CompletionRequest;
+use crate::pieces::name;
 use crate::prompts::{check_ids, check_length, encode};
 use crate::{ApiError, ServedModel};
 
@@ -172,8 +173,8 @@ impl NextRequest {
     /// When the settings leave no token, or a logit is no number.
     pub fn answer(&self, logits: &[f32], served: &ServedModel) -> Result<NextTokens, ApiError> {
         let history = History { ids: &self.ids, prompt_len: self.prompt_len };
-        let found =
-            NextTokens::of(logits, history, &self.config, &self.processors, self.top, &served.reader());
+        let text_of = |id| name(served.pieces.bytes(id));
+        let found = NextTokens::of(logits, history, &self.config, &self.processors, self.top, text_of);
         found.map_err(|error: GenerationError| ApiError::from(&error))
     }
 }
@@ -248,5 +249,5 @@ fn show(given: Given<'_, '_>) -> Result<LensValue, ApiError> {
 }
 
 fn refused(error: LookError) -> ApiError {
-    if error.is_usage() { ApiError::invalid(error.to_string()) } else { ApiError::internal() }
+    if error.is_usage() { ApiError::invalid(error.to_string()) } else { ApiError::failed(error) }
 }

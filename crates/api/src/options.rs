@@ -26,7 +26,7 @@ const MAX_STOP_TOKENS: usize = 128;
 /// Most tokens that a text is restricted to: more than any vocabulary of this model has.
 const MAX_ALLOWED_TOKENS: usize = 1 << 18;
 /// Longest name, salt or number of a request, in bytes.
-const MAX_NAME_BYTES: usize = 256;
+pub(crate) const MAX_NAME_BYTES: usize = 256;
 /// Longest number of a request: it comes back in every chunk.
 const MAX_ID_BYTES: usize = 64;
 /// Longest schema or grammar, as it is written in a body.
@@ -263,7 +263,7 @@ fn bad_words(given: Given<'_, '_>) -> Result<Vec<String>, ApiError> {
     given.list("a list of strings", MAX_BAD_WORDS, |word| word.short_text(MAX_BAD_WORD_BYTES))
 }
 
-fn truncation(given: Given<'_, '_>) -> Result<Truncation, ApiError> {
+pub(crate) fn truncation(given: Given<'_, '_>) -> Result<Truncation, ApiError> {
     match given.integer(-1..=i64::from(u32::MAX))? {
         -1 => Ok(Truncation::ToContext),
         tokens => match usize::try_from(tokens) {
@@ -273,7 +273,7 @@ fn truncation(given: Given<'_, '_>) -> Result<Truncation, ApiError> {
     }
 }
 
-fn request_id(given: Given<'_, '_>) -> Result<String, ApiError> {
+pub(crate) fn request_id(given: Given<'_, '_>) -> Result<String, ApiError> {
     let id = given.short_text(MAX_ID_BYTES)?;
     let is_visible = id.bytes().all(|byte| byte.is_ascii_graphic());
     if is_visible { Ok(id) } else { Err(given.wrong("visible ASCII characters")) }

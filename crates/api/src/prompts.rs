@@ -40,8 +40,7 @@ pub(crate) fn tokens_of(
         let is_empty = ids.is_empty();
         ids = served.vocabulary.start_if_empty(ids);
         if ids.is_empty() {
-            let message = format!("{path}: it is empty, and this model has no token that texts begin with");
-            return Err(ApiError::invalid(message).with_param(path.clone()));
+            return Err(empty(path));
         }
         let kept = match truncation {
             None => usize::MAX,
@@ -63,7 +62,8 @@ pub(crate) fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Resu
     Ok(ids)
 }
 
-/// Checks that a prompt leaves room for its new tokens.
+/// Checks that a prompt leaves room for its new tokens, or where texts [end at the context](crate::Limits::ends_at_context) that it is
+/// no longer than that.
 pub(crate) fn check_context(
     path: &str,
     prompt_tokens: usize,
@@ -72,7 +72,14 @@ pub(crate) fn check_context(
 ) -> Result<(), ApiError> {
     let n_positions = served.config().n_positions;
     let total = prompt_tokens.saturating_add(max_tokens);
-    if total <= n_positions {
+    let ends = served.options.limits.ends_at_context;
+    if ends && prompt_tokens > n_positions {
+        let message = format!(
+            "{path}: this model's context is {n_positions} tokens, and the text has {prompt_tokens}; shorten it"
+        );
+        return Err(too_long(message, path, prompt_tokens, n_positions));
+    }
+    if ends || total <= n_positions {
         return Ok(());
     }
     let message = format!(
@@ -95,7 +102,13 @@ pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Re
     Err(too_long(message, path, least, n_positions))
 }
 
-fn too_long(message: String, path: &str, prompt_tokens: usize, n_positions: usize) -> ApiError {
+/// The refusal of a text that has no tokens.
+pub(crate) fn empty(path: &str) -> ApiError {
+    let message = format!("{path}: it is empty, and this model has no token that texts begin with");
+    ApiError::invalid(message).with_param(path)
+}
+
+pub(crate) fn too_long(message: String, path: &str, prompt_tokens: usize, n_positions: usize) -> ApiError {
     let number = |tokens: usize| u64::try_from(tokens).unwrap_or(u64::MAX);
     ApiError::invalid(message)
         .with_param(path)
@@ -114,20 +127,21 @@ pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Resu
     let encoded =
         served.vocabulary.required_tokenizer().and_then(|tokenizer| Ok(encode_ids(tokenizer, text)?));
     let ids = encoded.map_err(|error| unreadable(&error, path))?;
-    match ids.iter().all(|id| served.config().has_token(*id)) {
-        true => Ok(ids),
-        false => Err(ApiError::internal()),
+    let vocab_size = served.config().vocab_size;
+    match ids.iter().find(|id| !served.config().has_token(**id)) {
+        None => Ok(ids),
+        Some(id) => Err(ApiError::failed(EngineError::ForeignTokenizer { id: *id, vocab_size })),
     }
 }
 
 /// Nothing is told of where the model's files are.
-fn unreadable(error: &EngineError, path: &str) -> ApiError {
+pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
     let what = match error {
         EngineError::Weights(WeightsError::NoTokenizer { .. }) => {
             "this model has no tokenizer; give token ids"
         }
         EngineError::Weights(WeightsError::Encode { .. }) => "the tokenizer cannot read this text",
-        _ => return ApiError::internal(),
+        error => return ApiError::failed(error),
     };
     ApiError::invalid(format!("{path}: {what}")).with_param(path)
 }

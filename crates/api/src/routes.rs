@@ -14,6 +14,8 @@ pub enum Endpoint {
     Completions,
     /// Answers a conversation.
     ChatCompletions,
+    /// Labels texts.
+    Classify,
     /// Lists the models.
     Models,
     /// Describes one model.
@@ -70,6 +72,8 @@ pub const ROUTES: &[Route] = &[
     open("GET", "/", Endpoint::Page),
     keyed("POST", "/v1/completions", Endpoint::Completions),
     keyed("POST", "/v1/chat/completions", Endpoint::ChatCompletions),
+    keyed("POST", "/v1/classify", Endpoint::Classify),
+    keyed("POST", "/classify", Endpoint::Classify),
     keyed("GET", "/v1/models", Endpoint::Models),
     keyed("GET", "/v1/models/{id}", Endpoint::Model),
     keyed("POST", "/tokenize", Endpoint::Tokenize),

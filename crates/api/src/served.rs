@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpt2::Gpt2Config;
-use gpt2_engine::{Defaults, EngineError, LoadedModel, Vocabulary};
+use gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use gpt2_generation::LogitsProcessor;
 use gpt2_grammar::{Compiler, Grammar, GrammarError};
 use thiserror::Error;
@@ -26,11 +26,19 @@ pub struct Limits {
     pub max_logprobs: usize,
     /// Most new tokens of a request: those of all texts of all prompts together.
     pub max_total_tokens: usize,
+    /// Whether a text that is asked to be longer than the model's context ends there; otherwise its request is refused.
+    pub ends_at_context: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_prompts: 64, max_n: 16, max_logprobs: 20, max_total_tokens: 65_536 }
+        Self {
+            max_prompts: 64,
+            max_n: 16,
+            max_logprobs: 20,
+            max_total_tokens: 65_536,
+            ends_at_context: false,
+        }
     }
 }
 
@@ -175,6 +183,37 @@ impl ServedModel {
             options,
             random: RandomState::new(),
         })
+    }
+
+    /// What classifying needs of a model.
+    pub fn of_classifier(model: &Classifier, options: ApiOptions) -> Self {
+        let vocabulary = Arc::clone(model.vocabulary());
+        Self {
+            defaults: Defaults::of_config(Arc::clone(&vocabulary)),
+            pieces: Arc::new(Pieces::new(&vocabulary)),
+            template: Ok(None),
+            compiler: None,
+            parameters: model.parameter_count(),
+            vocabulary,
+            options,
+            random: RandomState::new(),
+        }
+    }
+
+    /// What a request for texts, or for a look into what makes them, is told of a model that makes none.
+    pub fn makes_no_texts(&self) -> ApiError {
+        let class = self.config().head.class_name();
+        ApiError::invalid(format!(
+            "this server's model is a {class}, a classifier, which makes no texts; ask it at /v1/classify"
+        ))
+    }
+
+    /// What a request for labels is told of a model that has none.
+    pub fn has_no_labels(&self) -> ApiError {
+        let class = self.config().head.class_name();
+        ApiError::invalid(format!(
+            "this server's model is a {class}, a language model, which has no labels; a classifier answers here"
+        ))
     }
 
     /// The name that it is served under.

@@ -70,6 +70,9 @@ pub enum AttentionError {
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
+    /// A cache was given to a pass over rows that lie in one text.
+    #[error("attention: rows one after the other in one text are computed without a key-value cache")]
+    CacheWithRows,
     /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
     /// cache.
     #[error(

@@ -40,7 +40,7 @@ pub use feed_forward::FeedForward;
 pub use gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, gradients, without_gradients};
 pub use mask::AttentionMask;
 pub use multi_head::{
-    HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,
+    AttentionMemory, HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,
 };
 pub use pass::{Observer, Pass};
 pub use position::SinusoidalPositions;

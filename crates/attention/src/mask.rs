@@ -1,6 +1,7 @@
 //! Which keys a query may see. The polarity of a mask is settled here and nowhere else.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 
@@ -13,6 +14,10 @@ pub enum AttentionMask {
     Bidirectional,
     /// A query sees the keys up to its own position.
     Causal,
+    /// Texts of these lengths, of at least one token each, lie one after the other, queries and keys alike: a query sees the keys of
+    /// its own text up to its own position. Only pairs of one text are computed, but for an observer, who is shown the weights of
+    /// all pairs. Without a cache.
+    CausalRows(Arc<[usize]>),
     /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
     ///
     /// The restricted attention of "Attention Is All You Need" (section 4) with radius `r` is `Window { before: r, after: r }`; a causal sliding
@@ -53,7 +58,7 @@ impl AttentionMask {
         let seen = |row: &RowKeys, query: usize| match self {
             Self::Bidirectional => Some(row.key_count.min(key_len)),
             Self::Causal => Some((row.first_query + query + 1).min(row.key_count).min(key_len)),
-            Self::Window { .. } | Self::Additive(_) => None,
+            Self::CausalRows(_) | Self::Window { .. } | Self::Additive(_) => None,
         };
         let row_of = |index: usize| rows.get(index).or(rows.first());
         let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
@@ -71,6 +76,11 @@ impl AttentionMask {
         key_len: usize,
         rows: &[RowKeys],
     ) -> Option<Vec<Range<usize>>> {
+        if let Self::CausalRows(lengths) = self {
+            let tokens: usize = lengths.iter().sum();
+            let is_all = lengths.iter().all(|length| *length > 0) && (tokens, tokens) == (query_len, key_len);
+            return is_all.then(|| keys_of_rows(lengths));
+        }
         let Self::Window { before, after } = self else {
             let prefixes = self.visible_prefixes(batch, query_len, key_len, rows)?;
             return Some(prefixes.into_iter().map(|keys| 0..keys).collect());
@@ -98,9 +108,14 @@ impl AttentionMask {
         // One row of the mask serves the whole batch where all rows stand alike.
         let uniform = rows.windows(2).all(|pair| pair[0] == pair[1]);
         let rows = if uniform { &rows[..rows.len().min(1)] } else { rows };
+        let of_rows = match self {
+            Self::CausalRows(lengths) => keys_of_rows(lengths),
+            _ => Vec::new(),
+        };
         let visible = |row: &RowKeys, query: usize| {
             let position = row.first_query + query;
             let (start, end) = match self {
+                Self::CausalRows(_) => of_rows.get(position).map_or((0, 0), |keys| (keys.start, keys.end)),
                 Self::Bidirectional | Self::Additive(_) => (0, key_len),
                 Self::Causal => (0, position + 1),
                 Self::Window { before, after } => {
@@ -132,6 +147,17 @@ impl AttentionMask {
     }
 }
 
+/// The keys that each query of texts of these lengths sees.
+fn keys_of_rows(lengths: &[usize]) -> Vec<Range<usize>> {
+    let mut first = 0;
+    let of_row = lengths.iter().flat_map(|length| {
+        let start = first;
+        first += length;
+        (start..first).map(move |query| start..query + 1)
+    });
+    of_row.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +183,16 @@ mod tests {
         assert_eq!(start, [[0.0, HIDDEN], [0.0, 0.0]]);
         let later = cached(&AttentionMask::Causal, 2, 3, &[1, 1]).expect("a mask");
         assert_eq!(later, [[0.0, 0.0, HIDDEN], [0.0, 0.0, 0.0]]);
+    }
+
+    #[test]
+    fn rows_see_their_own_tokens_alone() {
+        let mask = AttentionMask::CausalRows(Arc::new([2, 1]));
+        let rows = cached(&mask, 3, 3, &[0]).expect("a mask");
+        assert_eq!(rows, [[0.0, HIDDEN, HIDDEN], [0.0, 0.0, HIDDEN], [HIDDEN, HIDDEN, 0.0]]);
+        let all = [RowKeys { first_query: 0, key_count: 3 }];
+        assert_eq!(mask.visible_keys(1, 3, 3, &all), Some(vec![0..1, 0..2, 2..3]));
+        assert_eq!(mask.visible_keys(1, 2, 3, &all), None, "queries that are not all there");
     }
 
     #[test]

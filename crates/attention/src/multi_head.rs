@@ -91,22 +91,42 @@ pub enum QkvProjection {
     },
     /// One layer whose output holds queries, keys and values side by side, each a third.
     Fused(Linear),
+    /// One layer to the queries, and one whose output holds keys and values side by side, each a half: GPT-2's cross-attention.
+    FusedMemory {
+        /// To the queries.
+        query: Linear,
+        /// To keys and values.
+        key_value: Linear,
+    },
 }
 
 impl QkvProjection {
-    /// Queries of `x`, keys and values of `memory` (of `x` itself where there is none), as the layers give them: all three side
-    /// by side in one tensor, queries and then keys and values in two, or each in its own, `(B, T, …)`.
-    fn forward(&self, x: &Tensor, memory: Option<&Tensor>) -> Result<Vec<Tensor>> {
-        match (self, memory) {
-            (Self::Separate { query, key, value }, memory) => {
-                let memory = memory.unwrap_or(x);
-                Ok(vec![query.forward(x)?, key.forward(memory)?, value.forward(memory)?])
-            }
-            (Self::Fused(layer), None) => Ok(vec![layer.forward(x)?]),
-            (Self::Fused(layer), Some(memory)) => {
+    /// Queries, keys and values of `x`, as the layers give them: all three side by side in one tensor, queries and then keys and
+    /// values in two, or each in its own, `(B, T, …)`.
+    fn of_itself(&self, x: &Tensor) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Fused(layer) => Ok(vec![layer.forward(x)?]),
+            _ => self.over(x, &self.memory(x)?),
+        }
+    }
+
+    /// Queries of `x`, and keys and values that [`QkvProjection::memory`] gave, in two or three tensors.
+    fn over(&self, x: &Tensor, memory: &[Tensor]) -> Result<Vec<Tensor>> {
+        let queries = match self {
+            Self::Separate { query, .. } | Self::FusedMemory { query, .. } => query.forward(x)?,
+            Self::Fused(layer) => layer.forward_outputs(x, 0..layer.out_features() / 3)?,
+        };
+        Ok([&[queries], memory].concat())
+    }
+
+    /// Keys and values of `memory`, side by side in one tensor or each in its own, `(B, S, …)`.
+    fn memory(&self, memory: &Tensor) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Separate { key, value, .. } => Ok(vec![key.forward(memory)?, value.forward(memory)?]),
+            Self::FusedMemory { key_value, .. } => Ok(vec![key_value.forward(memory)?]),
+            Self::Fused(layer) => {
                 let width = layer.out_features() / 3;
-                let queries = layer.forward_outputs(x, 0..width)?;
-                Ok(vec![queries, layer.forward_outputs(memory, width..3 * width)?])
+                Ok(vec![layer.forward_outputs(memory, width..3 * width)?])
             }
         }
     }
@@ -124,18 +144,34 @@ impl QkvProjection {
                 expect_width("the fused projection", layer.out_features() / 3 * 3, layer.out_features())?;
                 Ok(layer.out_features() / 3)
             }
+            Self::FusedMemory { query, key_value } => {
+                let what = "the projection to keys and values";
+                expect_width(what, 2 * query.out_features(), key_value.out_features())?;
+                Ok(query.out_features())
+            }
+        }
+    }
+
+    fn layers(&self) -> Vec<&Linear> {
+        match self {
+            Self::Separate { query, key, value } => vec![query, key, value],
+            Self::Fused(layer) => vec![layer],
+            Self::FusedMemory { query, key_value } => vec![query, key_value],
         }
     }
 
     fn parameter_count(&self) -> usize {
-        match self {
-            Self::Separate { query, key, value } => {
-                [query, key, value].iter().map(|layer| layer.parameter_count()).sum()
-            }
-            Self::Fused(layer) => layer.parameter_count(),
-        }
+        self.layers().into_iter().map(Linear::parameter_count).sum()
+    }
+
+    fn bytes(&self) -> usize {
+        self.layers().into_iter().map(Linear::bytes).sum()
     }
 }
+
+/// The keys and values of a memory, as [`MultiHeadAttention::memory`] gives them: what several passes over one memory share.
+#[derive(Debug, Clone)]
+pub struct AttentionMemory(Vec<Tensor>);
 
 /// Multi-head attention over a sequence, or from one sequence over another.
 #[derive(Debug, Clone)]
@@ -252,7 +288,50 @@ impl MultiHeadAttention {
         cache: Option<&mut KvCache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        self.out_proj.forward(&self.context(x, memory, mask, cache, pass)?)
+        let memory = memory.map(|memory| self.memory(memory)).transpose()?;
+        self.out_proj.forward(&self.context(x, memory.as_ref(), mask, cache, pass)?)
+    }
+
+    /// The keys and values of a memory to attend to.
+    ///
+    /// # Shapes
+    /// `memory` `(B, S, d_in)`.
+    ///
+    /// # Errors
+    /// When the width is another.
+    pub fn memory(&self, memory: &Tensor) -> Result<AttentionMemory> {
+        self.projection.memory(memory).map(AttentionMemory)
+    }
+
+    /// `residual + dropout(output)` of attention from `x` over all of a memory, which a batch of one serves for every row; `rate`
+    /// is that of the output.
+    ///
+    /// The observer of the pass is shown nothing: its names mean self-attention.
+    ///
+    /// # Shapes
+    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
+    pub fn add_over_memory(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        memory: &AttentionMemory,
+        rate: f64,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let mut pass = pass.unobserved();
+        let (batch, _, d_in) = x.dims3()?;
+        let is_shared = memory.0.iter().all(|tensor| tensor.dims().first() == Some(&1));
+        if batch > 1 && is_shared {
+            // Queries of all rows side by side, so that the memory is not repeated for each row.
+            let flat = residual.reshape((1, (), residual.dim(D::Minus1)?))?;
+            let y = self.add_over_memory(&flat, &x.reshape((1, (), d_in))?, memory, rate, &mut pass)?;
+            return y.reshape(residual.shape());
+        }
+        let context = self.context(x, Some(memory), &AttentionMask::Bidirectional, None, &mut pass)?;
+        pass.add_to(residual, &self.out_proj, &context, SiteKind::AttnOut, rate)
     }
 
     /// `residual + dropout(output)` of self-attention, the end of its part of a block; `rate` is that of the output.
@@ -320,7 +399,7 @@ impl MultiHeadAttention {
     fn context(
         &self,
         x: &Tensor,
-        memory: Option<&Tensor>,
+        memory: Option<&AttentionMemory>,
         mask: &AttentionMask,
         cache: Option<&mut KvCache>,
         pass: &mut Pass,
@@ -338,13 +417,16 @@ impl MultiHeadAttention {
     fn attend(
         &self,
         x: &Tensor,
-        memory: Option<&Tensor>,
+        memory: Option<&AttentionMemory>,
         mask: &AttentionMask,
         cache: Option<&mut KvCache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
+        }
+        if cache.is_some() && pass.rows().is_some() {
+            return Err(AttentionError::CacheWithRows.into());
         }
         if let Some(lengths) = pass.lengths() {
             let (QkvProjection::Fused(layer), Some(cache), AttentionMask::Causal, true) =
@@ -356,7 +438,10 @@ impl MultiHeadAttention {
             let (memory, slots) = cache.slots();
             return step_attention(layer, x, memory, slots, self.attention.scale, lengths);
         }
-        let mut projections = self.projection.forward(x, memory)?;
+        let mut projections = match memory {
+            Some(AttentionMemory(memory)) => self.projection.over(x, memory)?,
+            None => self.projection.of_itself(x)?,
+        };
         if [SiteKind::Q, SiteKind::K, SiteKind::V].into_iter().any(|kind| pass.wants(kind)) {
             projections = self.shown(&projections, pass)?;
         }
@@ -390,11 +475,7 @@ impl MultiHeadAttention {
 
     /// Bytes that projections, output projection, and their biases take.
     pub fn bytes(&self) -> usize {
-        let projection = match &self.projection {
-            QkvProjection::Separate { query, key, value } => query.bytes() + key.bytes() + value.bytes(),
-            QkvProjection::Fused(layer) => layer.bytes(),
-        };
-        projection + self.out_proj.bytes()
+        self.projection.bytes() + self.out_proj.bytes()
     }
 
     /// The projections to queries, keys and values.

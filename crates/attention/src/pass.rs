@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use gpt2_kernels::{
     AttentionDropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed,
 };
 
-use crate::{AttentionError, Site, SiteKind};
+use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
 /// Sees intermediates of a forward pass, and may replace them.
 ///
@@ -37,6 +37,9 @@ pub struct Pass<'a> {
     layer: Option<usize>,
     recomputes: bool,
     lengths: Option<Tensor>,
+    rows: Option<Arc<[usize]>>,
+    encoder_states: Option<Tensor>,
+    dtype: Option<DType>,
 }
 
 impl<'a> Pass<'a> {
@@ -68,6 +71,49 @@ impl<'a> Pass<'a> {
         Self { lengths: Some(lengths), ..self }
     }
 
+    /// The same pass, computed in `dtype` between the layers, whatever the type of the parameters: layers cast theirs.
+    pub fn computed_in(self, dtype: DType) -> Self {
+        Self { dtype: Some(dtype), ..self }
+    }
+
+    /// `x`, which the first layer is given, in the type that the pass is computed in.
+    ///
+    /// # Errors
+    /// When the device does not have that type.
+    pub fn cast(&self, x: Tensor) -> Result<Tensor> {
+        match self.dtype {
+            Some(dtype) => x.to_dtype(dtype),
+            None => Ok(x),
+        }
+    }
+
+    /// The same pass over rows of these lengths that lie one after the other in one text: a token sees those of its own row alone,
+    /// and positions begin anew in each. So rows of different lengths need no padding. There is no cache in such a pass.
+    pub fn of_rows(self, lengths: Arc<[usize]>) -> Self {
+        Self { rows: Some(lengths), ..self }
+    }
+
+    /// The lengths given to [`Pass::of_rows`].
+    pub fn rows(&self) -> Option<&[usize]> {
+        self.rows.as_deref()
+    }
+
+    /// Which keys a query of a decoder sees in this pass.
+    pub fn causal_mask(&self) -> AttentionMask {
+        self.rows.as_ref().map_or(AttentionMask::Causal, |rows| AttentionMask::CausalRows(Arc::clone(rows)))
+    }
+
+    /// The same pass, in which a model with cross-attention attends to these states of an encoder, `(B, S, C)`, or `(1, S, C)` for all
+    /// rows alike. Gradients lead into them.
+    pub fn attending_to(self, encoder_states: Tensor) -> Self {
+        Self { encoder_states: Some(encoder_states), ..self }
+    }
+
+    /// The states given to [`Pass::attending_to`].
+    pub fn encoder_states(&self) -> Option<&Tensor> {
+        self.encoder_states.as_ref()
+    }
+
     /// The lengths given to [`Pass::after`].
     pub fn lengths(&self) -> Option<&Tensor> {
         self.lengths.as_ref()
@@ -96,9 +142,12 @@ impl<'a> Pass<'a> {
         let start = self.generator.as_deref().cloned();
         let end = Arc::new(Mutex::new(None));
         let (layer, reached) = (self.layer, Arc::clone(&end));
+        let (rows, encoder_states) = (self.rows.clone(), self.encoder_states.clone());
         let y = recomputed(x, move |x| {
             let mut generator = start.clone();
-            let mut pass = Pass { generator: generator.as_mut(), layer, ..Pass::default() };
+            let (rows, encoder_states) = (rows.clone(), encoder_states.clone());
+            let mut pass =
+                Pass { generator: generator.as_mut(), layer, rows, encoder_states, ..Pass::default() };
             let y = part(x, &mut pass)?;
             *reached.lock().unwrap_or_else(PoisonError::into_inner) = generator;
             Ok(y)
@@ -110,15 +159,28 @@ impl<'a> Pass<'a> {
         Ok(y)
     }
 
-    /// The same pass, seen by `observer` for the time that it is borrowed.
-    pub fn watched<'b>(&'b mut self, observer: &'b mut dyn Observer) -> Pass<'b> {
+    /// The same pass, for the time that it is borrowed.
+    pub fn reborrow(&mut self) -> Pass<'_> {
         Pass {
             generator: self.generator.as_deref_mut(),
-            observer: Some(observer),
+            observer: self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer),
             layer: self.layer,
-            recomputes: false,
+            recomputes: self.recomputes,
             lengths: self.lengths.clone(),
+            rows: self.rows.clone(),
+            encoder_states: self.encoder_states.clone(),
+            dtype: self.dtype,
         }
+    }
+
+    /// The same pass, seen by nobody, for the time that it is borrowed.
+    pub fn unobserved(&mut self) -> Pass<'_> {
+        Pass { observer: None, ..self.reborrow() }
+    }
+
+    /// The same pass, seen by `observer` for the time that it is borrowed.
+    pub fn watched<'b>(&'b mut self, observer: &'b mut dyn Observer) -> Pass<'b> {
+        Pass { observer: Some(observer), recomputes: false, ..self.reborrow() }
     }
 
     /// Tells the observer what the pass is over, see [`Observer::begin`].

@@ -1,13 +1,16 @@
 //! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
 //!
 //! Where nobody looks at the weights, a CPU has two kernels: one over caches in any type, and one over projections, with dropout,
-//! masks that are added, and a way back. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
-//! with `T · S`. Everything else takes the dense products below, which are the reference of all.
+//! masks that are added, and a way back; training on other devices takes the composition that is tested against the latter, which
+//! draws the same dropout. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
+//! with `T · S`, and rows that lie in one text one by one. Everything else takes the dense products below, which are the reference of all.
 
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{HeadsAttention, WIDEST_SINGLE_QUERY, heads_attention, prefix_attention_on_gpu, softmax};
+use gpt2_kernels::{
+    HeadsAttention, WIDEST_SINGLE_QUERY, has_cpu_kernels, heads_attention, prefix_attention_on_gpu, softmax,
+};
 
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
@@ -78,6 +81,11 @@ impl ScaledDotProduct {
         {
             return Ok(context);
         }
+        if let AttentionMask::CausalRows(lengths) = mask
+            && !shows_weights(pass)
+        {
+            return self.row_by_row([q, k, v], lengths, pass);
+        }
         if let AttentionMask::Window { before, after } = mask
             && past_lengths.is_empty()
             && !shows_weights(pass)
@@ -133,7 +141,8 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, &past_lengths, pass)
     }
 
-    /// What the heads say, side by side, where it is computed from the projections as they are: by the CPU's kernel.
+    /// What the heads say, side by side, where it is computed from the projections as they are: by the CPU's kernel, and in
+    /// training.
     ///
     /// # Shapes
     /// `projections` as [`heads_attention`] takes them; returns `(B, T, H · D)`.
@@ -168,8 +177,8 @@ impl ScaledDotProduct {
         heads_attention(&projections.iter().collect::<Vec<_>>(), attention)
     }
 
-    /// For each query the keys that it sees, where the CPU's kernel without a cache computes the same: f32 or f64, and nobody who
-    /// looks.
+    /// For each query the keys that it sees, where the CPU's kernel without a cache computes the same, or in training its
+    /// composition: tensors of one type, and nobody who looks.
     fn seen_by_kernel(
         &self,
         tensors: &[&Tensor],
@@ -178,13 +187,9 @@ impl ScaledDotProduct {
         pass: &Pass,
     ) -> Option<Vec<Range<usize>>> {
         let dtype = tensors[0].dtype();
-        let is_float = |x: &&Tensor| x.device().is_cpu() && x.dtype() == dtype;
+        let serves = |x: &&Tensor| x.dtype() == dtype && (has_cpu_kernels(x) || pass.is_training());
         let has_scale = self.scale > 0.0 && self.scale.is_finite();
-        if !matches!(dtype, DType::F32 | DType::F64)
-            || !tensors.iter().all(is_float)
-            || !has_scale
-            || shows_weights(pass)
-        {
+        if !tensors.iter().all(serves) || !has_scale || shows_weights(pass) {
             return None;
         }
         match mask {
@@ -227,6 +232,18 @@ impl ScaledDotProduct {
         let weights = softmax(&scores, D::Minus1)?.to_dtype(dtype)?;
         let weights = pass.show(SiteKind::Pattern, weights)?;
         pass.dropout(weights, self.dropout)?.matmul(v)
+    }
+
+    /// The rows of one text, each by itself.
+    fn row_by_row(&self, [q, k, v]: [&Tensor; 3], lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
+        let mut first = 0;
+        let mut outputs = Vec::with_capacity(lengths.len());
+        for length in lengths {
+            let [q, k, v] = [q, k, v].map(|x| x.narrow(TOKEN_DIM, first, *length));
+            outputs.push(self.forward(&q?, &k?, &v?, &AttentionMask::Causal, &[], pass)?);
+            first += length;
+        }
+        Tensor::cat(&outputs, TOKEN_DIM)
     }
 
     /// The band of a window: blocks of queries, each against the keys that any of them may see.

@@ -49,7 +49,8 @@ pub enum SiteKind {
     Result,
     /// What attention adds, `(B, T, C)`, before dropout.
     AttnOut,
-    /// Between attention and MLP, `(B, T, C)`.
+    /// Between attention and MLP, `(B, T, C)`; after cross-attention, where a pass attends to an encoder's states. Cross-attention has
+    /// no places of its own.
     ResidMid,
     /// As [`SiteKind::Ln1Scale`], of the second layer norm.
     Ln2Scale,

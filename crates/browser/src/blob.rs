@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 
 use gpt2_weights::ReadAt;
-use js_sys::Uint8Array;
+use js_sys::{Reflect, Uint8Array};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{Blob, FileReaderSync};
 
@@ -36,6 +36,11 @@ impl BlobFile {
 
     /// The bytes from `start` to `end`, which are those of a file and so are exact in JavaScript's numbers.
     fn piece(&self, start: u64, end: u64) -> Result<Uint8Array, JsValue> {
+        let has_reader = Reflect::has(&js_sys::global(), &"FileReaderSync".into()).unwrap_or(false);
+        if !has_reader {
+            let what = "files are read in parts in web workers alone; give the bytes, by add_bytes";
+            return Err(js_sys::Error::new(what).into());
+        }
         let blob = OPEN.with_borrow(|open| open.get(&self.number).cloned()).ok_or(JsValue::NULL)?;
         let slice = blob.slice_with_f64_and_f64(start as f64, end as f64)?;
         Ok(Uint8Array::new(FileReaderSync::new()?.read_as_array_buffer(&slice)?.as_ref()))

@@ -58,6 +58,7 @@ impl Session {
             max_n: usize::MAX,
             max_logprobs: usize::MAX,
             max_total_tokens: usize::MAX,
+            ends_at_context: true,
         };
         let options = ApiOptions {
             name: name.to_owned(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpt2_api::ApiError;
 use gpt2_engine::{DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit};
-use gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions};
+use gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
 use js_sys::{Date, Error, Float32Array, Function, Reflect};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;
@@ -98,7 +98,18 @@ impl Checkpoint {
         serde_json::to_string(&found).map_err(told)
     }
 
-    /// Bytes of memory that its model needs, with weights in this type (as stored without one; "f32", "f16", "bf16", "q8", "q6" or
+    /// Why its tokens cannot be told as text, where its tokenizer is missing or damaged.
+    pub fn tokenizer_fault(&self) -> Result<Option<String>> {
+        Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
+            WeightsError::NoTokenizer { .. } => {
+                "there is no tokenizer: choose tokenizer.json, or vocab.json and merges.txt, from where the checkpoint comes from"
+                    .to_owned()
+            }
+            error => error.to_string(),
+        }))
+    }
+
+    /// Bytes of memory that its model needs, with weights in this type (as stored without one; "f32", "f16", "q8", "q6" or
     /// "q4") and keys and values in that ("f32", "f16" or "q8").
     pub fn memory(&self, dtype: Option<String>, kv_dtype: Option<String>) -> Result<f64> {
         let options = options(dtype, kv_dtype)?;
@@ -258,9 +269,10 @@ fn told(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// The same of a request, with the status that tells its kind and the field that is at fault.
+/// The same of a request, with the status that tells its kind and the field that is at fault. Whoever asks here owns the model, and is
+/// told what went wrong inside.
 fn refused(error: ApiError) -> JsValue {
-    let object = told(&error);
+    let object = error.cause().map_or_else(|| told(&error), told);
     let param = error.param().map_or(JsValue::UNDEFINED, JsValue::from_str);
     for (key, value) in [("status", error.status().into()), ("param", param)] {
         // An object of our own takes both.

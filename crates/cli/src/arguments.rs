@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::bench::BenchArguments;
 use crate::commands::cache::CacheArguments;
+use crate::commands::classify::ClassifyArguments;
 use crate::commands::convert::ConvertArguments;
 use crate::commands::eval::EvalArguments;
 use crate::commands::generate::GenerateArguments;
@@ -12,10 +13,11 @@ use crate::commands::look::LookCommandArguments;
 use crate::commands::score::ScoreArguments;
 #[cfg(feature = "serve")]
 use crate::commands::serve::ServeArguments;
+use crate::commands::tokenize::TokenizeArguments;
 use crate::commands::train::TrainArguments;
 use crate::commands::verify::VerifyArguments;
 
-/// Generate text with GPT-2, score texts, and look into checkpoints.
+/// Generate text with GPT-2, score and classify texts, and look into checkpoints.
 #[derive(Debug, Parser)]
 #[command(
     name = "gpt2",
@@ -40,6 +42,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArguments>),
     /// Say how probable a text is: log-probability of every token, loss, perplexity
     Score(ScoreArguments),
+    /// Say which label a text has, or each of its tokens, or which of several texts is right
+    Classify(Box<ClassifyArguments>),
     /// Measure by named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
     Eval(Box<EvalArguments>),
     /// Serve a model over HTTP: OpenAI's routes, a page to write on, metrics
@@ -49,6 +53,8 @@ pub(crate) enum Command {
     Look(Box<LookCommandArguments>),
     /// Write what a run has at chosen places into a file: residual streams, patterns, neurons
     Cache(Box<CacheArguments>),
+    /// Encode texts into token files to train on, in nanoGPT's or llm.c's format
+    Tokenize(TokenizeArguments),
     /// Train a model from scratch, or go on with a checkpoint; on the CPU, whatever other devices there are
     Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
@@ -67,12 +73,14 @@ impl Command {
         let common = match self {
             Self::Generate(arguments) => &arguments.model.common,
             Self::Score(arguments) => &arguments.model.common,
+            Self::Classify(arguments) => &arguments.model.common,
             Self::Eval(arguments) => &arguments.model.common,
             #[cfg(feature = "serve")]
             Self::Serve(arguments) => &arguments.model.common,
             Self::Bench(arguments) => &arguments.model.common,
             Self::Look(arguments) => arguments.look.common(),
             Self::Cache(arguments) => &arguments.look.look.model.common,
+            Self::Tokenize(arguments) => &arguments.common,
             Self::Train(arguments) => &arguments.common,
             Self::Inspect(arguments) => &arguments.common,
             Self::Convert(arguments) => &arguments.common,

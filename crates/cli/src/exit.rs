@@ -3,6 +3,7 @@
 
 use std::io;
 
+use gpt2::HeadKind;
 use gpt2_engine::EngineError;
 use gpt2_evaluation::EvaluationError;
 use gpt2_generation::GenerationError;
@@ -135,6 +136,10 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
         WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
         WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
+        WeightsError::OtherHead { found: HeadKind::LanguageModel, .. } => {
+            Some("`gpt2 train --task classify`")
+        }
+        WeightsError::OtherHead { .. } => Some("`gpt2 classify`"),
         _ => None,
     }
 }

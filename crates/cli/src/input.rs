@@ -40,6 +40,12 @@ impl FromStr for Ids {
     }
 }
 
+/// The input of a command as it is given.
+pub(crate) enum Given {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
 /// The input of a command.
 pub(crate) struct Input {
     /// The text, where the input is one.
@@ -49,16 +55,25 @@ pub(crate) struct Input {
 }
 
 impl InputArguments {
-    /// Reads the input and turns it into tokens.
-    pub(crate) fn tokenized(&self, vocabulary: &Vocabulary) -> Result<Input> {
+    /// Reads the input.
+    pub(crate) fn read(&self, vocabulary: &Vocabulary) -> Result<Given> {
         if let Some(Ids(ids)) = &self.ids {
-            return Ok(Input { text: None, ids: ids.clone() });
+            return Ok(Given::Ids(ids.clone()));
         }
         // A text is not waited for where it cannot be read.
         vocabulary.required_tokenizer()?;
-        let text = self.text()?;
-        let ids = vocabulary.encode(&text)?;
-        Ok(Input { text: Some(text), ids })
+        Ok(Given::Text(self.text()?))
+    }
+
+    /// Reads the input and turns it into tokens.
+    pub(crate) fn tokenized(&self, vocabulary: &Vocabulary) -> Result<Input> {
+        Ok(match self.read(vocabulary)? {
+            Given::Ids(ids) => Input { text: None, ids },
+            Given::Text(text) => {
+                let ids = vocabulary.encode(&text)?;
+                Input { text: Some(text), ids }
+            }
+        })
     }
 
     fn text(&self) -> Result<String> {

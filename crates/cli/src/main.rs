@@ -61,11 +61,13 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
     match command {
         Command::Generate(arguments) => commands::generate::run(arguments, hub),
         Command::Score(arguments) => commands::score::run(arguments, hub),
+        Command::Classify(arguments) => commands::classify::run(arguments, hub),
         Command::Eval(arguments) => commands::eval::run(arguments, hub),
         #[cfg(feature = "serve")]
         Command::Serve(arguments) => commands::serve::run(arguments, hub),
         Command::Look(arguments) => commands::look::run(arguments, hub),
         Command::Cache(arguments) => commands::cache::run(arguments, hub),
+        Command::Tokenize(arguments) => commands::tokenize::run(arguments, hub),
         Command::Train(arguments) => commands::train::run(arguments, hub),
         Command::Inspect(arguments) => commands::inspect::run(arguments, hub),
         Command::Convert(arguments) => commands::convert::run(arguments, hub),

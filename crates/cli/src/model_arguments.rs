@@ -38,17 +38,27 @@ pub(crate) struct ModelArguments {
 impl ModelArguments {
     /// Opens the model, and sets the process as it is to be run.
     pub(crate) fn open(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
-        self.open_assisted(hub, None)
+        self.open_as(&self.options(hub))
     }
 
-    /// The same with a model that drafts tokens.
-    pub(crate) fn open_assisted(
-        &self,
-        hub: &HubOptions,
-        assistant_model: Option<&Path>,
-    ) -> Result<Opened, EngineError> {
-        let assistant_model = assistant_model.map(Path::to_owned);
-        let opened = ModelOptions { assistant_model, ..self.options(hub) }.open(&Terminal)?;
+    /// As [`ModelArguments::open`], of a model with a head for classifying.
+    pub(crate) fn open_classifier(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
+        let opened = self.options(hub).open_classifier(&Terminal)?;
+        process::use_tf32(self.tf32);
+        Ok(opened)
+    }
+
+    /// As [`ModelArguments::open`], of a model with any head.
+    #[cfg(feature = "serve")]
+    pub(crate) fn open_any(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
+        let opened = self.options(hub).open_any(&Terminal)?;
+        process::use_tf32(self.tf32);
+        Ok(opened)
+    }
+
+    /// As [`ModelArguments::open`], with [`ModelArguments::options`] to which others were added.
+    pub(crate) fn open_as(&self, options: &ModelOptions) -> Result<Opened, EngineError> {
+        let opened = options.open(&Terminal)?;
         process::use_tf32(self.tf32);
         Ok(opened)
     }
@@ -63,10 +73,19 @@ impl ModelArguments {
             dtype: self.dtype,
             kv_dtype: self.kv_dtype,
             tf32: self.tf32,
+            encoder_states: None,
             n_head: self.common.n_head,
             hub: hub.clone(),
         }
     }
+}
+
+/// What a model may attend to besides its tokens.
+#[derive(Debug, Args)]
+pub(crate) struct EncoderArguments {
+    /// States of an encoder that a model with cross-attention attends to: a safetensors file with the tensor encoder_hidden_states (1, S, width); without it the cross-attention is left out
+    #[arg(long, value_name = "FILE")]
+    pub(crate) encoder_states: Option<PathBuf>,
 }
 
 /// What every command takes.

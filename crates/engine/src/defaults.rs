@@ -51,6 +51,19 @@ impl Defaults {
         Ok(Self { config, path, as_named, vocabulary })
     }
 
+    /// Those of a model whose files say nothing of generating but in its configuration: of one that generates no texts, say.
+    pub fn of_config(vocabulary: Arc<Vocabulary>) -> Self {
+        let as_named = vocabulary.config().clone();
+        let eos_token_id = as_named.end_tokens();
+        let config = GenerationConfig {
+            do_sample: true,
+            max_new_tokens: MAX_NEW_TOKENS,
+            eos_token_id,
+            ..GenerationConfig::default()
+        };
+        Self { config, path: None, as_named, vocabulary }
+    }
+
     /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
     /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
     pub fn config(&self) -> &GenerationConfig {

@@ -1,5 +1,6 @@
 //! The device that a model runs on, and whether its weights fit into the memory there.
 
+use std::fmt;
 use std::str::FromStr;
 
 use candle_core::{DType, Device, DeviceLocation};
@@ -21,6 +22,27 @@ pub enum DeviceChoice {
     Cuda(usize),
     /// Apple's GPU.
     Metal,
+}
+
+impl DeviceChoice {
+    /// Opens the device for what holds f32.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn open(self, reporter: &dyn Reporter) -> Result<Device, EngineError> {
+        open(self, None, reporter)
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str("auto"),
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cuda(index) => write!(formatter, "cuda:{index}"),
+            Self::Metal => formatter.write_str("metal"),
+        }
+    }
 }
 
 impl FromStr for DeviceChoice {
@@ -116,6 +138,8 @@ mod tests {
             ("tpu", None),
         ] {
             assert_eq!(name.parse().ok(), expected, "{name}");
+            let again = expected.map(|choice| choice.to_string().parse::<DeviceChoice>());
+            assert_eq!(again.transpose().ok().flatten(), expected, "{name}");
         }
     }
 

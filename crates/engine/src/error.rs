@@ -105,6 +105,16 @@ pub enum EngineError {
         /// The other.
         other_path: PathBuf,
     },
+    /// Two models that are compared have other heads, or other labels.
+    #[error("the models differ in what they say: {found} here, {other} in {other_path}")]
+    OtherHead {
+        /// What the first one says.
+        found: String,
+        /// What the other one says.
+        other: String,
+        /// The other.
+        other_path: PathBuf,
+    },
     /// The job was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
     #[error("interrupted")]
     Interrupted,
@@ -125,7 +135,12 @@ impl EngineError {
                 matches!(error, DeviceError::NotBuilt { .. } | DeviceError::NoSuchGpu { .. })
             }
             Self::Weights(error) => {
-                matches!(error, WeightsError::NotOnCpu { .. } | WeightsError::NotOnGpu { .. })
+                matches!(
+                    error,
+                    WeightsError::NotOnCpu { .. }
+                        | WeightsError::NotOnGpu { .. }
+                        | WeightsError::OtherHead { .. }
+                )
             }
             Self::InstructionSet { .. }
             | Self::NoTf32 { .. }

@@ -117,7 +117,9 @@ pub struct Inspection {
     pub orientation: &'static str,
     /// How that was decided, in words.
     pub orientation_evidence: String,
-    /// Whether the output head is the token embedding.
+    /// What stands on the model: the class of transformers.
+    pub class: &'static str,
+    /// Whether there is an output head over the vocabulary, and it is the token embedding.
     pub tied_head: bool,
     /// The number of tokens.
     pub vocabulary: VocabularySizes,
@@ -321,7 +323,8 @@ impl Inspection {
             prefix: String::new(),
             orientation: "",
             orientation_evidence: String::new(),
-            tied_head: config.tie_word_embeddings,
+            class: config.head.class_name(),
+            tied_head: config.head.has_language_model() && config.tie_word_embeddings,
             vocabulary: VocabularySizes { config: config.vocab_size, embedding_rows: None, tokenizer: None },
             rules: paper_size(config)
                 .map(|size| format!("the paper calls the published model of this shape {size}"))

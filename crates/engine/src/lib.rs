@@ -26,9 +26,11 @@
 mod batch;
 mod built_in;
 mod choices;
+mod classifier;
 mod convert;
 mod defaults;
 mod device;
+mod encoder_states;
 mod error;
 mod generation_options;
 mod grouped;
@@ -52,9 +54,13 @@ mod watched;
 pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
 pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
+pub use classifier::{
+    CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabelledToken, Question, RankedChoice,
+};
 pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
+pub use encoder_states::EncoderStates;
 pub use error::{EngineError, UnknownName};
 pub use generation_options::GenerationOptions;
 pub use gpt2_weights::WeightDType;

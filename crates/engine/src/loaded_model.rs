@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
 use gpt2::{Gpt2Config, Gpt2LMHead, Observer};
-use gpt2_generation::{GenerationConfig, TextGenerator};
+use gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
 
-use crate::{Defaults, EngineError, Vocabulary};
+use crate::{Defaults, EncoderStates, EngineError, Vocabulary};
 
 /// A model in memory with its tokenizer and its defaults. A clone shares them all.
 #[derive(Debug, Clone)]
@@ -32,6 +32,16 @@ impl LoadedModel {
     /// The same model, of which `observer` sees every pass, see [`Gpt2LMHead::observed_by`].
     pub fn observed_by(self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self { model: self.model.observed_by(observer), ..self }
+    }
+
+    /// The same model, which attends to these states in every pass, see [`Gpt2LMHead::with_encoder_states`]; a model that drafts
+    /// tokens for it does not.
+    ///
+    /// # Errors
+    /// When the states are those of another model, or the device has no room for their keys and values.
+    pub fn with_encoder_states(self, states: &EncoderStates) -> Result<Self, EngineError> {
+        let model = self.model.with_encoder_states(states.tensor()).map_err(GenerationError::from)?;
+        Ok(Self { model, ..self })
     }
 
     /// The model itself.

@@ -39,7 +39,11 @@ impl MemoryNeeded {
         let filled = |count: usize| KvSlot::room_of(count) as u64;
         let of_each = config.kv_bytes_per_token(kv_dtype) as u64;
         let of_filled = of_each.saturating_mul(filled(config.head_dim())).div_ceil(config.head_dim() as u64);
-        let kv = of_filled.saturating_mul(filled(config.n_positions));
+        let kv = match config.head.has_language_model() {
+            true => of_filled.saturating_mul(filled(config.n_positions)),
+            // A classifier keeps none.
+            false => 0,
+        };
         // Of each token in the widest place, the end of the MLP: what is inside, three times as much as the product's own copies
         // of it, and beside them the residual stream, its norm, the output and what fills these up.
         let width = (4 * config.inner_width() + 5 * config.n_embd) as u64;

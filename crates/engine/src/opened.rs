@@ -7,7 +7,10 @@ use gpt2::Gpt2Config;
 use gpt2_generation::GenerationError;
 use gpt2_weights::{Checkpoint, WeightDType};
 
-use crate::{Defaults, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter, Vocabulary};
+use crate::{
+    Classifier, Defaults, EncoderStates, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter,
+    Vocabulary,
+};
 
 /// What is known of a model without its weights: here a request is checked, before the long part begins.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub struct Opened {
     checkpoint: Checkpoint,
     /// That of the model that drafts tokens.
     assistant: Option<Checkpoint>,
+    /// What the model attends to besides its tokens.
+    encoder_states: Option<EncoderStates>,
     vocabulary: Arc<Vocabulary>,
     /// What is wrong with the files' defaults matters to those who generate only.
     defaults: Result<Defaults, String>,
@@ -28,9 +33,11 @@ impl Opened {
         device: Device,
         checkpoint: Checkpoint,
         assistant: Option<Checkpoint>,
+        encoder_states: Option<EncoderStates>,
     ) -> Result<Self, EngineError> {
         checkpoint.check()?;
         if let Some(assistant) = &assistant {
+            assistant.check_language_model()?;
             assistant.check()?;
             let [vocab_size, found] = [&checkpoint, assistant].map(|opened| opened.config().vocab_size);
             if found != vocab_size {
@@ -39,7 +46,19 @@ impl Opened {
         }
         let vocabulary = Arc::new(Vocabulary::read(&checkpoint, options.tokenizer.as_deref())?);
         let defaults = Defaults::of(&checkpoint, Arc::clone(&vocabulary)).map_err(|error| error.to_string());
-        Ok(Self { options, device, checkpoint, assistant, vocabulary, defaults })
+        Ok(Self { options, device, checkpoint, assistant, encoder_states, vocabulary, defaults })
+    }
+
+    /// The same, where it is a language model.
+    pub(crate) fn language_model(self) -> Result<Self, EngineError> {
+        self.checkpoint.check_language_model()?;
+        Ok(self)
+    }
+
+    /// The same, where it has a head for classifying.
+    pub(crate) fn classifier(self) -> Result<Self, EngineError> {
+        self.checkpoint.check_classifier()?;
+        Ok(self)
     }
 
     /// The configuration of the model.
@@ -81,16 +100,29 @@ impl Opened {
         self.defaults.as_ref().map_err(|what| EngineError::Defaults { what: what.clone() })
     }
 
+    /// Reads the weights of a classifier.
+    ///
+    /// # Errors
+    /// As [`Opened::load`], and when the model has no head for classifying.
+    pub fn load_classifier(self, reporter: &dyn Reporter) -> Result<Classifier, EngineError> {
+        let weights = self.weight_type();
+        self.options.load_classifier(&self.checkpoint, &self.device, self.vocabulary, weights, reporter)
+    }
+
     /// Reads the weights.
     ///
     /// # Errors
     /// When they cannot be read, or the device has no room for them; when `reporter` wants no more of it, see
-    /// [`EngineError::is_interrupted`].
+    /// [`EngineError::is_interrupted`]; and when it is no language model.
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
         let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);
         let assistant = self.assistant.as_ref().map(load).transpose()?;
         let weights = self.weight_type();
-        Ok(LoadedModel::new(model, assistant, self.vocabulary, self.defaults, weights))
+        let loaded = LoadedModel::new(model, assistant, self.vocabulary, self.defaults, weights);
+        match &self.encoder_states {
+            Some(states) => loaded.with_encoder_states(states),
+            None => Ok(loaded),
+        }
     }
 }

@@ -1,14 +1,15 @@
 //! Which model, and how it is to be held: everything that is said before a checkpoint is opened.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::Device;
 use gpt2::{Gpt2LMHead, KvDType};
 use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
-    BUILT_IN, DeviceChoice, EngineError, HubOptions, MemoryNeeded, Opened, Reporter, Watched, built_in,
-    device, device_name, hub,
+    BUILT_IN, Classifier, DeviceChoice, EncoderStates, EngineError, HubOptions, MemoryNeeded, Opened,
+    Reporter, Vocabulary, Watched, built_in, device, device_name, hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -31,6 +32,9 @@ pub struct ModelOptions {
     /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
     /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
     pub tf32: bool,
+    /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`]; without one
+    /// its cross-attention is left out.
+    pub encoder_states: Option<PathBuf>,
     /// The number of attention heads, for files that do not tell it, see [`OpenOptions::n_head`].
     pub n_head: Option<usize>,
     /// Where models of the hub come from.
@@ -47,6 +51,7 @@ impl Default for ModelOptions {
             dtype: None,
             kv_dtype: None,
             tf32: false,
+            encoder_states: None,
             n_head: None,
             hub: HubOptions::default(),
         }
@@ -54,12 +59,28 @@ impl Default for ModelOptions {
 }
 
 impl ModelOptions {
-    /// Opens device and checkpoint, checks that the checkpoint holds every tensor of its model, and reads the tokenizer where
-    /// there is one. No weights are read yet.
+    /// Opens device and checkpoint of a language model, checks that the checkpoint holds every tensor of its model, and reads the
+    /// tokenizer where there is one. No weights are read yet.
     ///
     /// # Errors
-    /// When one of them cannot be used, or they do not go together.
+    /// When one of them cannot be used, they do not go together, or the model is a classifier.
     pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        self.open_any(reporter)?.language_model()
+    }
+
+    /// As [`ModelOptions::open`], of a model with a head for classifying, see [`Classifier`].
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`], where the model has no such head.
+    pub fn open_classifier(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        self.open_any(reporter)?.classifier()
+    }
+
+    /// As [`ModelOptions::open`], of a model with any head: what it is, its configuration says.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_any(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         let device = self.open_device(reporter)?;
         let checkpoint = self.open_checkpoint(reporter)?;
         self.opened(device, checkpoint, reporter)
@@ -79,7 +100,7 @@ impl ModelOptions {
     /// # Errors
     /// As [`ModelOptions::open`].
     pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        self.opened(self.open_device(reporter)?, checkpoint, reporter)
+        self.opened(self.open_device(reporter)?, checkpoint, reporter)?.language_model()
     }
 
     fn opened(
@@ -91,7 +112,9 @@ impl ModelOptions {
         let named = |model: &PathBuf| Self { model: model.clone(), n_head: None, ..self.clone() };
         let assistant = self.assistant_model.as_ref().map(named);
         let assistant = assistant.map(|options| options.open_checkpoint(reporter)).transpose()?;
-        Opened::new(self.clone(), device, checkpoint, assistant)
+        let states = self.encoder_states.as_deref();
+        let states = states.map(|path| EncoderStates::read(path, checkpoint.config())).transpose()?;
+        Opened::new(self.clone(), device, checkpoint, assistant, states)
     }
 
     /// The device alone.
@@ -149,13 +172,32 @@ impl ModelOptions {
         reporter: &dyn Reporter,
     ) -> Result<Gpt2LMHead, EngineError> {
         let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
-        let options = LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype: self.kv_dtype };
-        if device.is_cpu() {
-            return Ok(checkpoint.load(&options, &progress)?);
+        let options = self.load_options(checkpoint, device)?;
+        let model = checkpoint.load(&options, &progress)?;
+        Ok(if device.is_cpu() { model } else { model.with_recorded_steps() })
+    }
+
+    /// The classifier of a checkpoint, in the types of these options.
+    pub(crate) fn load_classifier(
+        &self,
+        checkpoint: &Checkpoint,
+        device: &Device,
+        vocabulary: Arc<Vocabulary>,
+        weights: &'static str,
+        reporter: &dyn Reporter,
+    ) -> Result<Classifier, EngineError> {
+        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
+        let options = self.load_options(checkpoint, device)?;
+        Classifier::load(checkpoint, vocabulary, weights, &options, &progress)
+    }
+
+    /// How a checkpoint is loaded on a device that has room for it.
+    fn load_options(&self, checkpoint: &Checkpoint, device: &Device) -> Result<LoadOptions, EngineError> {
+        if !device.is_cpu() {
+            let held = self.dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
+            device::check_gpu_room(checkpoint.config(), held, device)?;
         }
-        let held = self.dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
-        device::check_gpu_room(checkpoint.config(), held, device)?;
-        Ok(checkpoint.load(&options, &progress)?.with_recorded_steps())
+        Ok(LoadOptions { device: device.clone(), dtype: self.dtype, kv_dtype: self.kv_dtype })
     }
 }
 

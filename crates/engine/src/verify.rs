@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
+use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, HeadKind, KvDType, LogitsFor, Pass};
 use gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
-use crate::{Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched};
+use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched};
 
 /// Tokens of the fixed prompt, where the context holds as many.
 const PROMPT_TOKENS: usize = 16;
@@ -50,8 +50,11 @@ pub struct Verification {
     pub problems: Vec<String>,
     /// What is worth knowing and not wrong.
     pub notes: Vec<String>,
-    /// Largest difference between logits with a cache and without; absent where the model cannot be built.
+    /// Largest difference between logits with a cache and without; absent where the model cannot be built or is a classifier.
     pub cache_difference: Option<f64>,
+    /// Of a classifier, largest difference between the logits of a text beside another one and alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_difference: Option<f64>,
     /// Largest difference to the logits of the other checkpoint.
     pub against_difference: Option<f64>,
 }
@@ -59,8 +62,14 @@ pub struct Verification {
 impl Verification {
     /// A checkpoint that cannot even be opened has one problem.
     pub fn unopened(problem: String) -> Self {
-        let problems = vec![problem];
-        Self { sound: false, problems, notes: Vec::new(), cache_difference: None, against_difference: None }
+        Self {
+            sound: false,
+            problems: vec![problem],
+            notes: Vec::new(),
+            cache_difference: None,
+            batch_difference: None,
+            against_difference: None,
+        }
     }
 
     /// The same where an error says that the files are not what they ought to be; other errors come back.
@@ -83,7 +92,8 @@ impl Verification {
 
 impl ModelOptions {
     /// Checks that the checkpoint holds every tensor with its shape and finite values, that tokenizer and special tokens go with its
-    /// vocabulary, and that the logits of a fixed prompt are the same with a cache and without. All is computed on the CPU, in the
+    /// vocabulary, and that the logits of a fixed prompt are the same with a cache and without, or, of a classifier, beside another
+    /// text and alone. All is computed on the CPU, in the
     /// numbers that are stored; `device` and the types are not looked at.
     ///
     /// # Errors
@@ -99,33 +109,40 @@ impl ModelOptions {
         drop(progress);
         let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let notes = check_tokens(&checkpoint, &mut problems);
-        let (mut cache_difference, mut against_difference) = (None, None);
+        let (mut cache_difference, mut batch_difference, mut against_difference) = (None, None, None);
         // Numbers are compared only where there are numbers.
         if problems.is_empty() {
-            let model = load(&checkpoint, reporter)?;
+            let models = Models::load(&checkpoint, reporter)?;
             let prompt = fixed_prompt(checkpoint.config());
-            let logits = logits(&model, &prompt)?;
-            let largest = largest_logit(&logits);
-            let difference = largest_difference(&logits, &logits_with_cache(&model, &prompt, reporter)?);
-            if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
-                problems.push(format!(
-                    "with a cache the logits differ by {difference:e}; they reach {largest:e}"
-                ));
+            let mut check = |difference: f64, largest: f64, how: &str| {
+                if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
+                    problems
+                        .push(format!("{how} the logits differ by {difference:e}; they reach {largest:e}"));
+                }
+                Some(difference)
+            };
+            if let Some(model) = &models.language_model {
+                let logits = logits(model, &prompt)?;
+                let difference = largest_difference(&logits, &logits_with_cache(model, &prompt, reporter)?);
+                cache_difference = check(difference, largest_logit(&logits), "with a cache");
             }
-            cache_difference = Some(difference);
+            if let Some(classifier) = &models.classifier {
+                // A text of its own, whose logits come first.
+                let (alone, beside) = (
+                    classifier.logits(&[&prompt])?,
+                    classifier.logits(&[&prompt, &prompt[..prompt.len().div_ceil(2)]])?,
+                );
+                let alone = alone.concat();
+                let difference = largest_difference(&alone, &beside.concat());
+                batch_difference = check(difference, largest_logit(&alone), "beside another text");
+            }
             if let Some(other) = &options.against {
                 let other =
                     Self { model: other.clone(), n_head: None, ..self.clone() }.open_checkpoint(reporter)?;
-                if other.config().vocab_size != checkpoint.config().vocab_size {
-                    return Err(EngineError::OtherVocabulary {
-                        found: checkpoint.config().vocab_size,
-                        other: other.config().vocab_size,
-                        other_path: other.weights_path().to_owned(),
-                    });
-                }
+                check_comparable(&checkpoint, &other)?;
                 let prompt = &prompt[..prompt.len().min(other.config().n_positions)];
-                let theirs = self::logits(&load(&other, reporter)?, prompt)?;
-                let difference = largest_difference(&logits[..theirs.len()], &theirs);
+                let theirs = Models::load(&other, reporter)?.logits(prompt)?;
+                let difference = largest_difference(&models.logits(prompt)?, &theirs);
                 if !difference.is_finite() || difference > options.tolerance {
                     problems.push(format!(
                         "the logits of the two differ by {difference:e}, allowed are {:e}",
@@ -135,7 +152,65 @@ impl ModelOptions {
                 against_difference = Some(difference);
             }
         }
-        Ok(Verification { sound: problems.is_empty(), problems, notes, cache_difference, against_difference })
+        let sound = problems.is_empty();
+        Ok(Verification { sound, problems, notes, cache_difference, batch_difference, against_difference })
+    }
+}
+
+/// Checks that the logits of two models are of the same things.
+fn check_comparable(first: &Checkpoint, second: &Checkpoint) -> Result<(), EngineError> {
+    let [found, other] = [first, second].map(|checkpoint| checkpoint.config().vocab_size);
+    let other_path = second.weights_path().to_owned();
+    if found != other {
+        return Err(EngineError::OtherVocabulary { found, other, other_path });
+    }
+    let [found, other] = [first, second].map(|checkpoint| {
+        let config = checkpoint.config();
+        let labels = if config.head.has_labels() {
+            format!(" over {}", config.id2label.join(", "))
+        } else {
+            String::new()
+        };
+        format!("{}{labels}", config.head.class_name())
+    });
+    if found != other {
+        return Err(EngineError::OtherHead { found, other, other_path });
+    }
+    Ok(())
+}
+
+/// What a checkpoint holds, on the CPU, in the numbers that are stored.
+struct Models {
+    language_model: Option<Gpt2LMHead>,
+    classifier: Option<Classifier>,
+}
+
+impl Models {
+    fn load(checkpoint: &Checkpoint, reporter: &dyn Reporter) -> Result<Self, EngineError> {
+        let (options, head) = (ModelOptions::default(), checkpoint.config().head);
+        let classifier = || {
+            let vocabulary = Arc::new(Vocabulary::new(checkpoint, None));
+            options.load_classifier(checkpoint, &Device::Cpu, vocabulary, "", reporter)
+        };
+        Ok(Self {
+            language_model: match head.has_language_model() {
+                true => Some(options.load(checkpoint, &Device::Cpu, reporter)?),
+                false => None,
+            },
+            classifier: if head == HeadKind::LanguageModel { None } else { Some(classifier()?) },
+        })
+    }
+
+    /// The logits of a text, those over the vocabulary first.
+    fn logits(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let mut all = match &self.language_model {
+            Some(model) => logits(model, prompt)?,
+            None => Vec::new(),
+        };
+        if let Some(classifier) = &self.classifier {
+            all.extend(classifier.logits(&[prompt])?.concat());
+        }
+        Ok(all)
     }
 }
 
@@ -181,11 +256,6 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
             notes
         }
     }
-}
-
-/// The model of a checkpoint on the CPU, in the numbers that are stored.
-fn load(checkpoint: &Checkpoint, reporter: &dyn Reporter) -> Result<Gpt2LMHead, EngineError> {
-    ModelOptions::default().load(checkpoint, &Device::Cpu, reporter)
 }
 
 /// Token ids spread over the vocabulary, the same for every model of that size.

@@ -1,11 +1,14 @@
 //! The tokens of a model: text to ids and back, the token that texts begin with, the rows that are no tokens.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gpt2::Gpt2Config;
 use gpt2_generation::GenerationConfig;
-use gpt2_weights::{Checkpoint, Tokenizer, WeightsError, encode, ordinary_token, token_bytes};
+use gpt2_weights::{
+    Checkpoint, Tokenizer, WeightsError, encode, encode_with_places, ordinary_token, token_bytes,
+};
 
 use crate::EngineError;
 
@@ -79,7 +82,23 @@ impl Vocabulary {
     /// # Errors
     /// When there is no tokenizer, it cannot encode the text, or it gives tokens that the model does not have.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        let ids = encode(self.required_tokenizer()?, text)?;
+        self.own(encode(self.required_tokenizer()?, text)?)
+    }
+
+    /// The same with the characters of the text that each token stands for, see [`encode_with_places`].
+    ///
+    /// # Errors
+    /// As [`Vocabulary::encode`].
+    pub(crate) fn encode_with_places(
+        &self,
+        text: &str,
+    ) -> Result<(Vec<u32>, Vec<Range<usize>>), EngineError> {
+        let (ids, places) = encode_with_places(self.required_tokenizer()?, text)?;
+        Ok((self.own(ids)?, places))
+    }
+
+    /// These tokens of the tokenizer, where the model has them.
+    fn own(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),

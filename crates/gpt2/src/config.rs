@@ -4,15 +4,18 @@
 //! (`attribute_map`) and its defaults. A key that changes the arithmetic is honoured or refused by name. The sizes
 //! have no default here: a file without them is damaged more often than it is a 124M model.
 
+use std::collections::HashSet;
+
 use gpt2_kernels::{Activation, KvDType};
 use serde_json::{Map, Value};
 
-use crate::{ConfigError, ParameterCounts};
+use crate::{ConfigError, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType};
 
 /// Largest accepted sizes: far above every GPT-2, low enough that the number of parameters fits into 64 bits.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_ROWS: usize = 1 << 26;
+const MAX_LABELS: usize = 1 << 20;
 
 /// The published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`. Everything else is as in [`Gpt2Config::gpt2`].
 pub const PRESETS: [(&str, usize, usize, usize); 5] = [
@@ -62,6 +65,20 @@ pub struct Gpt2Config {
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text; the file has one id or a list of them.
     pub eos_token_id: Vec<u32>,
+    /// Token that fills rows up. Rows need none here; a sequence classifier does not read it at the end of a row.
+    pub pad_token_id: Option<u32>,
+    /// Whether each block also attends to an encoder's states.
+    pub add_cross_attention: bool,
+    /// What stands on the model: the class under `architectures`.
+    pub head: HeadKind,
+    /// Names of the labels by their numbers (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
+    pub id2label: Vec<String>,
+    /// What logits over labels mean, see [`Gpt2Config::problem`].
+    pub problem_type: Option<ProblemType>,
+    /// Dropout rate before the head of a token classifier, in training.
+    pub classifier_dropout: f64,
+    /// The multiple choice head of double heads.
+    pub summary: Summary,
 }
 
 impl Gpt2Config {
@@ -86,6 +103,13 @@ impl Gpt2Config {
             initializer_range: 0.02,
             bos_token_id: Some(50_256),
             eos_token_id: vec![50_256],
+            pad_token_id: None,
+            add_cross_attention: false,
+            head: HeadKind::LanguageModel,
+            id2label: Vec::new(),
+            problem_type: None,
+            classifier_dropout: 0.1,
+            summary: Summary::default(),
         }
     }
 
@@ -103,18 +127,34 @@ impl Gpt2Config {
         Ok(Self { n_layer: *n_layer, n_head: *n_head, n_embd: *n_embd, ..Self::gpt2() })
     }
 
-    /// Reads the text of a `config.json`.
+    /// Reads the text of a `config.json`. Where it names no class, it is that of a language model; see
+    /// [`Gpt2Config::from_json_with_head`].
     ///
     /// # Errors
     /// When it is not JSON, lacks a size, holds a value out of range, or asks for what is not supported.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        // Some editors put a byte order mark in front.
-        let value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
-            .map_err(|error| ConfigError::NotJson(error.to_string()))?;
-        let Value::Object(keys) = value else {
-            return Err(ConfigError::NotAnObject { found: kind(&value) });
-        };
-        let keys = Keys(&keys);
+        let keys = object(text)?;
+        let head = Keys(&keys).head()?.unwrap_or_default();
+        Self::from_keys(&Keys(&keys), head)
+    }
+
+    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for who has seen the tensors.
+    ///
+    /// # Errors
+    /// As [`Gpt2Config::from_json`].
+    pub fn from_json_with_head(text: &str, head: HeadKind) -> Result<Self, ConfigError> {
+        Self::from_keys(&Keys(&object(text)?), head)
+    }
+
+    /// The head that the text of a `config.json` names under `architectures`; `None` where it names none.
+    ///
+    /// # Errors
+    /// When it is not JSON, or the class is none of [`HeadKind::CLASSES`].
+    pub fn named_head(text: &str) -> Result<Option<HeadKind>, ConfigError> {
+        Keys(&object(text)?).head()
+    }
+
+    fn from_keys(keys: &Keys, head: HeadKind) -> Result<Self, ConfigError> {
         keys.refuse_what_is_not_supported()?;
         let defaults = Self::gpt2();
         let n_head = keys.required_size("n_head", &["num_attention_heads"], MAX_WIDTH)?;
@@ -141,6 +181,23 @@ impl Gpt2Config {
                 .unwrap_or(defaults.initializer_range),
             bos_token_id: keys.token_ids("bos_token_id", &defaults.eos_token_id)?.first().copied(),
             eos_token_id: keys.token_ids("eos_token_id", &defaults.eos_token_id)?,
+            pad_token_id: keys.token_ids("pad_token_id", &[])?.first().copied(),
+            add_cross_attention: keys.flag("add_cross_attention")?.unwrap_or(false),
+            head,
+            id2label: if head.has_labels() { keys.labels()? } else { Vec::new() },
+            problem_type: match head {
+                HeadKind::SequenceClassification => keys.named("problem_type", &ProblemType::NAMES)?,
+                _ => None,
+            },
+            classifier_dropout: match head {
+                HeadKind::TokenClassification => keys.classifier_dropout()?,
+                _ => None,
+            }
+            .unwrap_or(defaults.classifier_dropout),
+            summary: match head {
+                HeadKind::DoubleHeads => keys.summary()?,
+                _ => defaults.summary,
+            },
         };
         config.check()?;
         Ok(config)
@@ -170,6 +227,9 @@ impl Gpt2Config {
             ("attn_pdrop", self.attn_pdrop, 1.0),
             ("resid_pdrop", self.resid_pdrop, 1.0),
             ("initializer_range", self.initializer_range, f64::MAX),
+            ("classifier_dropout", self.classifier_dropout, 1.0),
+            ("summary_first_dropout", self.summary.first_dropout, 1.0),
+            ("summary_last_dropout", self.summary.last_dropout, 1.0),
         ] {
             if !(0.0..=largest).contains(&number) {
                 return Err(wrong(key, &number_range(0.0, largest), &number.into()));
@@ -178,15 +238,45 @@ impl Gpt2Config {
         if !self.n_embd.is_multiple_of(self.n_head) {
             return Err(ConfigError::HeadsDoNotDivideWidth { n_head: self.n_head, n_embd: self.n_embd });
         }
+        self.check_labels()?;
         if !self.is_addressable() {
             return Err(ConfigError::TooLarge);
         }
         Ok(())
     }
 
+    /// Checks that a head over labels has some, each with a name of its own, and that they fit the problem.
+    fn check_labels(&self) -> Result<(), ConfigError> {
+        if !self.head.has_labels() {
+            return Ok(());
+        }
+        let count = self.id2label.len();
+        if !(1..=MAX_LABELS).contains(&count) {
+            return Err(wrong("id2label", &format!("from 1 to {MAX_LABELS} labels"), &count.into()));
+        }
+        let mut seen = HashSet::new();
+        if let Some(name) = self.id2label.iter().find(|name| !seen.insert(name.as_str())) {
+            return Err(wrong(
+                "id2label",
+                "a name of its own for each label",
+                &format!("`{name}` twice").into(),
+            ));
+        }
+        if self.problem_type == Some(ProblemType::SingleLabelClassification) && count == 1 {
+            return Err(ConfigError::Unsupported {
+                key: "problem_type".into(),
+                found: quoted(&ProblemType::SingleLabelClassification.name().into()),
+                reason: "one label alone is always right; take two labels, or `regression`".into(),
+            });
+        }
+        Ok(())
+    }
+
     /// Whether this machine can count all parameters, and address the largest of them in f32.
     fn is_addressable(&self) -> bool {
-        let widest = self.inner_width().max(3 * self.n_embd).max(self.vocab_size).max(self.n_positions);
+        let widths =
+            [self.inner_width(), 3 * self.n_embd, self.vocab_size, self.n_positions, self.id2label.len()];
+        let widest = widths.into_iter().max().unwrap_or(0);
         let largest = widest.checked_mul(self.n_embd).and_then(|elements| elements.checked_mul(4));
         let is_countable = ParameterCounts::new(self).with_untied_head < usize::MAX;
         is_countable && largest.is_some_and(|bytes| isize::try_from(bytes).is_ok())
@@ -194,8 +284,9 @@ impl Gpt2Config {
 
     /// The same configuration as the keys of a `config.json`.
     pub fn to_json(&self) -> Value {
-        serde_json::json!({
+        let mut keys = serde_json::json!({
             "model_type": "gpt2",
+            "architectures": [self.head.class_name()],
             "vocab_size": self.vocab_size,
             "n_positions": self.n_positions,
             "n_ctx": self.n_positions,
@@ -203,7 +294,7 @@ impl Gpt2Config {
             "n_layer": self.n_layer,
             "n_head": self.n_head,
             "n_inner": self.n_inner,
-            "activation_function": self.activation_name(),
+            "activation_function": activation_name(self.activation_function),
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "scale_attn_weights": self.scale_attn_weights,
             "scale_attn_by_inverse_layer_idx": self.scale_attn_by_inverse_layer_idx,
@@ -219,7 +310,33 @@ impl Gpt2Config {
                 [one] => Value::from(*one),
                 several => Value::from(several),
             },
-        })
+        });
+        if let Some(id) = self.pad_token_id {
+            keys["pad_token_id"] = id.into();
+        }
+        if self.add_cross_attention {
+            keys["add_cross_attention"] = true.into();
+        }
+        if self.head.has_labels() {
+            let numbered = || self.id2label.iter().enumerate();
+            keys["id2label"] =
+                numbered().map(|(id, name)| (id.to_string(), Value::from(name.as_str()))).collect();
+            keys["label2id"] = numbered().map(|(id, name)| (name.clone(), Value::from(id))).collect();
+        }
+        if let Some(problem) = self.problem_type {
+            keys["problem_type"] = problem.name().into();
+        }
+        if self.head == HeadKind::TokenClassification {
+            keys["classifier_dropout"] = self.classifier_dropout.into();
+        }
+        if self.head == HeadKind::DoubleHeads {
+            let Summary { token, activation, first_dropout, last_dropout } = self.summary;
+            keys["summary_type"] = token.name().into();
+            keys["summary_activation"] = activation.map(activation_name).into();
+            keys["summary_first_dropout"] = first_dropout.into();
+            keys["summary_last_dropout"] = last_dropout.into();
+        }
+        keys
     }
 
     /// Whether the vocabulary has a token with this id.
@@ -276,9 +393,49 @@ impl Gpt2Config {
         self.n_layer * dtype.bytes_per_token(self.n_head, self.head_dim())
     }
 
-    fn activation_name(&self) -> &'static str {
-        let named = Activation::NAMES.iter().find(|(_, activation)| *activation == self.activation_function);
-        named.map_or("", |(name, _)| name)
+    /// Number of labels of the head, 0 for a head without labels.
+    pub fn num_labels(&self) -> usize {
+        self.id2label.len()
+    }
+
+    /// What the logits over labels mean: `problem_type`, and without it regression for a single label and one right label for
+    /// several, as transformers takes them.
+    pub fn problem(&self) -> ProblemType {
+        match self.problem_type {
+            Some(problem) => problem,
+            None if self.num_labels() == 1 => ProblemType::Regression,
+            None => ProblemType::SingleLabelClassification,
+        }
+    }
+
+    /// The token of a row from which a sequence classifier reads its label, counted from 0: the last one that is not the padding
+    /// token, if there is such a token, as in transformers.
+    pub fn classified_token(&self, row: &[u32]) -> usize {
+        match self.pad_token_id {
+            Some(pad) => row.iter().rposition(|id| *id != pad).unwrap_or(0),
+            None => row.len().saturating_sub(1),
+        }
+    }
+
+    /// Whether there is an output head over the vocabulary that is not the token embedding.
+    pub fn has_untied_head(&self) -> bool {
+        self.head.has_language_model() && !self.tie_word_embeddings
+    }
+}
+
+fn activation_name(activation: Activation) -> &'static str {
+    let named = Activation::NAMES.iter().find(|(_, known)| *known == activation);
+    named.map_or("", |(name, _)| name)
+}
+
+/// The keys of a `config.json`.
+fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    // Some editors put a byte order mark in front.
+    let value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
+        .map_err(|error| ConfigError::NotJson(error.to_string()))?;
+    match value {
+        Value::Object(keys) => Ok(keys),
+        other => Err(ConfigError::NotAnObject { found: kind(&other) }),
     }
 }
 
@@ -299,13 +456,6 @@ impl Keys<'_> {
             && found != "gpt2"
         {
             return refuse("model_type", found, "only `gpt2` checkpoints can be loaded");
-        }
-        if self.flag("add_cross_attention")? == Some(true) {
-            return refuse(
-                "add_cross_attention",
-                &Value::Bool(true),
-                "the model would need an encoder's output",
-            );
         }
         if self.flag("is_encoder_decoder")? == Some(true) {
             return refuse("is_encoder_decoder", &Value::Bool(true), "GPT-2 is a decoder alone");
@@ -406,16 +556,124 @@ impl Keys<'_> {
 
     fn activation(&self) -> Result<Option<Activation>, ConfigError> {
         let key = "activation_function";
-        let Some(value) = self.0.get(key) else {
+        match self.0.get(key) {
+            Some(null @ Value::Null) => Err(wrong(key, "a name", null)),
+            _ => self.named(key, &Activation::NAMES),
+        }
+    }
+
+    /// One of several things by its name; `None` where the key is absent or `null`.
+    fn named<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.get(key) else {
             return Ok(None);
         };
         let name = value.as_str().ok_or_else(|| wrong(key, "a name", value))?;
         let unsupported = || ConfigError::Unsupported {
             key: key.into(),
             found: quoted(value),
-            reason: format!("the known ones are {}", Activation::NAMES.map(|(name, _)| name).join(", ")),
+            reason: format!("the known ones are {}", names(known)),
         };
-        Activation::from_name(name).map(Some).ok_or_else(unsupported)
+        let named = known.iter().find(|(known, _)| *known == name).map(|(_, named)| *named);
+        named.map(Some).ok_or_else(unsupported)
+    }
+
+    /// The head of the first class under `architectures`.
+    fn head(&self) -> Result<Option<HeadKind>, ConfigError> {
+        let key = "architectures";
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let classes = value.as_array().ok_or_else(|| wrong(key, "a list of class names", value))?;
+        let Some(first) = classes.first() else {
+            return Ok(None);
+        };
+        let name = first.as_str().ok_or_else(|| wrong(key, "a list of class names", value))?;
+        let unsupported = || ConfigError::Unsupported {
+            key: key.into(),
+            found: quoted(first),
+            reason: format!("the known classes are {}", names(&HeadKind::CLASSES)),
+        };
+        HeadKind::from_class_name(name).map(Some).ok_or_else(unsupported)
+    }
+
+    /// The names of the labels by their numbers: of `id2label`, or else of `label2id`, since transformers itself leaves the latter
+    /// behind where only the former is set; `num_labels` must agree. Two where none is there, as in transformers.
+    fn labels(&self) -> Result<Vec<String>, ConfigError> {
+        let conflict = |key: &str, value: String, alias: &str, other: String| ConfigError::Conflict {
+            key: key.into(),
+            value,
+            alias: alias.into(),
+            other,
+        };
+        let named = match (self.get("id2label"), self.get("label2id")) {
+            (Some(by_id), _) => Some(self.names_by_id(by_id)?),
+            (None, Some(by_name)) => Some(self.ids_by_name(by_name)?),
+            (None, None) => None,
+        };
+        let count = self.size("num_labels", &[], MAX_LABELS)?;
+        match (named, count) {
+            (Some(names), Some(count)) if names.len() != count => {
+                let key = if self.get("id2label").is_some() { "id2label" } else { "label2id" };
+                Err(conflict("num_labels", count.to_string(), key, self.quoted(key)))
+            }
+            (Some(names), _) => Ok(names),
+            (None, count) => Ok((0..count.unwrap_or(2)).map(|id| format!("LABEL_{id}")).collect()),
+        }
+    }
+
+    /// `{"0": name, "1": name, …}` as a list.
+    fn names_by_id(&self, value: &Value) -> Result<Vec<String>, ConfigError> {
+        let expected = "a name for each number from 0 on, as {\"0\": \"no\", \"1\": \"yes\"}";
+        let malformed = || wrong("id2label", expected, value);
+        let object = value.as_object().ok_or_else(malformed)?;
+        let name = |id: usize| object.get(&id.to_string())?.as_str().map(str::to_owned);
+        (0..object.len()).map(name).collect::<Option<_>>().ok_or_else(malformed)
+    }
+
+    /// `{name: 0, name: 1, …}` as a list of names.
+    fn ids_by_name(&self, value: &Value) -> Result<Vec<String>, ConfigError> {
+        let expected = "the numbers from 0 on, one for each name, as {\"no\": 0, \"yes\": 1}";
+        let malformed = || wrong("label2id", expected, value);
+        let object = value.as_object().ok_or_else(malformed)?;
+        let mut names = vec![None; object.len()];
+        for (name, id) in object {
+            let id = id.as_u64().or_else(|| id.as_str()?.parse().ok());
+            let id = id.and_then(|id| usize::try_from(id).ok()).ok_or_else(malformed)?;
+            *names.get_mut(id).ok_or_else(malformed)? = Some(name.clone());
+        }
+        names.into_iter().collect::<Option<_>>().ok_or_else(malformed)
+    }
+
+    /// `classifier_dropout`, or `hidden_dropout` in its place.
+    fn classifier_dropout(&self) -> Result<Option<f64>, ConfigError> {
+        match self.number("classifier_dropout", 0.0, 1.0)? {
+            Some(rate) => Ok(Some(rate)),
+            None => self.number("hidden_dropout", 0.0, 1.0),
+        }
+    }
+
+    /// The multiple choice head.
+    fn summary(&self) -> Result<Summary, ConfigError> {
+        let defaults = Summary::default();
+        for key in ["summary_use_proj", "summary_proj_to_labels"] {
+            if self.flag(key)? == Some(false) {
+                return Err(ConfigError::Unsupported {
+                    key: key.into(),
+                    found: quoted(&Value::Bool(false)),
+                    reason: "the head must give one logit for each choice".into(),
+                });
+            }
+        }
+        Ok(Summary {
+            token: self.named("summary_type", &SummaryType::NAMES)?.unwrap_or(defaults.token),
+            activation: self.named("summary_activation", &Activation::NAMES)?,
+            first_dropout: self.number("summary_first_dropout", 0.0, 1.0)?.unwrap_or(defaults.first_dropout),
+            last_dropout: self.number("summary_last_dropout", 0.0, 1.0)?.unwrap_or(defaults.last_dropout),
+        })
+    }
+
+    fn quoted(&self, key: &str) -> String {
+        self.get(key).map_or_else(String::new, quoted)
     }
 
     /// One id, a list of ids, an explicit `null` for none, or the default where the key is absent.
@@ -431,6 +689,10 @@ impl Keys<'_> {
             Some(value) => Ok(vec![id(value)?]),
         }
     }
+}
+
+fn names<T>(known: &[(&str, T)]) -> String {
+    known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }
 
 fn size_range(largest: usize) -> String {

@@ -1,5 +1,6 @@
 //! What can be wrong with a configuration, or with the tokens given to a model.
 
+use candle_core::DType;
 use thiserror::Error;
 
 /// A `config.json` that does not describe a GPT-2 this crate can compute exactly.
@@ -116,6 +117,58 @@ pub enum ModelError {
     /// There are no tokens.
     #[error("the model needs at least one token")]
     NoTokens,
+    /// The configuration is that of a model with another head.
+    #[error("the configuration is that of a {found}, which is no {expected}")]
+    OtherHead {
+        /// The class of transformers that was to be loaded.
+        expected: &'static str,
+        /// That of the configuration.
+        found: &'static str,
+    },
+    /// The token of a row that is to be summarised does not exist, or there is not one for each row.
+    #[error("{found} cannot be summarised: {expected}")]
+    NoSummary {
+        /// What was given.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// States of an encoder were given to a model that cannot attend to them.
+    #[error(
+        "the model has no cross-attention, so it cannot attend to an encoder's states; leave them out, or take a model with `add_cross_attention`"
+    )]
+    NoCrossAttention,
+    /// States of an encoder do not fit.
+    #[error(
+        "an encoder's states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
+        if *rows > 1 { format!(" or ({rows}, S, {width})") } else { String::new() }
+    )]
+    EncoderStates {
+        /// Rows of the pass.
+        rows: usize,
+        /// Width of the model.
+        width: usize,
+        /// Shape and type of what was given.
+        found: (Vec<usize>, DType),
+    },
+    /// A row has no token, or more than the context has positions.
+    #[error("row {row}, counted from 0, has {tokens} tokens; a row takes from 1 to {n_positions}")]
+    RowLength {
+        /// The row, counted from 0.
+        row: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Positions of the model.
+        n_positions: usize,
+    },
+    /// The tokens of a pass over rows are others than those of the rows.
+    #[error("the rows of the pass are one text of {expected} tokens, found (texts, tokens) {found:?}")]
+    NotTheRows {
+        /// Tokens of all rows.
+        expected: usize,
+        /// Texts and tokens that were given.
+        found: (usize, usize),
+    },
     /// The tokens do not fit into the context.
     #[error("{past} tokens before and {added} new ones do not fit into a context of {n_positions} positions")]
     ContextExceeded {

@@ -1,6 +1,6 @@
 //! GPT-2: its configuration, its blocks, and the list of every parameter and its shape.
 //!
-//! Start with `model.rs`, which is the whole model. This crate opens no file and draws no random number at inference:
+//! Start with `model.rs`, which is the whole model; `heads.rs` has the heads over labels. This crate opens no file and draws no random number at inference:
 //! checkpoints are the business of `gpt2-weights`, tokens that of `gpt2-generation`.
 //!
 //! ```
@@ -23,18 +23,24 @@
 
 mod cache;
 mod config;
+mod cross_attention;
 mod error;
+mod head_kind;
+mod heads;
 mod model;
 mod parameters;
 mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use config::{Gpt2Config, PRESETS};
+pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};
 pub use gpt2_attention::{
     Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
 };
 pub use gpt2_kernels::Activation;
+pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
+pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};
 pub use model::{Block, Gpt2LMHead, Gpt2Model, LogitsFor};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,

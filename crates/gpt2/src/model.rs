@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! x = wte[ids] + wpe[positions]                  token and position embeddings
-//! x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))   n_layer times
+//! x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))   n_layer times; cross-attention between them where a model has it
 //! logits = ln_f(x) · lm_headᵀ                    lm_head is wte where the head is tied
 //! ```
 //!
@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
-    AttentionMask, FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site,
-    SiteKind,
+    FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site, SiteKind,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add_positions, go_on};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add, add_positions, go_on};
 
+use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
@@ -34,6 +34,7 @@ const TOKEN_DIM: usize = 1;
 pub struct Block {
     ln_1: LayerNorm,
     attn: MultiHeadAttention,
+    cross_attention: Option<CrossAttention>,
     ln_2: LayerNorm,
     mlp: FeedForward,
     resid_pdrop: f64,
@@ -50,6 +51,10 @@ impl Block {
             attn: MultiHeadAttention::new(c_attn, linear(width, width, "attn.c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),
+            cross_attention: match config.add_cross_attention {
+                true => Some(CrossAttention::load(config, layer, vb)?),
+                false => None,
+            },
             ln_2: norm("ln_2")?,
             mlp: FeedForward::new(
                 linear(width, inner, "mlp.c_fc")?,
@@ -64,7 +69,11 @@ impl Block {
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
-        let x = self.attn.add_to(&x, &normed, &AttentionMask::Causal, cache, self.resid_pdrop, pass)?;
+        let x = self.attn.add_to(&x, &normed, &pass.causal_mask(), cache, self.resid_pdrop, pass)?;
+        let x = match &self.cross_attention {
+            Some(cross_attention) => cross_attention.forward(x, pass)?,
+            None => x,
+        };
         let x = pass.show(SiteKind::ResidMid, x)?;
         let normed = pass.norm(&self.ln_2, &x, [SiteKind::Ln2Scale, SiteKind::Ln2Normalized])?;
         let x = self.mlp.add_to(&x, &normed, self.resid_pdrop, pass)?;
@@ -81,6 +90,11 @@ impl Block {
         &self.attn
     }
 
+    /// Attention to an encoder's states, where the model has it.
+    pub fn cross_attention(&self) -> Option<&CrossAttention> {
+        self.cross_attention.as_ref()
+    }
+
     /// The norm before the MLP.
     pub fn ln_2(&self) -> &LayerNorm {
         &self.ln_2
@@ -94,12 +108,14 @@ impl Block {
     fn parameter_count(&self) -> usize {
         self.ln_1.parameter_count()
             + self.attn.parameter_count()
+            + self.cross_attention.as_ref().map_or(0, CrossAttention::parameter_count)
             + self.ln_2.parameter_count()
             + self.mlp.parameter_count()
     }
 
     fn bytes(&self) -> usize {
-        self.ln_1.bytes() + self.attn.bytes() + self.ln_2.bytes() + self.mlp.bytes()
+        let cross_attention = self.cross_attention.as_ref().map_or(0, CrossAttention::bytes);
+        self.ln_1.bytes() + self.attn.bytes() + cross_attention + self.ln_2.bytes() + self.mlp.bytes()
     }
 }
 
@@ -150,6 +166,21 @@ impl Gpt2Model {
         })
     }
 
+    /// The same of rows of any lengths, which lie one after the other in one text without padding, each as if it were alone.
+    ///
+    /// # Shapes
+    /// `rows` of `T_1` to `T_R` ids; returns `(1, T_1 + … + T_R, C)`.
+    ///
+    /// # Errors
+    /// When there is no row, a row is empty or longer than the context, or an id is outside the vocabulary.
+    pub fn forward_rows(&self, rows: &[impl AsRef<[u32]>], pass: &mut Pass) -> Result<Tensor> {
+        let lengths: Arc<[usize]> = rows.iter().map(|row| row.as_ref().len()).collect();
+        let ids: Vec<u32> = rows.iter().flat_map(|row| row.as_ref()).copied().collect();
+        let tokens = ids.len();
+        let ids = Tensor::from_vec(ids, (1, tokens), self.wpe.device())?;
+        self.forward(&ids, None, &mut pass.reborrow().of_rows(lengths))
+    }
+
     /// The same from the input of block `layer` on, as [`SiteKind::ResidPre`] shows it, without a cache.
     ///
     /// # Shapes
@@ -179,6 +210,9 @@ impl Gpt2Model {
             cache.as_deref().map(Gpt2Cache::layer_count).filter(|found| *found != self.blocks.len())
         {
             return Err(ModelError::CacheLayers { expected: self.blocks.len(), found }.into());
+        }
+        if let Some(states) = pass.encoder_states() {
+            check_encoder_states(&self.config, states, x.dim(0)?)?;
         }
         for (layer, block) in self.blocks.iter().enumerate().skip(first) {
             // On a GPU nobody else asks.
@@ -234,6 +268,16 @@ impl Gpt2Model {
         &self.config
     }
 
+    /// The type of the activations: that in which layer norms and position embeddings are held.
+    pub fn dtype(&self) -> DType {
+        self.wpe.dtype()
+    }
+
+    /// The device that holds the model.
+    pub fn device(&self) -> &Device {
+        self.wpe.device()
+    }
+
     /// Token embeddings plus position embeddings; row `b` starts at position `past_lengths[b]`.
     fn embed(&self, ids: &Tensor, past_lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
         let (batch, tokens) = ids.dims2()?;
@@ -242,7 +286,9 @@ impl Gpt2Model {
         if tokens == 0 || batch == 0 {
             return Err(ModelError::NoTokens.into());
         }
-        if past + tokens > n_positions {
+        if let Some(rows) = pass.rows() {
+            self.expect_rows(rows, batch, tokens)?;
+        } else if past + tokens > n_positions {
             return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
         pass.enter_layer(None);
@@ -256,6 +302,7 @@ impl Gpt2Model {
         } else {
             self.add_positions(&token_embeddings, past_lengths, pass)?
         };
+        let x = pass.cast(x)?;
         pass.dropout(x, self.config.embd_pdrop)
     }
 
@@ -264,6 +311,13 @@ impl Gpt2Model {
         let (tokens, past) = (x.dim(TOKEN_DIM)?, past_lengths.iter().copied().max().unwrap_or(0));
         if let Some(lengths) = pass.lengths() {
             x + self.wpe.embedding(lengths)?.unsqueeze(TOKEN_DIM)?
+        } else if let Some(rows) = pass.rows() {
+            let mut positions = Vec::with_capacity(tokens);
+            for length in rows {
+                positions.extend(0..u32::try_from(*length).map_err(candle_core::Error::wrap)?);
+            }
+            let positions = Tensor::from_vec(positions, (1, tokens), x.device())?;
+            add(x, &Linear::new(self.wpe.clone(), None)?.embedding(&positions)?)
         } else if past_lengths.iter().all(|length| *length == past) {
             add_positions(x, &self.wpe, past)
         } else {
@@ -272,14 +326,27 @@ impl Gpt2Model {
         }
     }
 
-    fn parameter_count(&self) -> usize {
+    /// Refuses rows that are not the one text of a pass, or that do not fit into the context.
+    fn expect_rows(&self, rows: &[usize], batch: usize, tokens: usize) -> Result<()> {
+        let n_positions = self.config.n_positions;
+        if let Some(row) = rows.iter().position(|length| !(1..=n_positions).contains(length)) {
+            return Err(ModelError::RowLength { row, tokens: rows[row], n_positions }.into());
+        }
+        let expected = rows.iter().sum();
+        if (batch, tokens) != (1, expected) {
+            return Err(ModelError::NotTheRows { expected, found: (batch, tokens) }.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn parameter_count(&self) -> usize {
         self.wte.parameter_count()
             + self.wpe.elem_count()
             + self.blocks.iter().map(Block::parameter_count).sum::<usize>()
             + self.ln_f.parameter_count()
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let positions = self.wpe.elem_count() * self.wpe.dtype().size_in_bytes();
         let blocks = self.blocks.iter().map(Block::bytes).sum::<usize>();
         self.wte.bytes() + positions + blocks + self.ln_f.bytes()
@@ -381,6 +448,32 @@ impl Gpt2LMHead {
         self
     }
 
+    /// The same model, which attends to these states of an encoder in every pass that has none of its own
+    /// ([`Pass::attending_to`]): in generation, scoring and all that runs a model. Each block's keys and values of them are computed
+    /// here, once; gradients do not lead into them.
+    ///
+    /// # Shapes
+    /// `states` `(1, S, C)`, for all rows alike.
+    ///
+    /// # Errors
+    /// When the model has no cross-attention, or the shape is another.
+    pub fn with_encoder_states(mut self, states: &Tensor) -> Result<Self> {
+        check_encoder_states(self.config(), states, 1)?;
+        let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
+        let blocks = self.transformer.blocks.iter_mut();
+        blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
+            go_on()?;
+            cross_attention.attend_to(&states)
+        })?;
+        Ok(self)
+    }
+
+    /// Whether [`Gpt2LMHead::with_encoder_states`] gave it states to attend to.
+    pub fn has_encoder_states(&self) -> bool {
+        let first = self.transformer.blocks.first().and_then(Block::cross_attention);
+        first.is_some_and(CrossAttention::has_memory)
+    }
+
     /// Whether [`Gpt2LMHead::observed_by`] gave it an observer.
     pub fn is_observed(&self) -> bool {
         self.transformer.watcher.is_some()
@@ -433,12 +526,12 @@ impl Gpt2LMHead {
 
     /// The type of the activations, and of logits: that in which layer norms and position embeddings are held.
     pub fn dtype(&self) -> DType {
-        self.transformer.wpe.dtype()
+        self.transformer.dtype()
     }
 
     /// The device that holds the model.
     pub fn device(&self) -> &Device {
-        self.transformer.wpe.device()
+        self.transformer.device()
     }
 
     /// Number of distinct parameters, counted in the tensors the model holds.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::Gpt2Config;
+use crate::{Gpt2Config, HeadKind};
 
 /// A parameter that a model needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Parameter {
     pub shape: Vec<usize>,
 }
 
-/// Every parameter of a model, in the order of computation. A tied head is the token embedding and not listed.
+/// Every parameter of a model with its head, in the order of computation. A tied head is the token embedding and not listed.
 pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let width = config.n_embd;
     let mut parameters = Vec::new();
@@ -28,30 +28,64 @@ pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     }
     add("ln_f.weight".into(), &[width]);
     add("ln_f.bias".into(), &[width]);
-    if !config.tie_word_embeddings {
+    if config.has_untied_head() {
         add("lm_head.weight".into(), &[config.vocab_size, width]);
+    }
+    for (name, shape) in head_parameters(config) {
+        add(name.into(), &shape);
     }
     parameters
 }
 
+/// The parameters of a head that is not over the vocabulary.
+fn head_parameters(config: &Gpt2Config) -> Vec<(&'static str, Vec<usize>)> {
+    let (width, labels) = (config.n_embd, config.num_labels());
+    match config.head {
+        HeadKind::LanguageModel => Vec::new(),
+        HeadKind::SequenceClassification => vec![("score.weight", vec![labels, width])],
+        HeadKind::TokenClassification => {
+            vec![("classifier.weight", vec![labels, width]), ("classifier.bias", vec![labels])]
+        }
+        HeadKind::DoubleHeads => vec![
+            ("multiple_choice_head.summary.weight", vec![1, width]),
+            ("multiple_choice_head.summary.bias", vec![1]),
+        ],
+    }
+}
+
 /// The parameters of one block: names in the block, and shapes.
-fn block_parameters(config: &Gpt2Config) -> [(&'static str, Vec<usize>); 12] {
+fn block_parameters(config: &Gpt2Config) -> Vec<(&'static str, Vec<usize>)> {
     let (width, inner) = (config.n_embd, config.inner_width());
-    let thirds = width.saturating_mul(3);
-    [
+    let (halves, thirds) = (width.saturating_mul(2), width.saturating_mul(3));
+    let mut parameters = vec![
         ("ln_1.weight", vec![width]),
         ("ln_1.bias", vec![width]),
         ("attn.c_attn.weight", vec![thirds, width]),
         ("attn.c_attn.bias", vec![thirds]),
         ("attn.c_proj.weight", vec![width, width]),
         ("attn.c_proj.bias", vec![width]),
+    ];
+    if config.add_cross_attention {
+        parameters.extend([
+            ("ln_cross_attn.weight", vec![width]),
+            ("ln_cross_attn.bias", vec![width]),
+            ("crossattention.q_attn.weight", vec![width, width]),
+            ("crossattention.q_attn.bias", vec![width]),
+            ("crossattention.c_attn.weight", vec![halves, width]),
+            ("crossattention.c_attn.bias", vec![halves]),
+            ("crossattention.c_proj.weight", vec![width, width]),
+            ("crossattention.c_proj.bias", vec![width]),
+        ]);
+    }
+    parameters.extend([
         ("ln_2.weight", vec![width]),
         ("ln_2.bias", vec![width]),
         ("mlp.c_fc.weight", vec![inner, width]),
         ("mlp.c_fc.bias", vec![inner]),
         ("mlp.c_proj.weight", vec![width, inner]),
         ("mlp.c_proj.bias", vec![width]),
-    ]
+    ]);
+    parameters
 }
 
 /// How many parameters a model has, by the definitions in use.
@@ -59,7 +93,7 @@ fn block_parameters(config: &Gpt2Config) -> [(&'static str, Vec<usize>); 12] {
 pub struct ParameterCounts {
     /// Distinct values: what transformers' `num_parameters()` gives. A tied head counts once.
     pub unique: usize,
-    /// The same with the head counted by itself, tied or not.
+    /// The same with a head over the vocabulary counted by itself, tied or not.
     pub with_untied_head: usize,
     /// Token and position embedding.
     pub embedding: usize,
@@ -71,6 +105,16 @@ pub struct ParameterCounts {
     pub attention_per_block: usize,
     /// MLP of one block, with biases, without the norm.
     pub mlp_per_block: usize,
+    /// Cross-attention of one block, with biases, without the norm.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cross_attention_per_block: usize,
+    /// The head that is not over the vocabulary, with biases.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub head: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl ParameterCounts {
@@ -79,26 +123,30 @@ impl ParameterCounts {
         let sum = |counts: &[usize]| counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         let product =
             |sizes: &[usize]| sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
-        let of_block = |part: &str| {
-            let counted = block_parameters(config).into_iter().filter(|(name, _)| name.starts_with(part));
+        let of = |parameters: Vec<(&str, Vec<usize>)>, part: &str| {
+            let counted = parameters.into_iter().filter(|(name, _)| name.starts_with(part));
             sum(&counted.map(|(_, shape)| product(&shape)).collect::<Vec<_>>())
         };
+        let of_block = |part: &str| of(block_parameters(config), part);
         let Gpt2Config { vocab_size, n_positions, n_embd, n_layer, .. } = *config;
         let per_block = of_block("");
         let blocks = product(&[per_block, n_layer]);
-        let head = product(&[vocab_size, n_embd]);
-        let embedding = sum(&[head, product(&[n_positions, n_embd])]);
+        let vocabulary = product(&[vocab_size, n_embd]);
+        let embedding = sum(&[vocabulary, product(&[n_positions, n_embd])]);
         let final_norm = product(&[2, n_embd]);
-        let tied = sum(&[embedding, blocks, final_norm]);
-        let with_untied_head = sum(&[tied, head]);
+        let head = of(head_parameters(config), "");
+        let tied = sum(&[embedding, blocks, final_norm, head]);
+        let with_untied_head = if config.head.has_language_model() { sum(&[tied, vocabulary]) } else { tied };
         Self {
-            unique: if config.tie_word_embeddings { tied } else { with_untied_head },
+            unique: if config.has_untied_head() { with_untied_head } else { tied },
             with_untied_head,
             embedding,
             blocks,
             per_block,
             attention_per_block: of_block("attn."),
             mlp_per_block: of_block("mlp."),
+            cross_attention_per_block: of_block("crossattention."),
+            head,
         }
     }
 }
@@ -116,22 +164,32 @@ pub struct LedgerRow {
 
 /// The counts in circulation for one and the same model, from the smallest to the largest: each is right by its own
 /// definition. For the 124M model they are 85.06, 123.65, 124.41, 124.44, 124.48, 163.01 and 163.04 million; the paper's
-/// 117M follows from none (OpenAI: "wrong due to an error").
+/// 117M follows from none (OpenAI: "wrong due to an error"). A classifier has fewer: it has no head over the vocabulary that
+/// could be tied.
 pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     /// nanoGPT pads the vocabulary to a multiple of this.
     const PADDING: usize = 64;
-    let ParameterCounts { with_untied_head: untied, blocks, .. } = ParameterCounts::new(config);
+    let ParameterCounts { with_untied_head: untied, blocks, head, .. } = ParameterCounts::new(config);
     let width = config.n_embd;
-    let tied = untied - config.vocab_size * width;
-    let qkv_biases = config.n_layer * 3 * width;
-    let padding_rows = config.vocab_size.next_multiple_of(PADDING) - config.vocab_size;
     let row = |name, definition, count| LedgerRow { name, count, definition };
+    let blocks = row(
+        "blocks",
+        "blocks and final norm, no embeddings: what \"85M\" means for the smallest",
+        blocks + 2 * width,
+    );
+    if !config.head.has_language_model() {
+        return vec![
+            blocks,
+            row("transformer", "embeddings, blocks and final norm, without the head", untied - head),
+            row("with the head", "every distinct parameter: num_parameters() of the class", untied),
+        ];
+    }
+    let tied = untied - config.vocab_size * width;
+    let attentions = if config.add_cross_attention { 2 } else { 1 };
+    let qkv_biases = config.n_layer * attentions * 3 * width;
+    let padding_rows = config.vocab_size.next_multiple_of(PADDING) - config.vocab_size;
     vec![
-        row(
-            "blocks",
-            "blocks and final norm, no embeddings: what \"85M\" means for the smallest",
-            blocks + 2 * width,
-        ),
+        blocks,
         row(
             "without positions",
             "tied, without position embedding: what nanoGPT prints",

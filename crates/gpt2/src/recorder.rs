@@ -77,6 +77,8 @@ impl StepRecorder {
             && ids.dims() == [cache.lengths().len(), 1]
             && pass.is_inference()
             && !model.is_observed()
+            && !model.has_encoder_states()
+            && pass.encoder_states().is_none()
             && pass.lengths().is_none()
             && cache.layer_count() == model.config().n_layer
             && cache

@@ -37,6 +37,9 @@ impl Processing {
             let constant = match attn.projection() {
                 QkvProjection::Fused(layer) => layer.forward_outputs(&shift, 2 * width..3 * width)?,
                 QkvProjection::Separate { value, .. } => value.forward(&shift)?,
+                QkvProjection::FusedMemory { key_value, .. } => {
+                    key_value.forward_outputs(&shift, width..2 * width)?
+                }
             }; // (1, H · D)
             results.push(attn.results(&constant.unsqueeze(0)?)?.squeeze(0)?.squeeze(0)?);
             values.push(constant.reshape((attn.num_heads(), attn.head_dim()))?);

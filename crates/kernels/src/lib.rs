@@ -47,8 +47,8 @@ pub use layers::{
     prefix_attention_on_gpu, step_attention,
 };
 pub use training::{
-    Before, HeadsAttention, adamw_step, add, add_positions, gradients, head_loss, head_loss_reference,
-    heads_attention, heads_attention_reference, recomputed, runs_as_in_training, squared_norm,
-    without_gradients,
+    Before, HeadsAttention, adamw_step, add, add_positions, composed, gradient_norm, gradients,
+    has_cpu_kernels, head_loss, head_loss_reference, heads_attention, heads_attention_reference, recomputed,
+    runs_as_in_training, squared_norm, without_gradients,
 };
 pub use widths::WIDEST_SINGLE_QUERY;

@@ -6,7 +6,6 @@ use gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcesso
 use gpt2_kernels::log_sum_exp;
 use serde::Serialize;
 
-use crate::Reader;
 use crate::error::Result;
 
 /// The axis of the tokens in hidden states, `(1, T, C)`.
@@ -28,7 +27,7 @@ pub struct NextTokens {
 pub struct NextToken {
     /// Its id.
     pub id: u32,
-    /// As it is shown.
+    /// What it writes.
     pub token: String,
     /// What the model gives it.
     pub logit: f32,
@@ -40,7 +39,7 @@ pub struct NextToken {
 
 impl NextTokens {
     /// From the logits `(V)` after the last token of a history, for a text with this configuration and these processors besides its
-    /// own; `top` tokens are told.
+    /// own; `top` tokens are told, with what each writes by `text_of`.
     ///
     /// # Errors
     /// When a logit is no number, or the settings leave no token.
@@ -50,7 +49,7 @@ impl NextTokens {
         config: &GenerationConfig,
         others: &[LogitsProcessor],
         top: usize,
-        reader: &Reader,
+        text_of: impl Fn(u32) -> String,
     ) -> std::result::Result<Self, GenerationError> {
         let mut processors = LogitsProcessor::of_config(config);
         others.iter().cloned().for_each(|other| other.add_to(&mut processors));
@@ -67,7 +66,7 @@ impl NextTokens {
         order.sort_unstable_by(by_logit);
         let told = |(id, logit, probability)| NextToken {
             id,
-            token: reader.shown(id),
+            token: text_of(id),
             logit,
             logprob: f64::from(logit) - normalizer,
             probability,

@@ -77,7 +77,9 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     };
     let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
     let front = if report.bos { "<|endoftext|> in front" } else { "nothing in front" };
-    let title = escaped(&format!("{}, {}, {front}", report.title, report.model));
+    // What is of no model is of no text either.
+    let of = if report.model.is_empty() { String::new() } else { format!(", {}, {front}", report.model) };
+    let title = escaped(&format!("{}{of}", report.title));
     Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{inches}in\" height=\"{high_inches}in\" viewBox=\"0 0 {wide} {high}\" \
          font-family=\"Helvetica, Arial, sans-serif\" fill=\"{INK}\">\n<title>{title}</title>\n\

@@ -24,6 +24,7 @@ pub(crate) fn served(loaded: &LoadedModel, name: &str) -> Result<ServedModel> {
         max_n: usize::MAX,
         max_logprobs: usize::MAX,
         max_total_tokens: usize::MAX,
+        ends_at_context: false,
     };
     Ok(ServedModel::new(loaded, ApiOptions { name: name.to_owned(), limits, ..ApiOptions::default() })?)
 }

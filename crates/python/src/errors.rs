@@ -115,6 +115,7 @@ impl From<WeightsError> for Failure {
                 | WeightsError::NotOnGpu { .. }
                 | WeightsError::NoTokenizer { .. }
                 | WeightsError::Encode { .. }
+                | WeightsError::OtherHead { .. }
         );
         match is_missing {
             true => Self(PyFileNotFoundError::new_err(told(&error))),

@@ -88,7 +88,7 @@ impl Model {
         let turn = Arc::clone(&on_gpu.unwrap_or(&model).loaded);
         let (listener, mut reports) = (Listener::new(py), Vec::new());
         let work = || measure(&plan, &model, base, &listener, &mut reports);
-        let (ended, raised) = computing_partly(py, &turn, work)?;
+        let (ended, raised) = computing_partly(py, turn.device(), work)?;
         listener.warn(py)?;
         let mut dicts = reports.iter().map(|report| dict_of(py, report)).collect::<Result<Vec<_>>>()?;
         let error = raised.or_else(|| ended.err().map(|error| Failure::from(error).into()));

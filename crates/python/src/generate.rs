@@ -45,7 +45,7 @@ pub(crate) fn generate(
     let mut made = Vec::new();
     made.resize_with(places.len(), || None);
     let mut job = Listed { prompts: ids, seeds, made, processors: &asked.processors };
-    let (done, signal) = computing_partly(py, loaded, || {
+    let (done, signal) = computing_partly(py, loaded.device(), || {
         raised.computing(|| loaded.generate(&mut job, batch_size, &asked.config, &Silent))
     })?;
     let raised = match (done, raised.take().or(signal)) {

@@ -6,6 +6,7 @@
 
 mod cache;
 mod checkpoint;
+mod classifier;
 mod complete;
 mod errors;
 mod evaluate;
@@ -23,7 +24,9 @@ mod score;
 mod signals;
 mod steering;
 mod stream;
+mod tokenize;
 mod train;
+mod trainer;
 mod values;
 
 use pyo3::prelude::*;
@@ -34,6 +37,8 @@ mod _native {
     use super::cache::Cache;
     #[pymodule_export]
     use super::checkpoint::{convert, inspect, verify};
+    #[pymodule_export]
+    use super::classifier::Classifier;
     #[pymodule_export]
     use super::errors::Gpt2Error;
     #[pymodule_export]
@@ -49,7 +54,11 @@ mod _native {
     #[pymodule_export]
     use super::stream::{BatchStream, TextStream};
     #[pymodule_export]
+    use super::tokenize::tokenize;
+    #[pymodule_export]
     use super::train::train;
+    #[pymodule_export]
+    use super::trainer::Trainer;
 
     use super::*;
 

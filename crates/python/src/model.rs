@@ -3,16 +3,22 @@
 use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use candle_core::{Device, Tensor};
+use gpt2::Gpt2Config;
 use gpt2_api::ServedModel;
-use gpt2_engine::{BUILT_IN, DeviceChoice, HubOptions, LoadedModel, ModelOptions, Network, device_name};
+use gpt2_engine::{
+    BUILT_IN, DeviceChoice, EncoderStates, EngineError, HubOptions, LoadedModel, ModelOptions, Network,
+    device_name,
+};
 use gpt2_grammar::Compiler;
+use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use crate::errors::{Result, failed, wrong_value};
-use crate::process::{start, thread_count};
+use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
-use crate::values::{Text, dict_of, python_of};
+use crate::values::{Text, Values, dict_of, float_array, python_of};
 
 /// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; processes pickle its name and open it again.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -38,9 +44,73 @@ pub(crate) struct Opened {
     revision: Option<String>,
     offline: bool,
     assistant_model: Option<PathBuf>,
+    encoder_states: Option<States>,
+}
+
+/// States of an encoder as Python gives them.
+#[derive(Debug, Clone)]
+enum States {
+    File(PathBuf),
+    Array(Tensor),
+}
+
+impl States {
+    /// A path, or an array of numbers.
+    fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
+        if let Ok(path) = value.extract::<PathBuf>() {
+            return Ok(Self::File(lasting(path)?));
+        }
+        let array = float_array(value)?;
+        let numbers = array.to_vec().map_err(PyErr::from)?;
+        Ok(Self::Array(Tensor::from_vec(numbers, array.shape(), &Device::Cpu)?))
+    }
+
+    /// The same where they fit a model.
+    fn of(&self, config: &Gpt2Config) -> std::result::Result<EncoderStates, EngineError> {
+        match self {
+            Self::File(path) => EncoderStates::read(path, config),
+            Self::Array(array) => EncoderStates::new(array.clone(), config),
+        }
+    }
+
+    /// As they were given: for a pickle.
+    fn into_python(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
+        Ok(match self {
+            Self::File(path) => path.into_pyobject(py)?.into_any(),
+            Self::Array(array) => Values::of(&array)?.into_array(py)?.into_any(),
+        })
+    }
 }
 
 impl Opened {
+    /// What a classifier is opened with.
+    pub(crate) fn classifier(
+        name_or_path: Option<PathBuf>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        device: Option<String>,
+        tokenizer: Option<PathBuf>,
+        (revision, offline): (Option<String>, bool),
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name_or_path.clone(),
+            name_or_path: name_or_path.map(lasting).transpose()?,
+            dtype: type_named(dtype)?,
+            kv_dtype: None,
+            device,
+            tokenizer: tokenizer.map(lasting).transpose()?,
+            revision,
+            offline,
+            assistant_model: None,
+            encoder_states: None,
+        })
+    }
+
+    /// The arguments that open the same classifier again.
+    pub(crate) fn classifier_arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let Self { name_or_path, dtype, device, tokenizer, revision, offline, .. } = self.clone();
+        (name_or_path, dtype, device, tokenizer, revision, offline).into_pyobject(py)
+    }
+
     /// The same for the library.
     pub(crate) fn options(&self) -> Result<ModelOptions> {
         let mut model = self.name_or_path.clone().unwrap_or_else(|| BUILT_IN.into());
@@ -63,6 +133,7 @@ impl Opened {
             kv_dtype: kv_dtype
                 .map_err(|error: gpt2_kernels::UnknownKvDType| wrong_value(format!("kv_dtype: {error}")))?,
             tf32: false,
+            encoder_states: None,
             n_head: None,
             hub: hub(self.offline),
         })
@@ -136,10 +207,11 @@ impl Model {
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
     /// tokenizer: a tokenizer.json, or a folder with one. offline: only the hub's cache is used.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
+    /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path = None, dtype = None, kv_dtype = None, device = None, tokenizer = None, revision = None,
-        offline = false, assistant_model = None
+        offline = false, assistant_model = None, encoder_states = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_pretrained(
@@ -152,6 +224,7 @@ impl Model {
         revision: Option<String>,
         offline: bool,
         assistant_model: Option<PathBuf>,
+        encoder_states: Option<&Bound<'_, PyAny>>,
     ) -> Result<Self> {
         let py = cls.py();
         start()?;
@@ -165,11 +238,34 @@ impl Model {
             revision,
             offline,
             assistant_model: assistant_model.map(lasting).transpose()?,
+            encoder_states: encoder_states.map(States::read).transpose()?,
         };
         let options = opened.options()?;
-        let loaded = reporting(py, |listener| options.open(listener)?.load(listener))?;
+        let loaded = reporting(py, |listener| {
+            let checked = options.open(listener)?;
+            let states = opened.encoder_states.as_ref();
+            let states = states.map(|states| states.of(checked.config())).transpose()?;
+            let loaded = checked.load(listener)?;
+            match states {
+                Some(states) => loaded.with_encoder_states(&states),
+                None => Ok(loaded),
+            }
+        })?;
         let loaded = Arc::new(loaded);
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
+    }
+
+    /// The same model with the same weights in memory, whose cross-attention attends to states of an encoder in all that it computes:
+    /// an array (1, S, width), or a safetensors file with the tensor encoder_hidden_states of that shape. A model that was given
+    /// none leaves its cross-attention out.
+    fn with_encoder_states(&self, py: Python<'_>, states: &Bound<'_, PyAny>) -> Result<Self> {
+        let states = States::read(states)?;
+        let loaded = computing(py, &self.loaded, || {
+            let fitting = states.of(self.loaded.config())?;
+            (*self.loaded).clone().with_encoder_states(&fitting)
+        })?;
+        let opened = Opened { encoder_states: Some(states), ..self.opened.clone() };
+        Ok(Self { loaded: Arc::new(loaded), opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
     fn __repr__(&self) -> String {
@@ -185,7 +281,7 @@ impl Model {
         )
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Result<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let opened = slf.get().opened.clone();
         let Opened {
             name_or_path,
@@ -196,10 +292,12 @@ impl Model {
             revision,
             offline,
             assistant_model,
+            encoder_states,
             ..
         } = opened;
+        let states = encoder_states.map(|states| states.into_python(slf.py())).transpose()?;
         let arguments =
-            (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model);
+            (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model, states);
         Ok((slf.get_type().getattr("from_pretrained")?, arguments.into_pyobject(slf.py())?))
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 
+use candle_core::Device;
 use gpt2_engine::{LoadedModel, process};
 use pyo3::prelude::*;
 
@@ -49,18 +50,27 @@ pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     model: &LoadedModel,
     work: impl FnOnce() -> std::result::Result<T, E> + Send,
 ) -> Result<T> {
-    let (computed, raised) = computing_partly(py, model, work)?;
+    computing_on(py, model.device(), work)
+}
+
+/// The same on a device.
+pub(crate) fn computing_on<T: Send, E: Into<Failure> + Send>(
+    py: Python<'_>,
+    device: &Device,
+    work: impl FnOnce() -> std::result::Result<T, E> + Send,
+) -> Result<T> {
+    let (computed, raised) = computing_partly(py, device, work)?;
     raised.map_or(computed.map_err(Into::into), |raised| Err(raised.into()))
 }
 
 /// The same, which also gives what was computed until then.
 pub(crate) fn computing_partly<T: Send>(
     py: Python<'_>,
-    model: &LoadedModel,
+    device: &Device,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
     watched(py, || {
-        let _turn = turn(model);
+        let _turn = gpu_turn(device);
         gpt2_kernels::interruptible(Arc::new(is_raised), work)
     })
 }
@@ -74,8 +84,9 @@ pub(crate) fn interruptible<T: Send, E: Into<Failure> + Send>(
     raised.map_or(done.map_err(Into::into), |raised| Err(raised.into()))
 }
 
-fn turn(model: &LoadedModel) -> Option<MutexGuard<'static, ()>> {
-    (!model.device().is_cpu()).then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
+/// The right to give this device work, for the time that it is held.
+pub(crate) fn gpu_turn(device: &Device) -> Option<MutexGuard<'static, ()>> {
+    (!device.is_cpu()).then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The number of threads that compute, or will.

@@ -66,7 +66,7 @@ impl Texts {
     /// The next piece of a text, and of which; `None` after the last.
     fn next(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
         start()?;
-        let (next, signal) = computing_partly(py, &self.loaded, || {
+        let (next, signal) = computing_partly(py, self.loaded.device(), || {
             self.raised.computing(|| {
                 self.state.lent_to(&self.raised, |state| {
                     let next = state.next();

@@ -23,19 +23,28 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
 /// of the best held-out loss; beside them stand log.jsonl, loss.svg and the state that resume=True goes on from. The same
 /// call gives the same weights, interrupted or not. Gives a dict: out, parameters, training_tokens, held_out_tokens, steps,
-/// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s.
+/// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s; of rows also training_rows, held_out_rows
+/// and, of labels, classification: accuracy, macro_f1, labels (a dict of label, rows, precision, recall, f1 each) and confusion
+/// (rows of each label by what was said of them), which stands in confusion.svg, too.
 ///
-/// data: a file or a list of them, UTF-8 text, or .jsonl with a `text` in each line. tokenizer: a tokenizer.json or a folder
-/// with one; by default the checkpoint's, and with config one that is trained from the data. on_step: a function that is given
-/// a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of every evaluation (step,
-/// held_out_loss, held_out_loss_per_character, elapsed_s) and of every sample (step, sample); what it raises ends the training as
-/// Ctrl-C does: the state of the last step is saved. offline: only the hub's cache is used.
+/// task: "text", to go on with texts; "classify", to tell which label a text has, with a head for the labels of the data (a
+/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it.
 ///
-/// Options, None for the default: steps (1000), batch_size (8), accumulate (1), context (the model's), recompute,
+/// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
+/// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
+/// .tsv with label, tab and text (or a first line that names the columns); for answer .jsonl or .tsv with `prompt` and `completion`.
+/// tokenizer: a tokenizer.json or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
+/// on_step: a function that is given a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of
+/// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and of every sample
+/// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the hub's
+/// cache is used.
+///
+/// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), recompute,
+/// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
 /// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), warmup_steps (a twentieth of the steps, at most 500),
 /// weight_decay (0.1), grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
-/// save_every (100), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), n_head.
+/// save_every (100), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.
 #[pyfunction]
 #[pyo3(signature = (
     data, out, *, init = None, config = None, tokenizer = None, resume = false, on_step = None, offline = false, **options
@@ -53,15 +62,7 @@ pub(crate) fn train<'py>(
     offline: bool,
     options: Option<&Bound<'py, PyDict>>,
 ) -> Result<Bound<'py, PyAny>> {
-    let start = match (init, config) {
-        (Some(checkpoint), None) => Start::Checkpoint(checkpoint),
-        (None, Some(config)) => configuration(config)?,
-        _ => {
-            return Err(wrong_value(
-                "give init, a checkpoint that is trained further, or config, a model that is made anew; one of them",
-            ));
-        }
-    };
+    let start = start_of(init, config)?;
     let options =
         TrainOptions { resume, ..read(options, &["init", "config", "tokenizer", "on_step", "offline"])? };
     let (hub, spelling) = (hub(offline), Spelling::Keywords);
@@ -99,8 +100,19 @@ impl Model {
     }
 }
 
+/// What is trained.
+pub(crate) fn start_of(init: Option<PathBuf>, config: Option<&Bound<'_, PyAny>>) -> Result<Start> {
+    match (init, config) {
+        (Some(checkpoint), None) => Ok(Start::Checkpoint(checkpoint)),
+        (None, Some(config)) => configuration(config),
+        _ => Err(wrong_value(
+            "give init, a checkpoint that is trained further, or config, a model that is made anew; one of them",
+        )),
+    }
+}
+
 /// The files that are trained on.
-fn files(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
+pub(crate) fn files(data: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
     let files = paths("data", data)?;
     match files.is_empty() {
         true => Err(wrong_value("data: expected at least one file")),
@@ -121,7 +133,7 @@ fn configuration(config: &Bound<'_, PyAny>) -> Result<Start> {
 }
 
 /// Reads keywords, each by itself, so that what is wrong is told of it; others have these names.
-fn read(given: Option<&Bound<'_, PyDict>>, others: &[&'static str]) -> Result<TrainOptions> {
+pub(crate) fn read(given: Option<&Bound<'_, PyDict>>, others: &[&'static str]) -> Result<TrainOptions> {
     let known = serde_json::to_value(TrainOptions::default()).map_err(|error| failed(error.to_string()))?;
     let known: Vec<&str> = known.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
     let mut fields = Map::new();

@@ -1,5 +1,5 @@
 //! An HTTP server that OpenAI's clients already know: completions whole and in pieces, log-probabilities, models, tokens,
-//! metrics, and a page to write on.
+//! metrics, and a page to write on; or of a classifier, the labels of texts.
 //!
 //! [`Server::bind`] listens, starts the engine and says where; [`Server::run`] serves until a [`Handle`] or a signal ends it.
 //! The text and the log-probabilities of a request are the same bytes whatever else is served at the time.
@@ -16,6 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod classify;
 mod engine;
 mod error;
 mod http;
@@ -29,18 +30,40 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpt2_api::{ApiOptions, ServedModel};
 pub use gpt2_api::{ChatTemplateChoice, Limits};
-use gpt2_engine::LoadedModel;
+use gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use classify::Classifying;
 use engine::{Engine, EngineOptions};
 pub use error::ServerError;
-use http::{Listener, Shared};
+use http::{Listener, Shared, Work};
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
 
 /// Threads that tokenise and check requests, beside the one of the connections and the engine's.
 const WORKERS: usize = 4;
+
+/// What is served.
+#[derive(Debug)]
+pub enum Model {
+    /// A model that makes texts.
+    Texts(Box<LoadedModel>),
+    /// A model that labels texts, or their tokens. There is no page to write on then.
+    Labels(Box<Classifier>),
+}
+
+impl From<LoadedModel> for Model {
+    fn from(model: LoadedModel) -> Self {
+        Self::Texts(model.into())
+    }
+}
+
+impl From<Classifier> for Model {
+    fn from(classifier: Classifier) -> Self {
+        Self::Labels(classifier.into())
+    }
+}
 
 /// A server that listens.
 pub struct Server {
@@ -93,12 +116,26 @@ impl Listening {
     /// # Errors
     /// When the model cannot be served: its keys and values do not fit into the memory, or its defaults or its chat template
     /// cannot be used.
-    pub fn start(self, model: LoadedModel) -> Result<Server, ServerError> {
-        let Self { runtime, listener, options } = self;
-        let served = ServedModel::new(&model, api_options(&options))?;
-        let metrics = Arc::new(Metrics::new(model.weight_type()));
-        let engine = start_engine(model, &options, Arc::clone(&metrics))?;
-        let shared = Arc::new(Shared::new(options, &listener, engine, served, metrics));
+    pub fn start(self, model: impl Into<Model>) -> Result<Server, ServerError> {
+        let Self { runtime, listener, mut options } = self;
+        let (work, served, metrics) = match model.into() {
+            Model::Texts(model) => {
+                let served = ServedModel::new(&model, api_options(&options))?;
+                let metrics = Arc::new(Metrics::new(model.weight_type()));
+                let engine = start_engine(*model, &options, Arc::clone(&metrics))?;
+                (Work::Texts(engine), served, metrics)
+            }
+            Model::Labels(classifier) => {
+                options.page = false;
+                let served = ServedModel::of_classifier(&classifier, api_options(&options));
+                let metrics = Arc::new(Metrics::new(classifier.weight_type()));
+                let (parallel, queue, longest) = (options.parallel, options.queue, options.timeouts.queue);
+                let classifying =
+                    Classifying::new(*classifier, Arc::clone(&metrics), parallel, queue, longest);
+                (Work::Labels(classifying), served, metrics)
+            }
+        };
+        let shared = Arc::new(Shared::new(options, &listener, work, served, metrics));
         Ok(Server { runtime, listener, shared, stops: Arc::new(watch::Sender::new(0)) })
     }
 }
@@ -108,7 +145,7 @@ impl Server {
     ///
     /// # Errors
     /// Those of both.
-    pub fn bind(model: LoadedModel, options: ServerOptions) -> Result<Self, ServerError> {
+    pub fn bind(model: impl Into<Model>, options: ServerOptions) -> Result<Self, ServerError> {
         Listening::new(options)?.start(model)
     }
 

@@ -200,7 +200,7 @@ pub fn temporary_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(place).expect("a temporary folder")
 }
 
-/// A copy of the tiny checkpoint in a temporary folder, to be changed or damaged.
+/// A copy of a checkpoint in a temporary folder, to be changed or damaged.
 pub struct CheckpointFolder {
     folder: tempfile::TempDir,
 }
@@ -211,8 +211,16 @@ impl CheckpointFolder {
     /// # Panics
     /// When it cannot be copied.
     pub fn tiny() -> Self {
+        Self::of("tiny-checkpoint")
+    }
+
+    /// A copy of this folder of the fixtures.
+    ///
+    /// # Panics
+    /// When it cannot be copied.
+    pub fn of(fixture: &str) -> Self {
         let folder = temporary_folder();
-        for entry in std::fs::read_dir(fixture_path("tiny-checkpoint")).expect("the fixtures") {
+        for entry in std::fs::read_dir(fixture_path(fixture)).expect("the fixtures") {
             let entry = entry.expect("a folder entry");
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
         }

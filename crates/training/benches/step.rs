@@ -1,17 +1,20 @@
 //! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
 //!
-//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]`, CASE
-//! one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256) and `gpt2` (124M, 4 windows of 64). With a rank,
-//! adapters of all linear layers are trained in place of the weights. Prints one JSON line, in the form of
+//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]
+//! [--device DEVICE] [--compute-dtype TYPE]`, CASE one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256), `gpt2`
+//! (124M, 4 windows of 64) and `gpt2-1024` (124M, 8 windows of 1,024, for GPUs). With a rank, adapters of all linear layers are trained
+//! in place of the weights. Prints one JSON line, in the form of
 //! `scripts/bench_training.py`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints")]
 
 use std::time::Instant;
 
-use candle_core::Device;
 use gpt2::Gpt2Config;
-use gpt2_training::{Hyperparameters, LORA_TARGETS, Lora, LoraConfig, Parameters, Trainer, Windows};
+use gpt2_engine::{DeviceChoice, Silent};
+use gpt2_training::{
+    ComputeDType, Hyperparameters, LORA_TARGETS, Lora, LoraConfig, Parameters, Trainer, Windows,
+};
 
 /// Steps that are not counted: the first allocates the gradients.
 const WARM_UP_STEPS: u64 = 2;
@@ -37,16 +40,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         )
         .into());
     }
-    let case = arguments.iter().find(|argument| matches!(argument.as_str(), "small" | "gpt2"));
+    let case = arguments.iter().find(|argument| matches!(argument.as_str(), "small" | "gpt2" | "gpt2-1024"));
     let (sizes, batch_size, context) = match case.map(String::as_str) {
         Some("small") => {
             let sizes = (2048, 256, 256, 6, 8);
             (sizes, 8, 256)
         }
         Some("gpt2") => ((50_257, 1024, 768, 12, 12), 4, 64),
+        Some("gpt2-1024") => ((50_257, 1024, 768, 12, 12), 8, 1024),
         // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
         _ => {
-            println!("name a case: small or gpt2");
+            println!("name a case: small, gpt2 or gpt2-1024");
             return Ok(());
         }
     };
@@ -62,11 +66,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         resid_pdrop: dropout,
         ..Gpt2Config::gpt2()
     };
-    let parameters = Parameters::initialize(&config, 1, &Device::Cpu)?;
+    let device: DeviceChoice = value("--device").map_or(Ok(DeviceChoice::Cpu), |name| name.parse())?;
+    let compute_dtype: ComputeDType =
+        value("--compute-dtype").map_or(Ok(ComputeDType::F32), |name| name.parse())?;
+    let parameters = Parameters::initialize(&config, 1, &device.open(&Silent)?)?;
     let count = u32::try_from(vocab_size)?;
     let tokens: Vec<u32> = (0..100_000u32).map(|index| index.wrapping_mul(7919) % count).collect();
-    let numbers = Hyperparameters { batch_size, context, ..Hyperparameters::default() };
-    let tokens_per_step = numbers.tokens_per_step() as f64;
+    let numbers = Hyperparameters { batch_size, context, compute_dtype, ..Hyperparameters::default() };
+    let tokens_per_step = (batch_size * context) as f64;
     let windows = Windows::new(&tokens, context, 1)?;
     let recomputes = arguments.iter().any(|argument| argument == "--recompute");
     let lora_rank = value("--lora-rank").map(|rank| rank.parse()).transpose()?;
@@ -94,7 +101,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let median = seconds[seconds.len() / 2];
     let report = serde_json::json!({
         "case": case, "dropout": dropout, "recompute": recomputes, "lora_rank": lora_rank,
-        "threads": gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
+        "device": device.to_string(), "compute_dtype": compute_dtype, "threads": gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
         "peak_mib": peak_mib(),
     });
     println!("{report}");

@@ -12,11 +12,11 @@ const SIZE: (u32, u32) = (800, 450);
 const TRAINING_COLOUR: RGBColor = RGBColor(70, 130, 180);
 const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 
-/// Draws the losses of a log into the file `path`, in place of what is there.
+/// Draws the losses of a log into the file `path`, in place of what is there; they are of each `predicted` thing, such as `token`.
 ///
 /// # Errors
 /// When there is no loss to draw, or the file cannot be written.
-pub fn loss_curve(entries: &[Entry], path: &Path) -> Result<(), TrainingError> {
+pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(), TrainingError> {
     let failed = |what: String| TrainingError::Curve { path: path.to_owned(), what };
     let losses = |loss: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = entries.iter().filter_map(|entry| Some((entry.step as f64, loss(entry)?)));
@@ -42,7 +42,7 @@ pub fn loss_curve(entries: &[Entry], path: &Path) -> Result<(), TrainingError> {
         chart
             .configure_mesh()
             .x_desc("step")
-            .y_desc("loss, nats per token")
+            .y_desc(format!("loss, nats per {predicted}"))
             .light_line_style(WHITE)
             .draw()?;
         for (points, colour, name) in

@@ -1,73 +1,127 @@
-//! The loss on text that is not trained on.
+//! How good a model is on what is not trained on.
 //!
-//! The tokens are cut into windows side by side; every token but the first is predicted once, from those before it in its
-//! window. The last window may be shorter.
+//! The tokens of a text are cut into windows side by side; every token but the first is predicted once, from those before it in
+//! its window. The last window may be shorter.
+
+use gpt2_kernels::log_sum_exp;
+use serde::{Deserialize, Serialize};
 
 use crate::windows::{Batch, Tokens};
-use crate::{Trainer, TrainingError};
+use crate::{Confusion, Examples, RowSet, Trainer, TrainingError};
 
-/// Text to evaluate on.
-pub struct HeldOut<'a> {
-    tokens: &'a dyn Tokens,
-    /// Characters of the text, for losses that do not depend on the tokenizer.
-    characters: usize,
+/// What is not trained on.
+pub enum HeldOut {
+    /// A text.
+    Text {
+        /// Its tokens, at least two.
+        tokens: Box<dyn Tokens>,
+        /// Characters of the text, for losses that do not depend on the tokenizer.
+        characters: usize,
+    },
+    /// Rows with answers, or with one of so many labels.
+    Rows {
+        /// The rows, at least one.
+        rows: RowSet,
+        /// How many labels there are; 0 for answers.
+        labels: usize,
+    },
 }
 
-/// A loss on held-out text, in nats.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeldOutLoss {
-    /// For each token.
-    pub per_token: f64,
-    /// For each character.
-    pub per_character: f64,
+/// How good a model is on what is held out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Mean loss of the predictions, in nats: of tokens, or of labels.
+    #[serde(rename = "per_token")]
+    pub loss: f64,
+    /// Of a text, the summed loss for each character.
+    #[serde(rename = "per_character", default, skip_serializing_if = "Option::is_none")]
+    pub loss_per_character: Option<f64>,
+    /// Of rows with labels, how often they were taken for which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confusion: Option<Confusion>,
 }
 
-impl<'a> HeldOut<'a> {
+impl HeldOut {
     /// The tokens of a text of `characters` characters.
     ///
     /// # Errors
     /// When there are fewer than two tokens: nothing could be predicted.
-    pub fn new(tokens: &'a dyn Tokens, characters: usize) -> Result<Self, TrainingError> {
+    pub fn text(tokens: impl Tokens + 'static, characters: usize) -> Result<Self, TrainingError> {
         if tokens.len() < 2 {
             return Err(TrainingError::TooFewTokens { part: "held-out", found: tokens.len(), needed: 2 });
         }
-        Ok(Self { tokens, characters })
+        Ok(Self::Text { tokens: Box::new(tokens), characters })
     }
 
-    /// The loss of the model as it is now.
+    /// Rows, at least one, with answers, or with one of so many labels.
+    pub fn rows(rows: RowSet, labels: usize) -> Self {
+        Self::Rows { rows, labels }
+    }
+
+    /// How good the model is as it is now.
     ///
     /// # Errors
     /// When the device has no room, or the training is interrupted.
-    pub fn loss(&self, trainer: &Trainer) -> Result<HeldOutLoss, TrainingError> {
-        let (context, batch_size) = (trainer.numbers().context, trainer.numbers().batch_size);
-        let predicted = self.tokens.len() - 1;
-        let whole = predicted / context;
-        let mut total = 0.0;
-        for first in (0..whole).step_by(batch_size) {
-            let rows = batch_size.min(whole - first);
-            total += self.total(trainer, first * context, rows, context)?;
+    pub fn evaluate(&self, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+        match self {
+            Self::Text { tokens, characters } => of_text(&**tokens, *characters, trainer),
+            Self::Rows { rows, labels: 0 } => of_answers(rows, trainer),
+            Self::Rows { rows, labels } => of_labels(rows, *labels, trainer),
         }
-        let rest = predicted - whole * context;
-        if rest > 0 {
-            total += self.total(trainer, whole * context, 1, rest)?;
-        }
-        Ok(HeldOutLoss {
-            per_token: total / predicted as f64,
-            per_character: total / self.characters.max(1) as f64,
-        })
     }
+}
 
-    /// The summed loss of `rows` windows side by side.
-    fn total(
-        &self,
-        trainer: &Trainer,
-        start: usize,
-        rows: usize,
-        context: usize,
-    ) -> Result<f64, TrainingError> {
+fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+    let (context, batch_size) = (trainer.numbers().context, trainer.numbers().batch_size);
+    // The summed loss of windows side by side.
+    let total_of = |start: usize, rows: usize, context: usize| -> Result<f64, TrainingError> {
         let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows };
-        self.tokens.read(start, rows * context, &mut batch.inputs);
-        self.tokens.read(start + 1, rows * context, &mut batch.targets);
+        tokens.read(start, rows * context, &mut batch.inputs);
+        tokens.read(start + 1, rows * context, &mut batch.targets);
         Ok(trainer.evaluate(&batch)? * (rows * context) as f64)
+    };
+    let predicted = tokens.len() - 1;
+    let whole = predicted / context;
+    let mut total = 0.0;
+    for first in (0..whole).step_by(batch_size) {
+        total += total_of(first * context, batch_size.min(whole - first), context)?;
     }
+    let rest = predicted - whole * context;
+    if rest > 0 {
+        total += total_of(whole * context, 1, rest)?;
+    }
+    Ok(Evaluation {
+        loss: total / predicted as f64,
+        loss_per_character: Some(total / characters.max(1) as f64),
+        confusion: None,
+    })
+}
+
+fn of_answers(rows: &RowSet, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+    let (mut total, mut weight) = (0.0, 0.0);
+    for batch in rows.batches(trainer.numbers().batch_size) {
+        total += trainer.evaluate(&batch)? * batch.weight();
+        weight += batch.weight();
+    }
+    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: None })
+}
+
+fn of_labels(rows: &RowSet, labels: usize, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+    let mut confusion = Confusion::new(labels);
+    let (mut total, mut weight) = (0.0, 0.0);
+    for batch in rows.batches(trainer.numbers().batch_size) {
+        let logits = trainer.logits(&batch)?.to_vec2::<f32>()?;
+        for (index, (logits, target)) in logits.iter().zip(batch.targets()).enumerate() {
+            let label = usize::try_from(*target).unwrap_or(labels);
+            let counts =
+                batch.weights().and_then(|weights| weights.get(index)).copied().map_or(1.0, f64::from);
+            let of_label = logits.get(label).copied().map_or(f64::NEG_INFINITY, f64::from);
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            total += counts * (log_sum_exp(logits, largest) - of_label);
+            weight += counts;
+            let said = logits.iter().position(|logit| *logit == largest);
+            confusion.add(label, said.unwrap_or(labels));
+        }
+    }
+    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: Some(confusion) })
 }

@@ -8,16 +8,18 @@ use std::time::Instant;
 
 use candle_core::Device;
 use gpt2::{Gpt2Config, ParameterCounts};
-use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit, Watched};
+use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Watched};
 use gpt2_generation::{GenerationConfig, TextGenerator};
 use gpt2_kernels::free_memory;
-use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, train_tokenizer};
+use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
 use serde::Serialize;
+use tempfile::TempDir;
 
 use crate::run::interrupted;
+use crate::source::{Source, class_weights};
 use crate::{
-    Corpus, Entry, HeldOut, Hyperparameters, Lora, Parameters, Run, RunOptions, Split, Start, TokenFile,
-    Tokens, TrainOptions, Trainer, TrainingError, Windows, estimated_bytes, has_state,
+    ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, Lora, Parameters, Run, RunOptions,
+    Share, Start, TrainOptions, Trainer, TrainingError, estimated_bytes, has_state,
 };
 
 /// Largest configuration that is read.
@@ -32,7 +34,9 @@ const SAMPLE_TOKENS: usize = 60;
 /// interrupted or not.
 #[derive(Debug, Clone)]
 pub struct TrainJob {
-    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line.
+    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line; or one folder of token files, see
+    /// [`TokenFolder`](crate::TokenFolder), whose held-out part is `val`. For [`Task::Classify`](crate::Task::Classify) JSONL files with
+    /// `text` and `label`, for [`Task::Answer`](crate::Task::Answer) with `prompt` and `completion`, or TSV files of both.
     pub data: Vec<PathBuf>,
     /// What is trained.
     pub start: Start,
@@ -84,6 +88,12 @@ pub struct TrainReport {
     pub training_tokens: usize,
     /// Tokens that were held out.
     pub held_out_tokens: usize,
+    /// Rows that were trained on, where the data has rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training_rows: Option<usize>,
+    /// Rows that were held out, where the data has rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_rows: Option<usize>,
     /// Steps taken in all.
     pub steps: u64,
     /// Whether it ended before all steps were taken, for want of improvement.
@@ -96,6 +106,9 @@ pub struct TrainReport {
     pub held_out_loss: Option<f64>,
     /// The same for each character.
     pub held_out_loss_per_character: Option<f64>,
+    /// What the best one says of held-out rows with labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classification: Option<ClassificationReport>,
     /// Seconds of this run.
     pub elapsed_s: f64,
 }
@@ -103,7 +116,7 @@ pub struct TrainReport {
 /// What there is before the first step.
 struct Prepared {
     config: Gpt2Config,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     checkpoint: Option<Checkpoint>,
 }
 
@@ -131,71 +144,129 @@ impl TrainJob {
         reporter: &Arc<dyn Reporter>,
         on_event: &mut dyn FnMut(TrainEvent),
     ) -> Result<TrainReport, TrainingError> {
+        let mut run = self.open(reporter)?;
+        let clock = Instant::now();
+        let elapsed_s = || clock.elapsed().as_secs_f64();
+        let (steps, steps_done) = (run.trainer().numbers().steps, run.trainer().steps_done());
+        on_event(TrainEvent::Start { steps, steps_done });
+        let tokenizer = Arc::clone(run.tokenizer());
+        let mut report = |entry: &Entry, trainer: &Trainer| {
+            on_event(TrainEvent::Entry(entry));
+            if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
+                // A sample that fails is shown as such; the training goes on.
+                let text = sample(trainer, &tokenizer, prompt);
+                let text = text.unwrap_or_else(|error| error.to_string());
+                on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
+            }
+        };
+        let outcome = run.train(&elapsed_s, &mut report)?;
+        let (best_step, best) = outcome.best.unzip();
+        let DataSize { training_tokens, held_out_tokens, rows } = run.data().size;
+        let config = run.trainer().config();
+        let confusion = best.as_ref().and_then(|evaluation| evaluation.confusion.as_ref());
+        let classification = confusion.map(|confusion| confusion.report(&config.id2label));
+        if let Some(classification) = &classification {
+            self.draw(classification, &**reporter)?;
+        }
+        Ok(TrainReport {
+            out: self.out.clone(),
+            parameters: ParameterCounts::new(config).unique,
+            training_tokens,
+            held_out_tokens,
+            training_rows: rows.map(|(training, _)| training),
+            held_out_rows: rows.map(|(_, held_out)| held_out),
+            steps: outcome.steps,
+            stopped_early: outcome.is_stopped_early,
+            loss: outcome.last_loss,
+            best_step,
+            held_out_loss: best.as_ref().map(|evaluation| evaluation.loss),
+            held_out_loss_per_character: best.and_then(|evaluation| evaluation.loss_per_character),
+            classification,
+            elapsed_s: elapsed_s(),
+        })
+    }
+
+    /// Draws the table of confusion into the folder.
+    fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), TrainingError> {
+        let path = self.out.join("confusion.svg");
+        match gpt2_pictures::svg(&report.picture(), gpt2_pictures::Width::OneColumn) {
+            Ok(picture) => replace_file(&path, |partial| {
+                fs::write(partial, &picture)
+                    .map_err(|error| TrainingError::File { path: path.clone(), error })
+            }),
+            // Of very many labels there is no picture; the numbers are there all the same.
+            Err(error) => {
+                reporter.note(&format!("no {}: {error}", path.display()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Everything up to the first step, or to the step that the training goes on from.
+    ///
+    /// # Errors
+    /// As [`TrainJob::run`], but for what a step may fail with.
+    pub fn open(&self, reporter: &Arc<dyn Reporter>) -> Result<Run, TrainingError> {
+        self.open_share(reporter, Share::WHOLE)
+    }
+
+    /// The same for one of several processes, each of which computes a share of every batch, see [`Run::share_of_step`]. The
+    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, where they resume and it
+    /// can be read, and else are to be given it, see [`Run::set_state`].
+    ///
+    /// # Errors
+    /// As [`TrainJob::open`], and when there is no such share.
+    pub fn open_share(&self, reporter: &Arc<dyn Reporter>, share: Share) -> Result<Run, TrainingError> {
+        share.check()?;
         let options = &self.options;
         options.check(&self.start, self.spelling)?;
-        self.check_folder()?;
-        let corpus = Corpus::open(&self.data, options.held_out)?;
-        let prepared = self.prepare(&corpus, &**reporter)?;
-        let numbers = options.numbers(&self.start, &prepared.config);
+        let apart = match share.index {
+            0 => None,
+            _ => Some(Arc::new(apart()?)),
+        };
+        let workplace = apart.as_deref().map_or(self.out.as_path(), TempDir::path);
+        if apart.is_none() {
+            self.check_folder()?;
+        }
+        let source = Source::open(&self.data, options, self.spelling)?;
+        let prepared = self.prepare(&source, &**reporter)?;
+        let mut numbers = options.numbers(&self.start, &prepared.config);
         numbers.check(&prepared.config)?;
+        let assignment = source.assignment(&prepared.config)?;
+        let assignment = assignment.as_ref();
+        numbers.class_weights = class_weights(options.class_weights.as_ref(), assignment, &prepared.config)?;
         if let Some(lora) = options.lora() {
             lora.check(&prepared.config)?;
         }
         if let Some(note) = prepared.config.end_token_note() {
             reporter.note(&note);
         }
-        if !options.ignore_memory {
-            self.check_memory(&prepared.config, &numbers)?;
+        let device = options.device.open(&**reporter)?;
+        if device.is_cpu() && numbers.compute_dtype != ComputeDType::F32 {
+            reporter.note("on the CPU bf16 is computed by way of f32, and slower than that");
         }
-        fs::create_dir_all(&self.out)
-            .map_err(|error| TrainingError::File { path: self.out.clone(), error })?;
-        let files = TokenFiles::encode(&corpus, &prepared, &self.out, &**reporter)?;
-        let (training, held_out) = (TokenFile::open(&files.training)?, files.open_held_out()?);
-        let windows = Windows::new(&training, numbers.context, numbers.seed)?;
-        let characters = corpus.characters(Split::HeldOut);
-        let held_out_windows =
-            held_out.as_ref().map(|tokens| HeldOut::new(tokens, characters)).transpose()?;
-
-        let steps = numbers.steps;
-        let trainer = self.trainer(&prepared, numbers, reporter)?;
+        if !options.ignore_memory {
+            let context = source.longest(numbers.context);
+            let numbers = Hyperparameters { context, ..numbers.clone() };
+            let batch_size = share.of(numbers.batch_size).len();
+            let own = Hyperparameters { batch_size, ..numbers.clone() };
+            self.check_memory(&prepared.config, &own, &device)?;
+        }
+        fs::create_dir_all(workplace)
+            .map_err(|error| TrainingError::File { path: workplace.to_owned(), error })?;
+        let encoder = (&*prepared.tokenizer, &prepared.config);
+        let data = source.encode(assignment, encoder, &numbers, workplace, &**reporter)?;
+        let trainer = self.trainer(&prepared, numbers, &device, reporter)?;
         let run_options = RunOptions {
             folder: self.out.clone(),
             eval_every: options.eval_every,
             save_every: options.save_every,
             patience: options.patience,
             dtype: options.dtype,
-            data_fingerprint: training.fingerprint(),
+            share,
+            apart,
         };
-        let data = (windows, held_out_windows);
-        let mut run = Run::open(trainer, data, &prepared.tokenizer, run_options)?;
-
-        let clock = Instant::now();
-        let elapsed_s = || clock.elapsed().as_secs_f64();
-        on_event(TrainEvent::Start { steps, steps_done: run.trainer().steps_done() });
-        let mut report = |entry: &Entry, trainer: &Trainer| {
-            on_event(TrainEvent::Entry(entry));
-            if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &options.sample) {
-                // A sample that fails is shown as such; the training goes on.
-                let text = sample(trainer, &prepared.tokenizer, prompt);
-                let text = text.unwrap_or_else(|error| error.to_string());
-                on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
-            }
-        };
-        let outcome = run.train(&elapsed_s, &mut report)?;
-        let best = outcome.best.map(|(_, loss)| loss);
-        Ok(TrainReport {
-            out: self.out.clone(),
-            parameters: ParameterCounts::new(&prepared.config).unique,
-            training_tokens: training.len(),
-            held_out_tokens: held_out.as_ref().map_or(0, Tokens::len),
-            steps: outcome.steps,
-            stopped_early: outcome.is_stopped_early,
-            loss: outcome.last_loss,
-            best_step: outcome.best.map(|(step, _)| step),
-            held_out_loss: best.map(|loss| loss.per_token),
-            held_out_loss_per_character: best.map(|loss| loss.per_character),
-            elapsed_s: elapsed_s(),
-        })
+        Run::open(trainer, data, prepared.tokenizer, run_options)
     }
 
     /// A folder that holds something is only used to resume.
@@ -220,7 +291,7 @@ impl TrainJob {
     }
 
     /// The configuration, the tokenizer and, where there is one, the checkpoint.
-    fn prepare(&self, corpus: &Corpus, reporter: &dyn Reporter) -> Result<Prepared, TrainingError> {
+    fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, TrainingError> {
         let (config, name) = match &self.start {
             Start::Checkpoint(model) => {
                 let options = ModelOptions {
@@ -231,8 +302,9 @@ impl TrainJob {
                 };
                 let checkpoint = options.open_checkpoint(reporter)?;
                 checkpoint.check()?;
-                let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?;
-                let config = self.options.with_dropout(checkpoint.config().clone());
+                let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?.into();
+                let config = source.with_head(checkpoint.config().clone(), self.spelling)?;
+                let config = self.options.with_dropout(config);
                 return Ok(Prepared { config, tokenizer, checkpoint: Some(checkpoint) });
             }
             Start::ConfigFile(path) => (read_config(path)?, path.display().to_string()),
@@ -241,50 +313,42 @@ impl TrainJob {
         let mut config = self.options.with_dropout(config);
         let tokenizer = match &self.tokenizer {
             Some(path) => load_tokenizer(path)?,
-            None => {
-                // Counting the words of much text takes a while.
-                let documents = corpus.documents(Split::Training).take_while(|_| !reporter.is_interrupted());
-                let tokenizer = train_tokenizer(documents, config.vocab_size);
-                if reporter.is_interrupted() {
-                    return Err(TrainingError::Interrupted { state: None });
-                }
-                let tokenizer = tokenizer?;
-                let found = tokenizer.get_vocab_size(true);
-                if found < config.vocab_size {
-                    let vocab_size = config.vocab_size;
-                    return Err(TrainingError::SmallTokenizer { config: name, vocab_size, found });
-                }
-                tokenizer
-            }
+            None => source.tokenizer((&config, name), self.spelling, reporter)?,
         };
         // The ids of the end of a text are the tokenizer's, whatever the configuration says.
         if let Some(end) = tokenizer.token_to_id(END_OF_TEXT) {
             config.bos_token_id = Some(end);
             config.eos_token_id = vec![end];
         }
-        Ok(Prepared { config, tokenizer, checkpoint: None })
+        let config = source.with_head(config, self.spelling)?;
+        Ok(Prepared { config, tokenizer: tokenizer.into(), checkpoint: None })
     }
 
     fn trainer(
         &self,
         prepared: &Prepared,
         numbers: Hyperparameters,
+        device: &Device,
         reporter: &Arc<dyn Reporter>,
     ) -> Result<Trainer, TrainingError> {
         let (config, seed) = (&prepared.config, numbers.seed);
         let parameters = match &prepared.checkpoint {
             Some(checkpoint) => {
                 let progress = Watched::new(&**reporter, "loading", checkpoint.parameter_bytes());
-                Parameters::from_checkpoint(checkpoint, &Device::Cpu, &progress)?
+                let parameters = Parameters::from_checkpoint(checkpoint, device, &progress)?;
+                parameters.with_fresh_head(config, seed)?
             }
-            None => Parameters::initialize(config, seed, &Device::Cpu)?,
+            None => Parameters::initialize(config, seed, device)?,
         };
         let trainer = match self.options.lora() {
             Some(lora) => {
                 let (lora, adapters) = Lora::new(config, lora, &parameters, seed)?;
                 Trainer::with_adapters(config, lora, adapters, numbers)?
             }
-            None => Trainer::new(config, parameters, numbers)?,
+            None => {
+                let (parameters, fixed) = parameters.split(config, numbers.train_blocks);
+                Trainer::with_fixed(config, parameters, fixed, numbers)?
+            }
         };
         let interrupt = Arc::clone(reporter);
         Ok(trainer
@@ -293,10 +357,15 @@ impl TrainJob {
     }
 
     /// Refuses a training that the machine's memory cannot hold.
-    fn check_memory(&self, config: &Gpt2Config, numbers: &Hyperparameters) -> Result<(), TrainingError> {
+    fn check_memory(
+        &self,
+        config: &Gpt2Config,
+        numbers: &Hyperparameters,
+        device: &Device,
+    ) -> Result<(), TrainingError> {
         let (spelling, recomputes) = (self.spelling, self.options.recompute);
-        let needed = estimated_bytes(config, numbers, recomputes);
-        let free = free_memory(&Device::Cpu).map(|free| free as u64);
+        let needed = estimated_bytes(config, numbers, recomputes, device);
+        let free = free_memory(device).map(|free| free as u64);
         let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
         let recompute = match recomputes {
             true => String::new(),
@@ -318,6 +387,11 @@ impl TrainJob {
             advice,
         })
     }
+}
+
+/// A folder that goes with the run that uses it.
+fn apart() -> Result<TempDir, TrainingError> {
+    TempDir::new().map_err(|error| TrainingError::File { path: std::env::temp_dir(), error })
 }
 
 /// How a user switches this option on.
@@ -356,54 +430,4 @@ fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<Stri
         text.push_str(&piece?);
     }
     Ok(text)
-}
-
-/// The data as token files in the folder of the run, removed when the training ends.
-struct TokenFiles {
-    training: PathBuf,
-    held_out: Option<PathBuf>,
-}
-
-impl TokenFiles {
-    fn encode(
-        corpus: &Corpus,
-        prepared: &Prepared,
-        folder: &Path,
-        reporter: &dyn Reporter,
-    ) -> Result<Self, TrainingError> {
-        let has_held_out = corpus.bytes(Split::HeldOut) > 0;
-        let files = Self {
-            training: folder.join("training.tokens"),
-            held_out: has_held_out.then(|| folder.join("held-out.tokens")),
-        };
-        let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
-        let bar = reporter.start("encoding", total as u64, Unit::Bytes);
-        let progress = |bytes| {
-            bar.advance(bytes);
-            match reporter.is_interrupted() {
-                true => Err(TrainingError::Interrupted { state: None }),
-                false => Ok(()),
-            }
-        };
-        let encode =
-            |split, path: &Path| corpus.encode(split, &prepared.tokenizer, &prepared.config, path, &progress);
-        encode(Split::Training, &files.training)?;
-        if let Some(path) = &files.held_out {
-            encode(Split::HeldOut, path)?;
-        }
-        Ok(files)
-    }
-
-    fn open_held_out(&self) -> Result<Option<TokenFile>, TrainingError> {
-        self.held_out.as_deref().map(TokenFile::open).transpose()
-    }
-}
-
-impl Drop for TokenFiles {
-    fn drop(&mut self) {
-        // They are made again from the data by the next run; nothing depends on their removal.
-        for path in std::iter::once(&self.training).chain(&self.held_out) {
-            let _ = fs::remove_file(path);
-        }
-    }
 }

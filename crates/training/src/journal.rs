@@ -27,12 +27,18 @@ pub struct Entry {
     /// Tokens per second of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
-    /// Loss on the held-out text, in nats for each token.
+    /// Loss on what is held out, in nats for each token, or each row with a label.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
     /// The same for each character.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss_per_character: Option<f64>,
+    /// Share of the held-out rows whose label was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Mean F1 of the labels, on the held-out rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub macro_f1: Option<f64>,
     /// Seconds since this process began to train.
     pub elapsed_s: f64,
 }

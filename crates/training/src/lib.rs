@@ -1,6 +1,7 @@
 //! Training GPT-2 from scratch or from a checkpoint: data, loss, gradients, AdamW, schedule, and checkpoints to resume from.
 //!
-//! [`TrainJob`] is all of it, from files to a folder, as the faces of the project run it; below is one step.
+//! [`TrainJob`] is all of it, from files to a folder, as the faces of the project run it; below is one step. A [`Task`] teaches
+//! texts, labels or answers with one and the same [`Trainer`]: they differ in what it learns from ([`Data`], [`Examples`]).
 //!
 //! The model is the one of `gpt2`, run with a training [`Pass`](gpt2::Pass); the parameters are [`Parameters`] in place of a
 //! file. Everything random (initialisation, order of the windows, dropout) is drawn from one seed and from the number of
@@ -25,9 +26,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod compute_dtype;
+mod confusion;
 mod corpus;
 mod curve;
 mod error;
+mod examples;
 mod held_out;
 mod job;
 mod journal;
@@ -36,17 +40,32 @@ mod memory;
 mod optimizer;
 mod options;
 mod parameters;
+mod records;
+mod row_data;
+mod rows;
 mod run;
 mod schedule;
+mod shard_writer;
+mod shards;
+mod share;
+mod source;
 mod state;
 mod streams;
+mod task;
+mod text_data;
+mod token_manifest;
+mod tokenize;
 mod trainer;
+mod training_data;
 mod windows;
 
+pub use compute_dtype::ComputeDType;
+pub use confusion::{ClassificationReport, Confusion, LabelReport};
 pub use corpus::{Corpus, Split};
 pub use curve::loss_curve;
 pub use error::{StateDifference, TrainingError};
-pub use held_out::{HeldOut, HeldOutLoss};
+pub use examples::{Data, Examples};
+pub use held_out::{Evaluation, HeldOut};
 pub use job::{TrainEvent, TrainJob, TrainReport};
 pub use journal::{Entry, Journal};
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
@@ -54,7 +73,13 @@ pub use memory::estimated_bytes;
 pub use optimizer::{AdamW, decays};
 pub use options::{Start, TrainOptions, written_dtype};
 pub use parameters::Parameters;
+pub use rows::{Row, RowSet, Rows};
 pub use run::{Outcome, Run, RunOptions, has_state};
 pub use schedule::Schedule;
+pub use shards::{ShardFormat, Shards, TokenFolder, TokenWidth};
+pub use share::Share;
+pub use task::{ClassWeights, Task};
+pub use tokenize::{TokenizeJob, TokenizeOptions, TokenizeReport};
 pub use trainer::{Hyperparameters, StepReport, Trainer};
-pub use windows::{Batch, TokenFile, Tokens, Windows};
+pub use training_data::{DataSize, TrainingData};
+pub use windows::{Batch, Tokens, Windows};

@@ -10,12 +10,13 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{Result, Shape, Tensor, Var};
-use gpt2::Gpt2Config;
+use gpt2::{Gpt2Config, HeadKind};
 use gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
 use gpt2_weights::{WeightsError, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::parameters::Lead;
 use crate::streams::Stream;
 use crate::{Parameters, TrainingError};
 
@@ -64,7 +65,11 @@ impl LoraConfig {
     /// The layer's name where this is the weight of a layer with an adapter: `h.0.attn.c_attn`.
     fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
         let layer = parameter.strip_suffix(".weight")?;
-        let (_, name) = layer.rsplit_once('.')?;
+        let (path, name) = layer.rsplit_once('.')?;
+        // A training has no encoder's states to attend to.
+        if path.ends_with("crossattention") {
+            return None;
+        }
         self.targets.iter().any(|target| target == name).then_some(layer)
     }
 }
@@ -82,7 +87,8 @@ fn adapter_names(layer: &str) -> (String, String) {
 }
 
 impl Lora {
-    /// Adapters for the weights of `base`, which stay as they are, and their fresh parameters.
+    /// Adapters for the weights of `base`, which stay as they are, and their fresh parameters. A head that is not over the
+    /// vocabulary is trained whole beside them, as PEFT's `modules_to_save` are.
     ///
     /// # Errors
     /// When an option is out of its range, or the device has no room.
@@ -96,6 +102,9 @@ impl Lora {
         let mut generator = Stream::Initialization.generator(seed);
         let mut named = Vec::new();
         for (name, weight) in base.iter() {
+            if HeadKind::of_parameter(name).is_some() {
+                named.push((name.to_owned(), weight.clone()));
+            }
             let Some(layer) = config.adapted(name) else { continue };
             let (output, input) = weight.dims2()?;
             let bound = 1.0 / (input as f64).sqrt();
@@ -108,7 +117,8 @@ impl Lora {
             named.push((name_a, Var::from_tensor(&a)?));
             named.push((name_b, Var::from_tensor(&b)?));
         }
-        let base = base.iter().map(|(name, weight)| (name.to_owned(), weight.as_tensor().detach())).collect();
+        let fixed = base.iter().filter(|(name, _)| HeadKind::of_parameter(name).is_none());
+        let base = fixed.map(|(name, weight)| (name.to_owned(), weight.as_tensor().detach())).collect();
         Ok((Self { config, base }, Parameters::from_named(named)))
     }
 
@@ -117,22 +127,22 @@ impl Lora {
         &self.config
     }
 
-    /// What a model is loaded from: the fixed weights, and the adapters beside them, to which gradients lead.
-    pub(crate) fn source<'a>(&'a self, adapters: &'a Parameters) -> AdaptedSource<'a> {
-        AdaptedSource { lora: self, adapters, path: String::new() }
+    /// What a model is loaded from: the fixed weights, and the adapters beside them.
+    pub(crate) fn source<'a>(&'a self, adapters: &'a Parameters, lead: Lead) -> AdaptedSource<'a> {
+        AdaptedSource { lora: self, adapters, lead, path: String::new() }
     }
 
     /// One of the weights with its adapter added.
     pub(crate) fn merged_parameter(&self, name: &str, adapters: &Parameters) -> Result<Option<Tensor>> {
         let Some(weight) = self.base.get(name) else { return Ok(None) };
-        match self.matrix(name, weight, adapters)? {
+        match self.matrix(name, weight, adapters, Lead::ToGradients)? {
             Matrix::Dense(weight) => Ok(Some(weight)),
             adapted => Ok(Some(adapted.to_tensor()?)),
         }
     }
 
     /// One of the weights with its adapter beside it, where it has one.
-    fn matrix(&self, name: &str, weight: &Tensor, adapters: &Parameters) -> Result<Matrix> {
+    fn matrix(&self, name: &str, weight: &Tensor, adapters: &Parameters, lead: Lead) -> Result<Matrix> {
         let base = Matrix::Dense(weight.clone());
         let Some((name_a, name_b)) = self.config.adapted(name).map(adapter_names) else {
             return Ok(base);
@@ -141,7 +151,7 @@ impl Lora {
             candle_core::bail!("the adapter of `{name}` is missing");
         };
         let scale = self.config.alpha / self.config.rank as f64;
-        let adapted = AdaptedMatrix::new(base, a.as_tensor().clone(), b.as_tensor().clone(), scale)?;
+        let adapted = AdaptedMatrix::new(base, lead.of(a), lead.of(b), scale)?;
         Ok(Matrix::Adapted(adapted.into()))
     }
 
@@ -155,18 +165,23 @@ impl Lora {
             TrainingError::from(WeightsError::Unwritable { path: path.to_owned(), what })
         };
         fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+        let has_head = adapters.iter().any(|(name, _)| HeadKind::of_parameter(name).is_some());
         // PEFT's `fan_in_fan_out` says that the layers of GPT-2 store their weights as (in, out).
-        let config = json!({
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.config.rank,
+        let mut config = json!({
+            "peft_type": "LORA", "task_type": if has_head { "SEQ_CLS" } else { "CAUSAL_LM" }, "r": self.config.rank,
             "lora_alpha": self.config.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": true,
             "target_modules": self.config.targets, "base_model_name_or_path": null, "inference_mode": true,
         });
+        if has_head {
+            config["modules_to_save"] = json!(["score"]);
+        }
         replace_file(&folder.join("adapter_config.json"), |path| {
             fs::write(path, format!("{config:#}\n")).map_err(|error| failed(path, &error))
         })?;
         replace_file(&folder.join("adapter_model.safetensors"), |path| {
             let tensors = adapters.iter().map(|(name, variable)| {
-                (format!("base_model.model.transformer.{name}"), variable.as_tensor().detach())
+                let within = if HeadKind::of_parameter(name).is_some() { "" } else { "transformer." };
+                (format!("base_model.model.{within}{name}"), variable.as_tensor().detach())
             });
             let metadata = [("format".to_owned(), "pt".to_owned())].into();
             safetensors::serialize_to_file(tensors, Some(metadata), path)
@@ -179,6 +194,7 @@ impl Lora {
 pub(crate) struct AdaptedSource<'a> {
     lora: &'a Lora,
     adapters: &'a Parameters,
+    lead: Lead,
     path: String,
 }
 
@@ -206,6 +222,6 @@ impl ParameterSource for AdaptedSource<'_> {
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
         let (name, weight) = self.weight(&(out_features, in_features).into(), name)?;
-        self.lora.matrix(&name, weight, self.adapters)
+        self.lora.matrix(&name, weight, self.adapters, self.lead)
     }
 }

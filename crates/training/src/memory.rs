@@ -1,12 +1,19 @@
 //! How much memory a training takes, so that one that cannot fit is refused before the work.
 
+use candle_core::Device;
 use gpt2::{Gpt2Config, ParameterCounts};
 
-use crate::Hyperparameters;
+use crate::{ComputeDType, Hyperparameters};
 
 /// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
-/// keeps for the backward pass, of each block its input alone where it `recomputes`; the logits that exist at once.
-pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recomputes: bool) -> u64 {
+/// keeps for the backward pass, of each block its input alone where it `recomputes`; the logits that exist at once. Where the CPU's
+/// kernels do not compute, compositions keep the scores of one block's attention besides.
+pub fn estimated_bytes(
+    config: &Gpt2Config,
+    numbers: &Hyperparameters,
+    recomputes: bool,
+    device: &Device,
+) -> u64 {
     /// Weight, gradient, mean, mean of squares.
     const COPIES: u64 = 4;
     /// Values that a block keeps of each token, in widths: norms 2, queries, keys and values 3, attention 1, its projection
@@ -18,6 +25,9 @@ pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recompute
     /// Logits of a chunk.
     const LOGITS: u64 = 1 << 24;
     const F32_BYTES: u64 = 4;
+    /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once, and rows of that chunk.
+    const COMPOSED: u64 = 12;
+    const COMPOSED_ROWS: u64 = 1024;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     let (width, inner, blocks) = (config.n_embd as u64, config.inner_width() as u64, config.n_layer as u64);
     let block = KEPT_WIDTHS * width + KEPT_INNER * inner;
@@ -26,7 +36,36 @@ pub fn estimated_bytes(config: &Gpt2Config, numbers: &Hyperparameters, recompute
     let parameters = ParameterCounts::new(config).unique as u64;
     // From the second batch of a step on, the head's gradient is made beside the sum.
     let head = if numbers.accumulate > 1 { (config.vocab_size * config.n_embd) as u64 } else { 0 };
-    let values =
-        (COPIES * parameters + head).saturating_add(tokens.saturating_mul(kept)).saturating_add(LOGITS);
-    values.saturating_mul(F32_BYTES)
+    let logits = if device.is_cpu() && numbers.compute_dtype == ComputeDType::F32 {
+        LOGITS
+    } else {
+        let scores = tokens.saturating_mul((config.n_head * numbers.context) as u64);
+        let chunk = COMPOSED_ROWS * config.vocab_size as u64;
+        scores.saturating_add(chunk).saturating_mul(COMPOSED)
+    };
+    let kept_bytes = numbers.compute_dtype.dtype().size_in_bytes() as u64;
+    let values = (COPIES * parameters + head).saturating_add(logits);
+    values.saturating_mul(F32_BYTES).saturating_add(tokens.saturating_mul(kept).saturating_mul(kept_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GPT-2 in its smallest published size, 8 windows of 1,024 tokens.
+    #[test]
+    fn bf16_halves_what_is_kept_and_compositions_add_scores_and_logits() {
+        let (config, numbers) =
+            (Gpt2Config::gpt2(), Hyperparameters { context: 1024, ..Hyperparameters::default() });
+        let halved = Hyperparameters { compute_dtype: ComputeDType::Bf16, ..numbers.clone() };
+        let (parameters, tokens) = (124_439_808, 8 * 1024);
+        let kept = tokens * 13 * (13 * 768 + 2 * 3072);
+        let f32 = estimated_bytes(&config, &numbers, false, &Device::Cpu);
+        assert_eq!(f32, 4 * (4 * parameters + kept + (1 << 24)));
+        let composed = 12 * (tokens * 12 * 1024 + 1024 * 50_257);
+        assert_eq!(
+            estimated_bytes(&config, &halved, false, &Device::Cpu),
+            4 * (4 * parameters + composed) + 2 * kept
+        );
+    }
 }

@@ -1,7 +1,7 @@
 //! AdamW over named parameters: decay for matrices, none for biases and norms, and running means that can be saved.
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{AdamWStep, adamw_step, squared_norm};
+use gpt2_kernels::{AdamWStep, adamw_step, gradient_norm};
 
 use crate::{Parameters, TrainingError};
 
@@ -59,11 +59,7 @@ impl AdamW {
         clip: Option<f64>,
         numbers: AdamWStep,
     ) -> std::result::Result<f64, TrainingError> {
-        let mut square = 0.0;
-        for gradient in gradients {
-            square += squared_norm(gradient)?;
-        }
-        let norm = square.sqrt();
+        let norm = gradient_norm(gradients)?;
         let step = self.steps_done + 1;
         if !norm.is_finite() {
             return Err(TrainingError::NotFinite { step, what: "gradient", last_checkpoint: None });

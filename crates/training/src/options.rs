@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use gpt2::Gpt2Config;
-use gpt2_engine::{Spelling, UnknownName};
+use gpt2_engine::{DeviceChoice, Spelling, UnknownName};
 use gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Hyperparameters, LoraConfig, Schedule, TrainingError};
+use crate::{ClassWeights, ComputeDType, Hyperparameters, LoraConfig, Schedule, Task, TrainingError};
 
 /// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
@@ -38,20 +38,26 @@ pub enum Start {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainOptions {
+    /// What is taught: text, classify or answer.
+    pub task: Task,
     /// Go on with the training whose state the folder holds; the other options must be the same.
     pub resume: bool,
     /// Steps of the optimizer.
     pub steps: u64,
-    /// Windows of text in one batch.
+    /// Windows of text, or rows, in one batch.
     pub batch_size: usize,
     /// Batches whose gradients are averaged into one step.
     pub accumulate: usize,
-    /// Tokens in a window; by default the model's context.
+    /// Tokens in a window, or of the longest row; by default the model's context.
     pub context: Option<usize>,
     /// Keep the inputs of the blocks only, and compute the blocks again for their gradients, see [`Trainer::recomputing`](crate::Trainer::recomputing).
     pub recompute: bool,
     /// Train low-rank adapters of this rank, and leave the weights as they are.
     pub lora_rank: Option<usize>,
+    /// Train the last blocks alone, so many, with the final norm and the head; a head that is the token embedding stays as it is.
+    pub train_blocks: Option<usize>,
+    /// What the rows of each label count in the loss, for classify; by default each once.
+    pub class_weights: Option<ClassWeights>,
     /// An adapter counts `lora_alpha / lora_rank` times; by default twice.
     pub lora_alpha: Option<f64>,
     /// Linear layers with adapters, of [`LORA_TARGETS`](crate::LORA_TARGETS); by default `c_attn`.
@@ -70,9 +76,9 @@ pub struct TrainOptions {
     pub grad_clip: f64,
     /// Dropout rate, in place of the configuration's three.
     pub dropout: Option<f64>,
-    /// Share of the data, at the end of each file, that is not trained on; 0 for none.
+    /// Share of the data, at the end of each file or of each label's rows, that is not trained on; 0 for none.
     pub held_out: f64,
-    /// Steps between evaluations on the held-out text.
+    /// Steps between evaluations on what is held out.
     pub eval_every: u64,
     /// Steps between saved states.
     pub save_every: u64,
@@ -85,6 +91,11 @@ pub struct TrainOptions {
     /// Type of the written weights: f32, f16 or bf16.
     #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
     pub dtype: WrittenDType,
+    /// Where it is computed: auto, cpu, cuda, cuda:N or metal.
+    #[serde(serialize_with = "device_name", deserialize_with = "device_of_name")]
+    pub device: DeviceChoice,
+    /// The type in which it is computed: f32 or bf16.
+    pub compute_dtype: ComputeDType,
     /// The number of attention heads, for checkpoints that do not tell it.
     pub n_head: Option<usize>,
 }
@@ -93,12 +104,15 @@ impl Default for TrainOptions {
     fn default() -> Self {
         let numbers = Hyperparameters::default();
         Self {
+            task: Task::default(),
             resume: false,
             steps: numbers.steps,
             batch_size: numbers.batch_size,
             accumulate: numbers.accumulate,
             context: None,
             recompute: false,
+            train_blocks: None,
+            class_weights: None,
             lora_rank: None,
             lora_alpha: None,
             lora_targets: None,
@@ -116,6 +130,8 @@ impl Default for TrainOptions {
             patience: None,
             seed: numbers.seed,
             dtype: WrittenDType::F32,
+            device: DeviceChoice::default(),
+            compute_dtype: ComputeDType::default(),
             n_head: None,
         }
     }
@@ -130,6 +146,9 @@ impl TrainOptions {
         let refuse = |option, expected: &str, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected: expected.into(), found })
         };
+        if !(0.0..1.0).contains(&self.held_out) {
+            return refuse("held_out", "a share from 0 to below 1", self.held_out.to_string());
+        }
         if let Some(rate) = self.dropout.filter(|rate| !(0.0..1.0).contains(rate)) {
             return refuse("dropout", "a rate from 0 to below 1", rate.to_string());
         }
@@ -148,6 +167,31 @@ impl TrainOptions {
         {
             let what = format!("{} is of adapters; give {}", spelling.of(option), spelling.of("lora_rank"));
             return Err(TrainingError::Call { what });
+        }
+        let not_with = |option: &str, reason: String| {
+            let what = format!("{} {reason}", spelling.of(option));
+            Err(TrainingError::Call { what })
+        };
+        if self.train_blocks.is_some() && self.lora_rank.is_some() {
+            return not_with(
+                "train_blocks",
+                format!("does not go with {}: adapters are in all blocks", spelling.of("lora_rank")),
+            );
+        }
+        if self.train_blocks.is_some() && !matches!(start, Start::Checkpoint(_)) {
+            return not_with(
+                "train_blocks",
+                "is for checkpoints: the other blocks of a new model would know nothing".into(),
+            );
+        }
+        if self.class_weights.is_some() && self.task != Task::Classify {
+            return not_with("class_weights", "is of the task classify".into());
+        }
+        if self.sample.is_some() && self.task == Task::Classify {
+            return not_with(
+                "sample",
+                "is of the tasks text and answer: a classifier continues no text".into(),
+            );
         }
         if self.n_head.is_some() && !matches!(start, Start::Checkpoint(_)) {
             let what =
@@ -177,6 +221,9 @@ impl TrainOptions {
             weight_decay: self.weight_decay,
             grad_clip: Some(self.grad_clip).filter(|clip| *clip != 0.0),
             seed: self.seed,
+            task: self.task,
+            train_blocks: self.train_blocks,
+            compute_dtype: self.compute_dtype,
             ..Hyperparameters::default()
         }
     }
@@ -216,4 +263,12 @@ fn dtype_name<S: Serializer>(dtype: &WrittenDType, serializer: S) -> Result<S::O
 
 fn dtype_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WrittenDType, D::Error> {
     written_dtype(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+fn device_name<S: Serializer>(device: &DeviceChoice, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(device)
+}
+
+fn device_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceChoice, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, expected_parameters};
+use gpt2::{Gpt2Config, Parameter, expected_parameters};
+use gpt2_kernels::RandomStream;
 use gpt2_weights::{Checkpoint, ReadProgress, WeightsError};
 
 use crate::streams::Stream;
@@ -27,26 +28,48 @@ impl Parameters {
     pub fn initialize(config: &Gpt2Config, seed: u64, device: &Device) -> Result<Self> {
         config.check()?;
         let mut generator = Stream::Initialization.generator(seed);
-        let residual = config.initializer_range / (2.0 * config.n_layer as f64).sqrt();
-        let mut named = Vec::new();
-        for parameter in expected_parameters(config) {
-            let count = parameter.shape.iter().product();
-            let is_norm = parameter.name.contains("ln_");
-            let values: Vec<f32> = if parameter.name.ends_with("bias") {
-                vec![0.0; count]
-            } else if is_norm {
-                vec![1.0; count]
-            } else {
-                let ends_in_residual = parameter.name.ends_with("c_proj.weight");
-                let deviation = if ends_in_residual { residual } else { config.initializer_range };
-                #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
-                let draw = |_| (generator.normal() * deviation) as f32;
-                (0..count).map(draw).collect()
+        let named = expected_parameters(config).into_iter().map(|parameter| {
+            let variable = fresh(&parameter, config, &mut generator, device)?;
+            Ok((parameter.name, variable))
+        });
+        Ok(Self { named: named.collect::<Result<_>>()? })
+    }
+
+    /// The parameters of another configuration: those that are here under the same names, and fresh ones.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn with_fresh_head(self, config: &Gpt2Config, seed: u64) -> Result<Self> {
+        let (mut generator, device) = (Stream::Head.generator(seed), self.device());
+        let mut here: HashMap<String, Var> = self.named.into_iter().collect();
+        let named = expected_parameters(config).into_iter().map(|parameter| {
+            let variable = match here.remove(&parameter.name) {
+                Some(variable) => variable,
+                None => fresh(&parameter, config, &mut generator, &device)?,
             };
-            let tensor = Tensor::from_vec(values, parameter.shape.as_slice(), device)?;
-            named.push((parameter.name, Var::from_tensor(&tensor)?));
-        }
-        Ok(Self { named })
+            Ok((parameter.name, variable))
+        });
+        Ok(Self { named: named.collect::<Result<_>>()? })
+    }
+
+    /// Those that are trained, and the others, which are fixed: where `train_blocks` counts blocks, all below the last ones, and
+    /// the embeddings; what attends to an encoder, of which a training has no states, is never trained.
+    pub fn split(self, config: &Gpt2Config, train_blocks: Option<usize>) -> (Self, HashMap<String, Tensor>) {
+        let first = train_blocks.map_or(0, |count| config.n_layer.saturating_sub(count));
+        let is_trained = |name: &str| {
+            let block =
+                name.strip_prefix("h.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
+            let is_below = match block {
+                Some(block) => block < first,
+                None => train_blocks.is_some() && (name.starts_with("wte.") || name.starts_with("wpe.")),
+            };
+            let is_of_encoder = name.contains("crossattention.") || name.contains("ln_cross_attn.");
+            !is_below && !is_of_encoder
+        };
+        let (trained, fixed): (Vec<_>, Vec<_>) =
+            self.named.into_iter().partition(|(name, _)| is_trained(name));
+        let fixed = fixed.into_iter().map(|(name, variable)| (name, variable.as_tensor().detach()));
+        (Self { named: trained }, fixed.collect())
     }
 
     /// The parameters of a checkpoint. `progress` is told how many bytes were read since the last call, and asked
@@ -115,9 +138,56 @@ impl Parameters {
         self.named.first().map_or(Device::Cpu, |(_, variable)| variable.device().clone())
     }
 
-    /// What a model loads itself from, with gradients leading to these variables.
-    pub(crate) fn tracked(&self, device: &Device) -> VarBuilder<'static> {
-        let tensors = self.named.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-        VarBuilder::from_tensors(tensors.collect(), DType::F32, device)
+    /// What a model loads itself from: these variables, and `fixed` ones.
+    pub(crate) fn beside(
+        &self,
+        fixed: &HashMap<String, Tensor>,
+        device: &Device,
+        lead: Lead,
+    ) -> VarBuilder<'static> {
+        let variables = self.named.iter().map(|(name, variable)| (name.clone(), lead.of(variable)));
+        let fixed = fixed.iter().map(|(name, tensor)| (name.clone(), tensor.clone()));
+        VarBuilder::from_tensors(fixed.chain(variables).collect(), DType::F32, device)
+    }
+}
+
+/// A parameter before any training.
+fn fresh(
+    parameter: &Parameter,
+    config: &Gpt2Config,
+    generator: &mut RandomStream,
+    device: &Device,
+) -> Result<Var> {
+    let (name, count) = (&parameter.name, parameter.shape.iter().product());
+    let values: Vec<f32> = if name.ends_with("bias") {
+        vec![0.0; count]
+    } else if name.contains("ln_") {
+        vec![1.0; count]
+    } else {
+        let residual = config.initializer_range / (2.0 * config.n_layer as f64).sqrt();
+        let deviation = if name.ends_with("c_proj.weight") { residual } else { config.initializer_range };
+        #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+        let draw = |_| (generator.normal() * deviation) as f32;
+        (0..count).map(draw).collect()
+    };
+    Var::from_tensor(&Tensor::from_vec(values, parameter.shape.as_slice(), device)?)
+}
+
+/// Where what is computed with parameters leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lead {
+    /// To gradients for them.
+    ToGradients,
+    /// Nowhere: candle keeps nothing of it.
+    Nowhere,
+}
+
+impl Lead {
+    /// A parameter to compute with.
+    pub(crate) fn of(self, parameter: &Tensor) -> Tensor {
+        match self {
+            Self::ToGradients => parameter.clone(),
+            Self::Nowhere => parameter.detach(),
+        }
     }
 }

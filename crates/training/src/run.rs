@@ -5,13 +5,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use candle_core::Device;
 use gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
+use tempfile::TempDir;
 
 use crate::state::{self, Best, Progress};
 use crate::{
-    Entry, HeldOut, HeldOutLoss, Hyperparameters, Journal, StateDifference, Trainer, TrainingError, Windows,
-    loss_curve,
+    Confusion, Entry, Evaluation, Journal, Share, StepReport, Trainer, TrainingData, TrainingError,
+    loss_curve, share,
 };
 
 /// When to evaluate, save and stop, and where.
@@ -19,7 +22,7 @@ use crate::{
 pub struct RunOptions {
     /// The folder of the run.
     pub folder: PathBuf,
-    /// Steps between evaluations on the held-out text.
+    /// Steps between evaluations on what is held out.
     pub eval_every: u64,
     /// Steps between saved states.
     pub save_every: u64,
@@ -27,18 +30,26 @@ pub struct RunOptions {
     pub patience: Option<u64>,
     /// Type of the written weights.
     pub dtype: WrittenDType,
-    /// Number that tells the data and its tokenizer from others, such as
-    /// [`TokenFile::fingerprint`](crate::TokenFile::fingerprint).
-    pub data_fingerprint: u64,
+    /// The share of every batch that this run computes. The first one writes the folder.
+    pub share: Share,
+    /// Where a run that computes another share keeps its log, until it ends.
+    pub apart: Option<Arc<TempDir>>,
+}
+
+impl RunOptions {
+    /// Whether the folder is this run's to write.
+    fn writes(&self) -> bool {
+        self.apart.is_none()
+    }
 }
 
 /// How a training ended.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Steps taken in all.
     pub steps: u64,
-    /// Step and loss of the best evaluation, whose weights the folder holds.
-    pub best: Option<(u64, HeldOutLoss)>,
+    /// The evaluation with the lowest loss and its step, whose weights the folder holds.
+    pub best: Option<(u64, Evaluation)>,
     /// Loss of the last step.
     pub last_loss: Option<f64>,
     /// Whether it ended before all steps were taken, for want of improvement.
@@ -46,11 +57,10 @@ pub struct Outcome {
 }
 
 /// A training in its folder.
-pub struct Run<'a> {
+pub struct Run {
     trainer: Trainer,
-    windows: Windows<'a>,
-    held_out: Option<HeldOut<'a>>,
-    tokenizer: &'a Tokenizer,
+    data: TrainingData,
+    tokenizer: Arc<Tokenizer>,
     options: RunOptions,
     journal: Journal,
     best: Option<Best>,
@@ -59,17 +69,19 @@ pub struct Run<'a> {
     is_evaluation_due: bool,
     /// Whether the saved state, or that there is none, tells all of it.
     is_saved: bool,
+    /// When the step that is being taken began.
+    step_start_s: f64,
 }
 
-impl<'a> Run<'a> {
+impl Run {
     /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one.
     ///
     /// # Errors
     /// When a number is out of its range, the folder holds the state of another run, or it cannot be written.
     pub fn open(
         mut trainer: Trainer,
-        data: (Windows<'a>, Option<HeldOut<'a>>),
-        tokenizer: &'a Tokenizer,
+        data: TrainingData,
+        tokenizer: Arc<Tokenizer>,
         options: RunOptions,
     ) -> Result<Self, TrainingError> {
         for (option, steps) in [("eval_every", options.eval_every), ("save_every", options.save_every)] {
@@ -78,12 +90,15 @@ impl<'a> Run<'a> {
                 return Err(TrainingError::OptionOutOfRange { option, expected, found: "0".into() });
             }
         }
+        options.share.check()?;
         let folder = &options.folder;
-        fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
-        remove_leftovers(folder);
+        if options.writes() {
+            fs::create_dir_all(folder)
+                .map_err(|error| TrainingError::File { path: folder.clone(), error })?;
+            remove_leftovers(folder);
+        }
         let (mut best, mut evaluations_since, mut is_evaluation_due) = (None, 0, false);
-        if let Some(progress) = state::load(folder, &mut trainer)? {
-            check_same(&progress, trainer.numbers(), &options)?;
+        if let Some(progress) = state::load(folder, &mut trainer, data.fingerprint)? {
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
             is_evaluation_due = progress.is_evaluation_due;
         }
@@ -93,12 +108,11 @@ impl<'a> Run<'a> {
             let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
             entry.step <= steps_done && !is_due
         };
-        let journal = Journal::open(&folder.join("log.jsonl"), &is_known)?;
-        let (windows, held_out) = data;
+        let log_folder = options.apart.as_deref().map_or(folder.as_path(), TempDir::path);
+        let journal = Journal::open(&log_folder.join("log.jsonl"), &is_known)?;
         Ok(Self {
             trainer,
-            windows,
-            held_out,
+            data,
             tokenizer,
             options,
             journal,
@@ -106,6 +120,7 @@ impl<'a> Run<'a> {
             evaluations_since,
             is_evaluation_due,
             is_saved: true,
+            step_start_s: 0.0,
         })
     }
 
@@ -130,12 +145,11 @@ impl<'a> Run<'a> {
             }
             done => done?,
         }
-        loss_curve(self.journal.entries(), &self.options.folder.join("loss.svg"))?;
+        self.finish()?;
         let steps_done = self.trainer.steps_done();
-        let loss = |best: Best| HeldOutLoss { per_token: best.per_token, per_character: best.per_character };
         Ok(Outcome {
             steps: steps_done,
-            best: self.best.map(|best| (best.step, loss(best))),
+            best: self.best.clone().map(|best| (best.step, best.evaluation)),
             last_loss: self.journal.entries().iter().rev().find_map(|entry| entry.loss),
             is_stopped_early: steps_done < self.trainer.numbers().steps,
         })
@@ -150,30 +164,128 @@ impl<'a> Run<'a> {
         if self.is_evaluation_due {
             self.finish_step(elapsed_s, report)?;
         }
-        let steps = self.trainer.numbers().steps;
-        let tokens_per_step = self.trainer.numbers().tokens_per_step() as f64;
-        while self.trainer.steps_done() < steps && !self.is_stale() {
-            let start_s = elapsed_s();
+        while !self.is_done() {
+            self.step_start_s = elapsed_s();
             if self.trainer.is_interrupted() {
                 return Err(TrainingError::Interrupted { state: None });
             }
-            let done = self.trainer.step(&self.windows).map_err(|error| self.with_checkpoint(error))?;
-            self.is_saved = false;
-            let now_s = elapsed_s();
-            let entry = Entry {
-                step: done.step,
-                loss: Some(done.loss),
-                learning_rate: Some(done.learning_rate),
-                gradient_norm: Some(done.gradient_norm),
-                tokens_per_s: Some(tokens_per_step / (now_s - start_s).max(f64::MIN_POSITIVE)),
-                elapsed_s: now_s,
-                ..Entry::default()
-            };
-            report(&entry, &self.trainer);
-            self.journal.add(entry)?;
-            self.is_evaluation_due = self.is_due(self.options.eval_every);
+            let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
+            let done =
+                self.trainer.step(&*self.data.examples).map_err(|error| self.with_checkpoint(error))?;
+            self.after_step(done, tokens, elapsed_s, report)?;
+        }
+        Ok(())
+    }
+
+    /// Logs a step over so many tokens, and does what is due after it.
+    fn after_step(
+        &mut self,
+        done: StepReport,
+        tokens: f64,
+        elapsed_s: &dyn Fn() -> f64,
+        report: &mut dyn FnMut(&Entry, &Trainer),
+    ) -> Result<(), TrainingError> {
+        self.is_saved = false;
+        let now_s = elapsed_s();
+        let entry = Entry {
+            step: done.step,
+            loss: Some(done.loss),
+            learning_rate: Some(done.learning_rate),
+            gradient_norm: Some(done.gradient_norm),
+            tokens_per_s: Some(tokens / (now_s - self.step_start_s).max(f64::MIN_POSITIVE)),
+            elapsed_s: now_s,
+            ..Entry::default()
+        };
+        report(&entry, &self.trainer);
+        self.journal.add(entry)?;
+        self.is_evaluation_due = self.is_due(self.options.eval_every);
+        self.finish_step(elapsed_s, report)
+    }
+
+    /// What this run's [share](RunOptions::share) of the next step adds to the step's loss, and to the gradients of all
+    /// parameters, one after the other in the parameters' order: the sums over all shares are the step's.
+    ///
+    /// An evaluation that is still due after the last step is made first.
+    ///
+    /// # Errors
+    /// When all steps are taken, the device has no room, or it is interrupted.
+    pub fn share_of_step(
+        &mut self,
+        elapsed_s: &dyn Fn() -> f64,
+        report: &mut dyn FnMut(&Entry, &Trainer),
+    ) -> Result<(f64, Vec<f32>), TrainingError> {
+        if self.is_evaluation_due {
             self.finish_step(elapsed_s, report)?;
         }
+        self.expect_steps()?;
+        self.step_start_s = elapsed_s();
+        let (loss, gradients) = self.trainer.share_of_step(&*self.data.examples, self.options.share)?;
+        let values = share::flat(&gradients)?;
+        self.trainer.use_memory_of(gradients);
+        Ok((loss, values))
+    }
+
+    /// Takes the next step with the sums over all shares, and does what is due after it: logs, evaluates and saves.
+    ///
+    /// # Errors
+    /// When all steps are taken, there are not as many gradients as parameters, a loss or their norm is not a number, or a
+    /// file cannot be written.
+    pub fn apply(
+        &mut self,
+        gradients: &[f32],
+        loss: f64,
+        elapsed_s: &dyn Fn() -> f64,
+        report: &mut dyn FnMut(&Entry, &Trainer),
+    ) -> Result<(), TrainingError> {
+        self.expect_steps()?;
+        let gradients = share::apart(gradients, self.trainer.parameters())?;
+        let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
+        let done = self.trainer.apply(&gradients, loss).map_err(|error| self.with_checkpoint(error))?;
+        self.after_step(done, tokens, elapsed_s, report)?;
+        match self.is_done() {
+            true => self.finish(),
+            false => Ok(()),
+        }
+    }
+
+    fn expect_steps(&self) -> Result<(), TrainingError> {
+        match self.is_done() {
+            true => Err(TrainingError::Call { what: "the training is at its end; no step is left".into() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether no step is left: all are taken, or it has ended early.
+    pub fn is_done(&self) -> bool {
+        self.trainer.steps_done() >= self.trainer.numbers().steps || self.is_stale()
+    }
+
+    /// Draws the losses once no step is left.
+    fn finish(&self) -> Result<(), TrainingError> {
+        let (entries, predicted) = (self.journal.entries(), self.trainer.numbers().task.predicted());
+        match self.options.writes() {
+            true => loss_curve(entries, predicted, &self.options.folder.join("loss.svg")),
+            false => Ok(()),
+        }
+    }
+
+    /// The whole state, as the folder's file holds it: for the runs of other shares to start from.
+    ///
+    /// # Errors
+    /// When the memory does not suffice.
+    pub fn state(&self) -> Result<Vec<u8>, TrainingError> {
+        state::to_bytes(&self.trainer, &self.progress())
+    }
+
+    /// Goes on from the [state](Run::state) of the run of another share.
+    ///
+    /// # Errors
+    /// When it is damaged, or that of another training.
+    pub fn set_state(&mut self, state: &[u8]) -> Result<(), TrainingError> {
+        let path = state::path(&self.options.folder);
+        let progress = state::from_bytes(state, &path, &mut self.trainer, self.data.fingerprint)?;
+        (self.best, self.evaluations_since) = (progress.best, progress.evaluations_since);
+        (self.is_evaluation_due, self.is_saved) = (progress.is_evaluation_due, true);
         Ok(())
     }
 
@@ -204,6 +316,16 @@ impl<'a> Run<'a> {
         &self.trainer
     }
 
+    /// What it learns from.
+    pub fn data(&self) -> &TrainingData {
+        &self.data
+    }
+
+    /// The tokenizer that is written with the model.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
     fn is_stale(&self) -> bool {
         self.options.patience.is_some_and(|patience| self.evaluations_since >= patience)
     }
@@ -214,23 +336,25 @@ impl<'a> Run<'a> {
         elapsed_s: &dyn Fn() -> f64,
         report: &mut dyn FnMut(&Entry, &Trainer),
     ) -> Result<(), TrainingError> {
-        let Some(held_out) = &self.held_out else { return Ok(()) };
-        let loss = held_out.loss(&self.trainer)?;
-        if !loss.per_token.is_finite() {
+        let Some(held_out) = &self.data.held_out else { return Ok(()) };
+        let evaluation = held_out.evaluate(&self.trainer)?;
+        if !evaluation.loss.is_finite() {
             let error = TrainingError::NotFinite { step, what: "held-out loss", last_checkpoint: None };
             return Err(self.with_checkpoint(error));
         }
         let entry = Entry {
             step,
-            held_out_loss: Some(loss.per_token),
-            held_out_loss_per_character: Some(loss.per_character),
+            held_out_loss: Some(evaluation.loss),
+            held_out_loss_per_character: evaluation.loss_per_character,
+            accuracy: evaluation.confusion.as_ref().map(Confusion::accuracy),
+            macro_f1: evaluation.confusion.as_ref().map(Confusion::macro_f1),
             elapsed_s: elapsed_s(),
             ..Entry::default()
         };
         report(&entry, &self.trainer);
         self.journal.add(entry)?;
-        if self.best.is_none_or(|best| loss.per_token < best.per_token) {
-            self.best = Some(Best::new(step, loss));
+        if self.best.as_ref().is_none_or(|best| evaluation.loss < best.evaluation.loss) {
+            self.best = Some(Best { step, evaluation });
             self.evaluations_since = 0;
             self.write_checkpoint()?;
         } else {
@@ -239,28 +363,41 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn save(&mut self) -> Result<(), TrainingError> {
-        if self.held_out.is_none() {
+    /// Writes the state, unless another share's run does.
+    ///
+    /// # Errors
+    /// When a file cannot be written: the state before is then still there.
+    pub fn save(&mut self) -> Result<(), TrainingError> {
+        if !self.options.writes() {
+            return Ok(());
+        }
+        if self.data.held_out.is_none() {
             self.write_checkpoint()?;
         }
-        let progress = Progress {
-            model: state::model_of(&self.trainer),
-            numbers: self.trainer.numbers().clone(),
-            data_fingerprint: self.options.data_fingerprint,
-            steps_done: self.trainer.steps_done(),
-            best: self.best,
-            evaluations_since: self.evaluations_since,
-            is_evaluation_due: self.is_evaluation_due,
-        };
-        state::save(&self.options.folder, &self.trainer, &progress)?;
+        state::save(&self.options.folder, &self.trainer, &self.progress())?;
         self.is_saved = true;
         Ok(())
     }
 
+    fn progress(&self) -> Progress {
+        Progress {
+            model: state::model_of(&self.trainer),
+            numbers: self.trainer.numbers().clone(),
+            data_fingerprint: self.data.fingerprint,
+            steps_done: self.trainer.steps_done(),
+            best: self.best.clone(),
+            evaluations_since: self.evaluations_since,
+            is_evaluation_due: self.is_evaluation_due,
+        }
+    }
+
     fn write_checkpoint(&self) -> Result<(), TrainingError> {
-        let read = |name: &str| Ok(self.trainer.parameter(name)?.detach());
+        if !self.options.writes() {
+            return Ok(());
+        }
+        let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);
         let RunOptions { folder, dtype, .. } = &self.options;
-        replace_hugging_face(folder, self.trainer.config(), &read, self.tokenizer, *dtype)?;
+        replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, *dtype)?;
         match self.trainer.lora() {
             Some(lora) => lora.save(self.trainer.parameters(), &folder.join("adapter")),
             None => Ok(()),
@@ -297,21 +434,4 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 /// Whether the folder already holds the state of a run.
 pub fn has_state(folder: &Path) -> bool {
     state::path(folder).exists()
-}
-
-fn check_same(
-    progress: &Progress,
-    numbers: &Hyperparameters,
-    options: &RunOptions,
-) -> Result<(), TrainingError> {
-    let refuse =
-        |difference| Err(TrainingError::OtherState { path: state::path(&options.folder), difference });
-    let differing = progress.numbers.differing(numbers);
-    if !differing.is_empty() {
-        return refuse(StateDifference::Numbers(differing));
-    }
-    if progress.data_fingerprint != options.data_fingerprint {
-        return refuse(StateDifference::Data);
-    }
-    Ok(())
 }

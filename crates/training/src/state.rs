@@ -3,15 +3,16 @@
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
 //! state: they follow from the seed and the number of the step.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use gpt2_weights::{MappedFile, WeightsError, replace_file};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{HeldOutLoss, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
+use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
 
 /// Name of the file in the folder of the run.
 const FILE_NAME: &str = "training-state.safetensors";
@@ -36,17 +37,11 @@ pub(crate) struct Progress {
 }
 
 /// The best evaluation so far.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Best {
     pub(crate) step: u64,
-    pub(crate) per_token: f64,
-    pub(crate) per_character: f64,
-}
-
-impl Best {
-    pub(crate) fn new(step: u64, loss: HeldOutLoss) -> Self {
-        Self { step, per_token: loss.per_token, per_character: loss.per_character }
-    }
+    #[serde(flatten)]
+    pub(crate) evaluation: Evaluation,
 }
 
 /// Where the state of the run in `folder` is.
@@ -56,46 +51,70 @@ pub(crate) fn path(folder: &Path) -> PathBuf {
 
 /// Saves the state of a training.
 pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
-    let unwritable = |path: &Path, error: &dyn std::fmt::Display| WeightsError::Unwritable {
-        path: path.to_owned(),
-        what: format!("cannot be written: {error}; the state before it is still there"),
-    };
+    let (tensors, metadata) = content(trainer, progress)?;
     replace_file(&path(folder), |path| {
-        let text = serde_json::to_string(progress).map_err(|error| unwritable(path, &error))?;
-        let mut tensors: Vec<(String, Tensor)> = Vec::new();
-        for ((name, parameter), (mean, square)) in
-            trainer.parameters().iter().zip(trainer.optimizer().means())
-        {
-            for (kind, variable) in [("parameter", parameter), ("mean", mean), ("square", square)] {
-                tensors.push((format!("{kind}.{name}"), variable.as_tensor().detach()));
-            }
-        }
-        let metadata = [(KEY.to_owned(), text)].into();
-        safetensors::serialize_to_file(tensors, Some(metadata), path)
-            .map_err(|error| unwritable(path, &error).into())
+        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|error| {
+            let what = format!("cannot be written: {error}; the state before it is still there");
+            WeightsError::Unwritable { path: path.to_owned(), what }.into()
+        })
     })
 }
 
-/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none.
-pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progress>, TrainingError> {
+/// The state of a training as the file holds it.
+pub(crate) fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, TrainingError> {
+    let (tensors, metadata) = content(trainer, progress)?;
+    Ok(safetensors::serialize(tensors, Some(metadata)).map_err(candle_core::Error::wrap)?)
+}
+
+/// Tensors by name, and the metadata with what is said besides.
+type Content = (Vec<(String, Tensor)>, HashMap<String, String>);
+
+fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingError> {
+    let text = serde_json::to_string(progress).map_err(candle_core::Error::wrap)?;
+    let mut tensors = Vec::new();
+    for ((name, parameter), (mean, square)) in trainer.parameters().iter().zip(trainer.optimizer().means()) {
+        for (kind, variable) in [("parameter", parameter), ("mean", mean), ("square", square)] {
+            tensors.push((format!("{kind}.{name}"), variable.detach().to_device(&Device::Cpu)?));
+        }
+    }
+    Ok((tensors, [(KEY.to_owned(), text)].into()))
+}
+
+/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none. It must be a
+/// state of the same training, on the data with this fingerprint.
+pub(crate) fn load(
+    folder: &Path,
+    trainer: &mut Trainer,
+    data_fingerprint: u64,
+) -> Result<Option<Progress>, TrainingError> {
     let path = path(folder);
     if !path.exists() {
         return Ok(None);
     }
+    let file = MappedFile::open(&path)?;
+    from_bytes(&file, &path, trainer, data_fingerprint).map(Some)
+}
+
+/// Brings a training to a state as the file at `path` holds it, and says how far that is.
+pub(crate) fn from_bytes(
+    bytes: &[u8],
+    path: &Path,
+    trainer: &mut Trainer,
+    data_fingerprint: u64,
+) -> Result<Progress, TrainingError> {
     let damaged = |error: &dyn std::fmt::Display| TrainingError::DamagedState {
-        path: path.clone(),
+        path: path.to_owned(),
         what: error.to_string(),
     };
-    let file = MappedFile::open(&path)?;
-    let (_, header) = SafeTensors::read_metadata(&file).map_err(|error| damaged(&error))?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(&error))?;
     let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
     let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
     let progress: Progress = serde_json::from_str(text).map_err(|error| damaged(&error))?;
-    if progress.model != model_of(trainer) {
-        return Err(TrainingError::OtherState { path, difference: StateDifference::Model });
+    if let Some(difference) = difference(&progress, trainer, data_fingerprint) {
+        return Err(TrainingError::OtherState { path: path.to_owned(), difference });
     }
     let device = trainer.parameters().device();
-    let tensors = candle_core::safetensors::load_buffer(&file, &device).map_err(|error| damaged(&error))?;
+    let tensors = candle_core::safetensors::load_buffer(bytes, &device).map_err(|error| damaged(&error))?;
     let mut saved = Vec::new();
     for (name, parameter) in trainer.parameters().iter() {
         let tensor = |kind: &str| {
@@ -106,7 +125,19 @@ pub(crate) fn load(folder: &Path, trainer: &mut Trainer) -> Result<Option<Progre
         saved.push((tensor("parameter")?, tensor("mean")?, tensor("square")?));
     }
     trainer.restore(&saved, progress.steps_done)?;
-    Ok(Some(progress))
+    Ok(progress)
+}
+
+/// How the training that was saved differs from this one.
+fn difference(saved: &Progress, trainer: &Trainer, data_fingerprint: u64) -> Option<StateDifference> {
+    let differing = saved.numbers.differing(trainer.numbers());
+    if saved.model != model_of(trainer) {
+        Some(StateDifference::Model)
+    } else if !differing.is_empty() {
+        Some(StateDifference::Numbers(differing))
+    } else {
+        (saved.data_fingerprint != data_fingerprint).then_some(StateDifference::Data)
+    }
 }
 
 /// What tells a model from others: its configuration, and that of its adapters.

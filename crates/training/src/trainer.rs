@@ -1,28 +1,30 @@
 //! One step of training: gradients of a few batches, clipping, AdamW under the schedule.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, Pass, expected_parameters};
-use gpt2_kernels::{AdamWStep, Before, Interrupt, head_loss, without_gradients};
+use candle_nn::ops::log_softmax;
+use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, Pass, expected_parameters};
+use gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::parameters::Lead;
 use crate::streams::Stream;
-use crate::windows::Batch;
-use crate::{AdamW, Lora, Parameters, Schedule, TrainingError, Windows};
+use crate::{AdamW, ComputeDType, Data, Examples, Lora, Parameters, Schedule, Share, Task, TrainingError};
 
 /// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hyperparameters {
     /// Steps of the optimizer.
     pub steps: u64,
-    /// Windows in one batch.
+    /// Windows, or rows, in one batch.
     pub batch_size: usize,
     /// Batches whose gradients are averaged into one step.
     pub accumulate: usize,
-    /// Tokens in a window.
+    /// Tokens in a window, or of the longest row.
     pub context: usize,
     /// Highest learning rate.
     pub learning_rate: f64,
@@ -44,6 +46,18 @@ pub struct Hyperparameters {
     pub epsilon: f64,
     /// Seed of everything random.
     pub seed: u64,
+    /// What is taught.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub task: Task,
+    /// The last blocks alone are trained, so many, with the final norm and the head; `None` trains everything.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub train_blocks: Option<usize>,
+    /// What the rows of each label count in the loss; `None` counts each once.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub class_weights: Option<Vec<f64>>,
+    /// The type that it is computed in.
+    #[serde(default)]
+    pub compute_dtype: ComputeDType,
 }
 
 impl Default for Hyperparameters {
@@ -63,6 +77,10 @@ impl Default for Hyperparameters {
             beta_2: 0.95,
             epsilon: 1e-8,
             seed: 0,
+            task: Task::Text,
+            train_blocks: None,
+            class_weights: None,
+            compute_dtype: ComputeDType::default(),
         }
     }
 }
@@ -114,6 +132,15 @@ impl Hyperparameters {
         if !(0.0..=1.0).contains(&self.final_share) {
             return refuse("final_share", "a number from 0 to 1", &self.final_share);
         }
+        if let Some(blocks) = self.train_blocks
+            && blocks > config.n_layer
+        {
+            return refuse(
+                "train_blocks",
+                &format!("at most the model's {} blocks", config.n_layer),
+                &blocks,
+            );
+        }
         Ok(())
     }
 
@@ -129,12 +156,10 @@ impl Hyperparameters {
             let there = there.remove(&name).unwrap_or_default();
             (name, here, there)
         });
-        pairs.filter(|(_, here, there)| here != there).collect()
-    }
-
-    /// Tokens that one step sees.
-    pub fn tokens_per_step(&self) -> u64 {
-        (self.batch_size * self.accumulate * self.context) as u64
+        let mut pairs: Vec<_> = pairs.collect();
+        pairs.extend(there.into_iter().map(|(name, there)| (name, Value::Null, there)));
+        pairs.retain(|(_, here, there)| here != there);
+        pairs
     }
 }
 
@@ -167,8 +192,8 @@ pub struct Trainer {
 
 /// What the model computes with.
 enum Weights {
-    /// The trained parameters themselves.
-    Trained(Gpt2Model),
+    /// The trained parameters themselves, and those that stay as they are.
+    Trained { model: Box<Gpt2Model>, fixed: HashMap<String, Tensor> },
     /// Fixed weights and the adapters that are trained; the model is made anew for every pass.
     Adapted(Lora),
 }
@@ -183,9 +208,23 @@ impl Trainer {
         parameters: Parameters,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
+        Self::with_fixed(config, parameters, HashMap::new(), numbers)
+    }
+
+    /// A training of `parameters` of a model whose others are `fixed`, and cost no gradients.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`], and when a parameter is in neither.
+    pub fn with_fixed(
+        config: &Gpt2Config,
+        parameters: Parameters,
+        fixed: HashMap<String, Tensor>,
+        numbers: Hyperparameters,
+    ) -> Result<Self, TrainingError> {
         config.check()?;
-        let model = Gpt2Model::load(config, &parameters.tracked(&parameters.device()))?;
-        Self::with_weights(config, parameters, Weights::Trained(model), numbers)
+        let vb = parameters.beside(&fixed, &parameters.device(), Lead::ToGradients);
+        let weights = Weights::Trained { model: Gpt2Model::load(config, &vb)?.into(), fixed };
+        Self::with_weights(config, parameters, weights, numbers)
     }
 
     /// A training of the adapters of `lora`.
@@ -268,67 +307,101 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the next step on the next windows.
+    /// Takes the next step on the examples that are due.
     ///
     /// # Errors
     /// When loss or gradient is not a number, or it is interrupted (the parameters are then as they were), or the device has no
     /// room.
-    pub fn step(&mut self, windows: &Windows) -> Result<StepReport, TrainingError> {
-        let Hyperparameters { batch_size, accumulate, .. } = self.numbers;
-        let first_batch = self.optimizer.steps_done() * accumulate as u64;
-        let mut before = match std::mem::take(&mut self.gradients) {
-            none if none.is_empty() => Before::Nothing,
-            gradients => Before::Memory(gradients),
-        };
-        let mut loss = 0.0;
-        for index in first_batch..first_batch + accumulate as u64 {
-            let batch = windows.batch(index * batch_size as u64, batch_size);
-            let mut generator = Stream::Dropout(index).generator(self.numbers.seed);
-            let mut pass = Pass::training(&mut generator).recomputing(self.recomputes);
-            let (batch_loss, gradients) = self.add_gradients(&batch, &mut pass, accumulate, before)?;
-            loss += batch_loss / accumulate as f64;
-            before = Before::Gradients(gradients);
-        }
-        if let Before::Gradients(gradients) = before {
-            self.gradients = gradients;
-        }
-        let step = self.optimizer.steps_done() + 1;
-        if !loss.is_finite() {
-            return Err(TrainingError::NotFinite { step, what: "loss", last_checkpoint: None });
-        }
-        let gradients = std::mem::take(&mut self.gradients);
+    pub fn step(&mut self, data: &dyn Data) -> Result<StepReport, TrainingError> {
+        let (loss, gradients) = self.share_of_step(data, Share::WHOLE)?;
         let report = self.apply(&gradients, loss);
         self.gradients = gradients;
         report
     }
 
-    /// The loss of a batch, and the gradient of every parameter of `loss / divisor`, in the parameters' order.
+    /// What a share of the next step's examples adds to the step's loss, and to the gradient of every parameter, in the
+    /// parameters' order: the sums over all shares are those of the step, whose loss is the mean over all its predictions.
+    ///
+    /// # Errors
+    /// As [`Trainer::gradients`].
+    pub fn share_of_step(
+        &mut self,
+        data: &dyn Data,
+        share: Share,
+    ) -> Result<(f64, Vec<Tensor>), TrainingError> {
+        let Hyperparameters { batch_size, accumulate, seed, .. } = self.numbers;
+        let passes = self.steps_done() * accumulate as u64;
+        let (first, count) = self.examples_of_step();
+        let whole = data.weight(first, count);
+        let mut before = match std::mem::take(&mut self.gradients) {
+            none if none.is_empty() => Before::Nothing,
+            gradients => Before::Memory(gradients),
+        };
+        let mut loss = 0.0;
+        for index in passes..passes + accumulate as u64 {
+            let rows = share.of(batch_size);
+            if rows.is_empty() {
+                continue;
+            }
+            let examples = data.examples(index * batch_size as u64 + rows.start as u64, rows.len());
+            let mut generator =
+                Stream::Dropout(index * share.count as u64 + share.index as u64).generator(seed);
+            let mut pass = Pass::training(&mut generator).recomputing(self.recomputes);
+            let divisor = whole / examples.weight();
+            let (batch_loss, gradients) = self.add_gradients(&*examples, &mut pass, divisor, before)?;
+            loss += batch_loss / divisor;
+            before = Before::Gradients(gradients);
+        }
+        match before {
+            Before::Gradients(gradients) => Ok((loss, gradients)),
+            Before::Nothing | Before::Memory(_) => {
+                let zeros = self.parameters.iter().map(|(_, variable)| variable.zeros_like());
+                Ok((loss, zeros.collect::<candle_core::Result<_>>()?))
+            }
+        }
+    }
+
+    /// How many tokens the next step sees.
+    pub fn tokens_of_step(&self, data: &dyn Data) -> usize {
+        let (first, count) = self.examples_of_step();
+        data.tokens(first, count)
+    }
+
+    /// The first example of the next step, and how many it has.
+    fn examples_of_step(&self) -> (u64, usize) {
+        let count = self.numbers.batch_size * self.numbers.accumulate;
+        (self.steps_done() * count as u64, count)
+    }
+
+    /// Takes the memory of gradients that nobody else holds for those of the next step.
+    pub(crate) fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
+        self.gradients = gradients;
+    }
+
+    /// The loss of some examples, and the gradient of every parameter of `loss / divisor`, in the parameters' order.
     ///
     /// # Errors
     /// When a parameter gets no gradient, the device has no room, or it is interrupted.
     pub fn gradients(
         &self,
-        batch: &Batch,
+        examples: &dyn Examples,
         pass: &mut Pass,
         divisor: usize,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
-        self.add_gradients(batch, pass, divisor, Before::Nothing)
+        self.add_gradients(examples, pass, divisor as f64, Before::Nothing)
     }
 
     fn add_gradients(
         &self,
-        batch: &Batch,
+        examples: &dyn Examples,
         pass: &mut Pass,
-        divisor: usize,
+        divisor: f64,
         before: Before,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
         let variables: Vec<&Tensor> =
             self.parameters.iter().map(|(_, variable)| variable.as_tensor()).collect();
-        let loss = || {
-            let (hidden, head) = self.hidden_states(batch, pass)?;
-            head_loss(&hidden, &head, &batch.targets)
-        };
-        let factor = 1.0 / divisor as f64;
+        let loss = || self.loss(examples, pass, Lead::ToGradients);
+        let factor = 1.0 / divisor;
         let (loss, gradients) =
             self.interruptible(|| gpt2_kernels::gradients(&variables, before, factor, loss))?;
         let named = self.parameters.iter().zip(gradients).map(|((name, _), gradient)| {
@@ -340,10 +413,13 @@ impl Trainer {
     /// Takes a step with these gradients.
     ///
     /// # Errors
-    /// When their norm is not a number.
+    /// When the loss or their norm is not a number.
     pub fn apply(&mut self, gradients: &[Tensor], loss: f64) -> Result<StepReport, TrainingError> {
         let numbers = &self.numbers;
         let step = self.optimizer.steps_done() + 1;
+        if !loss.is_finite() {
+            return Err(TrainingError::NotFinite { step, what: "loss", last_checkpoint: None });
+        }
         let share = numbers.schedule.share(step, numbers.warmup_steps, numbers.steps, numbers.final_share);
         let learning_rate = numbers.learning_rate * share;
         let adamw = AdamWStep {
@@ -359,33 +435,68 @@ impl Trainer {
         Ok(StepReport { step, loss, gradient_norm, learning_rate })
     }
 
-    /// The mean loss of a batch without dropout, and without gradients.
+    /// The mean loss of some examples without dropout, and without gradients.
     ///
     /// # Errors
     /// When the device has no room, or it is interrupted.
-    pub fn evaluate(&self, batch: &Batch) -> Result<f64, TrainingError> {
-        let loss = self.interruptible(|| {
-            without_gradients(|| {
-                let (hidden, head) = self.hidden_states(batch, &mut Pass::inference())?;
-                head_loss(&hidden, &head, &batch.targets)
-            })
-        })?;
-        Ok(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?)
+    pub fn evaluate(&self, examples: &dyn Examples) -> Result<f64, TrainingError> {
+        let mut pass = Pass::inference();
+        let loss =
+            self.interruptible(|| without_gradients(|| self.loss(examples, &mut pass, Lead::Nowhere)))?;
+        Ok(loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
-    /// The hidden states after the final norm, `(B, T, C)`, and the output head, `(V, C)`.
-    fn hidden_states(&self, batch: &Batch, pass: &mut Pass) -> candle_core::Result<(Tensor, Tensor)> {
-        let context = batch.inputs.len() / batch.rows.max(1);
-        let ids = Tensor::from_slice(&batch.inputs, (batch.rows, context), &self.device)?;
-        let head = self.parameter(match self.config.tie_word_embeddings {
-            true => "wte.weight",
-            false => "lm_head.weight",
-        })?;
-        let hidden = match &self.weights {
-            Weights::Trained(model) => model.forward(&ids, None, pass)?,
-            Weights::Adapted(lora) => {
-                let model = Gpt2Model::load(&self.config, &lora.source(&self.parameters))?;
-                model.forward(&ids, None, pass)?
+    /// The logits of what some examples predict, without dropout, and without gradients.
+    ///
+    /// # Shapes
+    /// One row for each target: `(N, V)`, or `(N, num_labels)` of a classifier.
+    ///
+    /// # Errors
+    /// As [`Trainer::evaluate`].
+    pub fn logits(&self, examples: &dyn Examples) -> Result<Tensor, TrainingError> {
+        self.interruptible(|| {
+            without_gradients(|| {
+                let mut pass = Pass::inference();
+                let (hidden, head) = self.hidden_states(examples, &mut pass, Lead::Nowhere)?;
+                Linear::new(head, None)?.forward(&hidden.flatten_to(D::Minus2)?)?.to_dtype(DType::F32)
+            })
+        })
+    }
+
+    /// The mean loss of some examples, a scalar.
+    fn loss(&self, examples: &dyn Examples, pass: &mut Pass, lead: Lead) -> candle_core::Result<Tensor> {
+        let (hidden, head) = self.hidden_states(examples, pass, lead)?;
+        let targets = examples.targets();
+        let Some(weights) = examples.weights() else { return head_loss(&hidden, &head, targets) };
+        let logits = Linear::new(head, None)?.forward(&hidden)?.to_dtype(DType::F32)?;
+        let column = (targets.len(), 1);
+        let targets = Tensor::from_slice(targets, column, &self.device)?;
+        let weights = Tensor::from_slice(weights, column, &self.device)?;
+        let losses = log_softmax(&logits, D::Minus1)?.gather(&targets, D::Minus1)?.neg()?;
+        (losses * weights)?.sum_all()? / examples.weight()
+    }
+
+    /// The hidden states that the targets are predicted from, `(…, C)`, and the weight of the head that predicts them.
+    fn hidden_states(
+        &self,
+        examples: &dyn Examples,
+        pass: &mut Pass,
+        lead: Lead,
+    ) -> candle_core::Result<(Tensor, Tensor)> {
+        let pass = &mut pass.reborrow().computed_in(self.numbers.compute_dtype.dtype());
+        let (config, device) = (&self.config, &self.device);
+        let head = lead.of(&self.parameter(head_parameter(config))?);
+        let hidden = match (&self.weights, lead) {
+            (Weights::Trained { model, .. }, Lead::ToGradients) => {
+                examples.hidden_states(model, device, pass)?
+            }
+            (Weights::Trained { fixed, .. }, Lead::Nowhere) => {
+                let model = Gpt2Model::load(config, &self.parameters.beside(fixed, device, lead))?;
+                examples.hidden_states(&model, device, pass)?
+            }
+            (Weights::Adapted(lora), _) => {
+                let model = Gpt2Model::load(config, &lora.source(&self.parameters, lead))?;
+                examples.hidden_states(&model, device, pass)?
             }
         };
         Ok((hidden, head))
@@ -396,9 +507,13 @@ impl Trainer {
     /// # Errors
     /// When the model has none of this name.
     pub fn parameter(&self, name: &str) -> candle_core::Result<Tensor> {
+        let trained = || self.parameters.get(name).map(|variable| variable.as_tensor().clone());
         let found = match &self.weights {
-            Weights::Trained(_) => self.parameters.get(name).map(|variable| variable.as_tensor().clone()),
-            Weights::Adapted(lora) => lora.merged_parameter(name, &self.parameters)?,
+            Weights::Trained { fixed, .. } => trained().or_else(|| fixed.get(name).cloned()),
+            Weights::Adapted(lora) => match lora.merged_parameter(name, &self.parameters)? {
+                None => trained(),
+                merged => merged,
+            },
         };
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
     }
@@ -420,7 +535,7 @@ impl Trainer {
     /// The adapters' configuration and fixed weights, where adapters are trained.
     pub fn lora(&self) -> Option<&Lora> {
         match &self.weights {
-            Weights::Trained(_) => None,
+            Weights::Trained { .. } => None,
             Weights::Adapted(lora) => Some(lora),
         }
     }
@@ -428,6 +543,11 @@ impl Trainer {
     /// The configuration of the model.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
+    }
+
+    /// Where it is computed.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// The numbers of the training.
@@ -449,4 +569,17 @@ impl Trainer {
     pub fn steps_done(&self) -> u64 {
         self.optimizer.steps_done()
     }
+}
+
+/// The name of the weight that predicts from the hidden states; a classifier's has a row for each label.
+fn head_parameter(config: &Gpt2Config) -> &'static str {
+    match config.head {
+        HeadKind::SequenceClassification => "score.weight",
+        _ if config.has_untied_head() => "lm_head.weight",
+        _ => "wte.weight",
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

@@ -1,18 +1,12 @@
 //! Windows of tokens in an order that the seed decides: what a training step is made of.
 
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-
-use gpt2_weights::MappedFile;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::TrainingError;
-use crate::streams::Stream;
+use crate::streams::{Permutation, Stream, shuffle};
 
-/// Bytes of a token in a token file.
-const TOKEN_BYTES: usize = 4;
-
-/// Tokens that can be read at any place, by several threads at once: a slice, or a file of them.
-pub trait Tokens: Sync {
+/// Tokens that can be read at any place, by several threads at once: a slice, or files of them.
+pub trait Tokens: Send + Sync {
     /// How many there are.
     fn len(&self) -> usize;
 
@@ -25,6 +19,26 @@ pub trait Tokens: Sync {
     fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>);
 }
 
+impl<T: Tokens + ?Sized> Tokens for &T {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+        (**self).read(start, count, tokens);
+    }
+}
+
+impl<T: Tokens + ?Sized> Tokens for Arc<T> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+        (**self).read(start, count, tokens);
+    }
+}
+
 impl Tokens for Vec<u32> {
     fn len(&self) -> usize {
         self.as_slice().len()
@@ -35,42 +49,13 @@ impl Tokens for Vec<u32> {
     }
 }
 
-/// A file of tokens, mapped into memory: 32-bit little-endian numbers and nothing else.
-#[derive(Debug)]
-pub struct TokenFile(MappedFile);
-
-impl TokenFile {
-    /// Opens the file at `path`.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn open(path: &Path) -> Result<Self, TrainingError> {
-        Ok(Self(MappedFile::open(path)?))
-    }
-
-    /// A number that tells this sequence of tokens from others (FNV-1a, 64 bits).
-    pub fn fingerprint(&self) -> u64 {
-        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        self.0.iter().fold(0xcbf2_9ce4_8422_2325, mix)
-    }
-}
-
-impl Tokens for TokenFile {
-    fn len(&self) -> usize {
-        self.0.len() / TOKEN_BYTES
-    }
-
-    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
-        let bytes = &self.0[start * TOKEN_BYTES..(start + count) * TOKEN_BYTES];
-        let (chunks, _) = bytes.as_chunks::<TOKEN_BYTES>();
-        tokens.extend(chunks.iter().map(|bytes| u32::from_le_bytes(*bytes)));
-    }
-}
+/// Most windows of an epoch whose order is kept in memory, of which it takes 8 MiB.
+const MOST_KEPT: usize = 1 << 20;
 
 /// Windows of `context` tokens, each with the tokens that follow. An epoch starts somewhere in the first window, which the
 /// seed decides, cuts what follows into windows side by side, and takes them in an order that the seed decides too.
 pub struct Windows<'a> {
-    tokens: &'a dyn Tokens,
+    tokens: Box<dyn Tokens + 'a>,
     context: usize,
     seed: u64,
     per_epoch: usize,
@@ -94,14 +79,14 @@ impl<'a> Windows<'a> {
     ///
     /// # Errors
     /// When there are too few tokens for one window.
-    pub fn new(tokens: &'a dyn Tokens, context: usize, seed: u64) -> Result<Self, TrainingError> {
+    pub fn new(tokens: impl Tokens + 'a, context: usize, seed: u64) -> Result<Self, TrainingError> {
         let needed = context + 1;
         if tokens.len() < needed || context == 0 {
             return Err(TrainingError::TooFewTokens { part: "training", found: tokens.len(), needed });
         }
         // Room for every start in the first window, where there is more than one.
         let per_epoch = ((tokens.len() - 1 - (context - 1)) / context).max(1);
-        Ok(Self { tokens, context, seed, per_epoch, order: Mutex::default() })
+        Ok(Self { tokens: Box::new(tokens), context, seed, per_epoch, order: Mutex::default() })
     }
 
     /// Windows in an epoch.
@@ -124,8 +109,7 @@ impl<'a> Windows<'a> {
             if order.epoch != Some(epoch) {
                 *order = self.order_of(epoch);
             }
-            let start = usize::try_from(place).ok().and_then(|place| order.starts.get(place));
-            let start = start.copied().unwrap_or_default();
+            let start = order.window(place) * self.context + order.offset;
             self.tokens.read(start, self.context, &mut batch.inputs);
             self.tokens.read(start + 1, self.context, &mut batch.targets);
         }
@@ -137,21 +121,50 @@ impl<'a> Windows<'a> {
         let slack = self.tokens.len() - 1 - self.per_epoch * self.context;
         let mut below = |bound: usize| usize::try_from(generator.below(bound as u64)).unwrap_or_default();
         let offset = below(slack.min(self.context - 1) + 1);
-        let mut starts: Vec<usize> =
-            (0..self.per_epoch).map(|window| offset + window * self.context).collect();
-        // Fisher and Yates.
-        for last in (1..starts.len()).rev() {
-            starts.swap(last, below(last + 1));
-        }
-        Order { epoch: Some(epoch), starts }
+        let windows = match self.per_epoch {
+            kept @ ..=MOST_KEPT => {
+                let mut windows: Vec<usize> = (0..kept).collect();
+                shuffle(&mut windows, &mut generator);
+                WindowOrder::Kept(windows)
+            }
+            many => WindowOrder::Computed(Permutation::new(many as u64, &mut generator)),
+        };
+        Order { epoch: Some(epoch), offset, windows }
     }
 }
 
-/// Where the windows of an epoch start, in the order in which they are taken.
-#[derive(Default)]
+/// Which windows an epoch takes.
 struct Order {
     epoch: Option<u64>,
-    starts: Vec<usize>,
+    /// Where its first window starts.
+    offset: usize,
+    windows: WindowOrder,
+}
+
+/// The order in which the windows of an epoch are taken.
+enum WindowOrder {
+    Kept(Vec<usize>),
+    /// Of data so large that it would not be kept lightly.
+    Computed(Permutation),
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Self { epoch: None, offset: 0, windows: WindowOrder::Kept(Vec::new()) }
+    }
+}
+
+impl Order {
+    /// The window at a place of the epoch.
+    fn window(&self, place: u64) -> usize {
+        let window = match &self.windows {
+            WindowOrder::Kept(windows) => {
+                usize::try_from(place).ok().and_then(|place| windows.get(place)).copied()
+            }
+            WindowOrder::Computed(permutation) => usize::try_from(permutation.at(place)).ok(),
+        };
+        window.unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -197,8 +210,8 @@ mod tests {
         let windows = Windows::new(&tokens, 7, 5).unwrap();
         let anew = |index: u64| {
             let per_epoch = windows.per_epoch() as u64;
-            let starts = windows.order_of(index / per_epoch).starts;
-            tokens[starts[usize::try_from(index % per_epoch).unwrap()]]
+            let order = windows.order_of(index / per_epoch);
+            tokens[order.offset + 7 * order.window(index % per_epoch)]
         };
         // Batches of 3 in epochs of 70: most stay in an epoch, some pass its end; then one of an epoch before.
         let firsts = (0..300).step_by(3).chain([4, 69, 0, 139]);
@@ -214,16 +227,61 @@ mod tests {
     fn the_order_of_a_seed_stays() {
         let tokens: Vec<u32> = (0..100).collect();
         let windows = Windows::new(&tokens, 7, 5).unwrap();
-        let starts = |epoch: u64| windows.order_of(epoch).starts;
+        let starts = |epoch: u64| -> Vec<usize> {
+            let order = windows.order_of(epoch);
+            (0..13).map(|place| order.offset + 7 * order.window(place)).collect()
+        };
         assert_eq!(starts(0), [65, 9, 86, 16, 23, 37, 58, 2, 72, 79, 30, 44, 51]);
         assert_eq!(starts(1), [55, 27, 69, 13, 34, 48, 90, 20, 62, 76, 41, 6, 83]);
+    }
+
+    /// Tokens that are their own places.
+    struct Places(usize);
+
+    impl Tokens for Places {
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+            tokens.extend((start..start + count).map(|place| u32::try_from(place).unwrap()));
+        }
+    }
+
+    #[test]
+    fn an_epoch_of_very_many_windows_takes_each_once_and_keeps_no_list_of_them() {
+        let windows = Windows::new(Places(3 * MOST_KEPT + 5), 2, 5).unwrap();
+        let per_epoch = windows.per_epoch();
+        assert!(per_epoch > MOST_KEPT);
+        let order = windows.order_of(1);
+        assert!(matches!(order.windows, WindowOrder::Computed(_)));
+        let mut taken = vec![false; per_epoch];
+        (0..per_epoch as u64).for_each(|place| taken[order.window(place)] = true);
+        assert!(taken.iter().all(|taken| *taken));
+        let batch = windows.batch(per_epoch as u64 - 2, 4);
+        let expected = [windows.order_of(0), order];
+        let start = |order: &Order, place| u32::try_from(order.offset + 2 * order.window(place)).unwrap();
+        let last = per_epoch as u64 - 1;
+        assert_eq!([batch.inputs[2], batch.inputs[4]], [start(&expected[0], last), start(&expected[1], 0)]);
+        assert_eq!(batch.targets[5], batch.inputs[5] + 1);
+    }
+
+    /// The order of a seed where it is computed, written down for the same reason.
+    #[test]
+    fn the_computed_order_of_a_seed_stays() {
+        let windows = Windows::new(Places(3 * MOST_KEPT), 2, 5).unwrap();
+        let order = windows.order_of(0);
+        assert_eq!([0, 1, 2].map(|place| order.window(place)), [519_172, 1_025_484, 580_118]);
     }
 
     #[test]
     fn the_batches_of_an_epoch_share_its_order() {
         let tokens: Vec<u32> = (0..100).collect();
         let windows = Windows::new(&tokens, 7, 5).unwrap();
-        let place = || windows.order.lock().unwrap().starts.as_ptr();
+        let place = || match &windows.order.lock().unwrap().windows {
+            WindowOrder::Kept(windows) => windows.as_ptr(),
+            WindowOrder::Computed(_) => panic!("few windows are kept"),
+        };
         windows.batch(0, 2);
         let first = place();
         windows.batch(2, 11);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2::Gpt2Config;
+use gpt2::{Gpt2Config, HeadKind};
 use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
@@ -129,7 +129,9 @@ impl Checkpoint {
                 rule: "the configuration is the one inside the file".to_owned(),
                 has_guessed_heads: false,
             },
-            None => config_file::read(&files, parent_folder(&source.path), &source.tensors, options.n_head)?,
+            None => {
+                config_file::read(&files, files.folder_of(&source.path), &source.tensors, options.n_head)?
+            }
         };
         if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
             let (path, told) = (source.path, found.config.n_head);
@@ -170,7 +172,7 @@ impl Checkpoint {
 
     /// The folder of the weights.
     pub fn folder(&self) -> &Path {
-        parent_folder(&self.source.path)
+        self.beside.folder_of(&self.source.path)
     }
 
     /// The tokenizer: from `path` where one is given, else from inside the file, else from the folder.
@@ -399,29 +401,41 @@ impl Checkpoint {
     }
 }
 
-/// The folder of a file.
-fn parent_folder(file: &Path) -> &Path {
-    match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
+/// What stands on the model beside or in place of a head over the vocabulary, in words.
+fn head_rule(config: &Gpt2Config) -> Option<String> {
+    let (class, labels) = (config.head.class_name(), config.num_labels());
+    match config.head {
+        HeadKind::LanguageModel => None,
+        HeadKind::SequenceClassification => {
+            Some(format!("`score` says which of {labels} labels a text has: a {class}"))
+        }
+        HeadKind::TokenClassification => {
+            Some(format!("`classifier` says which of {labels} labels each token has: a {class}"))
+        }
+        HeadKind::DoubleHeads => {
+            Some(format!("`multiple_choice_head` says which of several texts is right: a {class}"))
+        }
     }
 }
 
 /// What was decided about the tensors, in words.
 fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String> {
     let mut rules = Vec::new();
-    rules.push(match (config.tie_word_embeddings, naming.tied_head) {
-        (true, None) => {
-            "the output head is tied: the file has no lm_head.weight, and the embedding serves".to_owned()
-        }
-        (true, Some(index)) => {
-            format!(
-                "the output head is tied: `{}` repeats the embedding and is not read",
-                source.tensors[index].name
-            )
-        }
-        (false, _) => "the output head is its own tensor".to_owned(),
-    });
+    if config.head.has_language_model() {
+        rules.push(match (config.tie_word_embeddings, naming.tied_head) {
+            (true, None) => {
+                "the output head is tied: the file has no lm_head.weight, and the embedding serves".to_owned()
+            }
+            (true, Some(index)) => {
+                format!(
+                    "the output head is tied: `{}` repeats the embedding and is not read",
+                    source.tensors[index].name
+                )
+            }
+            (false, _) => "the output head is its own tensor".to_owned(),
+        });
+    }
+    rules.extend(head_rule(config));
     if !naming.buffers.is_empty() {
         rules.push(format!(
             "{} causal masks of an old checkpoint are no parameters and ignored",

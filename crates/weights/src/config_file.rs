@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use gpt2::Gpt2Config;
+use gpt2::{ConfigError, Gpt2Config};
 use serde_json::{Value, json};
 
 use crate::WeightsError;
 use crate::files::Files;
+use crate::naming::head_shown_by;
 use crate::stored::StoredTensor;
 
 /// Largest configuration that is read: real ones have a few kilobytes.
@@ -34,14 +35,18 @@ pub(crate) fn read(
     let found = |config, rule: &str| FoundConfig { config, rule: rule.to_owned(), has_guessed_heads: false };
     let path = folder.join("config.json");
     if files.exists(&path) {
-        return Ok(found(parse(files, &path, |value| value)?, "the configuration is config.json"));
+        let of_tensors = |text: &str| match Gpt2Config::named_head(text)? {
+            Some(_) => Gpt2Config::from_json(text),
+            None => Gpt2Config::from_json_with_head(text, head_shown_by(tensors)),
+        };
+        return Ok(found(parse(files, &path, of_tensors)?, "the configuration is config.json"));
     }
     let path = folder.join("hparams.json");
     if files.exists(&path) {
         return Ok(found(parse(files, &path, from_hparams)?, "the configuration is OpenAI's hparams.json"));
     }
     let Some(sizes) = SizesOfTheBook::of(tensors) else {
-        return Err(WeightsError::NoConfig { folder: folder.to_owned() });
+        return Err(WeightsError::NoConfig { folder: files.told(folder) });
     };
     let config = sizes.config(folder, n_head)?;
     let sizes = "there is no configuration: sizes are those of the tensors";
@@ -65,29 +70,30 @@ pub(crate) fn generation_config(
     Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())))
 }
 
-fn parse(files: &Files, path: &Path, change: fn(Value) -> Value) -> Result<Gpt2Config, WeightsError> {
+fn parse(
+    files: &Files,
+    path: &Path,
+    read: impl Fn(&str) -> Result<Gpt2Config, ConfigError>,
+) -> Result<Gpt2Config, WeightsError> {
     let bytes = files.read_small(path, MAX_CONFIG_BYTES)?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    let text = match serde_json::from_str::<Value>(&text) {
-        Ok(value @ Value::Object(_)) => change(value).to_string(),
-        _ => text,
-    };
-    Gpt2Config::from_json(&text).map_err(|error| WeightsError::Config { path: path.to_owned(), error })
+    read(&String::from_utf8_lossy(&bytes))
+        .map_err(|error| WeightsError::Config { path: path.to_owned(), error })
 }
 
 /// OpenAI's `hparams.json` has `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.
-fn from_hparams(mut hparams: Value) -> Value {
-    let vocabulary = hparams["n_vocab"].take();
-    if let Some(hparams) = hparams.as_object_mut() {
-        hparams.remove("n_vocab");
-        // The last token is the end of a text.
-        if let Some(last) = vocabulary.as_u64().and_then(|size| size.checked_sub(1)) {
-            hparams.insert("bos_token_id".into(), last.into());
-            hparams.insert("eos_token_id".into(), last.into());
-        }
-        hparams.insert("vocab_size".into(), vocabulary);
+fn from_hparams(text: &str) -> Result<Gpt2Config, ConfigError> {
+    // What is no object is told by the configuration's own reader.
+    let Ok(Value::Object(mut hparams)) = serde_json::from_str(text) else {
+        return Gpt2Config::from_json(text);
+    };
+    let vocabulary = hparams.remove("n_vocab").unwrap_or_default();
+    // The last token is the end of a text.
+    if let Some(last) = vocabulary.as_u64().and_then(|size| size.checked_sub(1)) {
+        hparams.insert("bos_token_id".into(), last.into());
+        hparams.insert("eos_token_id".into(), last.into());
     }
-    hparams
+    hparams.insert("vocab_size".into(), vocabulary);
+    Gpt2Config::from_json(&Value::Object(hparams).to_string())
 }
 
 /// The sizes of a model of the book, whose files have no configuration.

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 use thiserror::Error;
 
-use crate::naming::{Orientation, checkpoint_shape, is_linear_weight};
+use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
 use crate::progress::{PIECE, go_on};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
 
@@ -142,7 +142,7 @@ fn write_safetensors(
 ) -> Result<(), WeightsError> {
     let failure = RefCell::new(None);
     let tensors = expected_parameters(config).into_iter().map(|parameter| {
-        let prefix = if parameter.name.starts_with("lm_head") { "" } else { "transformer." };
+        let prefix = if is_of_head(&parameter.name) { "" } else { MODEL_PREFIX };
         let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
         let name = format!("{prefix}{}", parameter.name);
         (name, LazyTensor { read, path, parameter, shape, dtype, progress, failure: &failure })
@@ -171,7 +171,6 @@ pub(crate) fn serialize<S: AsRef<str> + Ord + std::fmt::Display, V: View>(
 
 fn write_config(path: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), WeightsError> {
     let mut config = config.to_json();
-    config["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
     config["dtype"] = match dtype {
         Dtype::F16 => "float16".into(),
         Dtype::BF16 => "bfloat16".into(),

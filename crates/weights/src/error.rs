@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use gpt2::ConfigError;
+use gpt2::{ConfigError, HeadKind};
 use thiserror::Error;
 
 use crate::WeightDType;
@@ -142,6 +142,14 @@ pub enum WeightsError {
         /// Why, and what to do.
         what: String,
     },
+    /// The model has another head than the job needs.
+    #[error("{path}: it is a {}, {}", found.class_name(), what_it_does(*.found))]
+    OtherHead {
+        /// The weights file.
+        path: PathBuf,
+        /// Its head.
+        found: HeadKind,
+    },
     /// The job was ended before its end, see [`ReadProgress::is_interrupted`](crate::ReadProgress::is_interrupted).
     #[error("interrupted")]
     Interrupted,
@@ -194,6 +202,15 @@ pub enum Mismatch {
         /// How many values each has.
         elements: usize,
     },
+    /// A head has another number of labels than the configuration.
+    Labels {
+        /// The head's name.
+        name: String,
+        /// Rows in the file: one for each label.
+        rows: usize,
+        /// Labels of the configuration.
+        labels: usize,
+    },
     /// A tensor is stored in a type that holds no weights.
     DType {
         /// Its name.
@@ -211,6 +228,7 @@ impl Mismatch {
             | Self::Surplus { name, .. }
             | Self::Shape { name, .. }
             | Self::TieContradiction { name, .. }
+            | Self::Labels { name, .. }
             | Self::DType { name, .. } => name,
         }
     }
@@ -237,9 +255,32 @@ impl fmt::Display for Mismatch {
                 "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, and config.json ties \
                  them; set `tie_word_embeddings` to false to use it, or remove it"
             ),
+            Self::Labels { name, rows, labels } => write!(
+                f,
+                "tensor `{name}` has rows for {rows} labels, and config.json names {labels} (2 where it names none); name as \
+                 many in `id2label` and `label2id`"
+            ),
             Self::DType { name, found } => {
                 write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")
             }
+        }
+    }
+}
+
+/// What a model with this head is for, said to who wants something else.
+fn what_it_does(head: HeadKind) -> &'static str {
+    match head {
+        HeadKind::LanguageModel => {
+            "a language model: it generates and scores texts, and has no labels; fine-tune it on labelled texts first"
+        }
+        HeadKind::SequenceClassification => {
+            "a classifier: it says which label a text has, and neither generates nor scores texts; ask it to classify"
+        }
+        HeadKind::TokenClassification => {
+            "a classifier: it says which label each token has, and neither generates nor scores texts; ask it to classify"
+        }
+        HeadKind::DoubleHeads => {
+            "a language model that also says which of several texts is right, and has no labels; give it choices"
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint_file::CheckpointFile;
 use crate::{GivenFiles, WeightsError};
@@ -29,6 +29,31 @@ impl Files {
         match self {
             Self::Disk => path.is_dir(),
             Self::Given(files) => path == files.folder(),
+        }
+    }
+
+    /// The folder of a file.
+    pub(crate) fn folder_of<'a>(&'a self, file: &'a Path) -> &'a Path {
+        match (self, file.parent()) {
+            (Self::Given(files), _) => files.folder(),
+            (Self::Disk, Some(folder)) if !folder.as_os_str().is_empty() => folder,
+            (Self::Disk, _) => Path::new("."),
+        }
+    }
+
+    /// The one file that was given, where it is one alone.
+    pub(crate) fn only(&self) -> Option<&str> {
+        match self {
+            Self::Disk => None,
+            Self::Given(files) => files.names().next().filter(|_| files.names().count() == 1),
+        }
+    }
+
+    /// A folder as messages call it.
+    pub(crate) fn told(&self, folder: &Path) -> PathBuf {
+        match folder.as_os_str().is_empty() {
+            true => "the files that were given".into(),
+            false => folder.to_owned(),
         }
     }
 

@@ -12,6 +12,7 @@
 //! Opening reads the configuration and the list of tensors, and compares them; loading reads the values. A file is
 //! not trusted: sizes are checked against the file before anything is allocated.
 
+mod byte_pairs;
 mod chat_template;
 mod checkpoint;
 mod checkpoint_file;
@@ -32,9 +33,12 @@ mod source;
 mod statistics;
 mod stored;
 mod tensor_file;
+mod text_encoder;
 mod tied_head;
 mod tokenizer;
 mod weight_dtype;
+mod word_cache;
+mod words;
 mod write_gguf;
 mod write_tensors;
 
@@ -43,7 +47,7 @@ pub use convert::{UnknownWrittenDType, WrittenDType, replace_hugging_face, write
 pub use error::{Mismatch, WeightsError};
 pub use given_files::{GivenFiles, ReadAt};
 pub use gpt2_kernels::WeightFormat;
-pub use load::LoadOptions;
+pub use load::{Head, LoadOptions};
 pub use mapped_file::MappedFile;
 pub use naming::{Orientation, checkpoint_shape};
 pub use progress::ReadProgress;
@@ -53,8 +57,10 @@ pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};
 pub use tensor_file::TensorFile;
+pub use text_encoder::{EncoderSession, TextEncoder};
 pub use tokenizer::{
-    END_OF_TEXT, encode, encode_piece, load_tokenizer, ordinary_token, token_bytes, train_tokenizer,
+    END_OF_TEXT, encode, encode_piece, encode_with_places, load_tokenizer, ordinary_token, token_bytes,
+    train_tokenizer,
 };
 pub use tokenizers::Tokenizer;
 pub use weight_dtype::{UnknownWeightDType, WeightDType};

@@ -2,7 +2,11 @@
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2LMHead, KvDType};
+use gpt2::{
+    Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHead,
+    HeadKind, KvDType,
+};
+use gpt2_kernels::ParameterSource;
 
 use crate::progress::of_candle;
 use crate::readers::{LoadMemory, PackParameters, ReadParameters};
@@ -29,6 +33,59 @@ impl Default for LoadOptions {
     }
 }
 
+/// A model with a head that checkpoints have.
+pub trait Head: Sized {
+    /// Whether a model with this head can be loaded as this type.
+    fn is_of(kind: HeadKind) -> bool;
+
+    /// Builds it from its parameters.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self>;
+}
+
+/// The language model of double heads too.
+impl Head for Gpt2LMHead {
+    fn is_of(kind: HeadKind) -> bool {
+        kind.has_language_model()
+    }
+
+    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+        Self::load(config, parameters)
+    }
+}
+
+impl Head for Gpt2ForSequenceClassification {
+    fn is_of(kind: HeadKind) -> bool {
+        kind == HeadKind::SequenceClassification
+    }
+
+    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+        Self::load(config, parameters)
+    }
+}
+
+impl Head for Gpt2ForTokenClassification {
+    fn is_of(kind: HeadKind) -> bool {
+        kind == HeadKind::TokenClassification
+    }
+
+    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+        Self::load(config, parameters)
+    }
+}
+
+impl Head for Gpt2DoubleHeads {
+    fn is_of(kind: HeadKind) -> bool {
+        kind == HeadKind::DoubleHeads
+    }
+
+    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+        Self::load(config, parameters)
+    }
+}
+
 impl Checkpoint {
     /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
     /// how many bytes of the file were read since the last call, and asked before each tensor whether to go on.
@@ -41,23 +98,57 @@ impl Checkpoint {
         options: &LoadOptions,
         progress: &dyn ReadProgress,
     ) -> Result<Gpt2LMHead, WeightsError> {
+        let model: Gpt2LMHead = self.load_head(options, progress)?;
+        Ok(match options.kv_dtype {
+            Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
+            None if options.device.is_cpu() => model.with_kv_dtype(self.kv_dtype_on_cpu(options.dtype)),
+            None => model,
+        })
+    }
+
+    /// As [`Checkpoint::load`], with the head that is asked for. `kv_dtype` is not looked at.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`], and when the model has another head.
+    pub fn load_head<H: Head>(
+        &self,
+        options: &LoadOptions,
+        progress: &dyn ReadProgress,
+    ) -> Result<H, WeightsError> {
+        self.check_head(H::is_of(self.config().head))?;
         self.check()?;
-        let LoadOptions { device, dtype, kv_dtype } = options;
+        let LoadOptions { device, dtype, .. } = options;
         let reader = ReadParameters { checkpoint: self, progress };
         let model = if device.is_cpu() {
             let format = dtype.map(WeightDType::on_cpu).transpose()?;
-            Gpt2LMHead::load(self.config(), &PackParameters::new(&reader, format))
+            H::load(self.config(), &PackParameters::new(&reader, format))
         } else {
             let dtype = dtype.map_or(Ok(self.stored_dtype()), WeightDType::on_gpu)?;
             let vb = VarBuilder::from_backend(Box::new(reader), dtype, device.clone());
-            Gpt2LMHead::load(self.config(), &vb)
+            H::load(self.config(), &vb)
         };
-        let model = model.map_err(|error| of_candle(progress, error))?;
-        Ok(match kv_dtype {
-            Some(kv_dtype) => model.with_kv_dtype(*kv_dtype),
-            None if device.is_cpu() => model.with_kv_dtype(self.kv_dtype_on_cpu(*dtype)),
-            None => model,
-        })
+        model.map_err(|error| of_candle(progress, error))
+    }
+
+    /// Checks that the model gives logits over its vocabulary: what everything but classifying needs.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check_language_model(&self) -> Result<(), WeightsError> {
+        self.check_head(self.config().head.has_language_model())
+    }
+
+    /// Checks that the model has a head beside or in place of the one over its vocabulary.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub fn check_classifier(&self) -> Result<(), WeightsError> {
+        self.check_head(self.config().head != HeadKind::LanguageModel)
+    }
+
+    fn check_head(&self, is_right: bool) -> Result<(), WeightsError> {
+        let (path, found) = (self.weights_path().to_owned(), self.config().head);
+        if is_right { Ok(()) } else { Err(WeightsError::OtherHead { path, found }) }
     }
 
     /// The memory that the model takes on the CPU, with weights held as `dtype`, or as [`LoadOptions::dtype`] says for `None`.

@@ -2,9 +2,7 @@
 //!
 //! Without the feature `mmap` it is read into memory as a whole.
 
-use std::ops::Deref;
-#[cfg(feature = "mmap")]
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use crate::WeightsError;
@@ -52,9 +50,8 @@ impl MappedFile {
 
     /// Lets go of the memory behind bytes that were read; they come from the file again if they are read again. Without
     /// this a loading program would hold the file and the weights at once.
-    #[cfg(feature = "mmap")]
-    pub(crate) fn forget(&self, bytes: Range<usize>) {
-        #[cfg(unix)]
+    pub fn forget(&self, bytes: Range<usize>) {
+        #[cfg(all(feature = "mmap", unix))]
         {
             #[expect(unsafe_code, reason = "the advice is part of the memory map")]
             // SAFETY: the mapping is of a file and never written, so dropping its pages loses nothing: the next read
@@ -69,7 +66,7 @@ impl MappedFile {
             // Advice may be declined; the memory is then freed later.
             let _ = advised;
         }
-        #[cfg(not(unix))]
+        #[cfg(not(all(feature = "mmap", unix)))]
         let _ = bytes;
     }
 

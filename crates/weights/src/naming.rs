@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
+use gpt2::{Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::Mismatch;
 use crate::source::{Format, Source};
@@ -49,6 +49,14 @@ const SCHEMES: [Scheme; 4] = [
             ("attn.c_attn.bias", "attn.c_attn.bias"),
             ("attn.c_proj.weight", "attn.c_proj.weight"),
             ("attn.c_proj.bias", "attn.c_proj.bias"),
+            ("ln_cross_attn.weight", "ln_cross_attn.weight"),
+            ("ln_cross_attn.bias", "ln_cross_attn.bias"),
+            ("crossattention.q_attn.weight", "crossattention.q_attn.weight"),
+            ("crossattention.q_attn.bias", "crossattention.q_attn.bias"),
+            ("crossattention.c_attn.weight", "crossattention.c_attn.weight"),
+            ("crossattention.c_attn.bias", "crossattention.c_attn.bias"),
+            ("crossattention.c_proj.weight", "crossattention.c_proj.weight"),
+            ("crossattention.c_proj.bias", "crossattention.c_proj.bias"),
             ("ln_2.weight", "ln_2.weight"),
             ("ln_2.bias", "ln_2.bias"),
             ("mlp.c_fc.weight", "mlp.c_fc.weight"),
@@ -57,7 +65,7 @@ const SCHEMES: [Scheme; 4] = [
             ("mlp.c_proj.bias", "mlp.c_proj.bias"),
         ],
         thirds: &[],
-        buffers: &["attn.bias", "attn.masked_bias"],
+        buffers: &["attn.bias", "attn.masked_bias", "crossattention.bias", "crossattention.masked_bias"],
         orientation: None,
     },
     Scheme {
@@ -153,12 +161,32 @@ const SCHEMES: [Scheme; 4] = [
 /// llama.cpp's names.
 const GGUF: &str = "GGUF";
 /// The linear layers of a block, whose weights GPT-2 stores as `Conv1D`, `(in, out)`.
-const LINEAR_WEIGHTS: [&str; 4] =
-    ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"];
+const LINEAR_WEIGHTS: [&str; 7] = [
+    ".attn.c_attn.weight",
+    ".attn.c_proj.weight",
+    ".crossattention.q_attn.weight",
+    ".crossattention.c_attn.weight",
+    ".crossattention.c_proj.weight",
+    ".mlp.c_fc.weight",
+    ".mlp.c_proj.weight",
+];
 /// What stands before the model's names in a model with a head, and not before the head's.
-const MODEL_PREFIX: &str = "transformer.";
+pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
 const HEAD: &str = "lm_head.weight";
+
+/// Whether a parameter is one of a head, which stands beside the model: [`MODEL_PREFIX`] is not before its name.
+pub(crate) fn is_of_head(name: &str) -> bool {
+    name == HEAD || HeadKind::of_parameter(name).is_some()
+}
+
+/// The kind of head that the tensors of a file show, where nothing else tells it.
+pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
+    let (_, prefix) = scheme_and_prefix(stored);
+    let before_head = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(&prefix);
+    let kind = |tensor: &StoredTensor| HeadKind::of_parameter(tensor.name.strip_prefix(before_head)?);
+    stored.iter().find_map(kind).unwrap_or_default()
+}
 
 /// How a checkpoint stores the weights of linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,7 +304,9 @@ impl Naming {
                 let is_padded =
                     may_be_padded && parameter.name == "wte.weight" && tensor.shape[1..] == shape[1..];
                 if !is_padded {
-                    naming.mismatches.extend(mismatch(tensor, shape));
+                    naming.mismatches.extend(
+                        labels_mismatch(config, &parameter, tensor).or_else(|| mismatch(tensor, shape)),
+                    );
                 }
                 Origin::Whole(index)
             } else if let [Some(query), Some(key), Some(value)] = thirds {
@@ -303,7 +333,7 @@ impl Naming {
         }
         for (index, tensor) in stored.iter().enumerate().filter(|(index, _)| !has_place[*index]) {
             match &meanings[index] {
-                Meaning::Parameter(name) if name == HEAD => {
+                Meaning::Parameter(name) if name == HEAD && config.head.has_language_model() => {
                     // The configuration ties the head: the file repeats the embedding under a second name.
                     naming.mismatches.extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
                     naming.tied_head = Some(index);
@@ -333,8 +363,8 @@ impl Scheme {
     /// What a name in a file of this scheme means.
     fn meaning(&self, config: &Gpt2Config, prefix: &str, name: &str) -> Meaning {
         let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix);
-        if name.strip_prefix(head_prefix) == Some(HEAD) {
-            return Meaning::Parameter(HEAD.to_owned());
+        if let Some(head) = name.strip_prefix(head_prefix).filter(|name| is_of_head(name)) {
+            return Meaning::Parameter(head.to_owned());
         }
         let Some(name) = name.strip_prefix(prefix) else {
             return Meaning::Unknown;
@@ -361,8 +391,8 @@ impl Scheme {
 
     /// The name a parameter would have in a file of this scheme.
     fn file_name(&self, prefix: &str, own: &str) -> String {
-        if own == HEAD && self.outside.contains(&(HEAD, HEAD)) {
-            return format!("{}{HEAD}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix));
+        if is_of_head(own) && self.outside.iter().all(|(theirs, known)| *known != own || theirs == known) {
+            return format!("{}{own}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix));
         }
         if let Some((theirs, _)) = self.outside.iter().find(|(_, known)| *known == own) {
             return format!("{prefix}{theirs}");
@@ -422,6 +452,15 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
         }
         Ordering::Equal => (Orientation::Conv1D, "the weights do not tell; taken as GPT-2's own".to_owned()),
     }
+}
+
+/// The difference of a head whose rows are labels, where only their number is another one.
+fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
+    let (rows, columns) = tensor.shape.split_first()?;
+    let (labels, width) = parameter.shape.split_first()?;
+    let is_other_count =
+        config.head.has_labels() && is_of_head(&parameter.name) && columns == width && rows != labels;
+    is_other_count.then(|| Mismatch::Labels { name: tensor.name.clone(), rows: *rows, labels: *labels })
 }
 
 fn mismatch(tensor: &StoredTensor, expected: Vec<usize>) -> Option<Mismatch> {

@@ -9,7 +9,7 @@ use gpt2_kernels::{
     Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
 };
 
-use crate::naming::{Origin, is_linear_weight};
+use crate::naming::{Origin, is_linear_weight, is_of_head};
 use crate::progress::{go_on, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightsError};
@@ -148,6 +148,8 @@ impl<'a> PackParameters<'a> {
     /// The format of a matrix.
     fn format(&self, name: &str) -> WeightFormat {
         match self.format {
+            // A head over labels has few rows, and an error in one is an error in all answers.
+            Some(_) if is_of_head(name) && !TABLES.contains(&name) => WeightFormat::F32,
             Some(WeightFormat::Q4) if TABLES.contains(&name) => WeightFormat::Q6,
             Some(format) => format,
             None => self.stored(name).map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
@@ -198,7 +200,9 @@ impl PackParameters<'_> {
         for Parameter { name, shape } in expected_parameters(config) {
             let in_f32 = bytes_in_f32(&shape);
             let (held, reading) = match *shape.as_slice() {
-                [out_features, in_features] if is_linear_weight(&name) || TABLES.contains(&name.as_str()) => {
+                [out_features, in_features]
+                    if is_linear_weight(&name) || is_of_head(&name) || TABLES.contains(&name.as_str()) =>
+                {
                     let packed = self.format(&name).packed_bytes(out_features, in_features);
                     (packed, self.bytes_of_packing(&name, (out_features, in_features)))
                 }

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -48,7 +49,7 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     {
         from_vocabulary_and_merges(files, vocabulary, merges)?
     } else if files.is_folder(path) {
-        return Err(WeightsError::NoTokenizer { folder: path.to_owned() });
+        return Err(WeightsError::NoTokenizer { folder: files.told(path) });
     } else {
         return Err(WeightsError::Tokenizer {
             path: path.to_owned(),
@@ -80,6 +81,23 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
     encode_with(tokenizer, text, false)
 }
 
+/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end not among them: as
+/// transformers tells them, without the space in front of a word where the tokenizer leaves it out. Tokens that stand for a part of
+/// a character have the whole of it, and those that are put around the text nothing, at 0.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_with_places(
+    tokenizer: &Tokenizer,
+    text: &str,
+) -> Result<(Vec<u32>, Vec<Range<usize>>), WeightsError> {
+    let failed = |error| WeightsError::Encode { error };
+    let encoding = without_panic(|| tokenizer.encode_char_offsets(text, true)).map_err(failed)?;
+    let encoding = encoding.map_err(|error| failed(error.to_string()))?;
+    let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+    Ok((encoding.get_ids().to_vec(), places.collect()))
+}
+
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
     let failed = |error| WeightsError::Encode { error };
     let encoding = without_panic(|| tokenizer.encode(text, special_tokens)).map_err(failed)?;
@@ -97,7 +115,7 @@ pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
 
 /// The byte that a character of GPT-2's alphabet stands for: itself where it can be seen, and the others in their order from
 /// U+0100 on. Source: `bytes_to_unicode` of OpenAI's `encoder.py`.
-fn byte_of(written: char) -> Option<u8> {
+pub(crate) fn byte_of(written: char) -> Option<u8> {
     let is_seen = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(written).checked_sub(0x100) {
         None => u8::try_from(u32::from(written)).ok().filter(is_seen),

@@ -9,7 +9,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::quantized::{GgmlDType, QTensor};
-use gpt2::{Activation, Gpt2Config, Parameter, expected_parameters};
+use gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::convert::{Partial, check_finite, check_range, unwritable};
 use crate::naming::gguf_name;
@@ -213,6 +213,15 @@ impl Value {
 /// llama.cpp computes the GPT-2 that OpenAI published, whatever a header says: anything else would come out wrong there
 /// without an error.
 fn check_arithmetic(config: &Gpt2Config) -> Result<(), String> {
+    if config.head != HeadKind::LanguageModel {
+        let class = config.head.class_name();
+        return Err(format!(
+            "llama.cpp's GPT-2 has the head of a language model only, and this is a {class}; write a folder"
+        ));
+    }
+    if config.add_cross_attention {
+        return Err("llama.cpp's GPT-2 has no cross-attention; write a folder".into());
+    }
     let refuse =
         |what: &str| Err(format!("llama.cpp's GPT-2 ignores {what}, and its numbers would be wrong"));
     if config.activation_function != Activation::GeluTanh {

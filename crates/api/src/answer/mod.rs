@@ -236,5 +236,8 @@ impl Answer {
 /// What is no number is never told.
 fn check(logprobs: &TokenLogprobs) -> Result<(), ApiError> {
     let mut told = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
-    if told.any(f64::is_nan) { Err(ApiError::internal()) } else { Ok(()) }
+    if told.any(f64::is_nan) {
+        return Err(ApiError::failed("a log probability is no number; verify the model's weights"));
+    }
+    Ok(())
 }

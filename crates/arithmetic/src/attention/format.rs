@@ -22,7 +22,7 @@ pub(crate) trait Format: 'static {
     /// Whether scores are products of bytes.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether they are floats, see [`Job::MULTIPLIES_FLOATS`](crate::simd::Job::MULTIPLIES_FLOATS).
+    /// Whether they are held in f32, see [`Job::MULTIPLIES_FLOATS`](crate::simd::Job::MULTIPLIES_FLOATS).
     #[allow(dead_code, reason = "only instruction sets without fused products ask")]
     const MULTIPLIES_FLOATS: bool = false;
 

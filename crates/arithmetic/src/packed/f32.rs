@@ -3,8 +3,9 @@
 use std::slice::Chunks;
 
 use super::block::{Block, DEPTH, Expanded};
-use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
+use super::floats::{CHAIN_BLOCKS, Lines, SLICE_BLOCKS, interleave, sums};
 use crate::simd::{LANES, Line, Simd, TileJob};
+use crate::tile::Sums;
 
 /// Weights in f32.
 pub(crate) type F32Block = Expanded;
@@ -38,12 +39,12 @@ impl Block for F32Block {
 
     #[inline(always)]
     fn tile_rows<S: Simd>() -> usize {
-        S::TILE_ROWS
+        S::PRODUCT_ROWS
     }
 
     #[inline(always)]
     fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
-        simd.in_tile(height, job)
+        simd.in_product_tile(height, job)
     }
 
     #[inline(always)]
@@ -52,7 +53,11 @@ impl Block for F32Block {
         activations: &[f32],
         panels: [&[Self]; PANELS],
     ) -> [[S::Vector; PANELS]; ROWS] {
-        sums(simd, activations, panels)
+        if S::WALKS_LINES {
+            sums_of_lines(simd, activations, panels)
+        } else {
+            sums(simd, activations, panels)
+        }
     }
 }
 
@@ -63,4 +68,30 @@ impl<S: Simd> Lines<S> for F32Block {
     fn lines(&self) -> &Self {
         self
     }
+}
+
+/// As [`sums`], with all lines of a chain in one loop.
+#[inline(always)]
+fn sums_of_lines<S: Simd, const ROWS: usize, const PANELS: usize>(
+    simd: S,
+    activations: &[f32],
+    panels: [&[F32Block]; PANELS],
+) -> Sums<S, ROWS, PANELS> {
+    let (rows, _) = activations.as_chunks();
+    let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
+    let steps = panels[0].len() * DEPTH;
+    for first in (0..steps).step_by(CHAIN_BLOCKS * DEPTH) {
+        let end = steps.min(first + CHAIN_BLOCKS * DEPTH);
+        let mut lines: [&[Line<[f32; LANES]>]; PANELS] = [&[]; PANELS];
+        for panel in 0..PANELS {
+            lines[panel] = &panels[panel].as_flattened()[first..end];
+        }
+        let chain = simd.sum_lines::<ROWS, PANELS>(&rows[first..end], lines);
+        for row in 0..ROWS {
+            for panel in 0..PANELS {
+                sums[row][panel] = simd.add(sums[row][panel], chain[row][panel]);
+            }
+        }
+    }
+    sums
 }

@@ -10,7 +10,7 @@ use crate::tile::{Interleaved, PanelLine, Sums, add_products};
 /// 48 KiB in f32, which tiles read in order from the second cache.
 pub(super) const SLICE_BLOCKS: usize = 12;
 /// Blocks whose products, 256 for each sum, are added one to the other: a long chain of roundings in f32 shows in its sum.
-const CHAIN_BLOCKS: usize = 4;
+pub(super) const CHAIN_BLOCKS: usize = 4;
 
 /// Writes rows side by side, some inputs of all rows at a time, which stay in the first cache meanwhile.
 #[inline(always)]

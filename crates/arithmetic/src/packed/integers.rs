@@ -18,7 +18,9 @@ use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, T
 use crate::tile::Sums;
 
 /// Groups of a block.
-const GROUPS: usize = DEPTH / GROUP;
+pub(super) const GROUPS: usize = DEPTH / GROUP;
+/// Blocks of a slice. In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
+pub(super) const SLICE_BLOCKS: usize = 8;
 /// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
 /// already, and asking for them costs as much as reading them.
 const FETCHED_ROWS: usize = 2;
@@ -100,11 +102,13 @@ pub(crate) struct Quantized<Q> {
 
 impl<Q: Quants> Block for Quantized<Q> {
     type Activation = ByteGroup;
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     type ForManyRows = Quantized<Q::Expanded>;
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    type ForManyRows = super::words::WordBlock;
     const MULTIPLIES_BYTES: bool = true;
     const ACTIVATIONS: usize = GROUPS;
-    /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
-    const SLICE_BLOCKS: usize = 8;
+    const SLICE_BLOCKS: usize = SLICE_BLOCKS;
     const ZERO: Self = Self { quants: [Q::ZERO; GROUPS], scales: [[0; LANES]; GROUPS] };
 
     #[inline(always)]
@@ -122,6 +126,21 @@ impl<Q: Quants> Block for Quantized<Q> {
         self.quants[group].value(input % GROUP, output) * f16::from_bits(self.scales[group][output]).to_f32()
     }
 
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [super::words::WordBlock]) {
+        for (block, to) in blocks.iter().zip(to) {
+            for group in 0..GROUPS {
+                let mut scratch = NO_BYTES;
+                block.quants[group].expand(simd, &mut scratch);
+                let bytes = block.quants[group].bytes(&scratch);
+                simd.widen(bytes, Q::OFFSET, &mut to[group].lines);
+                simd.store(simd.load_f16(&block.scales[group]), &mut to[group].scales);
+            }
+        }
+    }
+
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Quantized<Q::Expanded>]) {
         let to = &mut to[..blocks.len()];
@@ -135,16 +154,12 @@ impl<Q: Quants> Block for Quantized<Q> {
 
     #[inline(always)]
     fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
-        for (row, inputs) in rows.enumerate() {
-            for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(height)) {
-                *to = nearest_group(simd, inputs);
-            }
-        }
+        arrange_groups(simd, rows, tile, height);
     }
 
     #[inline(always)]
     fn is_expanded_for_many_rows<S: Simd>() -> bool {
-        !Q::ARE_BYTES
+        !Q::ARE_BYTES || cfg!(all(target_arch = "wasm32", target_feature = "simd128"))
     }
 
     #[inline(always)]
@@ -195,6 +210,16 @@ impl<Q: Quants> Block for Quantized<Q> {
             }
         }
         sums
+    }
+}
+
+/// The nearest groups of rows of inputs, one group after the other with all of the tile's rows.
+#[inline(always)]
+pub(super) fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
+    for (row, inputs) in rows.enumerate() {
+        for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(height)) {
+            *to = nearest_group(simd, inputs);
+        }
     }
 }
 

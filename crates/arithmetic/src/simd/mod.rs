@@ -27,6 +27,8 @@ mod wasm128;
 pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
 pub(crate) use real::Real;
 pub use vectors::Number;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) use vectors::WordGroup;
 pub(crate) use vectors::{
     BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Lanes, Line, MAX_TILE_PANELS,
     SMALL_OFFSET, Simd, TileJob, Vectors, Work, four, tile_height,

@@ -6,6 +6,8 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 
+use crate::tile::{Interleaved, Sums, sum_products};
+
 /// Lanes of a vector: the width of a panel.
 pub(crate) const LANES: usize = 16;
 /// Panels of the widest tile of any instruction set.
@@ -22,16 +24,35 @@ pub(crate) const SMALL_OFFSET: u8 = 32;
 /// The bytes of a group of inputs of a panel: lines of four inputs, lane by lane.
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
+/// The integers of a group of inputs of a panel in 16 bits, and their scales: lines of two inputs, the first and the third of four or
+/// the second and the fourth, lane by lane.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct WordGroup {
+    /// The integers.
+    pub(crate) lines: [[i16; 2 * LANES]; GROUP / 2],
+    /// What they are multiplied by.
+    pub(crate) scales: [f32; LANES],
+}
+
 /// Sixteen values at the start of a cache line, so that loading them touches one line only.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// Four integers from -127 to 127, the first in the lowest bits: in bytes each, or in 16 bits where bytes cannot be multiplied.
+/// Four integers from -127 to 127: in bytes each, or in 16 bits where bytes cannot be multiplied.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) type Four = i32;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) type Four = i64;
+
+/// The place of each of the four, counted from the lowest bits. Bytes come in pairs of 16 bits, so that a mask and a shift widen the first
+/// and the third, and the second and the fourth.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+const PLACES: [u32; BYTE_INPUTS] = [0, 1, 2, 3];
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+const PLACES: [u32; BYTE_INPUTS] = [0, 2, 1, 3];
 
 /// Bits of each.
 const BITS_OF_FOUR: u32 = Four::BITS / 4;
@@ -40,19 +61,18 @@ const BITS_OF_FOUR: u32 = Four::BITS / 4;
 #[inline(always)]
 pub(crate) fn four(integers: [i8; BYTE_INPUTS]) -> Four {
     let mut bits = 0;
-    for integer in integers.into_iter().rev() {
-        bits = bits << BITS_OF_FOUR | Four::from(integer) & ((1 << BITS_OF_FOUR) - 1);
+    for (integer, place) in integers.into_iter().zip(PLACES) {
+        bits |= (Four::from(integer) & ((1 << BITS_OF_FOUR) - 1)) << (BITS_OF_FOUR * place);
     }
     bits
 }
 
 /// The integers of [`four`].
-#[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 #[inline(always)]
 pub(crate) fn each_of(four: Four) -> [i32; BYTE_INPUTS] {
-    std::array::from_fn(|index| {
+    PLACES.map(|place| {
         #[expect(clippy::cast_possible_truncation, reason = "the lowest byte is the integer")]
-        let integer = (four >> (BITS_OF_FOUR as usize * index)) as i8;
+        let integer = (four >> (BITS_OF_FOUR * place)) as i8;
         i32::from(integer)
     })
 }
@@ -267,14 +287,34 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     type Integers: Copy;
     /// Whether an instruction converts f16.
     const CONVERTS_F16: bool = true;
+    /// Rows of the highest tile of a product with weights in f32.
+    const PRODUCT_ROWS: usize = Self::TILE_ROWS;
+    /// Whether [`Simd::sum_lines`] is a loop of its own, for any number of lines.
+    const WALKS_LINES: bool = false;
     /// Rows of the highest tile of integers.
     const INTEGER_TILE_ROWS: usize;
 
     /// Runs a job in a function of its own that is compiled for these instructions, which all who call it share.
     fn run<J: Job>(self, job: J) -> J::Output;
 
-    /// As [`Vectors::in_tile`] for products of integers: `height` is 1, 2, 4 or [`Simd::INTEGER_TILE_ROWS`].
+    /// As [`Vectors::in_tile`] for products with weights in f32: `height` is 1, 2, 4 or [`Simd::PRODUCT_ROWS`].
+    #[inline(always)]
+    fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        self.in_tile(height, job)
+    }
+
+    /// The same for products of integers: `height` is 1, 2, 4 or [`Simd::INTEGER_TILE_ROWS`].
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
+
+    /// As [`sum_products`] for rows that lie step by step, with as many lines of each panel.
+    #[inline(always)]
+    fn sum_lines<const ROWS: usize, const PANELS: usize>(
+        self,
+        rows: &[[f32; ROWS]],
+        panels: [&[Line<[f32; LANES]>]; PANELS],
+    ) -> Sums<Self, ROWS, PANELS> {
+        sum_products(self, &Interleaved::<_, ROWS>::new(rows.as_flattened(), rows.len()), panels)
+    }
 
     fn load_f16(self, bits: &[u16; LANES]) -> Self::Vector;
     /// To the nearest f16, ties to even.
@@ -314,6 +354,51 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[Self::Integers; PANELS]; ROWS];
+    /// The bytes of a group, less their offset, in 16 bits.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    fn widen(self, bytes: &ByteLines, offset: u8, to: &mut [[i16; 2 * LANES]; GROUP / 2]) {
+        for input in 0..GROUP {
+            for lane in 0..LANES {
+                let (line, index) = (input / BYTE_INPUTS, input % BYTE_INPUTS);
+                let byte = bytes[line][lane * BYTE_INPUTS + index];
+                to[2 * line + index % 2][lane * 2 + index / 2] = i16::from(byte) - i16::from(offset);
+            }
+        }
+    }
+    /// For each row and panel the sums of the products of all groups, each of which is multiplied with the scales of the
+    /// outputs, and then with that of the row.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    fn word_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&[WordGroup]; PANELS],
+        rows: &[[ByteGroup; ROWS]],
+    ) -> Sums<Self, ROWS, PANELS> {
+        let mut sums = [[self.splat(0.0); PANELS]; ROWS];
+        for panel in 0..PANELS {
+            for (group, rows) in panels[panel].iter().zip(rows) {
+                for row in 0..ROWS {
+                    let mut products = [0; LANES];
+                    for (line, four) in group.lines.as_chunks::<2>().0.iter().zip(rows[row].quants) {
+                        for (index, integer) in each_of(four).into_iter().enumerate() {
+                            for lane in 0..LANES {
+                                products[lane] += i32::from(line[index % 2][lane * 2 + index / 2]) * integer;
+                            }
+                        }
+                    }
+                    let mut floats = [0.0; LANES];
+                    for lane in 0..LANES {
+                        floats[lane] = products[lane] as f32;
+                    }
+                    let product = self.mul(self.load(&floats), self.load(&group.scales));
+                    let product = self.mul(product, self.splat(rows[row].scale));
+                    sums[row][panel] = self.add(sums[row][panel], product);
+                }
+            }
+        }
+        sums
+    }
     /// Largest magnitude in either vector, NaN where one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
 }

@@ -7,16 +7,21 @@
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
 use std::arch::wasm32::*;
+use std::hint::black_box;
 
 use super::math;
 use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Lanes, OfFloats, Simd, TileJob, Vectors, Work,
+    BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Lanes, Line, OfFloats, Simd, TileJob, Vectors,
+    WordGroup, Work,
 };
+use crate::tile::Sums;
 
 /// Rows and panels of a tile: of the 15 registers that engines on x86-64 have to give, eight accumulate.
 const TILE_ROWS: usize = 4;
 const TILE_PANELS: usize = 1;
 const INTEGER_TILE_ROWS: usize = 4;
+/// Rows of the highest tile of a product with packed weights in f32, in whose loop ten registers accumulate.
+const PRODUCT_ROWS: usize = 5;
 
 /// Bytes of a register.
 const REGISTER_BYTES: usize = 16;
@@ -133,47 +138,136 @@ fn to_f16(values: v128) -> v128 {
     v128_or(bits, v128_and(u32x4_shr(values, 16), i32x4_splat(0x8000)))
 }
 
-/// For each row and some quarters of the outputs, from `first` on, the sums of the products of the first two of every four inputs
-/// and of the other two, side by side.
+/// `pointer.add(count)`, with a mask of ones that the compiler does not know.
+///
+/// Where it knows how pointers proceed, it computes the addresses of a step with instructions of their own instead of using the offsets
+/// that loads have, and keeps the products of several steps in registers.
 #[inline(always)]
-fn pairs_of_products<const ROWS: usize, const QUARTERS: usize>(
-    lines: &ByteLines,
-    rows: &[ByteGroup; ROWS],
+fn next<T>(pointer: *const T, count: usize, mask: usize) -> *const T {
+    let next = pointer.expose_provenance().wrapping_add(count * size_of::<T>());
+    std::ptr::with_exposed_provenance(next & mask)
+}
+
+/// The sums of the products of rows, which lie step by step, with some quarters of the lines of panels, from `first` on.
+#[inline(always)]
+fn quarters_of_products<const ROWS: usize, const QUARTERS: usize, const PANELS: usize>(
+    rows: &[[f32; ROWS]],
+    panels: [&[Line<[f32; LANES]>]; PANELS],
     first: usize,
-) -> [[[v128; 2]; QUARTERS]; ROWS] {
-    let mut sums = [[[i32x4_splat(0); 2]; QUARTERS]; ROWS];
-    // The compiler must not know the number: it would unroll the loop, which then needs more registers than there are.
-    for line in 0..std::hint::black_box(BYTE_LINES) {
-        // SAFETY: there are `BYTE_LINES` lines.
-        let bytes = unsafe { lines.as_ptr().add(line).cast::<u8>().add(first * REGISTER_BYTES) };
-        let mut weights = [[i32x4_splat(0); 2]; QUARTERS];
-        for quarter in 0..QUARTERS {
-            // SAFETY: both halves of eight bytes of a quarter lie within the line, and the loads need no alignment.
-            weights[quarter] = unsafe {
-                let start = bytes.add(quarter * REGISTER_BYTES);
-                [u16x8_load_extend_u8x8(start), u16x8_load_extend_u8x8(start.add(8))]
-            };
+) -> [[[v128; QUARTERS]; PANELS]; ROWS] {
+    let mask = black_box(usize::MAX);
+    let mut lines = [std::ptr::null::<v128>(); PANELS];
+    for panel in 0..PANELS {
+        lines[panel] = panels[panel][..rows.len()].as_ptr().cast::<v128>().wrapping_add(first);
+    }
+    let mut values = rows.as_ptr().cast::<f32>();
+    let mut sums = [[[f32x4_splat(0.0); QUARTERS]; PANELS]; ROWS];
+    for _ in 0..rows.len() {
+        let mut weights = [[f32x4_splat(0.0); QUARTERS]; PANELS];
+        for panel in 0..PANELS {
+            for quarter in 0..QUARTERS {
+                // SAFETY: there is a line for each step, and the quarter lies in it.
+                weights[panel][quarter] = unsafe { v128_load(lines[panel].add(quarter)) };
+            }
+            lines[panel] = next(lines[panel], LANES / 4, mask);
         }
         for row in 0..ROWS {
-            // SAFETY: a group has `BYTE_LINES` fours of 64 bits.
-            let x = unsafe { v128_load64_splat(rows[row].quants.as_ptr().add(line).cast()) };
-            for quarter in 0..QUARTERS {
-                for half in 0..2 {
-                    let products = i32x4_dot_i16x8(weights[quarter][half], x);
-                    sums[row][quarter][half] = i32x4_add(sums[row][quarter][half], products);
+            // SAFETY: there are `ROWS` values for each step.
+            let value = unsafe { v128_load32_splat(values.add(row).cast()) };
+            for panel in 0..PANELS {
+                for quarter in 0..QUARTERS {
+                    let product = f32x4_mul(value, weights[panel][quarter]);
+                    sums[row][panel][quarter] = f32x4_add(sums[row][panel][quarter], product);
                 }
+            }
+        }
+        values = next(values, ROWS, mask);
+    }
+    sums
+}
+
+/// For each row and some quarters of the outputs, from `first` on, the scaled sums of the products of all groups.
+#[inline(always)]
+fn word_quarters<const ROWS: usize, const QUARTERS: usize>(
+    groups: &[WordGroup],
+    rows: &[[ByteGroup; ROWS]],
+    first: usize,
+) -> [[v128; QUARTERS]; ROWS] {
+    let mask = black_box(usize::MAX);
+    let steps = black_box(GROUP / 2);
+    let mut sums = [[f32x4_splat(0.0); QUARTERS]; ROWS];
+    for (group, rows) in groups.iter().zip(rows) {
+        let mut products = [[i32x4_splat(0); QUARTERS]; ROWS];
+        let mut line = group.lines.as_ptr().cast::<v128>().wrapping_add(first);
+        let mut pairs = rows.as_ptr().cast::<u32>();
+        for _ in 0..steps {
+            let mut weights = [i32x4_splat(0); QUARTERS];
+            for quarter in 0..QUARTERS {
+                // SAFETY: the quarter lies in the line of these inputs.
+                weights[quarter] = unsafe { v128_load(line.add(quarter)) };
+            }
+            for row in 0..ROWS {
+                // SAFETY: each row's group begins with its integers, two in 32 bits.
+                let pair = unsafe { v128_load32_splat(pairs.byte_add(row * size_of::<ByteGroup>())) };
+                for quarter in 0..QUARTERS {
+                    let product = i32x4_dot_i16x8(weights[quarter], pair);
+                    products[row][quarter] = i32x4_add(products[row][quarter], product);
+                }
+            }
+            line = next(line, 4, mask);
+            pairs = next(pairs, 1, mask);
+        }
+        let (scales, _) = group.scales.as_chunks::<4>();
+        for row in 0..ROWS {
+            let scale = f32x4_splat(rows[row].scale);
+            for quarter in 0..QUARTERS {
+                let [a, b, c, d] = scales[first + quarter];
+                let product = f32x4_mul(f32x4_convert_i32x4(products[row][quarter]), f32x4(a, b, c, d));
+                sums[row][quarter] = f32x4_add(sums[row][quarter], f32x4_mul(product, scale));
             }
         }
     }
     sums
 }
 
-/// The sums of four outputs, of whose halves each has those of two side by side, from `start` on.
+/// For each row and some quarters of the outputs, from `first` on, the sums of the products of a group.
 #[inline(always)]
-fn add_pairs([low, high]: [v128; 2], start: i32) -> v128 {
-    let first = i32x4_shuffle::<0, 2, 4, 6>(low, high);
-    let second = i32x4_shuffle::<1, 3, 5, 7>(low, high);
-    i32x4_add(i32x4_add(first, second), i32x4_splat(start))
+fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
+    lines: &ByteLines,
+    rows: &[ByteGroup; ROWS],
+    offset: u8,
+    first: usize,
+) -> [[v128; QUARTERS]; ROWS] {
+    let mask = black_box(usize::MAX);
+    // As known constants they would be made anew at each step.
+    let low_bytes = u16x8_shr(i8x16_splat(black_box(-1)), 8);
+    let mut sums = [[i32x4_splat(0); QUARTERS]; ROWS];
+    for row in 0..ROWS {
+        sums[row] = [i32x4_splat(rows[row].start(offset)); QUARTERS];
+    }
+    let mut line = lines.as_ptr().cast::<v128>().wrapping_add(first);
+    let mut pairs = rows.as_ptr().cast::<u32>();
+    for _ in 0..black_box(BYTE_LINES) {
+        let mut weights = [[i32x4_splat(0); 2]; QUARTERS];
+        for quarter in 0..QUARTERS {
+            // SAFETY: the quarter lies in the line of these inputs.
+            let bytes = unsafe { v128_load(line.add(quarter)) };
+            weights[quarter] = [v128_and(bytes, low_bytes), u16x8_shr(bytes, 8)];
+        }
+        for row in 0..ROWS {
+            for pair in 0..2 {
+                // SAFETY: each row's group begins with its integers, two in 32 bits.
+                let x = unsafe { v128_load32_splat(pairs.byte_add(row * size_of::<ByteGroup>()).add(pair)) };
+                for quarter in 0..QUARTERS {
+                    let product = i32x4_dot_i16x8(weights[quarter][pair], x);
+                    sums[row][quarter] = i32x4_add(sums[row][quarter], product);
+                }
+            }
+        }
+        line = next(line, 4, mask);
+        pairs = next(pairs, 2, mask);
+    }
+    sums
 }
 
 impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
@@ -246,7 +340,7 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
     #[inline(always)]
     fn unknown(self, count: usize) -> usize {
-        std::hint::black_box(count)
+        black_box(count)
     }
 
     #[inline(always)]
@@ -297,11 +391,21 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 impl<const ONCE: bool> Simd for Wasm128<ONCE> {
     type Integers = Integers;
     const CONVERTS_F16: bool = false;
+    const WALKS_LINES: bool = !ONCE;
+    const PRODUCT_ROWS: usize = PRODUCT_ROWS;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(never)]
     fn run<J: Job>(self, job: J) -> J::Output {
         if J::MULTIPLIES_FLOATS { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
+    }
+
+    #[inline(always)]
+    fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        match height {
+            PRODUCT_ROWS => job.run::<PRODUCT_ROWS, 1>(self),
+            _ => self.in_tile(height, job),
+        }
     }
 
     #[inline(always)]
@@ -311,6 +415,27 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
             2 => job.run::<2, 1>(self),
             _ => job.run::<INTEGER_TILE_ROWS, 1>(self),
         }
+    }
+
+    #[inline(always)]
+    fn sum_lines<const ROWS: usize, const PANELS: usize>(
+        self,
+        rows: &[[f32; ROWS]],
+        panels: [&[Line<[f32; LANES]>]; PANELS],
+    ) -> Sums<Self, ROWS, PANELS> {
+        if ROWS < TILE_ROWS {
+            return quarters_of_products(rows, panels, 0);
+        }
+        let mut sums = [[self.splat(0.0); PANELS]; ROWS];
+        for half in 0..2 {
+            let of_half = quarters_of_products::<ROWS, 2, PANELS>(rows, panels, 2 * half);
+            for row in 0..ROWS {
+                for panel in 0..PANELS {
+                    [sums[row][panel][2 * half], sums[row][panel][2 * half + 1]] = of_half[row][panel];
+                }
+            }
+        }
+        sums
     }
 
     #[inline(always)]
@@ -422,17 +547,52 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
         let mut sums = [[[i32x4_splat(0); 4]; PANELS]; ROWS];
         for panel in 0..PANELS {
             if ROWS == 1 {
-                let [pairs] = pairs_of_products::<1, 4>(panels[panel], &[rows[0]], 0);
-                for quarter in 0..4 {
-                    sums[0][panel][quarter] = add_pairs(pairs[quarter], rows[0].start(offset));
+                let of_all = byte_quarters::<ROWS, 4>(panels[panel], rows, offset, 0);
+                for row in 0..ROWS {
+                    sums[row][panel] = of_all[row];
                 }
                 continue;
             }
-            // Of several rows the sums of a quarter fill the registers.
-            for quarter in 0..4 {
-                let pairs = pairs_of_products::<ROWS, 1>(panels[panel], rows, quarter);
+            // Of several rows the sums of a half fill the registers.
+            for half in 0..2 {
+                let of_half = byte_quarters::<ROWS, 2>(panels[panel], rows, offset, 2 * half);
                 for row in 0..ROWS {
-                    sums[row][panel][quarter] = add_pairs(pairs[row][0], rows[row].start(offset));
+                    [sums[row][panel][2 * half], sums[row][panel][2 * half + 1]] = of_half[row];
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn widen(self, bytes: &ByteLines, offset: u8, to: &mut [[i16; 2 * LANES]; GROUP / 2]) {
+        let offset = i16x8_splat(i16::from(offset));
+        let (to, _) = to.as_flattened_mut().as_chunks_mut::<8>();
+        for (index, bytes) in bytes.as_flattened().as_chunks().0.iter().enumerate() {
+            let bytes = load(bytes);
+            let first = i16x8_sub(v128_and(bytes, i16x8_splat(0xff)), offset);
+            let second = i16x8_sub(u16x8_shr(bytes, 8), offset);
+            let place = index / 4 * 8 + index % 4;
+            // SAFETY: the arrays have 16 bytes, and the stores need no alignment.
+            unsafe {
+                v128_store(to[place].as_mut_ptr().cast(), first);
+                v128_store(to[place + 4].as_mut_ptr().cast(), second);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn word_sums<const ROWS: usize, const PANELS: usize>(
+        self,
+        panels: [&[WordGroup]; PANELS],
+        rows: &[[ByteGroup; ROWS]],
+    ) -> Sums<Self, ROWS, PANELS> {
+        let mut sums = [[self.splat(0.0); PANELS]; ROWS];
+        for panel in 0..PANELS {
+            for half in 0..2 {
+                let of_half = word_quarters::<ROWS, 2>(panels[panel], rows, 2 * half);
+                for row in 0..ROWS {
+                    [sums[row][panel][2 * half], sums[row][panel][2 * half + 1]] = of_half[row];
                 }
             }
         }

@@ -16,7 +16,10 @@ fn a_worker_that_breaks_is_told_and_replaced() {
     for kind in BROWSERS {
         let Some(browser) = opened_in(kind) else { continue };
         let text = write_greedily(&browser, "The quality", 10);
-        break_worker(&browser, "engine.ask('tokenize', { prompt: 'a' }).then(() => document.body.dataset.isBack = true);");
+        break_worker(
+            &browser,
+            "engine.ask('tokenize', { prompt: 'a' }).then(() => document.body.dataset.isBack = true);",
+        );
         let status = browser.wait_for_status("error: ");
         assert!(status.contains("unreachable"), "{status}");
         browser.wait_for("return document.body.dataset.isBack === 'true';");
@@ -49,7 +52,8 @@ fn a_panic_is_told_and_the_model_before_writes_on() {
     let bpe = json!({
         "type": "BPE", "continuing_subword_prefix": "####", "vocab": { "a": 0, "b": 1, "ab": 2 }, "merges": [["a", "b"]],
     });
-    std::fs::write(folder.file("tokenizer.json"), json!({ "version": "1.0", "model": bpe }).to_string()).unwrap();
+    std::fs::write(folder.file("tokenizer.json"), json!({ "version": "1.0", "model": bpe }).to_string())
+        .unwrap();
     let files = ["model.safetensors", "config.json", "tokenizer.json"].map(|name| folder.file(name));
     for kind in BROWSERS {
         let Some(browser) = opened_in(kind) else { continue };
@@ -104,6 +108,17 @@ fn a_page_that_is_opened_again_goes_on_where_it_was() {
         assert_eq!(browser.text("text"), text, "{url}");
         assert_eq!(browser.text("temperature"), "1.1");
     }
+    // With the precision that it was held in.
+    choose(&browser, "dtype", "q8");
+    browser.wait_for_status("ready");
+    browser.wait_for("return location.hash.includes('dtype=q8');");
+    let link = browser.script("return location.href;", json!([]));
+    browser.go("about:blank");
+    browser.go(link.as_str().unwrap());
+    browser.wait_for_status("ready");
+    assert!(browser.text("about").contains(" q8 "), "{}", browser.text("about"));
+    choose(&browser, "dtype", "");
+    browser.wait_for_status("ready");
     browser.click("start-over");
     browser.wait_for_status("ready");
     assert_ne!(browser.text("prompt"), "Fare thee well,\nmy");

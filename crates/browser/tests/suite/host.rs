@@ -105,7 +105,8 @@ fn a_newer_version_takes_the_place_of_the_older() {
     let host = Host::start(folder.path().to_owned());
     let url = format!("http://{}/", host.address);
     let Some(browser) = Browser::open_in(BROWSERS[0], &url, 1200) else { return };
-    let kept = "navigator.serviceWorker.ready.then(() => caches.keys()).then(keys => window.keptAs = keys.join());";
+    let kept =
+        "navigator.serviceWorker.ready.then(() => caches.keys()).then(keys => window.keptAs = keys.join());";
     let versions = |browser: &Browser| {
         browser.script(kept, json!([]));
         browser.wait_for("return window.keptAs !== undefined;");

@@ -114,6 +114,30 @@ fn a_folder_is_taken_whole() {
     assert_quiet(&browser);
 }
 
+/// On a page that was opened from a file too.
+#[test]
+fn a_folder_can_be_dropped() {
+    let folder = checkpoint();
+    let Some(browser) = opened() else { return };
+    for action in ["dragEnter", "dragOver", "drop"] {
+        let data = json!({ "items": [], "files": [folder.path()], "dragOperationsMask": 1 });
+        browser
+            .devtools("Input.dispatchDragEvent", json!({ "type": action, "x": 50, "y": 50, "data": data }));
+    }
+    let name = folder.path().file_name().unwrap().to_str().unwrap();
+    browser.wait_for(&format!(
+        "return document.querySelector('[data-testid=about]').textContent.startsWith({});",
+        json!(name)
+    ));
+    browser.wait_for_status("ready");
+    assert_texts(
+        &browser,
+        &ModelOptions { model: folder.path().into(), ..ModelOptions::default() },
+        "a folder that was dropped",
+    );
+    assert_quiet(&browser);
+}
+
 #[test]
 fn gguf_and_pytorch_are_read_in_both_browsers() {
     let folder = checkpoint();
@@ -181,8 +205,32 @@ fn what_cannot_be_read_is_said_and_the_page_goes_on() {
     assert_refused(
         &browser,
         &[&bert.file("model.safetensors"), &bert.file("config.json"), &tokenizer],
-        &["model.safetensors", "`bert.encoder.layer.0.attention.self.query.weight` is surplus"],
+        &["model.safetensors", "`wte.weight` is missing", " more"],
     );
+
+    let all = browser.script("return document.querySelector('#status-lines').textContent;", json!([]));
+    assert!(all.as_str().unwrap().contains("`bert.encoder.layer.0.attention.self.query.weight` is surplus"));
+
+    // A tokenizer that is none, weights that are no numbers, a configuration of another model.
+    let no_tokenizer = folder.file("no.tokenizer.json");
+    std::fs::write(&no_tokenizer, r#"{"version": "1.0"}"#).unwrap();
+    assert_refused(&browser, &[&weights, &config, &no_tokenizer], &["a vocabulary or another file"]);
+    let other = CheckpointFolder::tiny().with_config(json!({ "n_embd": 24, "n_head": 3 }));
+    assert_refused(
+        &browser,
+        &[&weights, &other.file("config.json"), &tokenizer],
+        &["model.safetensors", "wte.weight", " more"],
+    );
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    let nan = folder.file("nan.safetensors");
+    std::fs::write(&nan, bytes).unwrap();
+    take(&browser, &[&nan, &config, &tokenizer]);
+    let status = browser.wait_for_status("error: ");
+    assert!(status.contains("not finite"), "{status}");
+    browser.click("built-in");
+    browser.wait_for_status("ready");
 
     // Files are missing, which are named; the one that comes later completes those that were chosen.
     assert_refused(&browser, &[&weights, &tokenizer], &["config.json"]);

@@ -2,7 +2,7 @@
 
 use gpt2_browser::Session;
 use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
-use gpt2_generation::GenerationConfig;
+use gpt2_generation::{GenerationConfig, TokenGenerator};
 use gpt2_look::{Attention, Found, Lens, Look, OneHead, Reader, Subject, Text};
 use gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
@@ -179,6 +179,14 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     let sum: f64 = kept.iter().filter_map(|token| token["probability"].as_f64()).sum();
     assert!((sum - 1.0).abs() < 1e-12, "{sum}");
     assert!(tokens.is_sorted_by(|a, b| a["logit"].as_f64() >= b["logit"].as_f64()));
+    // As completions tell them: what they write, and bytes that are no characters as such.
+    let is_byte = |text: &str| text.starts_with("bytes:\\x");
+    for token in tokens {
+        let (id, text) = (token["id"].as_u64().unwrap(), token["token"].as_str().unwrap());
+        let written = session.decode(&[u32::try_from(id).unwrap()]).unwrap();
+        assert!(text == written || is_byte(text) && written.contains('\u{fffd}'), "{token}: {written:?}");
+    }
+    assert!(tokens.iter().any(|token| token["token"].as_str().unwrap().starts_with(' ')));
 
     const DRAWS: usize = 400;
     let drawn = ask(
@@ -270,12 +278,7 @@ fn what_cannot_be_answered_says_why() {
     for (path, body, status, expected) in [
         ("v1/chat/completions", json!({}), 404, "there is nothing at this path: v1/chat/completions"),
         ("v1/completions", json!({ "prompt": "a", "stream": true }), 400, "stream: "),
-        (
-            "v1/completions",
-            json!({ "prompt": "a", "max_tokens": 300 }),
-            400,
-            "prompt: this model's context is 256 tokens",
-        ),
+        ("v1/completions", json!({ "prompt": long }), 400, "prompt: this model's context is 256 tokens"),
         ("v1/completions", json!({ "prompt": "a", "temperature": 9 }), 400, "temperature: "),
         ("v1/completions", json!({ "model": "other" }), 404, "there is no such model here"),
         ("look/attention", json!({ "prompt": long }), 400, "prompt: "),
@@ -311,6 +314,52 @@ fn what_cannot_be_answered_says_why() {
 }
 
 /// Ids go where text cannot, and the missing tokenizer is named.
+/// As the program: a text that would leave the context ends there, and its last token is not read.
+#[test]
+fn a_text_ends_at_the_context() {
+    let (model, session) = (built_in(), session());
+    let context = model.config().n_positions;
+    let ids: Vec<u32> = (0..).map(|n| n * 7 % 900 + 20).take(context).collect();
+    let config = GenerationConfig { max_new_tokens: 50, ..GenerationConfig::default() };
+    for prompt in [context - 10, context - 1, context] {
+        let generated = TokenGenerator::new(model.model(), &ids[..prompt], &config).unwrap();
+        let expected: Vec<u32> = generated.collect::<Result<_, _>>().unwrap();
+        assert_eq!(expected.len(), context - prompt + 1);
+        let body =
+            json!({ "prompt": ids[..prompt], "max_tokens": 50, "temperature": 0, "return_token_ids": true });
+        assert_eq!(ask(&session, "v1/completions", &body)["choices"][0]["token_ids"], json!(expected));
+        let streamed = chunks(&session, body);
+        let streamed: Vec<&Value> =
+            streamed.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap()).collect();
+        assert_eq!(json!(streamed), json!(expected));
+    }
+    let longer: Vec<u32> = ids.iter().copied().chain([20]).collect();
+    let error =
+        session.ask("v1/completions", json!({ "prompt": longer }).to_string().as_bytes()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "prompt: this model's context is 256 tokens, and the text has 257; shorten it"
+    );
+}
+
+/// Whoever asks owns the model.
+#[test]
+fn what_goes_wrong_inside_is_told() {
+    let folder = CheckpointFolder::tiny();
+    let weights = folder.file("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    // The last number of the file is a weight.
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+    let options =
+        ModelOptions { model: folder.path().into(), device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    let session =
+        Session::new(options.open(&Silent).unwrap().load(&Silent).unwrap(), "tiny", || NOW).unwrap();
+    let error = session.ask("look/next", br#"{"prompt": [1, 2]}"#).unwrap_err();
+    assert!(error.cause().unwrap().contains("not finite"), "{error:?}");
+}
+
 #[test]
 fn a_model_without_a_tokenizer_takes_ids() {
     let folder = CheckpointFolder::tiny();

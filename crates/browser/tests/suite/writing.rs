@@ -207,20 +207,44 @@ fn alternatives_are_the_model_s_move_with_the_settings_and_can_be_chosen() {
     wait_until_still(&browser);
     check(0.25, 3);
 
-    // The second token in place of the one that stands there.
+    // A token with a space in front, in place of the one that stands there.
     choose(&browser, "greedy", true);
-    let second = browser.script(CHOICES, json!([]))[1][0].as_str().unwrap().to_owned();
-    browser.script("document.querySelectorAll('[data-testid=text] span')[2].focus();", json!([]));
+    browser.press(&[keys::ESCAPE]);
+    let mut ids = prompt.clone();
+    ids.extend(model.vocabulary().encode(&text).unwrap().into_iter().take(5));
+    let mut order: Vec<(u32, f64)> = (0..).zip(self::logits(&model, &ids)).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let place = (1..20).find(|n| decoded(&model, &[order[*n].0]).starts_with(' ')).unwrap();
+    browser.script("document.querySelectorAll('[data-testid=text] span')[5].focus();", json!([]));
     browser.press(&[keys::ENTER]);
     browser.wait_for("return document.activeElement.role === 'option' && document.activeElement.closest('[data-testid=alternatives]') !== null;");
     browser.press(&[keys::HOME]);
-    browser.press(&[keys::DOWN]);
+    (0..place).for_each(|_| browser.press(&[keys::DOWN]));
     browser.press(&[keys::ENTER]);
+    // The token that was chosen has the focus at once, and nothing takes it away later.
+    browser.wait_for(
+        "return document.activeElement === document.querySelectorAll('[data-testid=text] span')[5];",
+    );
     browser.wait_for_status("ready");
-    ids.push(order[1].0);
+    ids.push(order[place].0);
     let before = decoded(&model, &ids[prompt.len()..]);
-    assert!(before.ends_with(&second));
     assert_eq!(browser.text("text"), format!("{before}{}", continued(&model, &ids, greedy(12))));
+    assert_quiet(&browser);
+}
+
+#[test]
+fn a_text_ends_where_the_context_does() {
+    let model = built_in(None);
+    let Some(browser) = opened() else { return };
+    let text = write_greedily(&browser, "To be", 300);
+    assert_eq!(text, written(&model, "To be", greedy(300)));
+    assert!(browser.text("command").contains("--max-new-tokens 300"));
+    let is_disabled = "return document.querySelector('[data-testid=go-on]').disabled;";
+    assert_eq!(browser.script(is_disabled, json!([])), true);
+    // A look takes as many of its tokens as it can.
+    browser.click("lens");
+    browser.wait_for("return document.querySelector('#looked-at').textContent.includes('the first 128');");
+    browser.wait_for("return document.querySelector('[data-testid=inside-error]').textContent === '' && !document.querySelector('#report').hidden;");
     assert_quiet(&browser);
 }
 

@@ -4,17 +4,18 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2_engine::HubOptions;
+use gpt2_engine::{HubOptions, ModelOptions};
 use serde::Serialize;
 
 use super::continued::{Continued, continue_prompt};
-use super::generate_file::{self, FileArguments};
+use super::generate_file;
 use super::generate_interactive;
 use super::generation_arguments::GenerationArguments;
+use super::line_reports::FileArguments;
 use super::steering;
 use super::texts::Texts;
 use crate::input::InputArguments;
-use crate::model_arguments::ModelArguments;
+use crate::model_arguments::{EncoderArguments, ModelArguments};
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -28,6 +29,7 @@ Examples:
   gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
   gpt2 generate --model DIR --interactive
   gpt2 generate \"I think you are\" --model gpt2 --steer '\" Love\"-\" Hate\"' --layer 6 --scale 5
+  gpt2 generate \"A picture of\" --model DIR --encoder-states states.safetensors
   gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2     (the same text, sooner)
   gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
   gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'
@@ -41,6 +43,8 @@ pub(crate) struct GenerateArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) encoder: EncoderArguments,
     /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; where tokens were drafted, drafted and accepted; with several texts `sequences` of ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
@@ -66,10 +70,12 @@ struct Report {
 pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<ExitCode> {
     arguments.generation.check()?;
     arguments.file.check()?;
-    let assistant = arguments.generation.assistant_model.as_deref();
-    let opened = arguments.model.open_assisted(hub, assistant)?;
+    let assistant_model = arguments.generation.assistant_model.clone();
+    let encoder_states = arguments.encoder.encoder_states.clone();
+    let options = ModelOptions { assistant_model, encoder_states, ..arguments.model.options(hub) };
+    let opened = arguments.model.open_as(&options)?;
     if let Some(path) = &arguments.file.prompts_file {
-        return generate_file::run(path, &arguments.file, &arguments.generation, &arguments.model, opened);
+        return generate_file::run(path, arguments, opened);
     }
     if arguments.interactive {
         return generate_interactive::run(&arguments.generation, opened);

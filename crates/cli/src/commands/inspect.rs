@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2::LedgerRow;
+use gpt2::{HeadKind, LedgerRow};
 use gpt2_engine::{Comparison, HubOptions, InspectOptions, Inspected, Inspection, Spelling, VocabularySizes};
 use gpt2_weights::Statistics;
 
@@ -81,7 +81,14 @@ fn print(report: &Inspection) -> Result<()> {
         if report.prefix.is_empty() { "no prefix".to_owned() } else { format!("prefix `{}`", report.prefix) };
     write_line(&format!("names        {}, {prefix}", report.naming))?;
     write_line(&format!("orientation  {}: {}", report.orientation, report.orientation_evidence))?;
-    let head = if report.tied_head { "tied to the token embedding" } else { "its own (lm_head.weight)" };
+    write_line(&format!("class        {}", report.class))?;
+    let is_over_vocabulary =
+        HeadKind::from_class_name(report.class).is_some_and(HeadKind::has_language_model);
+    let head = match report.tied_head {
+        true => "tied to the token embedding",
+        false if is_over_vocabulary => "its own (lm_head.weight)",
+        false => "none over the vocabulary",
+    };
     write_line(&format!("output head  {head}"))?;
     let known = |count: Option<usize>| count.map_or("none".to_owned(), grouped);
     let VocabularySizes { config, embedding_rows, tokenizer } = report.vocabulary;
@@ -118,6 +125,10 @@ fn print(report: &Inspection) -> Result<()> {
     ] {
         write_line(&format!("  {name:<24}{:>16}", grouped(count)))?;
     }
+    let rare = [("  its cross-attention", counts.cross_attention_per_block), ("the other head", counts.head)];
+    for (name, count) in rare.into_iter().filter(|(_, count)| *count > 0) {
+        write_line(&format!("  {name:<24}{:>16}", grouped(count)))?;
+    }
     heading("memory            weights       cache, one token   cache, whole context", 1)?;
     let positions = report.config["n_positions"].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
     let (weights, cache) = (&report.memory_bytes, &report.kv_bytes_per_token);
@@ -134,7 +145,7 @@ fn print(report: &Inspection) -> Result<()> {
     heading(&format!("{} tensors  {}", report.tensors.len(), dtypes.join(", ")), 1)?;
     for tensor in &report.tensors {
         let role = if tensor.role == "parameter" { String::new() } else { format!("  ({})", tensor.role) };
-        write_line(&format!("  {:<40}{:<6}{:?}{role}", tensor.name, tensor.dtype, tensor.shape))?;
+        write_line(&format!("  {:<46}{:<6}{:?}{role}", tensor.name, tensor.dtype, tensor.shape))?;
         if let Some(Statistics { min, max, mean, standard_deviation, zeros, nan, infinite }) =
             &tensor.statistics
         {
@@ -175,7 +186,7 @@ fn print_ledger(report: &Inspection) -> Result<()> {
 
 fn print_comparison(comparison: &Comparison) -> Result<()> {
     for differing in &comparison.differences {
-        write_line(&format!("{:<40}{}", differing.name, differing.difference))?;
+        write_line(&format!("{:<46}{}", differing.name, differing.difference))?;
     }
     write_line(&match &comparison.first_differing {
         None => "equal: every parameter has the same values".to_owned(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod cache;
+pub(crate) mod classify;
 mod continued;
 pub(crate) mod convert;
 pub(crate) mod eval;
@@ -11,6 +12,7 @@ mod generate_interactive;
 mod generation_arguments;
 mod grammar;
 pub(crate) mod inspect;
+mod line_reports;
 pub(crate) mod look;
 mod partial_file;
 mod prompt_lines;
@@ -19,5 +21,6 @@ pub(crate) mod score;
 pub(crate) mod serve;
 mod steering;
 mod texts;
+pub(crate) mod tokenize;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -2,37 +2,76 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
-use gpt2_engine::Vocabulary;
-use gpt2_generation::GenerationConfig;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::{exit, input};
 
 /// The lines of a file that hold prompts: one a line, or a JSON object a line where its name ends in `.jsonl`.
-pub(super) struct PromptLines {
+pub(super) struct PromptLines<'a, T> {
     bytes: Vec<u8>,
     /// The number of each line, from 1, and where it stands.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
-    vocabulary: Arc<Vocabulary>,
-    config: GenerationConfig,
+    /// Makes tokens of what a line gives.
+    tokens_of: TokensOf<'a, T>,
 }
+
+type TokensOf<'a, T> = Box<dyn Fn(&mut Given) -> Result<T> + 'a>;
 
 /// A line of the file.
-pub(super) struct Line {
+pub(super) struct Line<T> {
     /// From 1.
     pub(super) number: usize,
-    /// The text to continue; absent where it is ids.
-    pub(super) prompt: Option<String>,
-    /// Its tokens, or why it cannot be continued.
-    pub(super) ids: Result<Vec<u32>, String>,
+    /// What it gives; nothing where it cannot be read.
+    pub(super) given: Given,
+    /// Its tokens, or why there are none.
+    pub(super) tokens: Result<T, String>,
 }
 
-impl PromptLines {
-    pub(super) fn read(path: &Path, vocabulary: &Arc<Vocabulary>, config: &GenerationConfig) -> Result<Self> {
+/// What a line gives.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Given {
+    /// A text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt: Option<String>,
+    /// Texts that may follow it, where they were asked for; an answer has them.
+    #[serde(skip)]
+    pub(super) choices: Option<Vec<String>>,
+    /// All other keys.
+    #[serde(skip)]
+    other: Map<String, Value>,
+}
+
+impl Given {
+    /// The text, where the line gives no ids.
+    pub(super) fn text(&self) -> &str {
+        self.prompt.as_deref().unwrap_or_default()
+    }
+
+    /// The token ids that the line gives in place of a text.
+    pub(super) fn ids<I: DeserializeOwned>(&self, expected: &str) -> Result<Option<I>> {
+        self.key("ids", expected)
+    }
+
+    /// The texts that may follow the prompt.
+    pub(super) fn ask_for_choices(&mut self) -> Result<()> {
+        self.choices = self.key("choices", "a list of texts")?;
+        Ok(())
+    }
+
+    fn key<V: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<Option<V>> {
+        let value = self.other.get(key).map(V::deserialize).transpose();
+        value.map_err(|error| anyhow!("`{key}`: expected {expected}: {error}"))
+    }
+}
+
+impl<'a, T> PromptLines<'a, T> {
+    /// Reads the file; `tokens_of` makes tokens of what a line gives.
+    pub(super) fn read(path: &Path, tokens_of: impl Fn(&mut Given) -> Result<T> + 'a) -> Result<Self> {
         let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
         let bytes = input::read_file(path)?;
         // The mark that some editors put in front of UTF-8.
@@ -48,7 +87,7 @@ impl PromptLines {
             }
             end += line.len() + 1;
         }
-        Ok(Self { lines, is_json, vocabulary: Arc::clone(vocabulary), config: config.clone(), bytes })
+        Ok(Self { lines, is_json, tokens_of: Box::new(tokens_of), bytes })
     }
 
     /// How many there are.
@@ -57,58 +96,43 @@ impl PromptLines {
     }
 
     /// The line of this index, from 0.
-    pub(super) fn line(&self, index: usize) -> Line {
+    pub(super) fn line(&self, index: usize) -> Line<T> {
         let (number, range) = &self.lines[index];
         let bytes = &self.bytes[range.clone()];
         let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-        let (prompt, ids) = match std::str::from_utf8(bytes) {
-            Ok(text) => self.tokens(text),
+        let given = match std::str::from_utf8(bytes) {
+            Ok(text) if self.is_json => given_by_json(text),
+            Ok(text) => Ok(Given { prompt: Some(text.to_owned()), ..Given::default() }),
             Err(error) => {
                 let valid = error.valid_up_to();
-                (None, Err(anyhow!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8")))
+                Err(anyhow!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8"))
             }
         };
-        let ids = ids.and_then(|ids| Ok(self.vocabulary.prompt(ids, &self.config)?));
-        Line { number: *number, prompt, ids: ids.map_err(|error| exit::message(&error)) }
-    }
-
-    /// The prompt of a line where it is a text, and its tokens.
-    fn tokens(&self, text: &str) -> (Option<String>, Result<Vec<u32>>) {
-        let prompt = match self.is_json.then(|| json_prompt(text)) {
-            None => text.to_owned(),
-            Some(Ok(JsonPrompt::Text(prompt))) => prompt,
-            Some(Ok(JsonPrompt::Ids(ids))) => return (None, Ok(ids)),
-            Some(Err(error)) => return (None, Err(error)),
+        let (given, tokens) = match given {
+            Ok(mut given) => {
+                let tokens = (self.tokens_of)(&mut given);
+                (given, tokens)
+            }
+            Err(error) => (Given::default(), Err(error)),
         };
-        let ids = self.ids_of(&prompt);
-        (Some(prompt), ids)
-    }
-
-    fn ids_of(&self, prompt: &str) -> Result<Vec<u32>> {
-        if self.vocabulary.tokenizer().is_none() {
-            bail!("there is no tokenizer; give ids, or a tokenizer with --tokenizer");
-        }
-        Ok(self.vocabulary.encode(prompt)?)
+        Line { number: *number, given, tokens: tokens.map_err(|error| exit::message(&error)) }
     }
 }
 
-/// What a line of a JSONL file asks to continue.
-enum JsonPrompt {
-    Text(String),
-    Ids(Vec<u32>),
-}
-
-/// Reads a line of a JSONL file; other keys are not looked at.
-fn json_prompt(text: &str) -> Result<JsonPrompt> {
-    let mut keys: Map<String, Value> = serde_json::from_str(text)
+/// Reads a line of a JSONL file.
+fn given_by_json(text: &str) -> Result<Given> {
+    let mut other: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| anyhow!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}"))?;
-    match (keys.remove("prompt"), keys.remove("ids")) {
-        (Some(Value::String(prompt)), None) => Ok(JsonPrompt::Text(prompt)),
-        (None, Some(ids)) => {
-            let ids = serde_json::from_value(ids);
-            Ok(JsonPrompt::Ids(ids.map_err(|error| anyhow!("`ids`: expected a list of token ids: {error}"))?))
-        }
-        (Some(_), None) => bail!("`prompt`: expected a text"),
+    let has_ids = other.contains_key("ids");
+    let prompt = match other.remove("prompt") {
+        // As rows of labelled texts have it.
+        None if !has_ids => other.remove("text"),
+        prompt => prompt,
+    };
+    match prompt {
+        Some(Value::String(prompt)) if !has_ids => Ok(Given { prompt: Some(prompt), choices: None, other }),
+        None if has_ids => Ok(Given { prompt: None, choices: None, other }),
+        Some(_) if !has_ids => bail!("`prompt`: expected a text"),
         _ => bail!("expected one of the keys `prompt` and `ids`"),
     }
 }

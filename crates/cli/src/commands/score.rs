@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2_engine::{Choices, HubOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit};
+use gpt2_engine::{Choices, HubOptions, ModelOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit};
 use gpt2_generation::{TokenAlternatives, check_text, default_stride, score};
 use gpt2_weights::Tokenizer;
 use serde::Serialize;
 
 use crate::input::{Input, InputArguments};
-use crate::model_arguments::ModelArguments;
+use crate::model_arguments::{EncoderArguments, ModelArguments};
 use crate::output;
 use crate::progress::Terminal;
 
@@ -21,6 +21,7 @@ Examples:
   gpt2 score --model DIR --prompt-file book.txt --stride 512 --json
   gpt2 score \"The dog was found in a\" --model DIR --top 5
   gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
+  gpt2 score \"A dog.\" --model DIR --encoder-states states.safetensors
 
 Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
 token counts once, in the first window that reaches it.
@@ -33,6 +34,8 @@ pub(crate) struct ScoreArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) encoder: EncoderArguments,
     /// Distance between windows, in tokens [default: half of the context]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) stride: Option<usize>,
@@ -72,7 +75,8 @@ struct Alternative {
 }
 
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let opened = arguments.model.open(hub)?;
+    let encoder_states = arguments.encoder.encoder_states.clone();
+    let opened = arguments.model.open_as(&ModelOptions { encoder_states, ..arguments.model.options(hub) })?;
     let input = arguments.input.tokenized(opened.vocabulary())?;
     if arguments.choice.is_empty() {
         score_text(arguments, opened, input)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use gpt2_engine::{BUILT_IN, HubOptions};
-use gpt2_server::{ChatTemplateChoice, Limits, Listening, ServerOptions, Timeouts};
+use gpt2_server::{ChatTemplateChoice, Limits, Listening, Model, ServerOptions, Timeouts};
 
 use crate::exit::UsageError;
 use crate::model_arguments::ModelArguments;
@@ -29,6 +29,8 @@ Examples:
 
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\
        -d '{\"prompt\": \"The dog was found in\", \"max_tokens\": 20}'
+
+A classifier (see `gpt2 classify`) is asked at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
 
 The first line on standard output is the address. OpenAI's clients take it with /v1 behind it as their base URL; a browser
 shows a page to write on. /health says whether the server serves, /metrics how it does, /openapi.json what it takes.
@@ -154,7 +156,11 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     let options = options(arguments)?;
     // What can be refused is refused before the model is read, which may take long.
     let listening = Listening::new(options)?;
-    let model = arguments.model.open(hub)?.load(&Terminal)?;
+    let opened = arguments.model.open_any(hub)?;
+    let model: Model = match opened.config().head.has_language_model() {
+        true => opened.load(&Terminal)?.into(),
+        false => opened.load_classifier(&Terminal)?.into(),
+    };
     let server = listening.start(model)?;
     // A server goes on when nobody reads where it is.
     _ = output::write_line(&server.address());

@@ -6,8 +6,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use gpt2_engine::{HubOptions, Progress, Reporter, Spelling, Unit};
-use gpt2_training::{Schedule, Start, TrainEvent, TrainJob, TrainOptions, TrainReport, written_dtype};
+use gpt2_engine::terminal::printable;
+use gpt2_engine::{DeviceChoice, HubOptions, Progress, Reporter, Spelling, Unit};
+use gpt2_training::{
+    ClassWeights, ClassificationReport, ComputeDType, LabelReport, Schedule, Start, Task, TrainEvent,
+    TrainJob, TrainOptions, TrainReport, written_dtype,
+};
 use gpt2_weights::WrittenDType;
 
 use crate::exit::UsageError;
@@ -21,13 +25,25 @@ Examples:
   gpt2 train --data book.txt --config config.json --out my-model --steps 2000 --batch-size 8
   gpt2 train --data book.txt --init gpt2 --out fine-tuned --steps 200 --batch-size 2 --context 256
   gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
+  gpt2 train --task classify --data reviews.tsv --init gpt2 --out critic --train-blocks 1 --class-weights balanced
+  gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
   gpt2 train … --resume                                      (the same call again, after it was stopped)
 
 --out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
 and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state
-of the last step.")]
+of the last step.
+
+--task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line
+that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the
+labels of the data, a classifier keeps its own. The last rows of each label are held out, and tell accuracy, F1 of each
+label and which was taken for which (--json, confusion.svg). --task answer learns the `completion` after the `prompt`
+(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, none sees another;
+what is longer than the context loses its first tokens.")]
 pub(crate) struct TrainArguments {
-    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line
+    /// What is taught: text, to go on with texts; classify, the labels of texts; answer, completions of prompts
+    #[arg(long, value_name = "TASK", default_value = "text")]
+    pub(crate) task: Task,
+    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files, as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
@@ -44,19 +60,31 @@ pub(crate) struct TrainArguments {
     /// Steps of the optimizer
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().steps, allow_negative_numbers = true)]
     pub(crate) steps: u64,
-    /// Windows of text in one batch
+    /// Windows of text, or rows, in one batch
     #[arg(long, value_name = "B", default_value_t = TrainOptions::default().batch_size, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Batches whose gradients are averaged into one step
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().accumulate, allow_negative_numbers = true)]
     pub(crate) accumulate: usize,
-    /// Tokens in a window [default: the model's context]
+    /// Tokens in a window, or of the longest row [default: the model's context]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
     /// Keep the inputs of the blocks only, and compute the blocks again for their gradients: the same result with less memory, in a third more time
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// Train low-rank adapters of this rank and leave the weights as they are; they are written merged, and by themselves to the folder adapter in PEFT's format
+    /// Train the last N blocks alone, with the final norm and the head; a head that is the token embedding stays as it is
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "init",
+        conflicts_with = "lora_rank",
+        allow_negative_numbers = true
+    )]
+    pub(crate) train_blocks: Option<usize>,
+    /// What the rows of each label count in the loss, for --task classify: balanced, or as ham=1,spam=6.5 [default: each row once]
+    #[arg(long, value_name = "WEIGHTS")]
+    pub(crate) class_weights: Option<ClassWeights>,
+    /// Train low-rank adapters of this rank and leave the weights as they are, but for a classifier's head; they are written merged, and by themselves to the folder adapter in PEFT's format
     #[arg(long, value_name = "R", requires = "init", allow_negative_numbers = true)]
     pub(crate) lora_rank: Option<usize>,
     /// An adapter counts ALPHA / R times [default: twice the rank]
@@ -92,10 +120,10 @@ pub(crate) struct TrainArguments {
     /// Dropout rate, in place of the configuration's three
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) dropout: Option<f64>,
-    /// Share of the data, at the end of each file, that is not trained on and tells when to stop; 0 for none
+    /// Share of the data, at the end of each file or of each label's rows, that is not trained on and tells when to stop; 0 for none
     #[arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true)]
     pub(crate) held_out: f64,
-    /// Steps between evaluations on the held-out text
+    /// Steps between evaluations on what is held out
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_every, allow_negative_numbers = true)]
     pub(crate) eval_every: u64,
     /// Steps between saved states
@@ -113,6 +141,12 @@ pub(crate) struct TrainArguments {
     /// Type of the written weights: f32, f16 or bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype)]
     pub(crate) dtype: WrittenDType,
+    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceChoice,
+    /// Type to compute in: f32, or bf16, which takes less memory and is faster on GPUs; weights, gradients and the optimizer stay in f32
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub(crate) compute_dtype: ComputeDType,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss, held_out_loss_per_character, …
@@ -141,12 +175,15 @@ impl TrainArguments {
             (None, None) => return Err(UsageError("give --init CHECKPOINT or --config FILE".into())),
         };
         let options = TrainOptions {
+            task: self.task,
             resume: self.resume,
             steps: self.steps,
             batch_size: self.batch_size,
             accumulate: self.accumulate,
             context: self.context,
             recompute: self.recompute,
+            train_blocks: self.train_blocks,
+            class_weights: self.class_weights.clone(),
             lora_rank: self.lora_rank,
             lora_alpha: self.lora_alpha,
             lora_targets: self.lora_rank.map(|_| self.lora_targets.clone()),
@@ -164,6 +201,8 @@ impl TrainArguments {
             patience: self.patience,
             seed: self.seed,
             dtype: self.dtype,
+            device: self.device,
+            compute_dtype: self.compute_dtype,
             n_head: self.common.n_head,
         };
         Ok(TrainJob {
@@ -178,8 +217,8 @@ impl TrainArguments {
     }
 }
 
-/// The terminal, at which Ctrl-C ends the training.
-struct InterruptedTerminal;
+/// The terminal, at which Ctrl-C ends the job.
+pub(super) struct InterruptedTerminal;
 
 impl Reporter for InterruptedTerminal {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
@@ -225,28 +264,63 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
     let report = report?;
     match arguments.json {
         true => output::write_json(&report)?,
-        false => write(&report)?,
+        false => write(&report, arguments.task)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the report for a reader.
-fn write(report: &TrainReport) -> Result<()> {
+fn write(report: &TrainReport, task: Task) -> Result<()> {
     let ending = if report.stopped_early { ", where the held-out loss had stopped to fall" } else { "" };
+    let rows =
+        report.training_rows.map_or(String::new(), |rows| format!("{} rows of ", output::grouped(rows)));
     output::write_line(&format!(
-        "{} parameters, {} training tokens, {} steps{ending}",
+        "{} parameters, {rows}{} training tokens, {} steps{ending}",
         output::grouped(report.parameters),
         output::grouped(report.training_tokens),
         report.steps
     ))?;
-    if let (Some(step), Some(loss), Some(per_character)) =
-        (report.best_step, report.held_out_loss, report.held_out_loss_per_character)
-    {
+    let unit = task.predicted();
+    if let (Some(step), Some(loss)) = (report.best_step, report.held_out_loss) {
+        let per_character = report.held_out_loss_per_character;
+        let per_character = per_character.map_or(String::new(), |loss| format!(" {loss:.4} per character,"));
         output::write_line(&format!(
-            "held-out loss {loss:.4} nats per token, {per_character:.4} per character, at step {step}"
+            "held-out loss {loss:.4} nats per {unit},{per_character} at step {step}"
         ))?;
     } else if let Some(loss) = report.loss {
-        output::write_line(&format!("training loss {loss:.4} nats per token"))?;
+        output::write_line(&format!("training loss {loss:.4} nats per {unit}"))?;
+    }
+    if let Some(classification) = &report.classification {
+        write_classification(classification)?;
     }
     output::write_line(&format!("written to {}", report.out.display()))
+}
+
+/// Writes what a classifier says of held-out rows: a line for each label, and the table of confusion where a terminal has room.
+fn write_classification(report: &ClassificationReport) -> Result<()> {
+    /// Most labels in a table.
+    const COLUMNS: usize = 12;
+    let ClassificationReport { accuracy, macro_f1, labels, confusion } = report;
+    let names: Vec<String> = labels.iter().map(|label| printable(&label.label)).collect();
+    let width = names.iter().map(|name| name.chars().count()).fold("label".len(), usize::max);
+    output::write_line(&format!("accuracy {accuracy:.4}, macro F1 {macro_f1:.4}"))?;
+    output::write_line(&format!("{:width$}  {:>6}  precision  recall      F1", "label", "rows"))?;
+    for (name, label) in names.iter().zip(labels) {
+        let LabelReport { rows, precision, recall, f1, .. } = label;
+        output::write_line(&format!("{name:width$}  {rows:>6}  {precision:>9.4}  {recall:>6.4}  {f1:>6.4}"))?;
+    }
+    if names.len() > COLUMNS {
+        return Ok(());
+    }
+    let column = width.max(6);
+    let line = |name: &str, cells: Vec<String>| {
+        let cells: String = cells.into_iter().map(|cell| format!("  {cell:>column$}")).collect();
+        output::write_line(&format!("{name:width$}{cells}"))
+    };
+    output::write_line("rows of each label by what was said of them:")?;
+    line("label", names.clone())?;
+    names
+        .iter()
+        .zip(confusion.counts())
+        .try_for_each(|(name, counts)| line(name, counts.iter().map(u64::to_string).collect()))
 }

@@ -33,7 +33,7 @@ pub(crate) struct VerifyArguments {
     pub(crate) tolerance: f64,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -75,6 +75,11 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     if let Some(difference) = report.cache_difference {
         output::write_line(&format!(
             "cache against no cache: largest difference of logits {difference:.1e}"
+        ))?;
+    }
+    if let Some(difference) = report.batch_difference {
+        output::write_line(&format!(
+            "beside another text against alone: largest difference of logits {difference:.1e}"
         ))?;
     }
     if let Some(difference) = report.against_difference {

@@ -1,9 +1,12 @@
 //! Running the program as its users do.
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use gpt2_testing::CheckpointFolder;
 use serde_json::Value;
 
 pub(crate) const SUCCESS: i32 = 0;
@@ -60,4 +63,30 @@ pub(crate) fn assert_refused(run: &Run, code: i32, expected: &str) {
 
 pub(crate) fn path(folder: &Path) -> &str {
     folder.to_str().expect("a path in UTF-8")
+}
+
+/// The first line of the file that a run with these arguments leaves when it is interrupted. A run that cannot give the file
+/// its name leaves it whole: its folder takes no further file while the lines are being made.
+pub(crate) fn settings_line(folder: &CheckpointFolder, arguments: &[&str]) -> String {
+    let output = folder.file("settings");
+    let partial = folder.file("settings.partial");
+    let arguments = [arguments, &["--output", path(&output)]].concat();
+    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    loop {
+        let line = fs::read_to_string(&partial).ok().filter(|text| text.contains('\n'));
+        if let Some(line) = line.and_then(|text| text.lines().next().map(|line| format!("{line}\n"))) {
+            let _ = child.kill();
+            child.wait().unwrap();
+            let _ = fs::remove_file(&partial);
+            let _ = fs::remove_file(&output);
+            return line;
+        }
+        if child.try_wait().unwrap().is_some() {
+            // It was too fast to be seen: once more.
+            let _ = fs::remove_file(&output);
+            child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no line came");
+    }
 }

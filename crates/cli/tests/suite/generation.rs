@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
 
-use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use crate::common::{self, FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
 
 /// `gpt2 generate` with these arguments on a checkpoint.
 fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
@@ -274,7 +274,7 @@ fn an_ordinary_token_as_the_end_is_noticed() {
     assert_eq!(run.code, SUCCESS);
     assert!(run.stderr.contains("note: eos_token_id 5 is the ordinary token"), "{}", run.stderr);
     assert_eq!(generate(&CheckpointFolder::tiny(), &["The dog", "--greedy"]).stderr, "");
-    let report = crate::common::run(&["verify", "--json", "--model", path(ordinary.path())]).json();
+    let report = common::run(&["verify", "--json", "--model", path(ordinary.path())]).json();
     assert!(
         report["notes"][0].as_str().unwrap().contains("eos_token_id 5 is the ordinary token"),
         "{report}"
@@ -724,31 +724,9 @@ fn the_number_of_threads_changes_no_text() {
     assert_eq!([texts("2"), texts("3")], [one.clone(), one]);
 }
 
-/// The first line of the file that a run with these options leaves when it is interrupted. A run that cannot give the file
-/// its name leaves it whole: its folder takes no further file while the lines are being made.
+/// The first line of the file that `gpt2 generate` with these options leaves when it is interrupted.
 fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
-    let output = folder.file("settings");
-    let partial = folder.file("settings.partial");
-    let model = path(folder.path());
-    let arguments = [&["generate", "--model", model][..], flags, &["--output", path(&output)]].concat();
-    let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let start = Instant::now();
-    loop {
-        let line = fs::read_to_string(&partial).ok().filter(|text| text.contains('\n'));
-        if let Some(line) = line.and_then(|text| text.lines().next().map(|line| format!("{line}\n"))) {
-            let _ = child.kill();
-            child.wait().unwrap();
-            let _ = fs::remove_file(&partial);
-            let _ = fs::remove_file(&output);
-            return line;
-        }
-        if child.try_wait().unwrap().is_some() {
-            // It was too fast to be seen: once more.
-            let _ = fs::remove_file(&output);
-            child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        }
-        assert!(start.elapsed() < Duration::from_secs(60), "no line came");
-    }
+    common::settings_line(folder, &[&["generate", "--model", path(folder.path())][..], flags].concat())
 }
 
 #[test]

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod built_in;
+mod classify;
 mod common;
+mod encoder_states;
 mod eval;
 mod generation;
 #[cfg(feature = "grammar")]
@@ -15,4 +17,6 @@ mod program;
 #[cfg(all(feature = "serve", unix))]
 mod serve;
 mod threads;
+mod tokenize;
 mod train;
+mod train_tasks;

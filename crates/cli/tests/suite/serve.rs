@@ -84,6 +84,23 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
     }
 }
 
+/// The tokens are those of `scripts/export_heads.py`.
+#[test]
+fn a_classifier_is_served_too() {
+    let model = gpt2_testing::fixture_path("heads/sequence");
+    let served = Served::start(&["--port", "0", "--model", model.to_str().unwrap()]);
+    let expected = gpt2_testing::json_fixture("heads/expected")["sequence"].clone();
+    let body = format!("{{\"input\":{}}}", expected["ids"][1]);
+    let answer = ask(served.connect(), "POST", "/v1/classify", JSON, &body);
+    let label = expected["pipeline"][1][0]["label"].as_str().unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(&format!("\"label\":\"{label}\"")),
+        "{answer}"
+    );
+    served.signal("-TERM");
+    assert_eq!(served.ended(), (Some(0), String::new()));
+}
+
 #[test]
 fn what_has_begun_is_finished_after_a_signal() {
     let served = Served::start(&["--port", "0"]);

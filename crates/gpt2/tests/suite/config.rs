@@ -1,6 +1,9 @@
 //! `config.json`: every key and alias is honoured, and what is not supported is refused by name.
 
-use gpt2::{Activation, ConfigError, Gpt2Config, ParameterCounts};
+use gpt2::{
+    Activation, ConfigError, Gpt2Config, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType,
+    expected_parameters,
+};
 use serde_json::{Value, json};
 
 fn base() -> Value {
@@ -50,7 +53,8 @@ fn every_key_is_honoured() {
         "n_inner": 50, "activation_function": "quick_gelu", "layer_norm_epsilon": 1e-3,
         "scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true, "reorder_and_upcast_attn": true,
         "tie_word_embeddings": false, "embd_pdrop": 0.2, "attn_pdrop": 0, "resid_pdrop": 1,
-        "initializer_range": 0.5, "bos_token_id": 7, "eos_token_id": [1, 2]
+        "initializer_range": 0.5, "bos_token_id": 7, "eos_token_id": [1, 2],
+        "pad_token_id": 3, "add_cross_attention": true
     }))
     .unwrap();
     let expected = Gpt2Config {
@@ -72,6 +76,9 @@ fn every_key_is_honoured() {
         initializer_range: 0.5,
         bos_token_id: Some(7),
         eos_token_id: vec![1, 2],
+        pad_token_id: Some(3),
+        add_cross_attention: true,
+        ..Gpt2Config::gpt2()
     };
     assert_eq!(config, expected);
     assert_eq!(
@@ -163,7 +170,29 @@ fn values_out_of_range_are_refused() {
 fn what_is_not_supported_is_refused_by_name() {
     for (changes, expected) in [
         (json!({"model_type": "llama"}), "`model_type` = \"llama\" is not supported"),
-        (json!({"add_cross_attention": true}), "`add_cross_attention` = true is not supported"),
+        (
+            json!({"architectures": ["GPT2ForQuestionAnswering"]}),
+            "`architectures` = \"GPT2ForQuestionAnswering\" is not supported: the known classes are GPT2LMHeadModel, ",
+        ),
+        (
+            json!({"architectures": ["GPT2DoubleHeadsModel"], "summary_type": "attn"}),
+            "`summary_type` = \"attn\" is not supported: the known ones are cls_index, last, first, mean",
+        ),
+        (
+            json!({"architectures": ["GPT2DoubleHeadsModel"], "summary_use_proj": false}),
+            "`summary_use_proj` = false is not supported: the head must give one logit for each choice",
+        ),
+        (
+            json!({"architectures": ["GPT2ForSequenceClassification"], "problem_type": "ranking"}),
+            "`problem_type` = \"ranking\" is not supported: the known ones are regression, ",
+        ),
+        (
+            json!({
+                "architectures": ["GPT2ForSequenceClassification"], "num_labels": 1,
+                "problem_type": "single_label_classification",
+            }),
+            "`problem_type` = \"single_label_classification\" is not supported: one label alone",
+        ),
         (json!({"is_encoder_decoder": true}), "`is_encoder_decoder` = true is not supported"),
         (
             json!({"activation_function": "gelu_fast"}),
@@ -179,6 +208,170 @@ fn what_is_not_supported_is_refused_by_name() {
         assert!(found.starts_with(expected), "{found}");
     }
     assert!(read(json!({"pruned_heads": {}, "add_cross_attention": false})).is_ok());
+    // What only another head reads is not looked at.
+    let other = json!({"summary_type": "attn", "problem_type": "ranking", "id2label": {"3": 4}});
+    assert!(read(other).is_ok());
+}
+
+#[test]
+fn labels_are_read_from_any_of_their_keys() {
+    let labels = |keys: Value| {
+        let mut keys = keys;
+        keys["architectures"] = json!(["GPT2ForTokenClassification"]);
+        read(keys).map(|config| config.id2label)
+    };
+    assert_eq!(labels(json!({})).unwrap(), ["LABEL_0", "LABEL_1"]);
+    assert_eq!(labels(json!({"num_labels": 3})).unwrap(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
+    let twelve: Vec<String> = (0..12).map(|id| format!("{}", 'a' as usize + id)).collect();
+    let by_id: Value = twelve.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
+    let by_name: Value = twelve.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
+    assert_eq!(labels(json!({"id2label": by_id})).unwrap(), twelve);
+    assert_eq!(labels(json!({"label2id": by_name})).unwrap(), twelve);
+    assert_eq!(labels(json!({"label2id": {"yes": "1", "no": "0"}})).unwrap(), ["no", "yes"]);
+    assert_eq!(labels(json!({"id2label": by_id, "label2id": by_name, "num_labels": 12})).unwrap(), twelve);
+    // What transformers writes where only the names were set.
+    let behind =
+        json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}});
+    assert_eq!(labels(behind).unwrap(), ["no", "yes"]);
+    for (keys, expected) in [
+        (
+            json!({"id2label": {"0": "no", "1": "yes"}, "num_labels": 3}),
+            "`num_labels` is 3, but its alias `id2label` is {\"0\":\"no\",\"1\":\"yes\"}; remove one of them",
+        ),
+        (json!({"label2id": {"no": 0}, "num_labels": 2}), "`num_labels` is 2, but its alias `label2id` is"),
+        (
+            json!({"id2label": {"0": "no", "2": "yes"}}),
+            "`id2label`: expected a name for each number from 0 on",
+        ),
+        (json!({"id2label": {"0": 7}}), "`id2label`: expected a name for each number from 0 on"),
+        (json!({"label2id": {"no": 0, "yes": 2}}), "`label2id`: expected the numbers from 0 on"),
+        (json!({"label2id": {"no": 0, "yes": 0}}), "`label2id`: expected the numbers from 0 on"),
+        (json!({"label2id": ["no"]}), "`label2id`: expected the numbers from 0 on"),
+        (
+            json!({"id2label": {"0": "no", "1": "no"}}),
+            "`id2label`: expected a name of its own for each label",
+        ),
+        (json!({"id2label": {}}), "`id2label`: expected from 1 to 1048576 labels, found 0"),
+        (json!({"num_labels": 1 << 21}), "`num_labels`: expected a whole number from 1 to 1048576"),
+        (json!({"num_labels": 0}), "`num_labels`: expected a whole number from 1 to 1048576, found 0"),
+    ] {
+        let found = labels(keys).expect_err("a refusal").to_string();
+        assert!(found.starts_with(expected), "{found}");
+    }
+}
+
+#[test]
+fn heads_are_named_by_the_classes_of_transformers() {
+    let head = |keys: Value| read(keys).unwrap().head;
+    assert_eq!(head(json!({})), HeadKind::LanguageModel);
+    for (class, kind) in [
+        ("GPT2LMHeadModel", HeadKind::LanguageModel),
+        ("GPT2Model", HeadKind::LanguageModel),
+        ("GPT2ForSequenceClassification", HeadKind::SequenceClassification),
+        ("GPT2ForTokenClassification", HeadKind::TokenClassification),
+        ("GPT2DoubleHeadsModel", HeadKind::DoubleHeads),
+    ] {
+        assert_eq!(head(json!({"architectures": [class]})), kind);
+        assert!(class == "GPT2Model" || kind.class_name() == class);
+    }
+    for nothing in [json!([]), json!(null)] {
+        assert_eq!(Gpt2Config::named_head(&json!({"architectures": nothing}).to_string()), Ok(None));
+    }
+    let named = json!({"architectures": ["GPT2DoubleHeadsModel"]}).to_string();
+    assert_eq!(Gpt2Config::named_head(&named), Ok(Some(HeadKind::DoubleHeads)));
+    for wrong in [json!("GPT2LMHeadModel"), json!([3])] {
+        let found = message(read(json!({"architectures": wrong})));
+        assert!(found.starts_with("`architectures`: expected a list of class names"), "{found}");
+    }
+    // Who has seen the tensors knows better than a file that names no class.
+    let text = base().to_string();
+    let config = Gpt2Config::from_json_with_head(&text, HeadKind::SequenceClassification).unwrap();
+    assert_eq!((config.head, config.num_labels()), (HeadKind::SequenceClassification, 2));
+}
+
+#[test]
+fn the_keys_of_each_head_are_honoured_and_written() {
+    let sequence = read(json!({
+        "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "no", "1": "\u{e9}t\u{e9}"},
+        "problem_type": "multi_label_classification", "pad_token_id": 60, "add_cross_attention": true,
+    }))
+    .unwrap();
+    assert_eq!(sequence.id2label, ["no", "\u{e9}t\u{e9}"]);
+    assert_eq!(sequence.problem(), ProblemType::MultiLabelClassification);
+    assert_eq!((sequence.pad_token_id, sequence.add_cross_attention), (Some(60), true));
+    let token = |keys: Value| {
+        let mut keys = keys;
+        keys["architectures"] = json!(["GPT2ForTokenClassification"]);
+        read(keys).unwrap()
+    };
+    assert_eq!(token(json!({})).classifier_dropout, 0.1);
+    assert_eq!(token(json!({"hidden_dropout": 0.3})).classifier_dropout, 0.3);
+    let token = token(json!({"classifier_dropout": 0.25, "hidden_dropout": 0.3, "num_labels": 3}));
+    assert_eq!(token.classifier_dropout, 0.25);
+    let double = read(json!({
+        "architectures": ["GPT2DoubleHeadsModel"], "num_labels": 4, "summary_type": "mean",
+        "summary_activation": "tanh", "summary_first_dropout": 0.2, "summary_last_dropout": 0.3,
+    }))
+    .unwrap();
+    assert_eq!(double.num_labels(), 0, "its one logit has no name");
+    let expected = Summary {
+        token: SummaryType::Mean,
+        activation: Some(Activation::Tanh),
+        first_dropout: 0.2,
+        last_dropout: 0.3,
+    };
+    assert_eq!(double.summary, expected);
+    for config in [sequence, token, double] {
+        let written = config.to_json().to_string();
+        assert_eq!(Gpt2Config::from_json(&written), Ok(config), "written and read again");
+    }
+}
+
+#[test]
+fn one_label_is_a_number_and_several_are_probabilities() {
+    let problem = |labels: usize| {
+        let keys = json!({"architectures": ["GPT2ForSequenceClassification"], "num_labels": labels});
+        read(keys).unwrap().problem()
+    };
+    assert_eq!(problem(1), ProblemType::Regression);
+    assert_eq!(problem(2), ProblemType::SingleLabelClassification);
+}
+
+/// The numbers of transformers' `num_parameters()` for these sizes, counted by hand from its modules.
+#[test]
+fn heads_and_cross_attention_are_counted() {
+    let counts = |keys: Value| ParameterCounts::new(&read(keys).unwrap());
+    let block = (24 * 72 + 72) + (24 * 24 + 24) + 2 * 24 * 96 + 96 + 24 + 4 * 24;
+    let tied = (61 + 19) * 24 + 2 * block + 2 * 24;
+    assert_eq!(counts(json!({})).unique, tied);
+    let of = |class: &str| {
+        counts(json!({"architectures": [class], "num_labels": 3, "tie_word_embeddings": false}))
+    };
+    let sequence = of("GPT2ForSequenceClassification");
+    assert_eq!((sequence.unique, sequence.with_untied_head, sequence.head), (tied + 72, tied + 72, 72));
+    assert_eq!(of("GPT2ForTokenClassification").unique, tied + 75);
+    let double = of("GPT2DoubleHeadsModel");
+    assert_eq!((double.unique, double.head), (tied + 61 * 24 + 25, 25));
+    let cross = counts(json!({"add_cross_attention": true}));
+    let attention = (24 * 24 + 24) + (24 * 48 + 48) + (24 * 24 + 24);
+    assert_eq!(cross.cross_attention_per_block, attention);
+    assert_eq!(cross.unique, tied + 2 * (attention + 2 * 24));
+    let rows = |keys: Value| gpt2::parameter_ledger(&read(keys).unwrap());
+    let classifier = rows(json!({"architectures": ["GPT2ForSequenceClassification"], "num_labels": 3}));
+    let counted: Vec<usize> = classifier.iter().map(|row| row.count).collect();
+    assert_eq!(counted, [2 * block + 48, tied, tied + 72]);
+    for config in [
+        "GPT2LMHeadModel",
+        "GPT2ForSequenceClassification",
+        "GPT2ForTokenClassification",
+        "GPT2DoubleHeadsModel",
+    ] {
+        let config = read(json!({"architectures": [config], "add_cross_attention": true})).unwrap();
+        let sizes = expected_parameters(&config)
+            .into_iter()
+            .map(|parameter| parameter.shape.iter().product::<usize>());
+        assert_eq!(sizes.sum::<usize>(), ParameterCounts::new(&config).unique);
+    }
 }
 
 #[test]

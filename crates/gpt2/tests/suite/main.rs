@@ -4,7 +4,9 @@
 
 mod common;
 mod config;
+mod heads;
 mod interrupt;
 mod laws;
 mod nano_sort;
 mod parity;
+mod rows;

@@ -5,7 +5,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::training::{Lanewise, is_cpu_float, lanewise};
+use crate::training::{Lanewise, has_cpu_kernels, in_wide_type, lanewise};
 
 /// An elementwise activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +51,14 @@ impl Activation {
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::GeluTanh if is_cpu_float(x) => lanewise(x, Lanewise::GeluTanh),
-            Self::Relu if is_cpu_float(x) => lanewise(x, Lanewise::Relu),
+            Self::GeluTanh if has_cpu_kernels(x) => lanewise(x, Lanewise::GeluTanh),
+            Self::Relu if has_cpu_kernels(x) => lanewise(x, Lanewise::Relu),
+            _ => in_wide_type(x, move |x| self.composed(x)),
+        }
+    }
+
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        match self {
             Self::GeluTanh => x.gelu(),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),

@@ -4,12 +4,13 @@ use candle_core::{Result, Tensor};
 use gpt2_arithmetic::RandomStream;
 
 use crate::error::KernelError;
-use crate::training::apply_dropout;
+use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
 
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
 /// value stays.
 ///
-/// The draws are made in the order of the elements, so the same generator state gives the same mask everywhere.
+/// The draws are made in the order of the elements, so the same generator state gives the same mask on every CPU; a GPU draws by
+/// itself, from a seed of the generator's.
 ///
 /// # Errors
 /// When `rate` is outside `[0, 1]`.
@@ -23,7 +24,11 @@ pub fn dropout(x: &Tensor, rate: f64, generator: &mut RandomStream) -> Result<Te
     if rate == 1.0 {
         return x.zeros_like();
     }
+    let scale = 1.0 / (1.0 - rate);
+    if !x.device().is_cpu() {
+        return apply_drawn(x, drawn_on_gpu(x.shape(), rate, generator.seed(), x.device())?, scale);
+    }
     let mut kept = vec![false; x.elem_count()];
     generator.fill_kept(rate, &mut kept);
-    apply_dropout(x, kept, 1.0 / (1.0 - rate))
+    apply_dropout(x, kept, scale)
 }

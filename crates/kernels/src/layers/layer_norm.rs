@@ -55,13 +55,16 @@ impl LayerNorm {
     fn is_fused(&self, x: &Tensor, bias: &Tensor) -> bool {
         let width = x.dims().last().copied().unwrap_or(0);
         let fits = |parameter: &Tensor| parameter.dims() == [width] && parameter.dtype() == x.dtype();
-        width > 0 && training::is_cpu_float(x) && fits(&self.weight) && fits(bias)
+        width > 0 && training::has_cpu_kernels(x) && fits(&self.weight) && fits(bias)
     }
 
     /// The norm from candle's own operations: any device and type, with gradients.
     fn forward_composed(&self, x: &Tensor) -> Result<Tensor> {
-        let (centered, scale) = self.centered(x)?;
-        self.scaled(&centered.broadcast_div(&scale)?.to_dtype(x.dtype())?)
+        let norm = self.clone();
+        training::recomputed(x, move |x| {
+            let (centered, scale) = norm.centered(x)?;
+            norm.scaled(&centered.broadcast_div(&scale)?)?.to_dtype(x.dtype())
+        })
     }
 
     /// The first half of the norm: `x - μ` and `sqrt(σ² + ε)`, in f32 for half-precision input.
@@ -90,9 +93,10 @@ impl LayerNorm {
     /// # Errors
     /// When the last axis has another width than the norm.
     pub fn scaled(&self, normalized: &Tensor) -> Result<Tensor> {
-        let scaled = normalized.broadcast_mul(&self.weight)?;
+        let dtype = normalized.dtype();
+        let scaled = normalized.broadcast_mul(&self.weight.to_dtype(dtype)?)?;
         match &self.bias {
-            Some(bias) => scaled.broadcast_add(bias),
+            Some(bias) => scaled.broadcast_add(&bias.to_dtype(dtype)?),
             None => Ok(scaled),
         }
     }

@@ -4,6 +4,8 @@
 //! view, which costs nothing and which the product below turns back into the stored layout.
 //!
 //! A dense weight is a tensor: any device, trainable, the reference. A packed weight is for inference on the CPU.
+//!
+//! A dense layer computes in the type of its input, whatever its own: so weights in f32 are trained with products in bf16.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use super::parameters::ParameterSource;
 use crate::cpu::PackedProduct;
 use crate::cuda;
 use crate::error::KernelError;
-use crate::training::{self, is_cpu_float, runs_as_in_training};
+use crate::training::{self, has_cpu_kernels, runs_as_in_training};
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
@@ -84,10 +86,10 @@ impl Linear {
     /// # Errors
     /// When the last axis of `x` is not `in` wide, or the weight is packed and `x` is not f32 on the CPU.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let shape = self.output_shape(x)?;
+        self.output_shape(x)?;
         let weight = match &self.weight {
             Matrix::Dense(weight) => weight,
-            Matrix::Packed(weight) if x.track_op() && is_cpu_float(x) => {
+            Matrix::Packed(weight) if x.track_op() && has_cpu_kernels(x) => {
                 return training::packed_linear(x, weight, self.bias.as_ref());
             }
             Matrix::Packed(weight) => return self.packed_product(weight, x, false),
@@ -99,12 +101,7 @@ impl Linear {
         if let Some(y) = self.on_gpu(x, Finish::Nothing)? {
             return Ok(y);
         }
-        // One two-axis product: candle would otherwise run one product for each row of the batch.
-        let y = x.reshape(((), self.in_features()))?.matmul(&weight.t()?)?.reshape(shape)?;
-        match &self.bias {
-            Some(bias) => y.broadcast_add(bias),
-            None => Ok(y),
-        }
+        training::composed_linear(x, weight, self.bias.as_ref())
     }
 
     /// Some of the outputs: those of the rows `outputs` of the weight.
@@ -128,7 +125,7 @@ impl Linear {
 
     /// Whether the kernel with a way back computes the product with a dense weight.
     fn has_kernel(&self, x: &Tensor, weight: &Tensor) -> bool {
-        let is_alike = |tensor: &Tensor| is_cpu_float(tensor) && tensor.dtype() == x.dtype();
+        let is_alike = |tensor: &Tensor| has_cpu_kernels(tensor) && tensor.dtype() == x.dtype();
         is_alike(x) && is_alike(weight) && self.bias.as_ref().is_none_or(is_alike)
     }
 
@@ -146,12 +143,13 @@ impl Linear {
         if let Some(fixed) = fixed
             && is_training
             && is_fixed
-            && is_cpu_float(x)
+            && has_cpu_kernels(x)
             && x.dtype() == a.dtype()
         {
             return training::adapted_linear(x, &fixed, bias, &training::Adapter { a, b, scale: *scale });
         }
         let base = Self::from_matrix(base.clone(), bias.cloned())?;
+        let [a, b] = [a.to_dtype(x.dtype())?, b.to_dtype(x.dtype())?];
         let inner = x.reshape(((), x.dim(D::Minus1)?))?.matmul(&a.t()?)?;
         let added = (inner.matmul(&b.t()?)? * *scale)?;
         let y = base.forward(x)?;

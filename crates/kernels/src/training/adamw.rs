@@ -3,11 +3,11 @@
 //! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form of PyTorch's
 //! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added after the bias correction.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_arithmetic::AdamWStep;
 
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, with_elements};
-use super::is_cpu_float;
 use super::operation::{in_place, storage_of};
 use crate::error::KernelError;
 
@@ -35,7 +35,7 @@ pub fn adamw_step(
     if (1..all.len()).any(|index| all[..index].contains(&all[index])) {
         return Err(KernelError::SharedMemory.into());
     }
-    if is_cpu_float(parameter) && parameter.is_contiguous() {
+    if has_cpu_kernels(parameter) && parameter.is_contiguous() {
         return for_float!(parameter.dtype(), fused([parameter, mean, square], &gradient, step));
     }
     let (correction_1, correction_2) = step.bias_corrections();
@@ -63,6 +63,28 @@ fn fused<T: CpuFloat>(
     })??
 }
 
+/// The norm of all gradients side by side.
+///
+/// # Errors
+/// When candle cannot read one.
+pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
+    if !gradients.iter().all(|gradient| gradient.device().is_cpu()) {
+        // One number is waited for, and not one for each.
+        let squares =
+            gradients.iter().map(|gradient| gradient.detach().sqr()?.sum_all()?.to_dtype(DType::F32));
+        let squares = squares.collect::<Result<Vec<_>>>()?;
+        if !squares.is_empty() {
+            let squares = Tensor::stack(&squares, 0)?.to_device(&Device::Cpu)?;
+            return Ok(squares.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?.sqrt());
+        }
+    }
+    let mut square = 0.0;
+    for gradient in gradients {
+        square += squared_norm(gradient)?;
+    }
+    Ok(square.sqrt())
+}
+
 /// The sum of the squares of all elements.
 ///
 /// # Errors
@@ -71,8 +93,8 @@ pub fn squared_norm(x: &Tensor) -> Result<f64> {
     fn sum<T: CpuFloat>(x: &Tensor) -> Result<f64> {
         with_elements::<T, 1, _>([x], |[x]| Ok(T::squared_norm(x)))
     }
-    if is_cpu_float(x) {
+    if has_cpu_kernels(x) {
         return for_float!(x.dtype(), sum(x));
     }
-    x.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar()
+    x.sqr()?.sum_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar()
 }

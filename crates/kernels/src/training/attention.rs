@@ -5,10 +5,14 @@ use std::ops::Range;
 use candle_core::{D, DType, Result, Tensor};
 use gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
 
+use super::composed::{drawn_on_gpu, wide};
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
-use super::is_cpu_float;
-use super::operation::{Operation, Sums, record};
+use super::operation::{Operation, Sums, recomputed, record};
 use crate::error::KernelError;
+
+/// Axis of the tokens in a `(B, H, T, D)` tensor.
+const TOKEN_DIM: usize = 2;
 
 /// How the heads of some texts attend.
 #[derive(Debug, Clone)]
@@ -44,21 +48,27 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
     }
     attention.sizes(projections)?;
     let dtype = projections[0].dtype();
-    let is_plain = |x: &&Tensor| is_cpu_float(x) && x.dtype() == dtype;
+    let is_plain = |x: &&Tensor| has_cpu_kernels(x) && x.dtype() == dtype;
     let is_constant = attention.added.as_ref().is_none_or(|added| !added.track_op());
     if !projections.iter().all(is_plain) || !is_constant {
-        return heads_attention_reference(projections, &attention);
+        return match (projections, is_constant) {
+            // The weights of all heads are what training would keep most of.
+            ([side_by_side], true) => {
+                recomputed(side_by_side, move |x| heads_attention_reference(&[x], &attention))
+            }
+            _ => heads_attention_reference(projections, &attention),
+        };
     }
     for_float!(dtype, forward(projections, attention))
 }
 
-/// The same as a composition of candle operations, on any device and in any type.
+/// The same as a composition of candle operations, on any device and in any type; scores and their softmax in f32 at least.
 ///
 /// # Errors
 /// As [`heads_attention`].
 pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAttention) -> Result<Tensor> {
-    let Sizes { batch, queries, keys, .. } = attention.sizes(projections)?;
-    let HeadsAttention { heads, scale, visible, added, dropout } = attention;
+    let sizes = attention.sizes(projections)?;
+    let HeadsAttention { heads, scale, added, dropout, .. } = attention;
     let mut parts = Vec::new();
     for (index, tensor) in projections.iter().enumerate() {
         for part in tensor.chunk(parts_of(projections.len(), index), D::Minus1)? {
@@ -69,33 +79,100 @@ pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAtten
     let [q, k, v] = &parts[..] else {
         candle_core::bail!("queries, keys and values in {} parts", parts.len());
     }; // (B, H, T, D), (B, H, S, D), (B, H, S, Dv)
-    let mut hidden = vec![f32::NEG_INFINITY; queries * keys];
-    for (row, seen) in hidden.chunks_mut(keys).zip(visible) {
-        row[seen.clone()].fill(0.0);
+    let (dtype, score_dtype, device) = (q.dtype(), wide(q.dtype()), q.device());
+    let [q, k] = [q.to_dtype(score_dtype)?, k.to_dtype(score_dtype)?];
+    let groups = attention.groups(sizes);
+    let mut masks = match dropout {
+        Some(dropout) if device.is_cpu() => attention.masks(&groups, dropout, sizes.batch),
+        _ => Vec::new(),
     }
-    let hidden = Tensor::from_vec(hidden, (queries, keys), q.device())?.to_dtype(q.dtype())?;
-    let mut scores = (q.matmul(&k.t()?)? * *scale)?.broadcast_add(&hidden)?; // (B, H, T, S)
-    if let Some(added) = added {
-        scores = scores.broadcast_add(&added.to_dtype(q.dtype())?)?;
+    .into_iter();
+    let mut contexts = Vec::with_capacity(groups.len());
+    for (index, group) in groups.iter().enumerate() {
+        let tokens =
+            |x: &Tensor, range: &Range<usize>| x.narrow(TOKEN_DIM, range.start, range.len())?.contiguous();
+        let (q, k) = (tokens(&q, &group.queries)?, tokens(&k, &group.keys)?);
+        let hidden = group.hidden(&attention.visible);
+        let hidden = Tensor::from_vec(hidden, (group.queries.len(), group.keys.len()), device)?;
+        let mut scores = (q.matmul(&k.t()?)? * *scale)?.broadcast_add(&hidden.to_dtype(score_dtype)?)?; // (B, H, T, S)
+        if let Some(added) = added {
+            scores = scores.broadcast_add(&added.to_dtype(score_dtype)?)?;
+        }
+        let mut weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
+        if let Some(dropout) = dropout {
+            let kept = match masks.next() {
+                Some(mask) => Tensor::from_vec(mask, weights.shape(), device)?,
+                None => drawn_on_gpu(weights.shape(), dropout.rate, dropout.seed ^ index as u64, device)?,
+            };
+            // At a rate of 1 nothing is kept, and zero is not to be divided by zero.
+            let factor = if dropout.rate < 1.0 { dropout.mask(0).factor() } else { 0.0 };
+            weights = ((weights * kept.to_dtype(score_dtype)?)? * factor)?;
+        }
+        contexts.push(weights.to_dtype(dtype)?.matmul(&tokens(v, &group.keys)?)?);
     }
-    let mut weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
-    if let Some(dropout) = dropout {
-        let mut factors = vec![0f64; batch * heads * queries * keys];
-        for (stream, factors) in factors.chunks_mut(queries * keys).enumerate() {
-            let mut mask = dropout.mask(stream);
-            let mut kept = vec![false; keys];
-            for (seen, row) in visible.iter().zip(factors.chunks_mut(keys)) {
-                let kept = &mut kept[..seen.len()];
-                mask.draw(kept);
-                for (factor, kept) in row[seen.clone()].iter_mut().zip(kept) {
-                    *factor = if *kept { mask.factor() } else { 0.0 };
+    Tensor::cat(&contexts, TOKEN_DIM)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
+}
+
+/// Queries side by side, and all keys that any of them sees, which no others see.
+struct Group {
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Group {
+    /// What is added to the scores of its queries with its keys.
+    fn hidden(&self, visible: &[Range<usize>]) -> Vec<f32> {
+        let mut hidden = vec![f32::NEG_INFINITY; self.queries.len() * self.keys.len()];
+        for (row, seen) in hidden.chunks_mut(self.keys.len()).zip(&visible[self.queries.clone()]) {
+            row[self.seen(seen)].fill(0.0);
+        }
+        hidden
+    }
+
+    /// Keys that a query sees, counted from the first of the group.
+    fn seen(&self, seen: &Range<usize>) -> Range<usize> {
+        seen.start - self.keys.start..seen.end - self.keys.start
+    }
+}
+
+impl HeadsAttention {
+    /// The queries in groups that have no keys in common, as rows side by side are.
+    fn groups(&self, Sizes { queries, keys, .. }: Sizes) -> Vec<Group> {
+        if self.added.is_some() {
+            return vec![Group { queries: 0..queries, keys: 0..keys }];
+        }
+        let mut groups: Vec<Group> = Vec::new();
+        for (query, seen) in self.visible.iter().enumerate() {
+            match groups.last_mut() {
+                Some(Group { queries, keys }) if seen.start < keys.end => {
+                    queries.end = query + 1;
+                    *keys = keys.start.min(seen.start)..keys.end.max(seen.end);
+                }
+                _ => groups.push(Group { queries: query..query + 1, keys: seen.clone() }),
+            }
+        }
+        groups
+    }
+
+    /// For each group whether the weights are kept, 1 or 0, `(B, H, T, S)`, drawn as the kernel does.
+    fn masks(&self, groups: &[Group], dropout: &AttentionDropout, batch: usize) -> Vec<Vec<u8>> {
+        let mut masks: Vec<Vec<u8>> = groups.iter().map(|_| Vec::new()).collect();
+        let mut kept = Vec::new();
+        for stream in 0..batch * self.heads {
+            let mut drawn = dropout.mask(stream);
+            for (group, mask) in groups.iter().zip(&mut masks) {
+                for seen in &self.visible[group.queries.clone()] {
+                    kept.resize(seen.len(), false);
+                    drawn.draw(&mut kept);
+                    let row = mask.len();
+                    mask.resize(row + group.keys.len(), 0);
+                    let row = &mut mask[row..][group.seen(seen)];
+                    row.iter_mut().zip(&kept).for_each(|(mask, kept)| *mask = u8::from(*kept));
                 }
             }
         }
-        let factors = Tensor::from_vec(factors, weights.shape(), q.device())?;
-        weights = (weights * factors.to_dtype(q.dtype())?)?;
+        masks
     }
-    weights.matmul(v)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
 }
 
 /// How many of queries, keys and values lie side by side in one of so many tensors.

@@ -2,8 +2,9 @@
 
 use candle_core::{Result, Tensor};
 
+use super::composed::in_wide_type;
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::is_cpu_float;
 use super::operation::{Operation, Sums, record};
 
 /// `x + y`, as a residual stream adds what a layer gives.
@@ -15,7 +16,7 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let sums = with_elements::<T, 2, _>([x, y], |[x, y]| Ok(T::sum(x, y)))?;
         record(&[x, y], on_cpu(sums), x.shape(), Add)
     }
-    if is_cpu_float(x) && is_cpu_float(y) && x.shape() == y.shape() && x.dtype() == y.dtype() {
+    if has_cpu_kernels(x) && has_cpu_kernels(y) && x.shape() == y.shape() && x.dtype() == y.dtype() {
         return for_float!(x.dtype(), forward(x, y));
     }
     x + y
@@ -82,11 +83,16 @@ pub(crate) fn apply_dropout(x: &Tensor, kept: Vec<bool>, scale: f64) -> Result<T
         let y = mask.applied::<T>(x)?;
         record(&[x], on_cpu(y), x.shape(), mask)
     }
-    if is_cpu_float(x) {
+    if has_cpu_kernels(x) {
         return for_float!(x.dtype(), forward(x, Mask { kept, scale }));
     }
     let kept: Vec<u8> = kept.into_iter().map(u8::from).collect();
-    (x * Tensor::from_vec(kept, x.shape(), x.device())?.to_dtype(x.dtype())?)? * scale
+    apply_drawn(x, Tensor::from_vec(kept, x.shape(), x.device())?, scale)
+}
+
+/// The same for 1 and 0 in `kept`, on any device.
+pub(crate) fn apply_drawn(x: &Tensor, kept: Tensor, scale: f64) -> Result<Tensor> {
+    in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * scale)
 }
 
 struct Mask {

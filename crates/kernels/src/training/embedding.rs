@@ -2,8 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::is_cpu_float;
 use super::operation::{Operation, Sums, record};
 use crate::error::KernelError;
 
@@ -73,7 +73,7 @@ pub fn add_positions(x: &Tensor, table: &Tensor, first: usize) -> Result<Tensor>
         record(&[x, table], on_cpu(values), x.shape(), Positions { first })
     }
     let (_, tokens, width) = x.dims3()?;
-    if is_cpu_float(x) && x.dtype() == table.dtype() && table.dim(1)? == width {
+    if has_cpu_kernels(x) && x.dtype() == table.dtype() && table.dim(1)? == width {
         return for_float!(x.dtype(), forward(x, table, first));
     }
     x.broadcast_add(&table.narrow(0, first, tokens)?)

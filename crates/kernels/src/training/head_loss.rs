@@ -3,29 +3,36 @@
 //! The logits of all tokens at once are the largest tensor of a training step, and a plain cross-entropy keeps half a dozen
 //! of that size. Here a chunk of logits lives only until its loss and its gradients are taken; the gradients with respect
 //! to hidden states and head are complete when the loss is, and the backward pass only hands them on.
+//!
+//! Where there is no kernel, each chunk is computed again on the way back.
 
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_arithmetic::MatrixView;
 
+use super::composed::{composed_linear, wide};
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::is_cpu_float;
-use super::operation::{Operation, Sums, in_place, memory_for, record};
+use super::operation::{Operation, Sums, in_place, memory_for, recomputed, record};
 use crate::error::KernelError;
+
+/// Rows of a chunk of the composition.
+const CHUNK_ROWS: usize = 1024;
 
 /// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///
 /// # Shapes
-/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar.
+/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 where `hidden` is of half
+/// precision: products are then computed in its type.
 ///
 /// # Errors
 /// When the shapes do not fit, there are no rows, or a target is outside the vocabulary.
 pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
-    if !is_cpu_float(hidden) {
-        return head_loss_reference(hidden, weight, targets);
-    }
     let sizes = check(hidden, weight, targets)?;
+    if !has_cpu_kernels(hidden) || hidden.dtype() != weight.dtype() {
+        return in_chunks(hidden, weight, targets, sizes);
+    }
     for_float!(hidden.dtype(), fused(hidden, weight, targets, sizes))
 }
 
@@ -66,16 +73,33 @@ fn fused<T: CpuFloat>(
 /// As [`head_loss`].
 pub fn head_loss_reference(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let (rows, _) = check(hidden, weight, targets)?;
-    let logits = hidden.reshape((rows, ()))?.matmul(&weight.t()?)?;
-    let targets = Tensor::from_slice(targets, (rows, 1), hidden.device())?;
+    summed(&hidden.reshape((rows, ()))?, weight, targets)? / rows as f64
+}
+
+fn in_chunks(hidden: &Tensor, weight: &Tensor, targets: &[u32], (rows, _): (usize, usize)) -> Result<Tensor> {
+    let hidden = hidden.reshape((rows, ()))?;
+    let mut losses = Vec::with_capacity(rows.div_ceil(CHUNK_ROWS));
+    for (chunk, targets) in targets.chunks(CHUNK_ROWS).enumerate() {
+        let (weight, targets) = (weight.clone(), targets.to_vec());
+        let part = hidden.narrow(0, chunk * CHUNK_ROWS, targets.len())?;
+        losses.push(recomputed(&part, move |hidden| summed(hidden, &weight, &targets))?);
+    }
+    Tensor::stack(&losses, 0)?.sum_all()? / rows as f64
+}
+
+/// The sum of the losses of rows `(rows, C)`.
+fn summed(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
+    let logits = composed_linear(hidden, weight, None)?;
+    let logits = logits.to_dtype(wide(logits.dtype()))?;
+    let targets = Tensor::from_slice(targets, (targets.len(), 1), hidden.device())?;
     let log_probabilities = candle_nn::ops::log_softmax(&logits, D::Minus1)?;
-    log_probabilities.gather(&targets, 1)?.mean_all()?.neg()
+    log_probabilities.gather(&targets, 1)?.sum_all()?.neg()
 }
 
 /// Rows and vocabulary, where everything fits.
 fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, usize)> {
     let (vocabulary, width) = weight.dims2()?;
-    if hidden.dim(D::Minus1)? != width || hidden.dtype() != weight.dtype() {
+    if hidden.dim(D::Minus1)? != width {
         return Err(KernelError::InputWidth { expected: width, found: hidden.dims().to_vec() }.into());
     }
     let rows = hidden.elem_count() / width.max(1);

@@ -1,12 +1,14 @@
 //! Operations with a backward pass of their own, for training on a CPU in f32 and f64.
 //!
-//! Each has a plain composition of candle operations beside it, which every other device and type takes and which the
-//! tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
+//! Each has a composition of candle operations beside it, which every other device and type takes, see `composed`, and which
+//! the tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
 //! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm,
 //! GELU, ReLU, dense products and attention without a cache serve inference too. What is computed on slices is in `gpt2-arithmetic`; the tape takes tensors of any device.
 
 mod adamw;
 mod attention;
+mod composed;
+mod cpu_kernels;
 mod elementwise;
 mod embedding;
 mod float;
@@ -15,12 +17,14 @@ mod layer_norm;
 mod linear;
 mod operation;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
-pub use adamw::{adamw_step, squared_norm};
+pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{HeadsAttention, heads_attention, heads_attention_reference};
+pub(crate) use composed::{composed_linear, drawn_on_gpu, in_wide_type};
+pub use cpu_kernels::{composed, has_cpu_kernels};
 pub use elementwise::add;
-pub(crate) use elementwise::{Lanewise, apply_dropout, lanewise};
+pub(crate) use elementwise::{Lanewise, apply_drawn, apply_dropout, lanewise};
 pub use embedding::add_positions;
 pub(crate) use embedding::embedding;
 pub use head_loss::{head_loss, head_loss_reference};
@@ -32,9 +36,5 @@ pub use operation::{Before, gradients, recomputed, without_gradients};
 /// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`] (whose
 /// results are those of training, as constants).
 pub fn runs_as_in_training(x: &Tensor) -> bool {
-    is_cpu_float(x) && (x.track_op() || operation::has_tape())
-}
-
-pub(crate) fn is_cpu_float(x: &Tensor) -> bool {
-    x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64)
+    has_cpu_kernels(x) && (x.track_op() || operation::has_tape())
 }

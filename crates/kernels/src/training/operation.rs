@@ -18,8 +18,8 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, Var,
 };
 
+use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
-use super::is_cpu_float;
 use crate::error::KernelError;
 use crate::interrupt::go_on;
 
@@ -70,6 +70,18 @@ pub(crate) fn record(
         [x, y, z] => x.apply_op3(y, z, node),
         _ => candle_core::bail!("{}: one to three inputs, not {}", operation.name(), inputs.len()),
     }
+}
+
+/// The same for a result that a composition of candle's operations made without a way back.
+pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Operation) -> Result<Tensor> {
+    let is_paused = TAPE.with_borrow(|tape| matches!(tape, Tape::Paused));
+    if is_paused || !inputs.iter().any(|input| input.track_op()) {
+        go_on()?;
+        return Ok(y);
+    }
+    let y = if y.is_contiguous() && y.layout().start_offset() == 0 { y } else { y.force_contiguous()? };
+    let (storage, layout) = y.storage_and_layout();
+    record(inputs, storage.try_clone(layout)?, y.shape(), operation)
 }
 
 /// What operations on this thread leave behind.
@@ -278,7 +290,7 @@ fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
     }
     let is_alike = sum.shape() == gradient.shape() && sum.dtype() == gradient.dtype();
     // A storage that is changed must not be read at the same time.
-    if is_cpu_float(&sum) && sum.is_contiguous() && is_alike && storage_of(&sum) != storage_of(gradient) {
+    if has_cpu_kernels(&sum) && sum.is_contiguous() && is_alike && storage_of(&sum) != storage_of(gradient) {
         for_float!(sum.dtype(), add(&sum, gradient))?;
         return Ok(sum);
     }
@@ -497,9 +509,7 @@ pub fn recomputed(
     let (y, _) = with_tape(Tape::Paused, || compute(x))?;
     // A constant input would make a constant of the result, although variables are used on the way to it.
     let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
-    let y = if y.is_contiguous() && y.layout().start_offset() == 0 { y } else { y.force_contiguous()? };
-    let (storage, layout) = y.storage_and_layout();
-    record(&[&x], storage.try_clone(layout)?, y.shape(), Recomputed(Box::new(compute)))
+    record_tensor(&[&x], y, Recomputed(Box::new(compute)))
 }
 
 /// A computation that is to be made again.

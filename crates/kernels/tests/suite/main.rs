@@ -6,3 +6,4 @@ mod devices;
 mod interrupted;
 mod operations;
 mod training;
+mod training_devices;

@@ -5,7 +5,7 @@ use gpt2::{Site, SiteKind};
 use gpt2_engine::{LoadedModel, Spelling};
 use gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
 use gpt2_interpret::Head;
-use gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reader, Reading, Subject, Text};
+use gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reading, Subject, Text};
 use gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
@@ -104,9 +104,8 @@ fn steps_that_are_not_there_are_refused() {
 }
 
 fn next(logits: &[f32], ids: &[u32], config: &GenerationConfig, others: &[LogitsProcessor]) -> NextTokens {
-    let reader = Reader::without_bos(built_in().vocabulary());
     let history = History { ids, prompt_len: 2 };
-    NextTokens::of(logits, history, config, others, 4, &reader).unwrap()
+    NextTokens::of(logits, history, config, others, 4, |id| format!("of {id}")).unwrap()
 }
 
 #[test]
@@ -129,7 +128,7 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
             (token.probability - expected).abs() < 1e-9 && (token.logprob - expected.ln()).abs() < 1e-6,
             "{token:?}"
         );
-        assert_eq!(token.logit, logits[token.id as usize]);
+        assert_eq!((token.logit, &token.token), (logits[token.id as usize], &format!("of {}", token.id)));
     }
 
     let shares = |config: &GenerationConfig| -> (Vec<f64>, usize) {
@@ -178,11 +177,13 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
 
 #[test]
 fn logits_that_are_no_numbers_are_refused() {
-    let reader = Reader::without_bos(built_in().vocabulary());
     let config = GenerationConfig::default();
     let history = History { ids: &[1], prompt_len: 1 };
     for logits in [[1.0, f32::NAN], [1.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
-        assert!(NextTokens::of(&logits, history, &config, &[], 1, &reader).is_err(), "{logits:?}");
+        assert!(
+            NextTokens::of(&logits, history, &config, &[], 1, |id| id.to_string()).is_err(),
+            "{logits:?}"
+        );
     }
 }
 

@@ -51,9 +51,9 @@ parts.head = (() => {
     const top = parts.largest([...look.q, ...look.k]);
     const isOpen = [...place.querySelectorAll("details")].map(one => one.open);
     place.replaceChildren(
-      step(1, `The query vector of ${names.query}`, "The token's own vector, multiplied by the head's query matrix: what this token searches for, like the search in a database.",
+      step(1, `The query vector of ${names.query}`, `${look.isUnmasked ? "The token's own vector" : "What stands for the token in this layer, after its layer norm"}, multiplied by the head's query matrix${look.isUnmasked ? "" : ", with a bias"}: what this token searches for, like the search in a database.`,
         vector("q", look.q, top)),
-      step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix: what it is found by, like the key of an index.",
+      step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix in the same way: what it is found by, like the key of an index.",
         vector("k", look.k, top)),
       products(look),
       scaled(look),
@@ -77,7 +77,8 @@ parts.head = (() => {
     const isUsual = Math.abs(look.scale * Math.sqrt(look.head_dim) - 1) < 1e-6;
     const root = isUsual ? `√${look.head_dim}` : by;
     return step(4, `Divided by ${root}`,
-      "Longer vectors have larger products. Divided by the square root of their length the scores keep their size: scaled dot product attention.",
+      isUsual ? "Longer vectors have larger products. Divided by the square root of their length the scores keep their size: scaled dot product attention."
+        : "By the configuration of this model, which scales its scores in another way than by the square root of the vectors' length.",
       formula(`${fixed(look.score)} / ${root}${isUsual ? ` = ${fixed(look.score)} / ${by}` : ""} = ${fixed(look.scaled)}`));
   }
 
@@ -184,7 +185,11 @@ parts.head = (() => {
     async function show() {
       const isExample = box("example").checked;
       const { at, found } = (isExample ? ofExample() : await look()) ?? {};
-      if (!found) return;
+      if (!found) {
+        box("title").textContent = "";
+        box("steps").replaceChildren();
+        return;
+      }
       for (const [, select] of selects.slice(0, 3)) select.disabled = isExample;
       const names = found.tokens.map((token, n) => `${token} ${n}`);
       const lists = [at.layers, at.heads, names, names.slice(0, found.scores.length)];

@@ -160,10 +160,11 @@ Object.assign(parts, (() => {
 
   // ---- Settings
 
-  // A number with a slider for each [field, id, name, least, most, step, value, off]; at the value `off` a request lacks the field.
+  // A number with a slider for each [field, id, name, least, most, step, value, off, limit]; at the value `off` a request lacks the field,
+  // and the number may go beyond the slider, to `limit`.
   function settings(place, list, onChange) {
-    const made = list.map(([field, id, name, min, max, step, value, off]) => {
-      const range = element("input", { type: "range", min, max, step, ariaLabel: name, tabIndex: -1 });
+    const made = list.map(([field, id, name, min, end, step, value, off, max = end]) => {
+      const range = element("input", { type: "range", min, max: end, step, ariaLabel: name, tabIndex: -1 });
       const number = element("input", { id, type: "number", min, max, step: "any", required: true });
       if (Number.isInteger(step)) number.step = step;
       number.dataset.testid = id;
@@ -193,8 +194,8 @@ Object.assign(parts, (() => {
   // The seed in a field as those of a request: none where it is empty.
   function seedOf(input) {
     if (!input.value.trim()) return {};
-    const seed = Number(input.value);
-    if (!Number.isSafeInteger(seed)) throw new Error("seed: give a whole number of at most 15 digits, or nothing for a new one");
+    const seed = /^\s*-?\d+\s*$/.test(input.value) ? Number(input.value) : NaN;
+    if (!Number.isSafeInteger(seed)) throw new Error(`seed: give a whole number up to ${Number.MAX_SAFE_INTEGER}, or nothing for a new one`);
     return { seed };
   }
 
@@ -205,7 +206,7 @@ Object.assign(parts, (() => {
     const found = [];
     for (const part of text.split(",").map(part => part.trim()).filter(Boolean)) {
       const [, from, to] = /^(\d{1,4})(?:-(\d{1,4}))?$/.exec(part) ?? [];
-      if (from === undefined) throw new Error(`layers: “${part}” is no number and no range such as 0-5`);
+      if (from === undefined || Number(to ?? from) < Number(from)) throw new Error(`layers: “${part}” is no number and no range such as 0-5`);
       for (let layer = Number(from); layer <= Number(to ?? from); layer++) found.push(layer);
     }
     return found.length ? { layers: found } : {};

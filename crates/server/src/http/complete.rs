@@ -80,6 +80,7 @@ pub(crate) async fn answer(
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
+    let engine = shared.engine()?;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
     // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
     let call = if received.bytes.len() > SHORT_BODY {
@@ -95,7 +96,7 @@ pub(crate) async fn answer(
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
     let is_long = told_tokens(&requests) > LONG_ANSWER;
-    let ticket = shared.engine.submit(requests).map_err(|refused| refusal(refused, shared))?;
+    let ticket = engine.submit(requests).map_err(|refused| refusal(refused, shared))?;
     let numbers = Arc::clone(&caller.numbers);
     let running = Running { answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
     let peer = Arc::clone(&caller.peer);

@@ -20,24 +20,28 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpt2_api::ServedModel;
+use gpt2_api::{ApiError, ServedModel};
 use tokio::sync::{Semaphore, watch};
 
+pub(crate) use complete::draining;
+pub(crate) use fault::blocking;
 use gate::Gate;
 use guarded::Activity;
 pub(crate) use listener::Listener;
 use record::Numbers;
+pub(crate) use record::log;
 pub(crate) use run::run;
 use stream::ReadHalf;
 
 use crate::ServerOptions;
+use crate::classify::Classifying;
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 
 /// What all connections share.
 pub(crate) struct Shared {
     options: ServerOptions,
-    engine: Engine,
+    work: Work,
     served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
     gate: Gate,
@@ -46,6 +50,46 @@ pub(crate) struct Shared {
     calls: watch::Sender<usize>,
     large_bodies: Arc<Semaphore>,
     ids: AtomicU64,
+}
+
+/// What answers to requests for texts or for labels.
+pub(crate) enum Work {
+    Texts(Engine),
+    Labels(Classifying),
+}
+
+impl Work {
+    /// Refuses what comes and what waits; what has begun goes on.
+    fn drain(&self) {
+        match self {
+            Self::Texts(engine) => engine.drain(),
+            // A request has begun when it is there, and no further one is let in.
+            Self::Labels(_) => {}
+        }
+    }
+
+    /// Ends everything.
+    fn stop(&self) {
+        match self {
+            Self::Texts(engine) => engine.stop(),
+            Self::Labels(classifying) => classifying.stop(),
+        }
+    }
+
+    /// Returns when nothing is left to do after [`Work::drain`], but for calls that are being answered.
+    async fn drained(&self) {
+        if let Self::Texts(engine) = self {
+            engine.drained().await;
+        }
+    }
+
+    /// Returns when no work is done any more, and says why.
+    async fn died(&self) -> String {
+        match self {
+            Self::Texts(engine) => engine.died().await,
+            Self::Labels(_) => std::future::pending().await,
+        }
+    }
 }
 
 /// Where a server stands between its start and its end.
@@ -77,20 +121,36 @@ impl Shared {
     pub(crate) fn new(
         options: ServerOptions,
         listener: &Listener,
-        engine: Engine,
+        work: Work,
         served: ServedModel,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
             gate: Gate::new(&options, listener.loopback()),
             options,
-            engine,
+            work,
             served: Arc::new(served),
             metrics,
             phase: watch::Sender::new(Phase::Serving),
             calls: watch::Sender::new(0),
             large_bodies: Arc::new(Semaphore::new(receive::LARGE_BODIES)),
             ids: AtomicU64::new(0),
+        }
+    }
+
+    /// What makes texts.
+    fn engine(&self) -> Result<&Engine, ApiError> {
+        match &self.work {
+            Work::Texts(engine) => Ok(engine),
+            Work::Labels(_) => Err(self.served.makes_no_texts()),
+        }
+    }
+
+    /// What labels texts.
+    fn classifying(&self) -> Result<&Classifying, ApiError> {
+        match &self.work {
+            Work::Texts(_) => Err(self.served.has_no_labels()),
+            Work::Labels(classifying) => Ok(classifying),
         }
     }
 

@@ -14,7 +14,7 @@ use super::complete::{self, Kind, draining};
 use super::fault::{blocking, caught};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
-use super::record::Record;
+use super::record::{Accepted, Record};
 use super::{Caller, Connection, Shared, reply};
 use crate::look::Looks;
 use crate::page;
@@ -146,23 +146,30 @@ async fn post(
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
-    let looks = Looks { engine: &shared.engine, served: &shared.served };
+    let looks = || Ok::<_, ApiError>(Looks { engine: shared.engine()?, served: &shared.served });
     Ok(reply::json(match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
         Endpoint::Tokenize => blocking(move || gpt2_api::tokenize(&received.bytes, &served)).await?,
         Endpoint::Detokenize => blocking(move || gpt2_api::detokenize(&received.bytes, &served)).await?,
-        Endpoint::LookAttention => while_wanted(looks.attention(received.bytes), caller).await?,
-        Endpoint::LookLens => while_wanted(looks.lens(received.bytes), caller).await?,
-        Endpoint::LookHead => while_wanted(looks.head(received.bytes), caller).await?,
-        Endpoint::LookNext => while_wanted(looks.next(received.bytes), caller).await?,
+        Endpoint::Classify => {
+            let _accepted = Accepted::new(&shared.calls);
+            let numbers = Arc::clone(&caller.numbers);
+            let count = move |tokens| numbers.add_prompt_tokens(tokens);
+            let answer = shared.classifying()?.answer(received.bytes, &shared.served, count);
+            while_wanted(answer, caller).await?
+        }
+        Endpoint::LookAttention => while_wanted(looks()?.attention(received.bytes), caller).await?,
+        Endpoint::LookLens => while_wanted(looks()?.lens(received.bytes), caller).await?,
+        Endpoint::LookHead => while_wanted(looks()?.head(received.bytes), caller).await?,
+        Endpoint::LookNext => while_wanted(looks()?.next(received.bytes), caller).await?,
         _ => return Err(ApiError::internal()),
     }))
 }
 
-/// A look inside the model, which ends with the client or with the server.
+/// An answer that is wanted as long as the client is there, and the server does not end.
 async fn while_wanted(
-    look: impl Future<Output = Result<String, ApiError>>,
+    answer: impl Future<Output = Result<String, ApiError>>,
     caller: &Caller,
 ) -> Result<String, ApiError> {
     if caller.shared.is_draining() {
@@ -170,7 +177,7 @@ async fn while_wanted(
     }
     tokio::select! {
         biased;
-        found = look => found,
+        answer = answer => answer,
         () = caller.peer.closed() => Err(complete::gone()),
     }
 }

@@ -37,7 +37,7 @@ pub(crate) async fn run(
     if ended.is_ok() {
         ended = drain(&shared, &stops).await;
     }
-    shared.engine.stop();
+    shared.work.stop();
     shared.phase.send_replace(Phase::Ending);
     let connections = u32::try_from(shared.options.connections()).unwrap_or(u32::MAX);
     // Those that are left are closed as they are.
@@ -46,7 +46,7 @@ pub(crate) async fn run(
 }
 
 async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), ServerError> {
-    shared.engine.drain();
+    shared.work.drain();
     let after = shared.options.timeouts.drain;
     let calls = || *shared.calls.borrow();
     tokio::select! {
@@ -59,7 +59,7 @@ async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), Serv
 }
 
 async fn died(shared: &Shared) -> Result<(), ServerError> {
-    Err(ServerError::EngineDied { what: shared.engine.died().await })
+    Err(ServerError::EngineDied { what: shared.work.died().await })
 }
 
 async fn accept(shared: &Arc<Shared>, listener: &Listener, places: &Arc<Semaphore>) {
@@ -73,7 +73,7 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, places: &Arc<Semaphor
 
 /// Returns when the engine has nothing left to do and all that it has made is handed over.
 async fn drained(shared: &Shared) {
-    shared.engine.drained().await;
+    shared.work.drained().await;
     // The sender is here, so this does not fail.
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }

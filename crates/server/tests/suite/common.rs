@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gpt2_engine::{LoadedModel, ModelOptions, Silent};
-use gpt2_server::{Handle, Server, ServerError, ServerOptions};
+use gpt2_server::{Handle, Model, Server, ServerError, ServerOptions};
 use gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> Running {
 
 /// A server of this model.
 pub(crate) fn start_model(
-    model: LoadedModel,
+    model: impl Into<Model>,
     name: &str,
     change: impl FnOnce(&mut ServerOptions),
 ) -> Running {

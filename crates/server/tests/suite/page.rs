@@ -140,7 +140,8 @@ fn heads_and_next_tokens_are_those_of_the_library() {
     let history = History { ids: &ids[..=last], prompt_len: last + 1 };
     let config =
         GenerationConfig { do_sample: true, temperature: 0.7, top_k: 3, ..GenerationConfig::default() };
-    let expected = NextTokens::of(&logits, history, &config, &[], 5, &reader).unwrap();
+    let text_of = |id| String::from_utf8(model.vocabulary().token_bytes(id)).unwrap();
+    let expected = NextTokens::of(&logits, history, &config, &[], 5, text_of).unwrap();
     assert_eq!(reply["kept"], 3);
     assert_eq!(reply["tokens"].as_array().unwrap().len(), 5);
     for (found, expected) in reply["tokens"].as_array().unwrap().iter().zip(&expected.tokens) {

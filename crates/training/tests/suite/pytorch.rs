@@ -1,9 +1,9 @@
-//! Gradients and optimizer against PyTorch (`scripts/export_training.py`).
+//! Gradients and optimizer against PyTorch (`scripts/export_training.py`), on the device that `GPT2_TEST_DEVICE` names.
 
 use candle_core::{DType, Device, Tensor};
 use gpt2::{Gpt2Config, Pass};
 use gpt2_kernels::RandomStream;
-use gpt2_testing::{Fixture, values, worst};
+use gpt2_testing::{Fixture, device, values, worst};
 use gpt2_training::{Batch, Hyperparameters, Parameters, Schedule, Trainer};
 
 /// Largest difference of a gradient, relative to the largest value of its tensor.
@@ -15,7 +15,9 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 fn case(name: &str, numbers: Hyperparameters) -> (Fixture, Trainer, Batch) {
     let fixture = Fixture::open(&format!("training/{name}"));
     let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
-    let parameters = Parameters::from_tensors(&config, &fixture.tensors_below("parameter.")).unwrap();
+    let tensors = fixture.tensors_below("parameter.").into_iter();
+    let tensors = tensors.map(|(name, tensor)| (name, tensor.to_device(&device()).unwrap())).collect();
+    let parameters = Parameters::from_tensors(&config, &tensors).unwrap();
     let (rows, length) = fixture.tensor("ids").dims2().unwrap();
     let part = |start: usize| {
         let ids = fixture.tensor("ids").narrow(1, start, length - 1).unwrap();

@@ -44,7 +44,10 @@ const TRAINING_STATE: [&str; 6] =
 /// names of a TensorFlow checkpoint.
 pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
-    if files.is_folder(path) {
+    if let Some(only) = files.only() {
+        // What is wrong with it is told of itself.
+        open_file(files, &path.join(only))
+    } else if files.is_folder(path) {
         open_file(files, &find_weights(files, path)?)
     } else if files.exists(path) {
         open_file(files, path)
@@ -276,15 +279,28 @@ fn find_weights(files: &Files, folder: &Path) -> Result<PathBuf, WeightsError> {
     found.sort();
     let best: Vec<&str> =
         found.iter().filter(|(kind, _)| *kind == found[0].0).map(|(_, name)| name.as_str()).collect();
-    let none = |found: String| Err(WeightsError::NoWeights { folder: folder.to_owned(), found });
+    let none = |found: String| Err(WeightsError::NoWeights { folder: files.told(folder), found });
     let way_out = match files {
         Files::Disk => "name the file itself",
         Files::Given(_) => "give one of them alone",
     };
     match best.as_slice() {
         [only] => Ok(folder.join(only)),
-        [] => none("; add the checkpoint's".into()),
+        [] => none(format!("{}; add the checkpoint's", among(files.names(folder)?))),
         several => none(format!(", but several others ({}); {way_out}", several.join(", "))),
+    }
+}
+
+/// The first of some names, in words.
+fn among(mut names: Vec<String>) -> String {
+    const SHOWN: usize = 6;
+    names.sort_unstable();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    match (names.is_empty(), more) {
+        (true, _) => String::new(),
+        (_, 0) => format!(" among {}", names.join(", ")),
+        (_, more) => format!(" among {} and {more} more", names.join(", ")),
     }
 }
 

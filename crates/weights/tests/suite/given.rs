@@ -289,6 +289,13 @@ fn what_is_missing_is_named() {
         refused(GivenFiles::new("nothing")),
         "nothing: there is no model.safetensors, and no other weights file; add the checkpoint's"
     );
+    let beside = fixture_files("tiny-checkpoint", &["tokenizer.json", "config.json"], How::InParts);
+    assert_eq!(
+        refused(beside),
+        "given: there is no model.safetensors, and no other weights file among config.json, tokenizer.json; add the checkpoint's"
+    );
+    let photo = GivenFiles::new("given").with_bytes("photo.jpg", b"\xff\xd8\xff\xe0 and so on".as_slice());
+    assert!(refused(photo).starts_with("given/photo.jpg: "));
     let alone = fixture_files("tiny-checkpoint", &["model.safetensors"], How::InParts);
     assert_eq!(
         refused(alone),

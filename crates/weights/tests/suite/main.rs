@@ -9,5 +9,7 @@ mod convert;
 mod damaged;
 mod formats;
 mod given;
+mod heads;
 mod interrupted;
 mod packed;
+mod text_encoder;

@@ -337,7 +337,7 @@ fn settings_that_cannot_be_are_named() {
     browser.click("write");
     assert_eq!(
         browser.wait_for_status("error: seed"),
-        "error: seed: give a whole number of at most 15 digits, or nothing for a new one"
+        "error: seed: give a whole number up to 9007199254740991, or nothing for a new one"
     );
     browser.set("seed", "");
     browser.set("max-new-tokens", "1000");

@@ -1,0 +1,228 @@
+//! `/v1/classify`, and `/classify`, where vLLM has it: labels of texts, or of each of their tokens.
+//!
+//! Source: vLLM's `ClassificationRequest` and `ClassificationResponse` (`entrypoints/pooling/classify/protocol.py`). Beside its
+//! `label` and `probs` each entry has `labels`, or for a model that labels tokens `tokens`, as `gpt2 classify --json` prints them.
+
+use gpt2_engine::{Classification, EngineError, Label, Question};
+use gpt2_generation::GenerationError;
+use serde::Serialize;
+
+use crate::answer::json;
+use crate::body::{Field, Fields, Use, fields};
+use crate::completion::{Prompt, Prompts, prompts};
+use crate::options::{MAX_NAME_BYTES, Truncation, request_id, truncation};
+use crate::prompts::{MAX_TEXT_BYTES, check_ids, check_length, empty, too_long, unreadable};
+use crate::served::fresh_number;
+use crate::{ApiError, ServedModel};
+
+const SERVED: [Field; 5] =
+    fields(["model", "input", "truncate_prompt_tokens", "use_activation", "request_id"], Use::Served);
+const ALIASES: [Field; 3] = [
+    Field { name: "activation", use_: Use::Alias("use_activation") },
+    Field { name: "softmax", use_: Use::Alias("use_activation") },
+    Field { name: "rid", use_: Use::Alias("request_id") },
+];
+const IGNORED: [Field; 5] =
+    fields(["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"], Use::Ignored);
+const REFUSED: [Field; 2] = [
+    Field { name: "messages", use_: Use::Refused("give the text as input") },
+    Field {
+        name: "truncation_side",
+        use_: Use::Refused("of a long text the last tokens are kept; leave it out"),
+    },
+];
+const TABLES: [&[Field]; 4] = [&SERVED, &ALIASES, &IGNORED, &REFUSED];
+
+/// What a body asks for: questions to a classifier, and how they are answered.
+#[derive(Debug)]
+pub struct ClassifyCall {
+    /// One for each text.
+    pub questions: Vec<Question>,
+    /// What becomes of what the classifier says.
+    pub answer: ClassifyAnswer,
+}
+
+/// An answer that waits for what the classifier says.
+#[derive(Debug)]
+pub struct ClassifyAnswer {
+    id: String,
+    created: u64,
+    model: String,
+    prompt_tokens: usize,
+    num_labels: usize,
+    /// Whether `probs` are probabilities, and not logits.
+    use_activation: bool,
+}
+
+/// The names of the fields that [`ClassifyCall::read`] reads or lets pass.
+pub fn classify_fields() -> impl Iterator<Item = &'static str> {
+    let fields = TABLES.into_iter().flatten();
+    fields.filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
+}
+
+impl ClassifyCall {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// When the model has no labels, the body is no JSON object, a field is wrong, there are too many texts, or one has no tokens or
+    /// more than the context holds.
+    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+        if !served.config().head.has_labels() {
+            return Err(served.has_no_labels());
+        }
+        let fields = Fields::of_body(body, &TABLES)?;
+        let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
+        served.check_name(name.as_deref())?;
+        let Some(input) = fields.get("input") else {
+            let message =
+                "input: expected a string, strings, token ids, or lists of token ids, found nothing";
+            return Err(ApiError::invalid(message).with_param("input"));
+        };
+        let input = prompts(input, "input")?;
+        let most = served.options.limits.max_prompts;
+        if input.prompts.len() > most {
+            let message =
+                format!("input: this server takes at most {most} texts, found {}", input.prompts.len());
+            return Err(ApiError::invalid(message).with_param("input"));
+        }
+        let truncation = fields.read("truncate_prompt_tokens", truncation)?;
+        let use_activation = fields.boolean("use_activation", true)?;
+        let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
+        let id = fields.read("request_id", request_id)?.unwrap_or_else(number);
+        let questions = questions(input, truncation, served)?;
+        let prompt_tokens = questions.iter().flat_map(Question::rows).map(<[u32]>::len).sum();
+        let answer = ClassifyAnswer {
+            id: format!("classify-{id}"),
+            created: (served.options.now)(),
+            model: served.name().to_owned(),
+            prompt_tokens,
+            num_labels: served.config().num_labels(),
+            use_activation,
+        };
+        Ok(Self { questions, answer })
+    }
+}
+
+fn questions(
+    input: Prompts,
+    truncation: Option<Truncation>,
+    served: &ServedModel,
+) -> Result<Vec<Question>, ApiError> {
+    let n_positions = served.config().n_positions;
+    let kept = match truncation {
+        None => None,
+        Some(Truncation::ToContext) => Some(n_positions),
+        Some(Truncation::ToTokens(tokens)) => Some(tokens),
+    };
+    // What is cut to more than the context is too long still.
+    let keep_last = kept.filter(|kept| *kept <= n_positions).map(|_| n_positions);
+    let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
+    let mut questions = Vec::with_capacity(paths.len());
+    for (prompt, path) in input.prompts.into_iter().zip(&paths) {
+        let question = match prompt {
+            Prompt::Ids(ids) => {
+                Question::of_ids(&served.vocabulary, check_ids(ids, path, served)?, keep_last)
+            }
+            Prompt::Text(text) => {
+                if keep_last.is_none() || text.len() > MAX_TEXT_BYTES {
+                    check_length(text.len(), path, served)?;
+                }
+                Question::of_text(&served.vocabulary, &text, keep_last)
+            }
+        };
+        let question = question.map_err(|error| refused(&error, path))?;
+        questions.push(question.keep_last(kept.unwrap_or(usize::MAX)));
+    }
+    Ok(questions)
+}
+
+fn refused(error: &EngineError, path: &str) -> ApiError {
+    match error {
+        EngineError::Generation(GenerationError::EmptyPrompt) => empty(path),
+        EngineError::Generation(GenerationError::PromptTooLong { tokens, n_positions }) => {
+            let message = format!(
+                "{path}: this model's context is {n_positions} tokens, and the text has {tokens}; shorten it, or set \
+                 truncate_prompt_tokens"
+            );
+            too_long(message, path, *tokens, *n_positions)
+        }
+        error => unreadable(error, path),
+    }
+}
+
+impl ClassifyAnswer {
+    /// Tokens of all texts.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// The answer, with what the classifier says to each text.
+    pub fn into_response(self, classifications: &[Classification]) -> String {
+        let entries = classifications.iter().enumerate();
+        json(&Response {
+            id: &self.id,
+            object: "list",
+            created: self.created,
+            model: &self.model,
+            data: entries.map(|(index, classification)| self.entry(index, classification)).collect(),
+            usage: Usage {
+                prompt_tokens: self.prompt_tokens,
+                total_tokens: self.prompt_tokens,
+                completion_tokens: 0,
+                prompt_tokens_details: None,
+            },
+        })
+    }
+
+    fn entry<'a>(&self, index: usize, classification: &'a Classification) -> Entry<'a> {
+        let (label, probs) = match classification {
+            Classification::Labels { labels } => {
+                (labels.first().map(|label| label.name.as_str()), Some(self.probs(labels)))
+            }
+            _ => (None, None),
+        };
+        Entry { index, label, probs, num_classes: self.num_labels, classification }
+    }
+
+    /// A number for each label in the order of their numbers: its probability, or its logit where it has none or is asked for.
+    fn probs(&self, labels: &[Label]) -> Vec<f64> {
+        let mut probs = vec![0.0; labels.len()];
+        for Label { id, logit, probability, .. } in labels {
+            if let Some(place) = probs.get_mut(*id) {
+                *place = probability.filter(|_| self.use_activation).unwrap_or(f64::from(*logit));
+            }
+        }
+        probs
+    }
+}
+
+#[derive(Serialize)]
+struct Response<'a> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    data: Vec<Entry<'a>>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probs: Option<Vec<f64>>,
+    num_classes: usize,
+    #[serde(flatten)]
+    classification: &'a Classification,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+    completion_tokens: usize,
+    /// vLLM's clients expect the key.
+    prompt_tokens_details: Option<()>,
+}

@@ -1,0 +1,219 @@
+//! `/v1/classify` against transformers: `scripts/export_heads.py` made the checkpoints and what is expected of them.
+
+use gpt2_api::{ApiError, ClassifyCall, ServedModel};
+use gpt2_engine::{Classifier, ModelOptions, Silent};
+use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
+use serde_json::{Value, json};
+
+use crate::common::{options, tiny};
+
+/// f32 sums through three blocks, in another order than PyTorch's.
+const TOLERANCE: f64 = 1e-4;
+
+struct Served {
+    classifier: Classifier,
+    served: ServedModel,
+}
+
+impl Served {
+    fn fixture(name: &str) -> Self {
+        Self::folder(&fixture_path("heads").join(name))
+    }
+
+    fn folder(folder: &std::path::Path) -> Self {
+        let model = ModelOptions { model: folder.into(), ..ModelOptions::default() };
+        let classifier = model.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
+        let served = ServedModel::of_classifier(&classifier, options());
+        Self { classifier, served }
+    }
+
+    fn call(&self, body: &Value) -> Result<ClassifyCall, ApiError> {
+        ClassifyCall::read(body.to_string().as_bytes(), &self.served)
+    }
+
+    fn answer(&self, body: &Value) -> Value {
+        let ClassifyCall { questions, answer } = self.call(body).unwrap();
+        let response = answer.into_response(&self.classifier.classify(&questions).unwrap());
+        serde_json::from_str(&response).unwrap()
+    }
+
+    fn error(&self, body: &Value) -> ApiError {
+        match self.call(body) {
+            Ok(_) => panic!("{body} was not refused"),
+            Err(error) => error,
+        }
+    }
+}
+
+fn expected(name: &str) -> Value {
+    json_fixture("heads/expected")[name].clone()
+}
+
+#[track_caller]
+fn assert_close(found: &Value, expected: &Value) {
+    let difference = (found.as_f64().unwrap() - expected.as_f64().unwrap()).abs();
+    assert!(difference <= TOLERANCE, "expected {expected}, found {found}");
+}
+
+#[test]
+fn texts_have_the_labels_of_transformers() {
+    for name in ["sequence", "multi_label"] {
+        let (served, expected) = (Served::fixture(name), expected(name));
+        let texts = json_fixture("heads/expected")["texts"].clone();
+        let answer =
+            served.answer(&json!({"model": "tiny", "input": texts, "user": "someone", "priority": 3}));
+        assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("tiny")));
+        assert!(answer["id"].as_str().unwrap().starts_with("classify-"));
+        let tokens: usize =
+            expected["ids"].as_array().unwrap().iter().map(|ids| ids.as_array().unwrap().len()).sum();
+        let usage = json!({
+            "prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null
+        });
+        assert_eq!(answer["usage"], usage);
+        let data = answer["data"].as_array().unwrap();
+        assert_eq!(data.len(), texts.as_array().unwrap().len());
+        for (index, entry) in data.iter().enumerate() {
+            let pipeline = expected["pipeline"][index].as_array().unwrap();
+            let names = &served.classifier.config().id2label;
+            assert_eq!((&entry["index"], &entry["num_classes"]), (&json!(index), &json!(names.len())));
+            assert_eq!(entry["label"], pipeline[0]["label"]);
+            // `probs` are in the order of the labels' numbers, `labels` in that of their probabilities.
+            for (place, expected) in pipeline.iter().enumerate() {
+                let id = names.iter().position(|name| expected["label"] == json!(name)).unwrap();
+                assert_close(&entry["probs"][id], &expected["score"]);
+                assert_eq!(entry["labels"][place]["name"], expected["label"]);
+                assert_close(&entry["labels"][place]["probability"], &expected["score"]);
+            }
+            for (id, logit) in expected["logits"][index].as_array().unwrap().iter().enumerate() {
+                let label = entry["labels"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .find(|label| label["name"] == json!(names[id]));
+                assert_close(&label.unwrap()["logit"], logit);
+            }
+        }
+    }
+}
+
+#[test]
+fn probabilities_are_left_out_where_they_are_not_wanted_or_mean_nothing() {
+    let (served, expected) = (Served::fixture("multi_label"), expected("multi_label"));
+    let ids = &expected["ids"][0];
+    for name in ["use_activation", "activation", "softmax"] {
+        let mut body = json!({"input": ids});
+        body[name] = json!(false);
+        let answer = served.answer(&body);
+        for (found, logit) in answer["data"][0]["probs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(expected["logits"][0].as_array().unwrap())
+        {
+            assert_close(found, logit);
+        }
+    }
+    let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
+    let answer = Served::folder(folder.path()).answer(&json!({"input": [ids, ids]}));
+    assert_eq!(answer["data"].as_array().unwrap().len(), 2);
+    assert_close(&answer["data"][1]["probs"][2], &expected["logits"][0][2]);
+    assert!(answer["data"][0]["labels"][0].get("probability").is_none());
+}
+
+#[test]
+fn tokens_have_labels_and_places() {
+    let (served, expected) = (Served::fixture("token"), expected("token"));
+    let texts = json_fixture("heads/expected")["texts"].clone();
+    let answer = served.answer(&json!({"input": texts}));
+    for (index, entry) in answer["data"].as_array().unwrap().iter().enumerate() {
+        assert!(entry.get("label").is_none() && entry.get("probs").is_none());
+        let tokens = entry["tokens"].as_array().unwrap();
+        assert_eq!(tokens.len(), expected["ids"][index].as_array().unwrap().len());
+        for found in expected["pipeline"][index].as_array().unwrap() {
+            let token = &tokens[usize::try_from(found["index"].as_u64().unwrap()).unwrap()];
+            assert_eq!((&token["start"], &token["end"]), (&found["start"], &found["end"]));
+            assert_eq!(token["labels"][0]["name"], found["entity"]);
+            assert_close(&token["labels"][0]["probability"], &found["score"]);
+        }
+    }
+}
+
+#[test]
+fn long_texts_are_refused_or_cut_as_the_request_says() {
+    let served = Served::fixture("sequence");
+    let ids: Vec<u32> = (1..=60).collect();
+    let error = served.error(&json!({"input": [[1, 2], ids]}));
+    assert_eq!(
+        (error.status(), error.param(), error.code()),
+        (400, Some("input[1]"), Some("context_length_exceeded"))
+    );
+    assert!(error.to_json().contains("\"n_prompt_tokens\":60"), "{}", error.to_json());
+    let kept = |tokens: i64| served.answer(&json!({"input": ids, "truncate_prompt_tokens": tokens}));
+    let same = |found: &Value, kept: &[u32]| {
+        assert_eq!(found["usage"]["prompt_tokens"], kept.len());
+        assert_eq!(found["data"], served.answer(&json!({"input": kept}))["data"]);
+    };
+    same(&kept(-1), &ids[20..]);
+    same(&kept(40), &ids[20..]);
+    same(&kept(7), &ids[53..]);
+    same(&served.answer(&json!({"input": [3, 4, 5], "truncate_prompt_tokens": 2})), &[4, 5]);
+    assert_eq!(
+        served.error(&json!({"input": ids, "truncate_prompt_tokens": 41})).code(),
+        Some("context_length_exceeded")
+    );
+    let word = "The first citizen ".repeat(40);
+    let error = served.error(&json!({"input": word}));
+    assert_eq!((error.param(), error.code()), (Some("input"), Some("context_length_exceeded")));
+    assert_eq!(
+        served.answer(&json!({"input": word, "truncate_prompt_tokens": -1}))["usage"]["prompt_tokens"],
+        40
+    );
+}
+
+#[test]
+fn wrong_bodies_are_refused_with_their_field() {
+    let served = Served::fixture("sequence");
+    let texts = vec!["a"; 65];
+    for (body, param, told) in [
+        (json!({}), "input", "found nothing"),
+        (json!({"input": null}), "input", "found nothing"),
+        (json!({"input": []}), "input", "at least one prompt"),
+        (json!({"input": {}}), "input", "a string, strings"),
+        (json!({"input": [[]]}), "input[0]", "at least one token id"),
+        (json!({"input": [1, 300]}), "input[1]", "below the vocabulary's size of 300"),
+        (json!({"input": ["a", 1]}), "input[1]", "a string"),
+        (json!({"input": texts}), "input", "at most 64 texts"),
+        (json!({"input": "a", "model": "gpt2"}), "model", "there is no such model"),
+        (json!({"input": "a", "messages": [{"role": "user"}]}), "messages", "give the text as input"),
+        (json!({"input": "a", "truncation_side": "right"}), "truncation_side", "the last tokens are kept"),
+        (json!({"input": "a", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "at least 1"),
+        (json!({"input": "a", "use_activation": "yes"}), "use_activation", "true or false"),
+        (json!({"input": "a", "request_id": "a b"}), "request_id", "visible ASCII"),
+        (json!({"input": "a", "softmax": true, "activation": false}), "softmax", "are the same"),
+    ] {
+        let error = served.error(&body);
+        let message = error.to_json();
+        assert!(message.contains(told), "{body}: {message}");
+        let is_named =
+            error.param() == Some(param) || (param == "softmax" && error.param() == Some("activation"));
+        assert!(is_named, "{body}: {message}");
+    }
+    assert_eq!(served.answer(&json!({"input": "a", "rid": "7"}))["id"], "classify-7");
+    // Without text there is still the token that texts begin with.
+    assert_eq!(served.answer(&json!({"input": ""}))["usage"]["prompt_tokens"], 1);
+    assert!(ClassifyCall::read(b"no json", &served.served).is_err());
+    assert!(ClassifyCall::read(b"{\"input\": \"\\ud800\"}", &served.served).is_err());
+}
+
+#[test]
+fn a_language_model_has_no_labels() {
+    let error = ClassifyCall::read(b"{\"input\": \"a\"}", &tiny().served).unwrap_err();
+    assert_eq!(error.status(), 400);
+    assert!(
+        error.to_json().contains("GPT2LMHeadModel, a language model, which has no labels"),
+        "{}",
+        error.to_json()
+    );
+    let error = Served::fixture("sequence").served.makes_no_texts().to_json();
+    assert!(error.contains("GPT2ForSequenceClassification, a classifier"), "{error}");
+}

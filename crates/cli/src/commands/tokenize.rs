@@ -1,0 +1,98 @@
+//! `gpt2 tokenize`: texts to token files that a training reads, however large they are.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use gpt2_engine::{HubOptions, Spelling};
+use gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
+
+use crate::commands::train::InterruptedTerminal;
+use crate::model_arguments::CommonArguments;
+use crate::{interrupt, output};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 tokenize book.txt letters.jsonl --model gpt2 --out tokens
+  gpt2 tokenize *.jsonl --tokenizer tokenizer.json --out tokens --format llm.c --held-out 0.001
+  gpt2 tokenize … --resume                                  (the same call again, after it was stopped or killed)
+  gpt2 train --data tokens --init gpt2 --out fine-tuned
+
+--out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand
+tokens.json, by which damaged files and those of other vocabularies are found, and the tokenizer. A file gets its name when it is
+whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
+pub(crate) struct TokenizeArguments {
+    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Checkpoint whose tokenizer is taken: folder, weights file of any format that is read, or a model of the hub
+    #[arg(long, value_name = "CHECKPOINT", required_unless_present = "tokenizer")]
+    pub(crate) model: Option<PathBuf>,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Folder to write; it must be new or empty, but with --resume
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Layout of the files: nanogpt (tokens and nothing else) or llm.c (with its header)
+    #[arg(long, value_name = "NAME", default_value = "nanogpt")]
+    pub(crate) format: ShardFormat,
+    /// Width of the tokens: u16 or u32 [default: u16 where the vocabulary has at most 65536 tokens]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<TokenWidth>,
+    /// Tokens in a file [default: all of them; 100000000 with --format llm.c]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) shard_tokens: Option<usize>,
+    /// Share of the data, at the end of each file, that is not trained on; 0 for none
+    #[arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true)]
+    pub(crate) held_out: f64,
+    /// Go on with what an interrupted run has made of the same texts in --out; the other options must be the same
+    #[arg(long)]
+    pub(crate) resume: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    /// Print one JSON object at the end: out, training_tokens, held_out_tokens, documents, shards, …
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let job = TokenizeJob {
+        data: arguments.data.clone(),
+        model: arguments.model.clone(),
+        tokenizer: arguments.tokenizer.clone(),
+        out: arguments.out.clone(),
+        options: TokenizeOptions {
+            format: arguments.format,
+            dtype: arguments.dtype,
+            shard_tokens: arguments.shard_tokens,
+            held_out: arguments.held_out,
+            resume: arguments.resume,
+        },
+        n_head: arguments.common.n_head,
+        hub: hub.clone(),
+        spelling: Spelling::Flags,
+    };
+    interrupt::end_job()?;
+    let report = job.run(&InterruptedTerminal)?;
+    match arguments.json {
+        true => output::write_json(&report)?,
+        false => write(&report)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the report for a reader.
+fn write(report: &TokenizeReport) -> Result<()> {
+    output::write_line(&format!(
+        "{} training tokens, {} held out, of {} documents and {}, in {} files",
+        output::grouped(report.training_tokens),
+        output::grouped(report.held_out_tokens),
+        output::grouped(report.documents),
+        output::mebibytes(report.bytes),
+        report.shards.len(),
+    ))?;
+    output::write_line(&format!("written to {}", report.out.display()))
+}

@@ -1,0 +1,75 @@
+//! `--encoder-states` of `score` and `generate`, against transformers (`scripts/export_gradients.py`).
+
+use gpt2_testing::{fixture_path, json_fixture, temporary_folder};
+use serde_json::Value;
+
+use crate::common::{FAILURE, USAGE, assert_refused, path, run};
+
+/// The fixture's folder and its states.
+fn arguments() -> [String; 4] {
+    let folder = fixture_path("cross-attention");
+    let states = folder.join("states.safetensors");
+    ["--model", path(&folder), "--encoder-states", path(&states)].map(str::to_owned)
+}
+
+fn with_states<'a>(command: &'a [&'a str], arguments: &'a [String]) -> Vec<&'a str> {
+    command.iter().copied().chain(arguments.iter().map(String::as_str)).collect()
+}
+
+fn rows() -> Vec<Value> {
+    json_fixture("cross-attention/expected")["rows"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_text_is_scored_and_continued_with_the_states() {
+    let arguments = arguments();
+    for row in rows() {
+        let text = row["text"].as_str().unwrap();
+        let scored = run(&with_states(&["score", text, "--json"], &arguments)).json();
+        let expected = row["log_probabilities"].as_array().unwrap();
+        let found = &scored["logprobs"].as_array().unwrap()[1..];
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found.as_f64().unwrap() - expected.as_f64().unwrap()).abs() < 2e-4, "{text}");
+        }
+        let generate = ["generate", text, "--json", "--greedy", "--max-new-tokens", "16"];
+        assert_eq!(run(&with_states(&generate, &arguments)).json()["ids"], row["greedy"]);
+        let without = run(&with_states(&generate, &arguments[..2])).json();
+        assert_eq!(without["ids"], row["greedy_without"]);
+    }
+}
+
+/// A file of prompts attends to the same states, and goes on with no others.
+#[test]
+fn many_prompts_attend_to_one_file_of_states() {
+    let (folder, arguments) = (temporary_folder(), arguments());
+    let (prompts, output) = (folder.path().join("prompts.txt"), folder.path().join("texts.jsonl"));
+    let texts: Vec<String> = rows().iter().map(|row| row["text"].as_str().unwrap().to_owned()).collect();
+    std::fs::write(&prompts, texts.join("\n")).unwrap();
+    let generate = ["generate", "--prompts-file", path(&prompts), "--greedy", "--max-new-tokens", "16"];
+    let printed = run(&with_states(&generate, &arguments));
+    let found: Vec<Value> = printed.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found.len(), 3);
+    for (found, row) in found.iter().zip(rows()) {
+        assert_eq!(found["ids"], row["greedy"], "{}", printed.stderr);
+    }
+    let with_output = [&generate[..], &["--output", path(&output)]].concat();
+    assert_eq!(run(&with_states(&with_output, &arguments)).code, 0);
+    let written = std::fs::read_to_string(&output).unwrap();
+    assert_eq!(written, printed.stdout);
+}
+
+#[test]
+fn states_that_cannot_be_used_are_refused() {
+    let arguments = arguments();
+    for command in ["score", "generate"] {
+        let tiny = fixture_path("tiny-checkpoint");
+        let other = run(&[command, "The dog", "--model", path(&tiny), "--encoder-states", &arguments[3]]);
+        assert_refused(&other, USAGE, "the model has no cross-attention");
+        let missing = [command, "The dog", "--model", &arguments[1], "--encoder-states", "/no/such/file"];
+        assert_refused(&run(&missing), FAILURE, "/no/such/file: ");
+        let weights = fixture_path("cross-attention/model.safetensors");
+        let no_states = [command, "The dog", "--model", &arguments[1], "--encoder-states", path(&weights)];
+        assert_refused(&run(&no_states), FAILURE, "expected a tensor `encoder_hidden_states`, found [");
+    }
+}

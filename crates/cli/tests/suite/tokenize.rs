@@ -1,0 +1,112 @@
+//! `gpt2 tokenize` as its users call it: its files, a training on them, going on after a kill, refusals.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use gpt2_testing::CheckpointFolder;
+use serde_json::Value;
+
+use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run};
+
+/// The files of a folder, by name.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn texts_become_files_that_a_training_reads() {
+    let tiny = CheckpointFolder::tiny();
+    let (text, tokens, out) = (tiny.file("book.txt"), tiny.file("tokens"), tiny.file("trained"));
+    fs::write(&text, "What say you, neighbour?\n".repeat(200)).unwrap();
+    let model = path(tiny.path());
+    let options = ["--model", model, "--out", path(&tokens), "--held-out", "0.2", "--format", "llm.c"];
+    let report = run(&[&["tokenize", path(&text), "--json"], &options[..]].concat()).json();
+    let tokens_of = |name: &str| usize::try_from(report[name].as_u64().unwrap()).unwrap();
+    for (name, file) in [("training_tokens", "train_000000.bin"), ("held_out_tokens", "val_000000.bin")] {
+        let bytes = fs::read(tokens.join(file)).unwrap();
+        assert_eq!((bytes.len(), tokens_of(name) > 100), (1024 + 2 * tokens_of(name), true), "{file}");
+        assert_eq!(bytes[..8], [20_240_520_i32.to_le_bytes(), 1_i32.to_le_bytes()].concat());
+    }
+    assert_eq!(report["documents"], 2);
+    let arguments = ["train", "--data", path(&tokens), "--init", model, "--out", path(&out)];
+    let report = run(&[&arguments[..], &["--steps", "1", "--batch-size", "2", "--json"]].concat()).json();
+    assert_eq!(report["training_tokens"].as_u64(), Some(tokens_of("training_tokens") as u64));
+
+    let told = run(&[&["tokenize", path(&text)], &options[..]].concat());
+    assert_refused(&told, USAGE, "it holds tokens already; choose another name");
+    let bytes = fs::read(tokens.join("train_000000.bin")).unwrap();
+    fs::write(tokens.join("train_000000.bin"), &bytes[..bytes.len() - 2]).unwrap();
+    let arguments = ["train", "--data", path(&tokens), "--init", model, "--out", path(&out), "--resume"];
+    assert_refused(&run(&arguments), FAILURE, "train_000000.bin: it was cut short");
+}
+
+/// Killed at its begin, and again after it was saved.
+#[test]
+fn what_was_killed_goes_on_to_the_same_files() {
+    let tiny = CheckpointFolder::tiny();
+    let (text, whole, killed) = (tiny.file("book.txt"), tiny.file("whole"), tiny.file("killed"));
+    let line =
+        |line: u32| format!("Line {line}: the words {} and {}.\n", line % 91, line % 10007 * 7919 % 10007);
+    fs::write(&text, (0..800_000).map(line).collect::<String>()).unwrap();
+    assert!(fs::metadata(&text).unwrap().len() > 24 << 20);
+    let call = |out, threads| {
+        let model = path(tiny.path());
+        let arguments = ["tokenize", path(&text), "--model", model, "--out", path(out), "--threads", threads];
+        let mut command = program(&[&arguments[..], &["--resume", "--shard-tokens", "3000000"]].concat());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    assert_eq!(call(&whole, "1").status().unwrap().code(), Some(SUCCESS));
+    let read = || -> Option<u64> {
+        let manifest: Value = serde_json::from_slice(&fs::read(killed.join("tokens.json")).ok()?).ok()?;
+        assert_eq!(manifest["complete"], false);
+        manifest["sources"][0]["read"].as_u64()
+    };
+    for least in [0, 1] {
+        let mut process = call(&killed, "3").spawn().unwrap();
+        while read().is_none_or(|read| read < least) {
+            assert!(process.try_wait().unwrap().is_none(), "it ended before it was killed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        // What has a shard's name is whole.
+        let expected = files(&whole);
+        for (name, bytes) in files(&killed).into_iter().filter(|(name, _)| name.ends_with(".bin")) {
+            assert!(expected.contains(&(name.clone(), bytes)), "{name}");
+        }
+        let (model, out) = (path(tiny.path()), tiny.file("trained"));
+        let arguments = ["train", "--data", path(&killed), "--init", model, "--out", path(&out)];
+        assert_refused(&run(&arguments), FAILURE, "its making was interrupted");
+    }
+    assert_eq!(call(&killed, "2").status().unwrap().code(), Some(SUCCESS));
+    assert!(files(&killed) == files(&whole), "other files");
+}
+
+#[test]
+fn wrong_calls_are_told() {
+    let tiny = CheckpointFolder::tiny();
+    let text = tiny.file("book.txt");
+    fs::write(&text, "words\n").unwrap();
+    let out = tiny.file("tokens");
+    let told = |more: &[&str]| run(&[&["tokenize", path(&text), "--out", path(&out)], more].concat());
+    let model = ["--model", path(tiny.path())];
+    assert_refused(&told(&[]), USAGE, "--model <CHECKPOINT>");
+    assert_refused(&told(&[&model[..], &["--format", "npy"]].concat()), USAGE, "nanogpt or llm.c");
+    assert_refused(&told(&[&model[..], &["--dtype", "u8"]].concat()), USAGE, "u16 or u32");
+    assert_refused(
+        &told(&[&model[..], &["--shard-tokens", "0"]].concat()),
+        USAGE,
+        "shard_tokens: expected at least 1",
+    );
+    assert_refused(&told(&["--tokenizer", path(&text)]), FAILURE, "book.txt");
+    assert!(!out.exists());
+}

@@ -1,0 +1,65 @@
+//! The states of an encoder that a model with cross-attention attends to, as a file gives them.
+
+use std::path::Path;
+
+use candle_core::Tensor;
+use gpt2::{Gpt2Config, ModelError, check_encoder_states};
+use gpt2_weights::{TensorFile, WeightsError};
+
+use crate::EngineError;
+
+/// The name of the tensor in the file: that of the argument of transformers.
+const NAME: &str = "encoder_hidden_states";
+
+/// States of an encoder that fit a model.
+#[derive(Debug, Clone)]
+pub struct EncoderStates(Tensor);
+
+impl EncoderStates {
+    /// Those of a file: its tensor `encoder_hidden_states`, `(1, S, n_embd)`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or has no such tensor, or the tensor does not fit the model.
+    pub fn read(path: &Path, config: &Gpt2Config) -> Result<Self, EngineError> {
+        if !config.add_cross_attention {
+            return Err(refused(&ModelError::NoCrossAttention));
+        }
+        let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
+        let mut tensors = TensorFile::read(path)?.tensors;
+        let Some(states) = tensors.remove(NAME) else {
+            let found: Vec<&str> = tensors.keys().map(String::as_str).take(8).collect();
+            let what = format!("expected a tensor `{NAME}`, found {found:?} in F32, F16, BF16 or F64");
+            return Err(refuse(what).into());
+        };
+        Self::new(states, config).map_err(|error| match error {
+            EngineError::Options { what } => refuse(format!("tensor `{NAME}`: {what}")).into(),
+            other => other,
+        })
+    }
+
+    /// States that are in memory, `(1, S, n_embd)` of floating-point numbers.
+    ///
+    /// # Errors
+    /// When they do not fit the model, or one of them is no finite number.
+    pub fn new(states: Tensor, config: &Gpt2Config) -> Result<Self, EngineError> {
+        check_encoder_states(config, &states, 1).map_err(|error| refused(&error))?;
+        // A sum with one that is not finite is not finite either.
+        let sum = states
+            .abs()
+            .and_then(|sizes| sizes.to_dtype(candle_core::DType::F64)?.sum_all()?.to_scalar::<f64>());
+        match sum {
+            Ok(sum) if sum.is_finite() => Ok(Self(states)),
+            Ok(_) => Err(EngineError::Options { what: "all numbers must be finite".into() }),
+            Err(error) => Err(EngineError::Options { what: error.to_string() }),
+        }
+    }
+
+    /// The states, `(1, S, n_embd)`.
+    pub fn tensor(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+fn refused(error: &ModelError) -> EngineError {
+    EngineError::Options { what: error.to_string() }
+}

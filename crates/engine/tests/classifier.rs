@@ -1,0 +1,333 @@
+//! Classifiers against transformers: `scripts/export_heads.py` made the checkpoints and what is expected of them.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use gpt2_engine::{
+    Classification, Classifier, ConvertOptions, EngineError, InspectOptions, Inspected, Label, ModelOptions,
+    Question, Silent, Spelling, VerifyOptions, WeightDType,
+};
+use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder};
+use gpt2_weights::WrittenDType;
+use serde_json::{Value, json};
+
+/// f32 sums through three blocks, in another order than PyTorch's: as the issue asks.
+const TOLERANCE: f64 = 1e-4;
+
+fn options(name: &str) -> ModelOptions {
+    ModelOptions { model: fixture_path("heads").join(name), ..ModelOptions::default() }
+}
+
+fn load(options: &ModelOptions) -> Classifier {
+    options.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap()
+}
+
+fn expected(name: &str) -> Value {
+    json_fixture("heads/expected")[name].clone()
+}
+
+fn texts() -> Vec<String> {
+    serde_json::from_value(expected("texts")).unwrap()
+}
+
+fn questions(classifier: &Classifier) -> Vec<Question> {
+    let question = |text: &String| Question::of_text(classifier.vocabulary(), text, None).unwrap();
+    texts().iter().map(question).collect()
+}
+
+/// The logits in the order of the labels' numbers.
+fn logits(labels: &[Label]) -> Vec<f64> {
+    let mut labels: Vec<&Label> = labels.iter().collect();
+    labels.sort_by_key(|label| label.id);
+    labels.iter().map(|label| f64::from(label.logit)).collect()
+}
+
+fn labels(classification: &Classification) -> &[Label] {
+    match classification {
+        Classification::Labels { labels } => labels,
+        other => panic!("labels are expected, found {other:?}"),
+    }
+}
+
+/// All numbers of a classification: of each text, token or choice in their order.
+fn all_logits(classification: &Classification) -> Vec<f64> {
+    match classification {
+        Classification::Labels { labels } => logits(labels),
+        Classification::Tokens { tokens } => tokens.iter().flat_map(|token| logits(&token.labels)).collect(),
+        Classification::Choices { choices } => {
+            let mut choices: Vec<_> = choices.iter().map(|choice| (choice.index, choice.logit)).collect();
+            choices.sort_by_key(|(index, _)| *index);
+            choices.into_iter().map(|(_, logit)| f64::from(logit)).collect()
+        }
+    }
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Array(values) => values.iter().flat_map(numbers).collect(),
+        number => vec![number.as_f64().unwrap()],
+    }
+}
+
+#[track_caller]
+fn assert_within(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() <= tolerance, "{what}, {index}: expected {expected}, found {found}");
+    }
+}
+
+#[test]
+fn logits_are_those_of_transformers_alone_and_in_any_batch() {
+    for name in ["sequence", "multi_label", "token"] {
+        let (classifier, expected) = (load(&options(name)), expected(name));
+        let questions = questions(&classifier);
+        assert_eq!(json!(questions), expected["ids"], "{name}: token ids");
+        for size in [1, 2, questions.len()] {
+            let found = questions.chunks(size).flat_map(|batch| classifier.classify(batch).unwrap());
+            let found: Vec<_> = found.collect();
+            assert_eq!(found.len(), questions.len());
+            for (index, found) in found.iter().enumerate() {
+                let expected = numbers(&expected["logits"][index]);
+                assert_within(
+                    &all_logits(found),
+                    &expected,
+                    TOLERANCE,
+                    &format!("{name}, {index} by {size}"),
+                );
+            }
+        }
+        assert!(classifier.classify(&[]).unwrap().is_empty());
+    }
+    let classifier = load(&options("double"));
+    let expected = expected("double");
+    let ids: Vec<Vec<u32>> = serde_json::from_value(expected["ids"].clone()).unwrap();
+    let question = Question::of_choice_ids(classifier.vocabulary(), ids, None).unwrap();
+    let found = classifier.classify(&[question.clone(), question]).unwrap();
+    for found in &found {
+        assert_within(&all_logits(found), &numbers(&expected["logits"]), TOLERANCE, "choices");
+    }
+}
+
+/// Rows that end with the padding token, and one of it alone: the token that is read is transformers'.
+#[test]
+fn padding_at_the_end_of_a_row_is_not_read() {
+    let (classifier, expected) = (load(&options("sequence")), expected("sequence"));
+    let rows: Vec<Vec<u32>> = serde_json::from_value(expected["padded_ids"].clone()).unwrap();
+    let question = |row: &Vec<u32>| Question::of_ids(classifier.vocabulary(), row.clone(), None).unwrap();
+    let found = classifier.classify(&rows.iter().map(question).collect::<Vec<_>>()).unwrap();
+    for (index, found) in found.iter().enumerate() {
+        let expected = numbers(&expected["padded_logits"][index]);
+        assert_within(&all_logits(found), &expected, TOLERANCE, &format!("padded row {index}"));
+    }
+}
+
+/// transformers' `pipeline("text-classification")` and `pipeline("token-classification")`.
+#[test]
+fn probabilities_and_places_are_those_of_transformers_pipelines() {
+    for name in ["sequence", "multi_label"] {
+        let (classifier, expected) = (load(&options(name)), expected(name));
+        let found = classifier.classify(&questions(&classifier)).unwrap();
+        for (found, expected) in found.iter().zip(expected["pipeline"].as_array().unwrap()) {
+            let found = labels(found);
+            // The best first, as there.
+            for (label, expected) in found.iter().zip(expected.as_array().unwrap()) {
+                assert_eq!(json!(label.name), expected["label"]);
+                let score = expected["score"].as_f64().unwrap();
+                assert_within(&[label.probability.unwrap()], &[score], TOLERANCE, &label.name);
+            }
+            let sum: f64 = found.iter().filter_map(|label| label.probability).sum();
+            assert_eq!((sum - 1.0).abs() < 1e-12, name == "sequence", "{name}: {sum}");
+        }
+    }
+    let (classifier, expected) = (load(&options("token")), expected("token"));
+    let found = classifier.classify(&questions(&classifier)).unwrap();
+    let mut compared = 0;
+    for (found, expected) in found.iter().zip(expected["pipeline"].as_array().unwrap()) {
+        let Classification::Tokens { tokens } = found else { panic!("{found:?}") };
+        // transformers leaves out the tokens whose best label is `O`.
+        let named = tokens.iter().enumerate().filter(|(_, token)| token.labels[0].name != "O");
+        let named: Vec<_> = named.collect();
+        assert_eq!(named.len(), expected.as_array().unwrap().len());
+        for ((index, token), expected) in named.into_iter().zip(expected.as_array().unwrap()) {
+            assert_eq!(expected["index"], json!(index));
+            assert_eq!(expected["entity"], json!(token.labels[0].name));
+            assert_eq!((&expected["start"], &expected["end"]), (&json!(token.start), &json!(token.end)));
+            let score = expected["score"].as_f64().unwrap();
+            assert_within(&[token.labels[0].probability.unwrap()], &[score], TOLERANCE, "token");
+            compared += 1;
+        }
+    }
+    assert!(compared > 20, "{compared}");
+}
+
+#[test]
+fn a_regression_has_numbers_and_no_probabilities() {
+    let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
+    let classifier = load(&ModelOptions { model: folder.path().into(), ..ModelOptions::default() });
+    let found = classifier.classify(&questions(&classifier)).unwrap();
+    assert_within(
+        &all_logits(&found[0]),
+        &numbers(&expected("multi_label")["logits"][0]),
+        TOLERANCE,
+        "logits",
+    );
+    let json = json!(found[0]);
+    let first = json["labels"][0].as_object().unwrap();
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["name", "logit"], "no probability");
+}
+
+/// Half precision and integers round the weights of all blocks; the head stays as it is stored. A mistake in scale, order or
+/// packing would be off by the size of the logits.
+#[test]
+fn weights_of_every_precision_classify() {
+    for name in ["sequence", "token"] {
+        let expected = expected(name);
+        for (dtype, tolerance) in [
+            (WeightDType::F32, TOLERANCE),
+            (WeightDType::F16, 1e-2),
+            (WeightDType::Q8, 0.1),
+            (WeightDType::Q6, 0.3),
+            (WeightDType::Q4, 1.0),
+        ] {
+            let classifier = load(&ModelOptions { dtype: Some(dtype), ..options(name) });
+            assert_eq!(classifier.weight_type(), dtype.name());
+            let found = classifier.classify(&questions(&classifier)).unwrap();
+            for (index, found) in found.iter().enumerate() {
+                let expected = numbers(&expected["logits"][index]);
+                let what = format!("{name} in {}, {index}", dtype.name());
+                assert_within(&all_logits(found), &expected, tolerance, &what);
+            }
+        }
+    }
+    // Stored in f16, in PyTorch's shards, with its own tokenizer elsewhere.
+    let shards =
+        ModelOptions { tokenizer: Some(fixture_path("tiny-checkpoint")), ..options("pytorch-shards") };
+    let classifier = load(&shards);
+    let found = classifier.classify(&questions(&classifier)).unwrap();
+    let expected = expected("sequence");
+    for (index, found) in found.iter().enumerate() {
+        assert_within(&all_logits(found), &numbers(&expected["logits"][index]), 1e-2, "f16 shards");
+    }
+}
+
+#[test]
+fn long_texts_are_refused_or_cut_in_front() {
+    let classifier = load(&options("token"));
+    let vocabulary = classifier.vocabulary();
+    let long = texts().join(" ");
+    let ids = vocabulary.encode(&long).unwrap();
+    assert!(ids.len() > 40);
+    let error = Question::of_text(vocabulary, &long, None).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("40"), "{error}");
+    let cut = Question::of_text(vocabulary, &long, Some(9)).unwrap();
+    assert_eq!(json!(cut), json!(ids[ids.len() - 9..]));
+    let given = Question::of_ids(vocabulary, ids, Some(9)).unwrap();
+    let found = classifier.classify(&[cut, given]).unwrap();
+    assert_eq!(all_logits(&found[0]), all_logits(&found[1]));
+    let Classification::Tokens { tokens } = &found[0] else { panic!("{found:?}") };
+    assert_eq!(tokens.len(), 9);
+    assert_eq!(tokens[8].end, Some(long.chars().count()), "places are those of the whole text");
+    let Classification::Tokens { tokens } = &found[1] else { panic!("{found:?}") };
+    assert!(tokens[8].end.is_none() && !tokens[8].text.is_empty());
+    // An empty text is the token that texts begin with.
+    let empty = Question::of_text(vocabulary, "", None).unwrap();
+    assert_eq!(json!(empty), json!([0]));
+    let beyond = Question::of_ids(vocabulary, vec![5, 300], None).unwrap_err();
+    assert!(beyond.is_usage() && beyond.to_string().contains("300"), "{beyond}");
+}
+
+#[test]
+fn choices_are_ranked_and_texts_are_not() {
+    let double = load(&options("double"));
+    let choices = [" blue", " green", ""].map(str::to_owned);
+    let question = Question::of_choices(double.vocabulary(), "The sky is", &choices, None).unwrap();
+    let found = double.classify(&[question]).unwrap();
+    let Classification::Choices { choices: ranked } = &found[0] else { panic!("{found:?}") };
+    assert!(ranked.is_sorted_by(|a, b| a.logit >= b.logit));
+    assert!(ranked.iter().all(|choice| choice.text.as_ref() == Some(&choices[choice.index])));
+    assert!((ranked.iter().map(|choice| choice.probability).sum::<f64>() - 1.0).abs() < 1e-12);
+    let refused = |error: EngineError, told: &str| {
+        assert!(error.is_usage() && error.to_string().contains(told), "{error}");
+    };
+    refused(Question::of_text(double.vocabulary(), "x", None).unwrap_err(), "give it choices");
+    refused(Question::of_choices(double.vocabulary(), "x", &[], None).unwrap_err(), "no choices");
+    let sequence = load(&options("sequence"));
+    let error = Question::of_choices(sequence.vocabulary(), "x", &choices, None).unwrap_err();
+    refused(error, "chooses among no texts");
+}
+
+#[test]
+fn a_model_of_another_kind_is_refused_before_it_is_loaded() {
+    let error = options("sequence").open(&Silent).unwrap_err();
+    assert!(error.is_usage(), "{error}");
+    assert!(error.to_string().contains("GPT2ForSequenceClassification, a classifier"), "{error}");
+    let language_model = ModelOptions::default().open_classifier(&Silent).unwrap_err();
+    assert!(language_model.is_usage());
+    assert!(language_model.to_string().contains("GPT2LMHeadModel, a language model"), "{language_model}");
+    let drafts = ModelOptions {
+        model: fixture_path("tiny-checkpoint"),
+        assistant_model: Some(fixture_path("heads/sequence")),
+        ..ModelOptions::default()
+    };
+    assert!(drafts.open(&Silent).unwrap_err().to_string().contains("a classifier"));
+    // The language model of double heads generates, and any model can be opened to be asked what it is.
+    options("double").open(&Silent).unwrap().load(&Silent).unwrap();
+    let head = options("token").open_any(&Silent).unwrap().config().head;
+    assert_eq!(head.class_name(), "GPT2ForTokenClassification");
+}
+
+#[test]
+fn classifiers_are_inspected_verified_and_converted() {
+    let place = temporary_folder();
+    for (name, parameters) in
+        [("sequence", 5 * 24), ("multi_label", 3 * 24), ("token", 8 * 21 + 7), ("double", 25)]
+    {
+        let model = options(name);
+        let found = model.verify(&VerifyOptions::default(), &Silent).unwrap();
+        assert!(found.sound, "{name}: {:?}", found.problems);
+        assert!(found.batch_difference.unwrap() < TOLERANCE);
+        assert_eq!(found.cache_difference.is_some(), name == "double");
+        let looking = InspectOptions {
+            model: Some(model.model.clone()),
+            preset: None,
+            tensors: false,
+            diff: None,
+            n_head: None,
+            hub: model.hub.clone(),
+            spelling: Spelling::Keywords,
+        };
+        let Inspected::One(inspection) = looking.inspect(&Silent).unwrap() else { panic!("one") };
+        assert_eq!(inspection.tied_head, name == "double");
+        assert_eq!(inspection.class, inspection.config["architectures"][0].as_str().unwrap());
+        let blocks = 3 * (24 * 72 + 72 + 24 * 24 + 24 + 2 * 24 * 44 + 44 + 24 + 4 * 24);
+        let parameters = (300 + 40 + 2) * 24 + blocks + parameters;
+        assert_eq!(inspection.stored_parameters, Some(parameters), "{name}");
+        assert_eq!(inspection.parameters.unique, parameters, "{name}");
+        assert_eq!(load(&model).parameter_count(), parameters, "{name}");
+        let needed = model.open_any(&Silent).unwrap().memory_needed().unwrap();
+        assert!(needed.weights >= 4 * parameters as u64);
+        assert_eq!(needed.kv == 0, name != "double");
+
+        let output = place.path().join(name);
+        let converting = |output, dtype| ConvertOptions { output, dtype, spelling: Spelling::Keywords };
+        model.convert(&converting(output.clone(), WrittenDType::F32), &Silent).unwrap();
+        let against = VerifyOptions { against: Some(output), ..VerifyOptions::default() };
+        let found = model.verify(&against, &Silent).unwrap();
+        assert_eq!((found.sound, found.against_difference), (true, Some(0.0)), "{name}");
+        let gguf = place.path().join(format!("{name}.gguf"));
+        let refusal = model.convert(&converting(gguf, WrittenDType::F32), &Silent).unwrap_err();
+        assert!(refusal.to_string().contains("write a folder"), "{refusal}");
+    }
+    let against = VerifyOptions { against: Some(fixture_path("heads/token")), ..VerifyOptions::default() };
+    let refusal = options("sequence").verify(&against, &Silent).unwrap_err().to_string();
+    assert!(refusal.contains("GPT2ForSequenceClassification over red, green"), "{refusal}");
+    let damaged = CheckpointFolder::of("heads/token").with_tensors(|tensors| {
+        let nan = tensors["classifier.bias"].affine(0.0, f64::NAN).unwrap();
+        tensors.insert("classifier.bias".into(), nan);
+    });
+    let damaged = ModelOptions { model: damaged.path().into(), ..ModelOptions::default() };
+    assert!(!damaged.verify(&VerifyOptions::default(), &Silent).unwrap().sound);
+    let classifier = load(&damaged);
+    let error = classifier.classify(&questions(&classifier)).unwrap_err().to_string();
+    assert!(error.contains("logits are not finite"), "{error}");
+}

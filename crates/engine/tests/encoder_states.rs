@@ -1,0 +1,213 @@
+//! A model with cross-attention that attends to the states of a file: in scoring, in generation of every kind, in every type of
+//! weights; against transformers (`scripts/export_gradients.py`).
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use gpt2_engine::{DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Silent, Text, WeightDType};
+use gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, score};
+use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder, worst};
+use serde_json::Value;
+
+/// Required: logits within 1e-4; their logarithms of probabilities are twice as far off at most.
+const LOG_PROBABILITIES: f64 = 2e-4;
+
+fn folder() -> PathBuf {
+    fixture_path("cross-attention")
+}
+
+fn options() -> ModelOptions {
+    ModelOptions {
+        model: folder(),
+        encoder_states: Some(folder().join("states.safetensors")),
+        device: DeviceChoice::Cpu,
+        ..ModelOptions::default()
+    }
+}
+
+fn load(options: &ModelOptions) -> LoadedModel {
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+fn rows() -> Vec<Value> {
+    json_fixture("cross-attention/expected")["rows"].as_array().unwrap().clone()
+}
+
+fn ids(row: &Value, key: &str) -> Vec<u32> {
+    serde_json::from_value(row[key].clone()).unwrap()
+}
+
+fn log_probabilities(model: &LoadedModel, row: &Value) -> Vec<f64> {
+    let ids = ids(row, "ids");
+    let scored = score(model.model(), &ids, 24, 0, &|_| ()).unwrap();
+    scored.logprobs.into_iter().flatten().collect()
+}
+
+/// How far found numbers are from those of the fixture.
+fn difference(found: &[f64], row: &Value, key: &str) -> f64 {
+    let expected: Vec<f64> = serde_json::from_value(row[key].clone()).unwrap();
+    assert_eq!(found.len(), expected.len());
+    worst(found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs()))
+}
+
+/// Prompts, and the new tokens of each.
+struct Prompts {
+    waiting: Vec<Vec<u32>>,
+    made: Vec<Vec<u32>>,
+}
+
+impl Job for Prompts {
+    type Error = EngineError;
+
+    fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EngineError> {
+        Ok((!self.waiting.is_empty()).then(|| self.waiting.remove(0)))
+    }
+
+    fn on_texts(
+        &mut self,
+        prompt: usize,
+        texts: Result<Vec<Text>, GenerationError>,
+    ) -> Result<(), EngineError> {
+        self.made[prompt] = texts?.remove(0).ids;
+        Ok(())
+    }
+}
+
+/// The new tokens of every row's prompt, three at once.
+fn generated(
+    model: &LoadedModel,
+    change: impl FnOnce(GenerationConfig) -> GenerationConfig,
+) -> Vec<Vec<u32>> {
+    let defaults = model.defaults().unwrap();
+    let config = GenerationConfig { max_new_tokens: 16, do_sample: false, ..defaults.config().clone() };
+    let config = defaults.complete(change(config)).unwrap();
+    let waiting: Vec<Vec<u32>> = rows().iter().map(|row| ids(row, "ids")).collect();
+    let mut prompts = Prompts { made: vec![Vec::new(); waiting.len()], waiting };
+    model.generate(&mut prompts, 3, &config, &Silent).unwrap();
+    prompts.made
+}
+
+fn expected(key: &str) -> Vec<Vec<u32>> {
+    rows().iter().map(|row| ids(row, key)).collect()
+}
+
+#[test]
+fn scores_equal_transformers_with_and_without_states() {
+    let (with, without) = (load(&options()), load(&ModelOptions { encoder_states: None, ..options() }));
+    for row in rows() {
+        let off = difference(&log_probabilities(&with, &row), &row, "log_probabilities");
+        assert!(off < LOG_PROBABILITIES, "{}: {off}", row["text"]);
+        let off = difference(&log_probabilities(&without, &row), &row, "log_probabilities_without");
+        assert!(off < LOG_PROBABILITIES, "{}, without states: {off}", row["text"]);
+    }
+}
+
+#[test]
+fn texts_equal_transformers_however_they_are_made() {
+    let (with, without) = (load(&options()), load(&ModelOptions { encoder_states: None, ..options() }));
+    assert_eq!(generated(&with, |config| config), expected("greedy"));
+    assert_eq!(generated(&without, |config| config), expected("greedy_without"));
+    let beams = |config| GenerationConfig { num_beams: 3, early_stopping: EarlyStopping::Full, ..config };
+    assert_eq!(generated(&with, beams), expected("beams"));
+    // What is drafted is checked by the model that attends to the states.
+    let lookup = |config| GenerationConfig { prompt_lookup_num_tokens: Some(4), ..config };
+    assert_eq!(generated(&with, lookup), expected("greedy"));
+    let assistant_model = Some(fixture_path("tiny-checkpoint"));
+    let assisted = load(&ModelOptions { assistant_model, ..options() });
+    assert_eq!(generated(&assisted, |config| config), expected("greedy"));
+}
+
+/// Weights of every type attend to the states: what differs from f32 is their rounding, which is far less than what the states do.
+#[test]
+fn every_type_of_weights_attends_to_the_states() {
+    for (dtype, rounding) in [
+        (WeightDType::F32, LOG_PROBABILITIES),
+        (WeightDType::F16, 0.02),
+        (WeightDType::Q8, 0.2),
+        (WeightDType::Q6, 0.5),
+        (WeightDType::Q4, 1.5),
+    ] {
+        let model = load(&ModelOptions { dtype: Some(dtype), ..options() });
+        let mean = |key: &str| {
+            let differences = rows().into_iter().flat_map(|row| {
+                let expected: Vec<f64> = serde_json::from_value(row[key].clone()).unwrap();
+                let found = log_probabilities(&model, &row);
+                found
+                    .into_iter()
+                    .zip(expected)
+                    .map(|(found, expected)| (found - expected).abs())
+                    .collect::<Vec<_>>()
+            });
+            let differences: Vec<f64> = differences.collect();
+            differences.iter().sum::<f64>() / differences.len() as f64
+        };
+        let (off, without) = (mean("log_probabilities"), mean("log_probabilities_without"));
+        assert!(off < rounding && 2.0 * off < without, "{}: {off}, without states {without}", dtype.name());
+    }
+}
+
+/// A file with `name` as its one tensor.
+fn written(folder: &Path, name: &str, tensor: &Tensor) -> PathBuf {
+    let path = folder.join("states.safetensors");
+    tensor.save_safetensors(name, &path).unwrap();
+    path
+}
+
+#[test]
+fn states_that_cannot_be_used_are_refused_by_file_and_tensor() {
+    let place = temporary_folder();
+    let refused = |path: &Path| {
+        let options = ModelOptions { encoder_states: Some(path.to_owned()), ..options() };
+        let error = options.open(&Silent).expect_err("a refusal");
+        assert!(!error.is_usage(), "the file is at fault");
+        let message = error.to_string();
+        assert!(message.starts_with(&path.display().to_string()), "{message}");
+        message
+    };
+    assert!(refused(&place.path().join("none.safetensors")).contains("cannot be read"));
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    let message = refused(&written(place.path(), "states", &zeros(&[1, 3, 28])));
+    assert!(message.contains("expected a tensor `encoder_hidden_states`, found [\"states\"]"), "{message}");
+    for shape in [&[1, 3, 27][..], &[2, 3, 28], &[3, 28], &[1, 0, 28]] {
+        let message = refused(&written(place.path(), "encoder_hidden_states", &zeros(shape)));
+        let expected = format!(
+            "tensor `encoder_hidden_states`: an encoder's states: expected floating-point numbers of shape (1, S, 28), \
+             found ({shape:?}, F32)"
+        );
+        assert!(message.contains(&expected), "{message}");
+    }
+    for number in [f32::NAN, f32::INFINITY] {
+        let states = (zeros(&[1, 3, 28]) + f64::from(number)).unwrap();
+        let message = refused(&written(place.path(), "encoder_hidden_states", &states));
+        assert!(message.contains("tensor `encoder_hidden_states`: all numbers must be finite"), "{message}");
+    }
+}
+
+#[test]
+fn a_model_without_cross_attention_refuses_states() {
+    let options = ModelOptions { model: fixture_path("tiny-checkpoint"), ..options() };
+    let error = options.open(&Silent).expect_err("a refusal");
+    assert!(error.is_usage(), "{error}");
+    assert!(error.to_string().contains("the model has no cross-attention"), "{error}");
+}
+
+/// The causal masks that old versions of transformers saved of both attentions are no parameters.
+#[test]
+fn masks_of_old_checkpoints_are_passed_over() {
+    let folder = CheckpointFolder::of("cross-attention").with_tensors(|tensors| {
+        for layer in 0..3 {
+            for attention in ["attn", "crossattention"] {
+                let name = |buffer: &str| format!("transformer.h.{layer}.{attention}.{buffer}");
+                let mask = Tensor::ones((1, 1, 48, 48), DType::U8, &Device::Cpu).unwrap();
+                tensors.insert(name("bias"), mask);
+                tensors.insert(name("masked_bias"), Tensor::new(-1e4f32, &Device::Cpu).unwrap());
+            }
+        }
+    });
+    let model = load(&ModelOptions { model: folder.path().into(), ..options() });
+    let row = &rows()[0];
+    let off = difference(&log_probabilities(&model, row), row, "log_probabilities");
+    assert!(off < LOG_PROBABILITIES, "{off}");
+}

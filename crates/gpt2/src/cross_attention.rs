@@ -1,0 +1,104 @@
+//! The part of a block that attends to an encoder's states, in models with `add_cross_attention`:
+//! `x = x + crossattention(ln_cross_attn(x), states)`, between attention and MLP.
+//!
+//! Source: `GPT2Block` of transformers. Keys and values are those of all states, under no mask; the scale is that of the block's
+//! self-attention. A pass without states leaves the part out.
+
+use candle_core::Tensor;
+use gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource};
+
+use crate::{Gpt2Config, ModelError};
+
+/// Attention to an encoder's states, with its norm.
+#[derive(Debug, Clone)]
+pub struct CrossAttention {
+    ln_cross_attn: LayerNorm,
+    crossattention: MultiHeadAttention,
+    resid_pdrop: f64,
+    /// Keys and values of the states that every pass attends to which has none of its own.
+    memory: Option<AttentionMemory>,
+}
+
+impl CrossAttention {
+    /// The part of block `layer`, whose parameters `vb` has.
+    pub(crate) fn load(
+        config: &Gpt2Config,
+        layer: usize,
+        vb: &impl ParameterSource,
+    ) -> candle_core::Result<Self> {
+        let width = config.n_embd;
+        let vb_attention = vb.below("crossattention");
+        let linear = |output, name: &str| Linear::load(width, output, true, &vb_attention.below(name));
+        let projection = QkvProjection::FusedMemory {
+            query: linear(width, "q_attn")?,
+            key_value: linear(2 * width, "c_attn")?,
+        };
+        Ok(Self {
+            ln_cross_attn: LayerNorm::load(width, config.layer_norm_epsilon, &vb.below("ln_cross_attn"))?,
+            crossattention: MultiHeadAttention::new(projection, linear(width, "c_proj")?, config.n_head)?
+                .with_scale(config.attention_scale(layer))
+                .with_dropout(config.attn_pdrop),
+            resid_pdrop: config.resid_pdrop,
+            memory: None,
+        })
+    }
+
+    /// `(B, T, C)` to `(B, T, C)`.
+    pub(crate) fn forward(&self, x: Tensor, pass: &mut Pass) -> candle_core::Result<Tensor> {
+        let of_pass = match pass.encoder_states() {
+            Some(states) => Some(self.crossattention.memory(&states.to_dtype(x.dtype())?)?),
+            None => None,
+        };
+        let Some(memory) = of_pass.as_ref().or(self.memory.as_ref()) else {
+            return Ok(x);
+        };
+        let normed = self.ln_cross_attn.forward(&x)?;
+        self.crossattention.add_over_memory(&x, &normed, memory, self.resid_pdrop, pass)
+    }
+
+    /// Keeps the keys and values of these states for every pass that has none of its own.
+    pub(crate) fn attend_to(&mut self, states: &Tensor) -> candle_core::Result<()> {
+        self.memory = Some(self.crossattention.memory(states)?);
+        Ok(())
+    }
+
+    pub(crate) fn has_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// The norm before cross-attention.
+    pub fn ln_cross_attn(&self) -> &LayerNorm {
+        &self.ln_cross_attn
+    }
+
+    /// Attention from the tokens to the encoder's states.
+    pub fn crossattention(&self) -> &MultiHeadAttention {
+        &self.crossattention
+    }
+
+    pub(crate) fn parameter_count(&self) -> usize {
+        self.ln_cross_attn.parameter_count() + self.crossattention.parameter_count()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.ln_cross_attn.bytes() + self.crossattention.bytes()
+    }
+}
+
+/// Checks that a model can attend to these states of an encoder with so many rows.
+///
+/// # Errors
+/// When it has no cross-attention, or the states are not `(1, S, C)` or `(rows, S, C)`.
+pub fn check_encoder_states(config: &Gpt2Config, states: &Tensor, rows: usize) -> Result<(), ModelError> {
+    if !config.add_cross_attention {
+        return Err(ModelError::NoCrossAttention);
+    }
+    let is_right = matches!(*states.dims(), [batch, count, width]
+        if (batch == 1 || batch == rows) && count > 0 && width == config.n_embd);
+    if is_right && states.dtype().is_float() {
+        return Ok(());
+    }
+    let found = (states.dims().to_vec(), states.dtype());
+    Err(ModelError::EncoderStates { rows, width: config.n_embd, found })
+}

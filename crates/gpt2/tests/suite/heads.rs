@@ -1,0 +1,440 @@
+//! Heads and cross-attention against transformers: logits, and the gradient of every parameter (`scripts/export_gradients.py`).
+//! The sizes of all cases differ.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::VarBuilder;
+use gpt2::{
+    Before, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
+    Gpt2ForTokenClassification, Gpt2LMHead, HeadKind, LogitsFor, Observer, Pass, Site, expected_parameters,
+    gradients,
+};
+use gpt2_kernels::{RandomStream, composed};
+use gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
+
+/// Required: logits within 1e-4 absolute.
+const LOGITS: f64 = 1e-4;
+/// Required: gradients within 1e-4 of the largest value of their tensor.
+const GRADIENTS: f64 = 1e-4;
+
+const HEADS: [&str; 7] =
+    ["sequence", "sequence_padded", "token", "double", "double_mean", "double_first", "double_last"];
+const CROSS: [&str; 3] = ["cross", "cross_shared", "cross_upcast"];
+
+struct Case {
+    name: &'static str,
+    fixture: Fixture,
+    config: Gpt2Config,
+    variables: HashMap<String, Var>,
+}
+
+impl Case {
+    fn open(name: &'static str, dtype: DType, device: &Device) -> Result<Self> {
+        let fixture = Fixture::open(&format!("gradients/{name}"));
+        let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
+        let variable = |(name, tensor): (String, Tensor)| {
+            Ok((name, Var::from_tensor(&tensor.to_device(device)?.to_dtype(dtype)?)?))
+        };
+        let variables =
+            fixture.tensors_below("parameter.").into_iter().map(variable).collect::<Result<_>>()?;
+        Ok(Self { name, fixture, config, variables })
+    }
+
+    fn source(&self) -> VarBuilder<'static> {
+        let wte = self.variables["wte.weight"].as_tensor();
+        let tensors =
+            self.variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+        VarBuilder::from_tensors(tensors.collect(), wte.dtype(), wte.device())
+    }
+
+    fn numbers(&self, name: &str) -> Vec<u32> {
+        let tensor = self.fixture.tensor(name).flatten_all().unwrap().to_dtype(DType::U32).unwrap();
+        tensor.to_vec1().unwrap()
+    }
+
+    fn rows(&self) -> Vec<Vec<u32>> {
+        let ids = self.numbers("ids");
+        let mut rest = ids.as_slice();
+        let row = |length: u32| {
+            let (row, others) = rest.split_at(length as usize);
+            rest = others;
+            row.to_vec()
+        };
+        self.numbers("lengths").into_iter().map(row).collect()
+    }
+
+    /// What the model makes of the rows: each kind of logits with its name in the fixture.
+    fn of_head(&self, pass: &mut Pass) -> Result<Vec<(&'static str, Tensor)>> {
+        let (rows, source) = (self.rows(), self.source());
+        match self.config.head {
+            HeadKind::SequenceClassification => {
+                let model = Gpt2ForSequenceClassification::load(&self.config, &source)?;
+                Ok(vec![("logits", model.forward(&rows, pass)?)])
+            }
+            HeadKind::TokenClassification => {
+                let model = Gpt2ForTokenClassification::load(&self.config, &source)?;
+                Ok(vec![("logits", model.forward(&rows, pass)?)])
+            }
+            HeadKind::DoubleHeads => {
+                let model = Gpt2DoubleHeads::load(&self.config, &source)?;
+                let places: Vec<usize> =
+                    self.numbers("places").into_iter().map(|place| place as usize).collect();
+                let (logits, choices) = model.forward(&rows, Some(&places), pass)?;
+                Ok(vec![("logits", logits.squeeze(0)?), ("choices", choices)])
+            }
+            HeadKind::LanguageModel => panic!("{}: a head of its own", self.name),
+        }
+    }
+
+    /// Logits of the ids that attend to `states`.
+    fn of_cross_attention(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
+        let model = Gpt2LMHead::load(&self.config, &self.source())?;
+        let ids = self.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(model.device())?;
+        let mut pass = pass.attending_to(states.clone());
+        Ok(vec![("logits", model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
+    }
+
+    /// The sum that the fixture's gradients are of: squares with a weight each.
+    fn loss(&self, outputs: Vec<(&'static str, Tensor)>) -> Result<Tensor> {
+        let mut loss: Option<Tensor> = None;
+        for (_, values) in outputs {
+            let weights = pattern(values.dims(), 2.0, 11).to_dtype(values.dtype())?;
+            let part = (values.sqr()? * weights)?.sum_all()?;
+            loss = Some(match loss {
+                Some(loss) => (loss + part)?,
+                None => part,
+            });
+        }
+        Ok(loss.expect("an output"))
+    }
+
+    /// Checks the loss, and the gradients of all parameters and of what is named besides.
+    fn check(
+        &self,
+        way: &str,
+        besides: &[(&str, &Tensor)],
+        compute: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<()> {
+        let parameters = expected_parameters(&self.config);
+        let parameters: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        let mut tensors: Vec<&Tensor> =
+            parameters.iter().map(|name| self.variables[*name].as_tensor()).collect();
+        let mut names: Vec<String> = parameters.iter().map(|name| format!("gradient.{name}")).collect();
+        for (name, tensor) in besides {
+            names.push(format!("gradient_of.{name}"));
+            tensors.push(tensor);
+        }
+        assert_eq!(self.variables.len(), parameters.len(), "{}: no parameter is left out", self.name);
+        let (loss, found) = gradients(&tensors, Before::Nothing, 1.0, compute)?;
+        let expected = values(&self.fixture.tensor("loss"))[0];
+        assert!(
+            (loss / expected - 1.0).abs() < 1e-4,
+            "{}, {way}: loss {loss}, expected {expected}",
+            self.name
+        );
+        for (name, found) in names.iter().zip(found) {
+            let found = found.unwrap_or_else(|| panic!("{}, {way}: no {name}", self.name));
+            let expected = self.fixture.tensor(name);
+            assert_eq!(found.dims(), expected.dims(), "{}: {name}", self.name);
+            let (found, expected) = (values(&found), values(&expected));
+            let largest = worst(expected.iter().map(|value| value.abs()));
+            let off = worst(found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs()));
+            assert!(largest > 0.0, "{}: {name} is zero in the fixture", self.name);
+            assert!(
+                off <= GRADIENTS * largest,
+                "{}, {way}: {name} is off by {off}, its largest value is {largest}",
+                self.name
+            );
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn logits_of_heads_equal_transformers() -> Result<()> {
+    for name in HEADS {
+        let case = Case::open(name, dtype(), &device())?;
+        for (output, found) in case.of_head(&mut Pass::inference())? {
+            let expected = case.fixture.tensor(&format!("expected.{output}"));
+            assert_parity(&found, &expected, LOGITS, &format!("{name}: {output}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_with_heads_equal_transformers() -> Result<()> {
+    for name in HEADS {
+        for dtype in [DType::F32, DType::F64] {
+            let case = Case::open(name, dtype, &Device::Cpu)?;
+            let compute = |recomputing: bool| {
+                let mut generator = RandomStream::new(1);
+                let mut pass = Pass::training(&mut generator).recomputing(recomputing);
+                case.loss(case.of_head(&mut pass)?)
+            };
+            case.check(&format!("{dtype:?}"), &[], || compute(false))?;
+            case.check(&format!("{dtype:?}, recomputed"), &[], || compute(true))?;
+            composed(|| case.check(&format!("{dtype:?}, composed"), &[], || compute(false)))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn choices_alone_are_those_beside_the_logits() -> Result<()> {
+    let case = Case::open("double", dtype(), &device())?;
+    let model = Gpt2DoubleHeads::load(&case.config, &case.source())?;
+    let places = [0, 2, 1];
+    let (_, beside) = model.forward(&case.rows(), Some(&places), &mut Pass::inference())?;
+    let alone = model.forward_choices(&case.rows(), Some(&places), &mut Pass::inference())?;
+    assert_eq!(values(&alone), values(&beside));
+    let last: Vec<usize> = case.rows().iter().map(|row| row.len() - 1).collect();
+    let named = model.forward_choices(&case.rows(), Some(&last), &mut Pass::inference())?;
+    let unnamed = model.forward_choices(&case.rows(), None, &mut Pass::inference())?;
+    assert_eq!(values(&named), values(&unnamed), "the last token sums a row up that names none");
+    let refused = |places: &[usize]| {
+        let found = model.forward_choices(&case.rows(), Some(places), &mut Pass::inference());
+        found.expect_err("a refusal").to_string()
+    };
+    let beyond = refused(&[0, 6, 1]);
+    assert!(
+        beyond.contains("token 6 of row 1 cannot be summarised: both are counted from 0, and it has 6"),
+        "{beyond}"
+    );
+    let too_few = refused(&[0, 1]);
+    assert!(
+        too_few.contains("the tokens [0, 1] cannot be summarised: 3 rows need a token each"),
+        "{too_few}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
+    let case = Case::open("token", dtype(), &device())?;
+    let refused =
+        Gpt2ForSequenceClassification::load(&case.config, &case.source()).expect_err("another head");
+    let expected = "the configuration is that of a GPT2ForTokenClassification, which is no GPT2ForSequenceClassification";
+    assert!(refused.to_string().contains(expected), "{refused}");
+    for name in HEADS {
+        let case = Case::open(name, DType::F32, &Device::Cpu)?;
+        let counted: usize = case.variables.values().map(|variable| variable.elem_count()).sum();
+        let (found, bytes) = match case.config.head {
+            HeadKind::SequenceClassification => {
+                let model = Gpt2ForSequenceClassification::load(&case.config, &case.source())?;
+                (model.parameter_count(), model.weight_bytes())
+            }
+            HeadKind::TokenClassification => {
+                let model = Gpt2ForTokenClassification::load(&case.config, &case.source())?;
+                (model.parameter_count(), model.weight_bytes())
+            }
+            _ => {
+                let model = Gpt2DoubleHeads::load(&case.config, &case.source())?;
+                (model.parameter_count(), model.weight_bytes())
+            }
+        };
+        assert_eq!((found, bytes), (counted, 4 * counted), "{name}");
+    }
+    Ok(())
+}
+
+/// Each rate of the heads' own dropout acts, in training only.
+#[test]
+fn dropout_of_heads_acts_in_training_only() -> Result<()> {
+    let still = |name| -> Result<(Case, Vec<f64>)> {
+        let case = Case::open(name, DType::F32, &Device::Cpu)?;
+        let mut generator = RandomStream::new(1);
+        let outputs = case.of_head(&mut Pass::training(&mut generator))?;
+        let found = outputs.iter().flat_map(|(_, output)| values(output)).collect();
+        Ok((case, found))
+    };
+    type Change = fn(&mut Gpt2Config);
+    let changes: [(&str, Change); 3] = [
+        ("token", |config| config.classifier_dropout = 0.5),
+        ("double", |config| config.summary.first_dropout = 0.5),
+        ("double", |config| config.summary.last_dropout = 0.5),
+    ];
+    for (name, change) in changes {
+        let (mut case, without) = still(name)?;
+        change(&mut case.config);
+        let run = |pass: &mut Pass| -> Result<Vec<f64>> {
+            Ok(case.of_head(pass)?.iter().flat_map(|(_, output)| values(output)).collect())
+        };
+        let trained = |seed| run(&mut Pass::training(&mut RandomStream::new(seed)));
+        assert_eq!(run(&mut Pass::inference())?, without, "{name}");
+        assert_ne!(trained(1)?, without, "{name}");
+        assert_eq!(trained(1)?, trained(1)?, "{name}");
+        assert_ne!(trained(1)?, trained(2)?, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn logits_of_cross_attention_equal_transformers() -> Result<()> {
+    for name in CROSS {
+        let case = Case::open(name, dtype(), &device())?;
+        let states = case.fixture.tensor("states").to_device(&device())?;
+        let found = &case.of_cross_attention(&states, Pass::inference())?[0].1;
+        assert_parity(found, &case.fixture.tensor("expected.logits"), LOGITS, name);
+        let model = Gpt2LMHead::load(&case.config, &case.source())?;
+        let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
+        let without = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+        assert_parity(
+            &without,
+            &case.fixture.tensor("expected.without"),
+            LOGITS,
+            &format!("{name}, without"),
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_with_cross_attention_equal_transformers() -> Result<()> {
+    for name in CROSS {
+        for dtype in [DType::F32, DType::F64] {
+            let case = Case::open(name, dtype, &Device::Cpu)?;
+            let states = Var::from_tensor(&case.fixture.tensor("states").to_dtype(dtype)?)?;
+            let compute = |recomputing: bool| {
+                let mut generator = RandomStream::new(1);
+                let pass = Pass::training(&mut generator).recomputing(recomputing);
+                case.loss(case.of_cross_attention(&states, pass)?)
+            };
+            let besides = [("states", states.as_tensor())];
+            case.check(&format!("{dtype:?}"), &besides, || compute(false))?;
+            case.check(&format!("{dtype:?}, recomputed"), &besides, || compute(true))?;
+            composed(|| case.check(&format!("{dtype:?}, composed"), &besides, || compute(false)))?;
+            // What an encoder before the states would be given: the states are no variable, but lead to one.
+            let encoded = |recomputing: bool| {
+                let mut generator = RandomStream::new(1);
+                let pass = Pass::training(&mut generator).recomputing(recomputing);
+                let states = ((states.as_tensor() * 2.0)? * 0.5)?;
+                case.loss(case.of_cross_attention(&states, pass)?)
+            };
+            case.check(&format!("{dtype:?}, through an encoder"), &besides, || encoded(false))?;
+            case.check(&format!("{dtype:?}, through an encoder, recomputed"), &besides, || encoded(true))?;
+        }
+    }
+    Ok(())
+}
+
+/// A model that was given states attends to them in every pass: with a cache in any pieces, in any batch, in rows of any lengths.
+#[test]
+fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
+    let case = Case::open("cross_shared", dtype(), &device())?;
+    let states = case.fixture.tensor("states").to_device(&device())?;
+    let without = Gpt2LMHead::load(&case.config, &case.source())?;
+    let model = without.clone().with_encoder_states(&states)?;
+    assert!(model.has_encoder_states() && !without.has_encoder_states());
+    let expected = case.fixture.tensor("expected.logits");
+    let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?; // (3, 6)
+    let every = |model: &Gpt2LMHead, pass: &mut Pass| model.forward(&ids, LogitsFor::EveryToken, None, pass);
+    let batch = every(&model, &mut Pass::inference())?;
+    assert_parity(&batch, &expected, LOGITS, "a batch");
+    // In half precision of such unscaled scores the roundings of two ways would add up.
+    let batch = batch.to_device(&Device::Cpu)?;
+    let unlike = every(&without, &mut Pass::inference())?;
+    assert_parity(
+        &unlike,
+        &case.fixture.tensor("expected.without"),
+        LOGITS,
+        "a clone before it was given states",
+    );
+
+    let mut cache = Gpt2Cache::new(model.config(), 3, 6, dtype(), &device())?;
+    let mut pieces = Vec::new();
+    for (first, count) in [(0, 3), (3, 1), (4, 1), (5, 1)] {
+        let part = ids.narrow(1, first, count)?;
+        let pass = &mut Pass::inference();
+        pieces.push(model.forward(&part, LogitsFor::EveryToken, Some(&mut cache), pass)?);
+    }
+    assert_parity(&Tensor::cat(&pieces, 1)?, &batch, LOGITS, "piece by piece");
+
+    let rows =
+        [ids.get(0)?.to_vec1::<u32>()?, ids.get(1)?.narrow(0, 0, 2)?.to_vec1()?, ids.get(2)?.to_vec1()?];
+    let hidden = model.transformer().forward_rows(&rows, &mut Pass::inference())?;
+    let found = model.lm_head().forward(&hidden)?.squeeze(0)?;
+    let of_rows = [batch.get(0)?, batch.get(1)?.narrow(0, 0, 2)?, batch.get(2)?];
+    assert_parity(&found, &Tensor::cat(&of_rows, 0)?, LOGITS, "rows of any lengths");
+
+    // A pass with states of its own attends to those alone, also where the batch has a set for each row.
+    let zeros = states.zeros_like()?;
+    let of_pass = every(&without, &mut Pass::inference().attending_to(zeros.clone()))?;
+    let replaced = every(&model, &mut Pass::inference().attending_to(zeros))?;
+    assert_eq!(values(&replaced), values(&of_pass));
+    let for_each_row = states.repeat((3, 1, 1))?;
+    let found = every(&without, &mut Pass::inference().attending_to(for_each_row))?;
+    assert_parity(&found, &expected, LOGITS, "states for each row");
+    Ok(())
+}
+
+/// The names of what can be seen mean self-attention: cross-attention is not seen under them.
+#[test]
+fn cross_attention_has_no_places_of_its_own() -> Result<()> {
+    let case = Case::open("cross", dtype(), &device())?;
+    let model = Gpt2LMHead::load(&case.config, &case.source())?;
+    let states = case.fixture.tensor("states").to_device(&device())?;
+    let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
+    let seen = |attending: bool| -> Result<Vec<(String, Vec<usize>)>> {
+        let mut all = All(Vec::new());
+        let pass = Pass::inference().observed_by(&mut all);
+        let mut pass = if attending { pass.attending_to(states.clone()) } else { pass };
+        model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
+        Ok(all.0)
+    };
+    let with = seen(true)?;
+    assert_eq!(with, seen(false)?);
+    assert_eq!(with.iter().filter(|(site, _)| site == "blocks.1.attn.hook_pattern").count(), 1);
+    Ok(())
+}
+
+struct All(Vec<(String, Vec<usize>)>);
+
+impl Observer for All {
+    fn wants(&self, _: Site) -> bool {
+        true
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        self.0.push((site.to_string(), value.dims().to_vec()));
+        Ok(value)
+    }
+}
+
+#[test]
+fn states_that_do_not_fit_are_refused() -> Result<()> {
+    let case = Case::open("cross", dtype(), &device())?;
+    let model = Gpt2LMHead::load(&case.config, &case.source())?;
+    let ids = Tensor::zeros((2, 3), DType::U32, &device())?;
+    let of_pass = |shape: &[usize], dtype: DType| {
+        let states = Tensor::zeros(shape, dtype, &device()).unwrap();
+        let mut pass = Pass::inference().attending_to(states);
+        model.forward(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ())
+    };
+    assert!(of_pass(&[2, 5, 32], dtype()).is_ok() && of_pass(&[1, 1, 32], dtype()).is_ok());
+    for shape in [&[3, 5, 32][..], &[2, 5, 31], &[2, 0, 32], &[5, 32]] {
+        let found = of_pass(shape, dtype()).expect_err("a refusal").to_string();
+        let expected =
+            format!("expected floating-point numbers of shape (1, S, 32) or (2, S, 32), found ({shape:?}, ");
+        assert!(found.contains(&expected), "{found}");
+    }
+    let found = of_pass(&[1, 5, 32], DType::U32).expect_err("whole numbers").to_string();
+    assert!(found.contains("found ([1, 5, 32], U32)"), "{found}");
+    let two = Tensor::zeros((2, 5, 32), dtype(), &device())?;
+    let found = model.clone().with_encoder_states(&two).expect_err("for all rows alike").to_string();
+    assert!(found.contains("of shape (1, S, 32), found ([2, 5, 32], "), "{found}");
+
+    let plain = Gpt2Config { add_cross_attention: false, ..case.config.clone() };
+    let plain = Gpt2LMHead::load(&plain, &case.source())?;
+    let one = Tensor::zeros((1, 5, 32), dtype(), &device())?;
+    let mut pass = Pass::inference().attending_to(one.clone());
+    for refused in [
+        plain.forward(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ()),
+        plain.clone().with_encoder_states(&one).map(|_| ()),
+    ] {
+        let found = refused.expect_err("no cross-attention").to_string();
+        assert!(found.contains("the model has no cross-attention"), "{found}");
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! Rows of any lengths side by side in one text: each must be as if it were alone, in values and in gradients.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::VarBuilder;
+use gpt2::{
+    Gpt2Cache, Gpt2Config, Gpt2Model, Observer, Pass, Site, SiteKind, expected_parameters, gradients,
+};
+use gpt2_kernels::{RandomStream, composed};
+use gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
+
+/// The same f32 arithmetic in another order of summation, on hidden states of size 3.
+const SAME: f64 = 1e-5;
+
+const ROWS: [&[u32]; 4] = [&[5, 9, 1, 3, 11, 12, 0], &[2], &[7, 7, 4], &[12, 0, 3, 8, 8]];
+
+fn config() -> Gpt2Config {
+    let sizes = Gpt2Config {
+        vocab_size: 13,
+        n_positions: 7,
+        n_embd: 10,
+        n_layer: 3,
+        n_head: 2,
+        ..Gpt2Config::gpt2()
+    };
+    Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..sizes }
+}
+
+fn variables(config: &Gpt2Config, dtype: DType, device: &Device) -> HashMap<String, Var> {
+    let variable = |(index, parameter): (usize, gpt2::Parameter)| {
+        let values = pattern(&parameter.shape, 0.5, 100 * index as u64).to_dtype(dtype).unwrap();
+        (parameter.name, Var::from_tensor(&values.to_device(device).unwrap()).unwrap())
+    };
+    expected_parameters(config).into_iter().enumerate().map(variable).collect()
+}
+
+fn model(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2Model> {
+    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
+    let first = variables["wte.weight"].as_tensor();
+    Gpt2Model::load(config, &VarBuilder::from_tensors(tensors.collect(), first.dtype(), first.device()))
+}
+
+/// Each row by itself, one after the other.
+fn one_by_one(model: &Gpt2Model, pass: &mut Pass) -> Result<Tensor> {
+    let device = model.device();
+    let states = ROWS.map(|row| model.forward(&Tensor::new(row, device)?.unsqueeze(0)?, None, pass));
+    Tensor::cat(&states.into_iter().collect::<Result<Vec<_>>>()?, 1)
+}
+
+#[test]
+fn each_row_is_as_if_it_were_alone() -> Result<()> {
+    let model = model(&config(), &variables(&config(), dtype(), &device()))?;
+    let together = model.forward_rows(&ROWS, &mut Pass::inference())?;
+    assert_eq!(together.dims(), [1, 16, 10]);
+    let alone = one_by_one(&model, &mut Pass::inference())?;
+    assert_parity(&together, &alone.to_device(&Device::Cpu)?, SAME, "with kernels");
+    let observed = {
+        // Who looks at the weights is shown those of all pairs.
+        let mut weights = Weights(Vec::new());
+        let together = model.forward_rows(&ROWS, &mut Pass::inference().observed_by(&mut weights))?;
+        assert_eq!(weights.0.len(), 3);
+        assert_eq!(weights.0[0].dims(), [1, 2, 16, 16]);
+        let of_third_row = weights.0[2].get(0)?.get(1)?.get(9)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        let seen: Vec<usize> = (0..16).filter(|key| of_third_row[*key] > 0.0).collect();
+        assert_eq!(seen, [8, 9], "the second token of the third row");
+        together
+    };
+    assert_parity(&observed, &alone.to_device(&Device::Cpu)?, SAME, "dense");
+    let composed = composed(|| model.forward_rows(&ROWS, &mut Pass::inference()))?;
+    assert_parity(&composed, &alone.to_device(&Device::Cpu)?, SAME, "composed");
+    Ok(())
+}
+
+struct Weights(Vec<Tensor>);
+
+impl Observer for Weights {
+    fn wants(&self, site: Site) -> bool {
+        site.kind == SiteKind::Pattern
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        self.0.push(value.clone());
+        Ok(value)
+    }
+}
+
+/// In f64 sums of another order agree to rounding: an interference between rows would show.
+#[test]
+fn gradients_are_those_of_each_row_alone() -> Result<()> {
+    let config = config();
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-12)] {
+        let variables = variables(&config, dtype, &Device::Cpu);
+        let model = model(&config, &variables)?;
+        let named: Vec<_> = variables.iter().filter(|(name, _)| *name != "lm_head.weight").collect();
+        let tensors: Vec<&Tensor> = named.iter().map(|(_, variable)| variable.as_tensor()).collect();
+        let weights = pattern(&[1, 16, 10], 1.0, 7).to_dtype(dtype)?;
+        let of = |states: &dyn Fn(&mut Pass) -> Result<Tensor>, recomputing: bool| {
+            let mut generator = RandomStream::new(1);
+            let mut pass = Pass::training(&mut generator).recomputing(recomputing);
+            gradients(&tensors, gpt2::Before::Nothing, 1.0, || (states(&mut pass)? * &weights)?.sum_all())
+        };
+        let (loss, alone) = of(&|pass| one_by_one(&model, pass), false)?;
+        let together = |pass: &mut Pass| model.forward_rows(&ROWS, pass);
+        let ways = [
+            ("kernels", of(&together, false)?),
+            ("recomputed", of(&together, true)?),
+            ("composed", composed(|| of(&together, false))?),
+        ];
+        for (way, (found_loss, found)) in ways {
+            // candle's slope of GELU is exact to seven digits.
+            let tolerance = if way == "composed" { f64::max(tolerance, 1e-7) } else { tolerance };
+            assert!(
+                (found_loss - loss).abs() <= tolerance * loss.abs().max(1.0),
+                "{way}: {found_loss}, {loss}"
+            );
+            for (((name, _), expected), found) in named.iter().zip(&alone).zip(&found) {
+                let (expected, found) = (values(expected.as_ref().unwrap()), values(found.as_ref().unwrap()));
+                let largest = worst(expected.iter().map(|value| value.abs()));
+                let off =
+                    worst(expected.iter().zip(&found).map(|(expected, found)| (expected - found).abs()));
+                assert!(largest > 1e-3, "{name} has no gradient");
+                assert!(off <= tolerance * largest, "{way}, {dtype:?}: {name} is off by {off} of {largest}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_that_do_not_fit_are_refused() -> Result<()> {
+    let model = model(&config(), &variables(&config(), dtype(), &device()))?;
+    let none: [&[u32]; 0] = [];
+    let refused = |rows: &[&[u32]]| {
+        model.forward_rows(rows, &mut Pass::inference()).expect_err("a refusal").to_string()
+    };
+    assert!(refused(&none).contains("at least one token"), "{}", refused(&none));
+    let empty = refused(&[&[1, 2], &[], &[3]]);
+    assert!(empty.contains("row 1, counted from 0, has 0 tokens; a row takes from 1 to 7"), "{empty}");
+    let long = refused(&[&[1, 2], &[1; 8]]);
+    assert!(long.contains("row 1, counted from 0, has 8 tokens; a row takes from 1 to 7"), "{long}");
+    let unknown = refused(&[&[1, 13]]);
+    assert!(unknown.contains("13"), "{unknown}");
+    let other_text = model.forward(
+        &Tensor::new(&[[1u32, 2, 3]], &device())?,
+        None,
+        &mut Pass::inference().of_rows(Arc::new([2, 2])),
+    );
+    let other_text = other_text.expect_err("another length").to_string();
+    assert!(other_text.contains("one text of 4 tokens, found (texts, tokens) (1, 3)"), "{other_text}");
+    let mut cache = Gpt2Cache::new(&config(), 1, 7, dtype(), &device())?;
+    let ids = Tensor::new(&[[1u32, 2, 3]], &device())?;
+    let mut pass = Pass::inference().of_rows(Arc::new([1, 2]));
+    let cached = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("no cache").to_string();
+    assert!(cached.contains("without a key-value cache"), "{cached}");
+    assert_eq!(cache.lengths(), [0], "as before");
+    Ok(())
+}

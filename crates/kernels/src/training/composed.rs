@@ -1,0 +1,104 @@
+//! What is computed with candle's operations where no kernel is: on GPUs, and in bf16.
+//!
+//! A type of half precision holds what lies between the layers; what is summed over many rows, and functions that would lose
+//! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
+//! compositions of many operations are computed again for their gradients.
+
+use candle_core::{D, DType, Device, Result, Shape, Tensor};
+
+use super::operation::{Operation, Sums, has_tape, recomputed, record_tensor};
+
+/// The type in which sums over what is held in `dtype` are computed: f32 at least.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// A function of each element, computed in f32 where `x` is of half precision and rounded once; its slopes too.
+pub(crate) fn in_wide_type(
+    x: &Tensor,
+    function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+    // What is computed again for its gradients is no variable's the first time, and must be the same.
+    if wide == dtype || !(x.track_op() || has_tape()) {
+        return function(x);
+    }
+    recomputed(x, move |x| function(&x.to_dtype(wide)?)?.to_dtype(dtype))
+}
+
+/// Whether each element is kept, 1 or 0, as a GPU draws it: from the host it would take longer to come than a step takes.
+pub(crate) fn drawn_on_gpu(shape: &Shape, rate: f64, seed: u64, gpu: &Device) -> Result<Tensor> {
+    gpu.set_seed(seed)?;
+    Tensor::rand(0f32, 1f32, shape, gpu)?.ge(rate)
+}
+
+/// `x Wᵀ + b` in the type of `x`, on any device.
+///
+/// # Shapes
+/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. They fit.
+pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let product = Product::new(x, weight)?;
+    let y = product.x.matmul(&product.weight.t()?)?;
+    let y = match bias {
+        Some(bias) => y.broadcast_add(&bias.detach().to_dtype(x.dtype())?)?,
+        None => y,
+    };
+    let mut shape = x.dims().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = weight.dim(0)?;
+    }
+    let y = y.reshape(shape)?;
+    match bias {
+        Some(bias) => record_tensor(&[x, weight, bias], y, ComposedLinear),
+        None => record_tensor(&[x, weight], y, ComposedLinear),
+    }
+}
+
+/// The factors of a product without a way back: candle would otherwise run one product for each row of a batch.
+struct Product {
+    /// `(rows, in)`.
+    x: Tensor,
+    /// `(out, in)`, in the type of `x`.
+    weight: Tensor,
+}
+
+impl Product {
+    fn new(x: &Tensor, weight: &Tensor) -> Result<Self> {
+        let rows = x.detach().reshape(((), x.dim(D::Minus1)?))?.contiguous()?;
+        let weight = weight.detach().to_dtype(x.dtype())?;
+        // A GPU multiplies matrices in one piece, as they are or transposed.
+        let is_one_piece = weight.is_contiguous() || weight.t()?.is_contiguous();
+        Ok(Self { x: rows, weight: if is_one_piece { weight } else { weight.contiguous()? } })
+    }
+}
+
+struct ComposedLinear;
+
+impl Operation for ComposedLinear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let product = Product::new(x, weight)?;
+        let gradient = gradient.detach().reshape(((), weight.dim(0)?))?.contiguous()?; // (rows, out)
+        if sums.wants(x) {
+            sums.add(x, gradient.matmul(&product.weight)?.reshape(x.shape())?)?;
+        }
+        if sums.wants(weight) {
+            sums.add(weight, gradient.t()?.matmul(&product.x)?.to_dtype(weight.dtype())?)?;
+        }
+        match inputs.get(2) {
+            Some(bias) if sums.wants(bias) => {
+                // A product adds in f32, whatever the type; a sum over half-precision rows would not.
+                let ones = Tensor::ones((1, gradient.dim(0)?), gradient.dtype(), gradient.device())?;
+                sums.add(bias, ones.matmul(&gradient)?.squeeze(0)?.to_dtype(bias.dtype())?)
+            }
+            _ => Ok(()),
+        }
+    }
+}

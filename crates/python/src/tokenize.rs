@@ -1,0 +1,53 @@
+//! Texts to token files that a training reads.
+
+use std::path::PathBuf;
+
+use gpt2_engine::Spelling;
+use gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
+use pyo3::prelude::*;
+
+use crate::errors::{Result, wrong_value};
+use crate::model::hub;
+use crate::process::start;
+use crate::reporting::reporting;
+use crate::train::files;
+use crate::values::{dict_of, number};
+
+/// Encodes texts into token files, as `gpt2 tokenize` does: the folder out gets train.bin and val.bin, which nanoGPT reads, or
+/// numbered files, beside tokens.json and the tokenizer; candle_gpt2.train takes it as data. The same call gives the same
+/// files, whatever the number of threads, interrupted or not. Gives a dict: out, format, dtype, training_tokens, held_out_tokens,
+/// documents, shards, bytes, encoded_bytes, elapsed_s.
+///
+/// data: a file or a list of them, UTF-8 text, or .jsonl with a `text` in each line. model: the checkpoint whose tokenizer is taken;
+/// tokenizer: a tokenizer.json or a folder with one, by default the model's. format: "nanogpt" or "llm.c". dtype: "u16" or "u32", by
+/// default as narrow as the vocabulary allows. shard_tokens: tokens in a file, by default all, or 100 million for llm.c. held_out: the
+/// share at the end of each file that is not trained on. resume: go on with what an interrupted call has made.
+#[pyfunction]
+#[pyo3(signature = (
+    data, out, *, model = None, tokenizer = None, format = "nanogpt", dtype = None, shard_tokens = None, held_out = 0.01,
+    resume = false, n_head = None, offline = false
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+pub(crate) fn tokenize<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    out: PathBuf,
+    model: Option<PathBuf>,
+    tokenizer: Option<PathBuf>,
+    format: &str,
+    dtype: Option<&str>,
+    #[pyo3(from_py_with = number)] shard_tokens: Option<usize>,
+    held_out: f64,
+    resume: bool,
+    #[pyo3(from_py_with = number)] n_head: Option<usize>,
+    offline: bool,
+) -> Result<Bound<'py, PyAny>> {
+    start()?;
+    let format: ShardFormat = format.parse().map_err(|error| wrong_value(format!("format: {error}")))?;
+    let dtype = dtype.map(str::parse::<TokenWidth>).transpose();
+    let dtype = dtype.map_err(|error| wrong_value(format!("dtype: {error}")))?;
+    let options = TokenizeOptions { format, dtype, shard_tokens, held_out, resume };
+    let (data, hub, spelling) = (files(data)?, hub(offline), Spelling::Keywords);
+    let job = TokenizeJob { data, model, tokenizer, out, options, n_head, hub, spelling };
+    dict_of(py, &reporting(py, |listener| job.run(listener))?)
+}

@@ -1,0 +1,140 @@
+//! A server of a classifier. `scripts/export_heads.py` made the checkpoints and what transformers says.
+
+use std::thread;
+use std::time::Instant;
+
+use gpt2_engine::{Classifier, ModelOptions, Silent};
+use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, pattern};
+use serde_json::{Value, json};
+
+use super::common::{LONG, PATIENCE, Running, json_request, start, start_model};
+
+/// f32 sums through three blocks, in another order than PyTorch's.
+const TOLERANCE: f64 = 1e-4;
+
+fn load(folder: &std::path::Path) -> Classifier {
+    let options = ModelOptions { model: folder.to_owned(), ..ModelOptions::default() };
+    options.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap()
+}
+
+fn fixture(name: &str) -> Classifier {
+    load(&fixture_path("heads").join(name))
+}
+
+/// The sequence classifier with so long a context that a text takes a while.
+fn long() -> Classifier {
+    let sizes = json!({"n_positions": LONG});
+    let folder = CheckpointFolder::of("heads/sequence").with_config(sizes).with_tensors(|tensors| {
+        tensors.insert("transformer.wpe.weight".into(), pattern(&[LONG, 24], 0.1, 5));
+    });
+    load(folder.path())
+}
+
+fn expected(name: &str) -> Value {
+    json_fixture("heads/expected")[name].clone()
+}
+
+fn classify(server: &Running, body: &Value) -> Value {
+    let reply = server.post("/v1/classify", body);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    reply.json()
+}
+
+#[test]
+fn labels_go_over_the_wire_in_batches_as_alone() {
+    let (texts, expected) = (expected("texts"), expected("sequence"));
+    // Five texts are three batches of two.
+    let server = start_model(fixture("sequence"), "colours", |options| options.parallel = 2);
+    let body = json!({"model": "colours", "input": texts});
+    let answer = classify(&server, &body);
+    assert_eq!(answer["model"], "colours");
+    for (index, entry) in answer["data"].as_array().unwrap().iter().enumerate() {
+        let best = &expected["pipeline"][index][0];
+        assert_eq!((&entry["index"], &entry["label"]), (&json!(index), &best["label"]));
+        let difference =
+            entry["labels"][0]["probability"].as_f64().unwrap() - best["score"].as_f64().unwrap();
+        assert!(difference.abs() <= TOLERANCE, "{difference}");
+        let alone = classify(&server, &json!({"input": texts[index]}));
+        let difference = alone["data"][0]["probs"][0].as_f64().unwrap() - entry["probs"][0].as_f64().unwrap();
+        assert!(difference.abs() <= TOLERANCE, "{difference}");
+    }
+    // Where vLLM has it, and of several clients at once.
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(server.post("/classify", &body).json()["data"], answer["data"]));
+        }
+    });
+    assert!(server.metric("gpt2_prompt_tokens_total") > 0.0);
+    let of_tokens = start_model(fixture("token"), "kinds", |_| ());
+    let answer = classify(&of_tokens, &json!({"input": texts[0]}));
+    assert_eq!(answer["data"][0]["tokens"][0]["start"], 0);
+}
+
+#[test]
+fn a_classifier_makes_no_texts_and_a_language_model_has_no_labels() {
+    let server = start_model(fixture("sequence"), "colours", |_| ());
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "a"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]})),
+        ("/look/attention", json!({"prompt": "a"})),
+        ("/look/next", json!({"prompt": "a"})),
+    ] {
+        let message = server.post(path, &body).refusal(400);
+        assert!(message.contains("GPT2ForSequenceClassification, a classifier"), "{path}: {message}");
+    }
+    server.get("/").refusal(404);
+    for path in
+        ["/health", "/v1/models", "/v1/models/colours", "/version", "/props", "/tokenizer_info", "/metrics"]
+    {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.post("/tokenize", &json!({"content": "a"})).status, 200);
+    server.post("/v1/classify", &json!({"input": "a", "model": "other"})).refusal(404);
+    assert!(server.post("/v1/classify", &json!({})).refusal(400).contains("input"));
+
+    let message = start().post("/v1/classify", &json!({"input": "a"})).refusal(400);
+    assert!(message.contains("GPT2LMHeadModel, a language model"), "{message}");
+    // Double heads are served as the language model that they hold.
+    let options = ModelOptions { model: fixture_path("heads/double"), ..ModelOptions::default() };
+    let double = start_model(options.open(&Silent).unwrap().load(&Silent).unwrap(), "double", |_| ());
+    let body = json!({"prompt": [5, 6], "max_tokens": 2, "temperature": 0});
+    assert_eq!(double.post("/v1/completions", &body).status, 200);
+    double.post("/v1/classify", &json!({"input": "a"})).refusal(400);
+}
+
+#[test]
+fn too_many_texts_are_refused_and_a_client_that_is_gone_holds_nobody_up() {
+    let server = start_model(long(), "long", |options| (options.parallel, options.queue) = (1, 1));
+    let ids: Vec<u32> = (0..6000).map(|place| 1 + place % 299).collect();
+    let body = json!({"input": [ids]});
+    // One is computed and one waits: there is no place for the third.
+    let mut codes = thread::scope(|scope| {
+        let ask = || scope.spawn(|| server.post("/v1/classify", &body).status);
+        [ask(), ask(), ask()].map(|asked| asked.join().unwrap())
+    });
+    codes.sort_unstable();
+    assert_eq!(codes, [200, 200, 429]);
+    let refused = server.post("/v1/classify", &json!({"input": ["a", "b"]})).refusal(400);
+    assert!(refused.contains("at most 1 texts"), "{refused}");
+    let start = Instant::now();
+    let mut gone = server.connect();
+    gone.send(&json_request("/v1/classify", &body));
+    drop(gone);
+    classify(&server, &json!({"input": "a"}));
+    assert!(start.elapsed() < PATIENCE);
+}
+
+#[test]
+fn what_has_begun_is_answered_when_the_server_ends() {
+    let server = start_model(long(), "long", |options| options.parallel = 1);
+    let ids: Vec<u32> = (0..3000).map(|place| 1 + place % 299).collect();
+    let mut client = server.connect();
+    client.send(&json_request("/v1/classify", &json!({"input": [ids, ids]})));
+    // The request is read before the server is told to end.
+    thread::sleep(std::time::Duration::from_millis(100));
+    server.handle.stop();
+    let reply = client.reply();
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.json()["data"].as_array().unwrap().len(), 2);
+    server.ended().unwrap();
+}

@@ -1,0 +1,76 @@
+//! What a training learns from: rows of tokens, and what is to be predicted at some of them.
+//!
+//! Windows of text predict at every token the one that follows; answers do so at their own tokens only; rows with labels
+//! predict the label at the last token. A step learns from examples that follow each other in an endless order, so that a
+//! training can go on anywhere, and several processes can share a step.
+
+use candle_core::{Device, Result, Tensor};
+use gpt2::{Gpt2Model, Pass};
+
+use crate::{Batch, Windows};
+
+/// Some examples, which one pass computes.
+pub trait Examples {
+    /// What is to be predicted: ids of tokens, or numbers of labels.
+    fn targets(&self) -> &[u32];
+
+    /// What each prediction counts in the loss, greater than 0; `None` where each counts once.
+    fn weights(&self) -> Option<&[f32]> {
+        None
+    }
+
+    /// What all predictions count together.
+    fn weight(&self) -> f64 {
+        let sum = |weights: &[f32]| weights.iter().copied().map(f64::from).sum();
+        self.weights().map_or(self.targets().len() as f64, sum)
+    }
+
+    /// The hidden states that the targets are predicted from, in their order.
+    ///
+    /// # Shapes
+    /// `(…, C)`, as many as there are targets.
+    ///
+    /// # Errors
+    /// When a token is outside the vocabulary, a row is longer than the context, or the device has no room.
+    fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor>;
+}
+
+/// All examples of a training, epoch after epoch.
+pub trait Data: Send + Sync {
+    /// The examples `first..first + count` of all epochs, counted from the first of the first epoch.
+    fn examples(&self, first: u64, count: usize) -> Box<dyn Examples>;
+
+    /// The [weight](Examples::weight) of these examples.
+    fn weight(&self, first: u64, count: usize) -> f64 {
+        self.examples(first, count).weight()
+    }
+
+    /// How many tokens these examples have.
+    fn tokens(&self, first: u64, count: usize) -> usize;
+}
+
+impl Examples for Batch {
+    fn targets(&self) -> &[u32] {
+        &self.targets
+    }
+
+    fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor> {
+        let context = self.inputs.len() / self.rows.max(1);
+        let ids = Tensor::from_slice(&self.inputs, (self.rows, context), device)?;
+        model.forward(&ids, None, pass) // (B, T, C)
+    }
+}
+
+impl Data for Windows<'_> {
+    fn examples(&self, first: u64, count: usize) -> Box<dyn Examples> {
+        Box::new(self.batch(first, count))
+    }
+
+    fn weight(&self, _: u64, count: usize) -> f64 {
+        self.tokens(0, count) as f64
+    }
+
+    fn tokens(&self, _: u64, count: usize) -> usize {
+        count * self.context()
+    }
+}

@@ -1,0 +1,189 @@
+//! Writes token files so that an interruption, of whatever kind, costs no more than what came after the last save: a file gets its
+//! name when it is whole, and the manifest says how much of the one in the making counts.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::shards::MOST_LLM_C_TOKENS;
+use crate::token_manifest::{Manifest, WrittenShard};
+use crate::{ShardFormat, Split, TrainingError};
+
+/// The token files of a folder in the making.
+pub(crate) struct ShardWriter<'a> {
+    folder: &'a Path,
+    /// Without the shard in the making.
+    pub(crate) manifest: Manifest,
+    open: Option<OpenShard>,
+}
+
+/// The shard in the making.
+struct OpenShard {
+    split: Split,
+    file: File,
+    path: PathBuf,
+    written: WrittenShard,
+}
+
+/// What was encoded of a piece of a text.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    /// Tokens, as they are written.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) documents: usize,
+    pub(crate) characters: usize,
+}
+
+impl<'a> ShardWriter<'a> {
+    /// Goes on where the manifest says, which is at the begin where it says nothing.
+    pub(crate) fn open(folder: &'a Path, manifest: Manifest) -> Result<Self, TrainingError> {
+        let mut writer = Self { folder, manifest, open: None };
+        let shard_tokens = writer.shard_tokens();
+        if let Some((split, ..)) = writer.manifest.next_place() {
+            let shards = &mut writer.manifest.part_mut(split).shards;
+            if let Some(written) = shards.pop_if(|shard| shard.tokens < shard_tokens) {
+                writer.open = Some(writer.reopen(split, written)?);
+            }
+        }
+        Ok(writer)
+    }
+
+    /// The most tokens of a shard.
+    fn shard_tokens(&self) -> usize {
+        let most = match self.manifest.format {
+            ShardFormat::NanoGpt => usize::MAX,
+            ShardFormat::LlmC => usize::try_from(MOST_LLM_C_TOKENS).unwrap_or(usize::MAX),
+        };
+        self.manifest.shard_tokens.unwrap_or(most)
+    }
+
+    /// Adds what was encoded of the next piece: `source` is its file's number, `read` its bytes, and `crc32` the checksum of
+    /// the file up to its end.
+    pub(crate) fn add(
+        &mut self,
+        split: Split,
+        (source, read, crc32): (usize, u64, u32),
+        encoded: &Encoded,
+    ) -> Result<(), TrainingError> {
+        let (width, shard_tokens) = (self.manifest.dtype.bytes(), self.shard_tokens());
+        let mut rest = &encoded.bytes[..];
+        while !rest.is_empty() {
+            let mut open = match self.open.take() {
+                Some(open) => open,
+                None => self.create(split)?,
+            };
+            let room = (shard_tokens - open.written.tokens).saturating_mul(width);
+            let (now, later) = rest.split_at(rest.len().min(room));
+            rest = later;
+            open.file.write_all(now).map_err(|error| failed(&open.path, error))?;
+            let mut checksum = crc32fast::Hasher::new_with_initial(open.written.crc32);
+            checksum.update(now);
+            open.written.crc32 = checksum.finalize();
+            open.written.tokens += now.len() / width;
+            let is_full = open.written.tokens == shard_tokens;
+            self.open = Some(open);
+            if is_full {
+                self.finish_shard()?;
+            }
+        }
+        let part = self.manifest.part_mut(split);
+        part.tokens += encoded.bytes.len() / width;
+        part.documents += encoded.documents;
+        part.characters += encoded.characters;
+        if let Some(source) = self.manifest.sources.get_mut(source) {
+            source.read += read;
+            source.crc32 = crc32;
+        }
+        // A part is never saved as read while its last shard is in the making.
+        if self.manifest.next_place().is_none_or(|(next, ..)| next != split) {
+            self.finish_shard()?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that what is written stays, whatever happens from here on.
+    pub(crate) fn save(&self) -> Result<(), TrainingError> {
+        let Some(open) = &self.open else { return self.manifest.write(self.folder) };
+        open.file.sync_data().map_err(|error| failed(&open.path, error))?;
+        let mut manifest = self.manifest.clone();
+        manifest.part_mut(open.split).shards.push(open.written.clone());
+        manifest.write(self.folder)
+    }
+
+    fn create(&self, split: Split) -> Result<OpenShard, TrainingError> {
+        let file = self.manifest.shard_name(split, self.manifest.part(split).shards.len());
+        let path = self.folder.join(&file);
+        let header = vec![0; self.manifest.format.header_bytes()];
+        let create = || -> io::Result<File> {
+            let mut file = lock(&partial(&path))?;
+            file.set_len(0)?;
+            file.write_all(&header)?;
+            Ok(file)
+        };
+        let opened = create().map_err(|error| failed(&path, error))?;
+        Ok(OpenShard { split, file: opened, path, written: WrittenShard { file, tokens: 0, crc32: 0 } })
+    }
+
+    /// Opens the shard in the making, without what was written to it after the last save.
+    fn reopen(&self, split: Split, written: WrittenShard) -> Result<OpenShard, TrainingError> {
+        let path = self.folder.join(&written.file);
+        let bytes = written.tokens.checked_mul(self.manifest.dtype.bytes());
+        let length = bytes.and_then(|bytes| bytes.checked_add(self.manifest.format.header_bytes()));
+        let reopen = || -> io::Result<File> {
+            let length = length.unwrap_or(usize::MAX);
+            let partial = partial(&path);
+            if !partial.exists() && path.exists() {
+                // It became whole after the last save.
+                fs::rename(&path, &partial)?;
+            }
+            let mut file = lock(&partial)?;
+            if file.metadata()?.len() < length as u64 {
+                let what = "it is shorter than it was; remove the folder and begin again";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+            }
+            file.set_len(length as u64)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        };
+        let file = reopen().map_err(|error| failed(&path, error))?;
+        Ok(OpenShard { split, file, path, written })
+    }
+
+    /// Gives the shard in the making, where there is one, its header and its name.
+    fn finish_shard(&mut self) -> Result<(), TrainingError> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        let header = self.manifest.format.header(self.manifest.dtype, open.written.tokens as u64);
+        let mut finish = || {
+            open.file.seek(SeekFrom::Start(0))?;
+            open.file.write_all(&header)?;
+            open.file.sync_all()?;
+            fs::rename(partial(&open.path), &open.path)
+        };
+        finish().map_err(|error| failed(&open.path, error))?;
+        self.manifest.part_mut(open.split).shards.push(open.written);
+        Ok(())
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> TrainingError {
+    TrainingError::File { path: path.to_owned(), error }
+}
+
+/// The name of a shard in the making.
+fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    path.with_file_name(name)
+}
+
+/// Opens a file that one process at a time writes.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"))
+        }
+        // A file system without locks has none to wait for.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}

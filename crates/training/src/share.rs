@@ -1,0 +1,100 @@
+//! Which rows of every batch a process computes, where several share a step.
+
+use std::ops::Range;
+
+use candle_core::{Device, Result, Tensor};
+
+use crate::{Parameters, TrainingError};
+
+/// One of equal shares of every batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Which one, from 0.
+    pub index: usize,
+    /// Of how many, at least 1.
+    pub count: usize,
+}
+
+impl Share {
+    /// All of every batch.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Checks both numbers.
+    ///
+    /// # Errors
+    /// When there is no such share.
+    pub fn check(self) -> std::result::Result<(), TrainingError> {
+        let refuse = |option, expected: String, found: usize| {
+            Err(TrainingError::OptionOutOfRange { option, expected, found: found.to_string() })
+        };
+        if self.count == 0 {
+            return refuse("world_size", "at least 1".into(), 0);
+        }
+        if self.index >= self.count {
+            return refuse("rank", format!("below the world_size of {}", self.count), self.index);
+        }
+        Ok(())
+    }
+
+    /// The rows of a batch of so many that belong to this share; there may be none.
+    pub fn of(self, rows: usize) -> Range<usize> {
+        let count = self.count.max(1);
+        rows * self.index / count..rows * (self.index + 1) / count
+    }
+}
+
+/// The values of gradients one after the other.
+pub(crate) fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
+    let mut values = Vec::with_capacity(gradients.iter().map(Tensor::elem_count).sum());
+    for gradient in gradients {
+        let gradient = gradient.detach().to_device(&Device::Cpu)?.flatten_all()?;
+        values.extend(gradient.to_vec1::<f32>()?);
+    }
+    Ok(values)
+}
+
+/// A gradient for each parameter from the values of all one after the other.
+pub(crate) fn apart(
+    values: &[f32],
+    parameters: &Parameters,
+) -> std::result::Result<Vec<Tensor>, TrainingError> {
+    if values.len() != parameters.count() {
+        let expected = format!("{} values, one for each that is trained", parameters.count());
+        let found = values.len().to_string();
+        return Err(TrainingError::OptionOutOfRange { option: "gradients", expected, found });
+    }
+    let mut rest = values;
+    let mut gradients = Vec::new();
+    for (_, parameter) in parameters.iter() {
+        let (values, after) = rest.split_at(parameter.elem_count());
+        gradients.push(Tensor::from_slice(values, parameter.shape(), parameter.device())?);
+        rest = after;
+    }
+    Ok(gradients)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_all_rows_side_by_side() {
+        for (rows, count, expected) in [
+            (8, 1, vec![(0, 8)]),
+            (8, 3, vec![(0, 2), (2, 5), (5, 8)]),
+            (2, 4, vec![(0, 0), (0, 1), (1, 1), (1, 2)]),
+            (0, 2, vec![(0, 0), (0, 0)]),
+        ] {
+            let share = |index| Share { index, count }.of(rows);
+            let found: Vec<_> = (0..count).map(share).map(|rows| (rows.start, rows.end)).collect();
+            assert_eq!(found, expected, "{rows} rows in {count}");
+        }
+        assert!(Share::WHOLE.check().is_ok());
+        for (index, count, expected) in
+            [(0, 0, "world_size"), (3, 3, "rank: expected below the world_size of 3")]
+        {
+            let error = Share { index, count }.check().unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What a training of a language model learns from: texts, which become token files for the time of the training, or a folder of
+//! token files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{Reporter, Spelling};
+use gpt2_kernels::thread_count;
+use gpt2_weights::{Tokenizer, load_tokenizer, train_tokenizer};
+
+use crate::tokenize::{TOKENIZER_FILE, Vocabulary, nothing_written, write};
+use crate::{
+    Corpus, DataSize, HeldOut, Hyperparameters, ShardFormat, Shards, Split, TokenFolder, TokenWidth, Tokens,
+    TrainingData, TrainingError, Windows,
+};
+
+/// Where tokens come from.
+pub(crate) enum TextSource {
+    /// Text files, which are encoded.
+    Texts(Corpus),
+    /// A folder of token files.
+    Tokens(PathBuf),
+}
+
+impl TextSource {
+    /// Text files, of which a share is held out, or one folder of token files.
+    ///
+    /// # Errors
+    /// That of [`Corpus::open`], and when folders stand beside others.
+    pub(crate) fn open(data: &[PathBuf], held_out: f64, spelling: Spelling) -> Result<Self, TrainingError> {
+        match data {
+            [folder] if folder.is_dir() => Ok(Self::Tokens(folder.clone())),
+            _ => match data.iter().find(|path| path.is_dir()) {
+                Some(folder) => {
+                    let (option, folder) = (spelling.of("data"), folder.display());
+                    let what = format!(
+                        "{option} {folder}: a folder of tokens stands alone; give it by itself, or text files"
+                    );
+                    Err(TrainingError::Call { what })
+                }
+                None => Corpus::open(data, held_out).map(Self::Texts),
+            },
+        }
+    }
+
+    /// The tokenizer of a model that is made anew: one that is trained on the texts, or the one beside the tokens. `name` is what
+    /// messages call the configuration.
+    ///
+    /// # Errors
+    /// When a text or the tokenizer cannot be read, there are too few words, or the reporter interrupts it.
+    pub(crate) fn tokenizer(
+        &self,
+        (config, name): (&Gpt2Config, String),
+        spelling: Spelling,
+        reporter: &dyn Reporter,
+    ) -> Result<Tokenizer, TrainingError> {
+        let corpus = match self {
+            Self::Texts(corpus) => corpus,
+            Self::Tokens(folder) => {
+                let path = folder.join(TOKENIZER_FILE);
+                if path.exists() {
+                    return Ok(load_tokenizer(&path)?);
+                }
+                let what = format!(
+                    "{}: no {TOKENIZER_FILE} stands beside the tokens; give the one that made them: {}",
+                    folder.display(),
+                    spelling.of("tokenizer")
+                );
+                return Err(TrainingError::Call { what });
+            }
+        };
+        trained_tokenizer(corpus.documents(Split::Training), (config, name), reporter)
+    }
+
+    /// The data of a training. Texts are encoded into token files in `folder`, which are removed when the training ends.
+    ///
+    /// # Errors
+    /// When a text cannot be encoded, or the token files do not fit the model, are damaged or too few.
+    pub(crate) fn training_data(
+        &self,
+        (tokenizer, config): (&Tokenizer, &Gpt2Config),
+        numbers: &Hyperparameters,
+        folder: &Path,
+        reporter: &dyn Reporter,
+    ) -> Result<TrainingData, TrainingError> {
+        let (opened, removed) = match self {
+            Self::Tokens(folder) => {
+                (TokenFolder::open(folder, (tokenizer, config.vocab_size), reporter)?, None)
+            }
+            Self::Texts(corpus) => {
+                let removed = Removed(folder.join("tokens"));
+                let path = &removed.0;
+                let failed = |error| TrainingError::File { path: path.clone(), error };
+                if path.exists() {
+                    // Of a run that was killed.
+                    fs::remove_dir_all(path).map_err(failed)?;
+                }
+                fs::create_dir(path).map_err(failed)?;
+                let end = config.end_tokens().first().copied();
+                let vocabulary = Vocabulary { tokenizer, size: config.vocab_size, end };
+                let layout = (ShardFormat::NanoGpt, TokenWidth::of_vocabulary(config.vocab_size), None);
+                let manifest = nothing_written(corpus, &vocabulary, layout);
+                // It is made anew by the next run: nothing is saved in between.
+                let manifest =
+                    write(corpus, &vocabulary, path, manifest, (u64::MAX, thread_count()), reporter)?;
+                (TokenFolder::of_manifest(path, &manifest)?, Some(Arc::new(removed)))
+            }
+        };
+        let kept = |shards| TemporaryTokens { shards, _removed: removed.clone() };
+        let size = DataSize {
+            training_tokens: opened.training.len(),
+            held_out_tokens: opened.held_out.as_ref().map_or(0, Tokens::len),
+            rows: None,
+        };
+        let held_out = opened.held_out.map(|tokens| HeldOut::text(kept(tokens), opened.held_out_characters));
+        Ok(TrainingData {
+            examples: Box::new(Windows::new(kept(opened.training), numbers.context, numbers.seed)?),
+            held_out: held_out.transpose()?,
+            fingerprint: opened.fingerprint,
+            size,
+        })
+    }
+}
+
+/// A tokenizer that is trained on documents, for a new model. `name` is what messages call the configuration.
+///
+/// # Errors
+/// That of a document; when there are too few words, or the reporter interrupts it.
+pub(crate) fn trained_tokenizer(
+    documents: impl Iterator<Item = Result<String, TrainingError>> + Send,
+    (config, name): (&Gpt2Config, String),
+    reporter: &dyn Reporter,
+) -> Result<Tokenizer, TrainingError> {
+    let mut failed = None;
+    // Counting the words of much text takes a while.
+    let documents = documents.take_while(|_| !reporter.is_interrupted());
+    let documents = documents.map_while(|document| document.map_err(|error| failed = Some(error)).ok());
+    let tokenizer = train_tokenizer(documents.map(Into::into), config.vocab_size);
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if reporter.is_interrupted() {
+        return Err(TrainingError::Interrupted { state: None });
+    }
+    let tokenizer = tokenizer?;
+    let (found, vocab_size) = (tokenizer.get_vocab_size(true), config.vocab_size);
+    match found < vocab_size {
+        true => Err(TrainingError::SmallTokenizer { config: name, vocab_size, found }),
+        false => Ok(tokenizer),
+    }
+}
+
+/// Tokens whose folder goes when nobody reads it any more.
+struct TemporaryTokens {
+    // Unmapped before the folder goes.
+    shards: Shards,
+    _removed: Option<Arc<Removed>>,
+}
+
+impl Tokens for TemporaryTokens {
+    fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
+        self.shards.read(start, count, tokens);
+    }
+}
+
+/// A folder that goes with it, also where it was not made to the end.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // Nothing depends on it.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

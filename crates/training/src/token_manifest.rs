@@ -1,0 +1,257 @@
+//! What stands beside token files: whose tokens they are, of which texts, how many, and how far their making is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpt2_weights::{Tokenizer, WeightsError, replace_file};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::corpus::TextFile;
+use crate::{ShardFormat, Split, TokenWidth, TrainingError};
+
+/// Name of the file.
+const FILE_NAME: &str = "tokens.json";
+/// Largest one that is read: a million shards.
+const MAX_BYTES: u64 = 128 << 20;
+
+/// The contents of a folder of token files. It is written before them, and replaced as a whole while they grow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// Whether all texts are written.
+    pub(crate) complete: bool,
+    pub(crate) format: ShardFormat,
+    pub(crate) dtype: TokenWidth,
+    /// Tokens of every shard but the last of each part.
+    pub(crate) shard_tokens: Option<usize>,
+    pub(crate) vocab_size: usize,
+    /// CRC-32 of the vocabulary, see [`vocabulary_checksum`].
+    pub(crate) vocabulary_crc32: u32,
+    /// The token after each document.
+    pub(crate) end_of_text: Option<u32>,
+    pub(crate) training: Part,
+    pub(crate) held_out: Part,
+    pub(crate) sources: Vec<SourceFile>,
+}
+
+/// A part of the tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) tokens: usize,
+    pub(crate) documents: usize,
+    pub(crate) characters: usize,
+    /// The last one may be in the making: as long as the part is.
+    pub(crate) shards: Vec<WrittenShard>,
+}
+
+/// A token file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WrittenShard {
+    pub(crate) file: String,
+    pub(crate) tokens: usize,
+    /// CRC-32 of the tokens' bytes.
+    pub(crate) crc32: u32,
+}
+
+/// A file with texts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SourceFile {
+    pub(crate) file: PathBuf,
+    pub(crate) bytes: u64,
+    pub(crate) held_out_from: u64,
+    /// Bytes whose tokens are written.
+    pub(crate) read: u64,
+    /// CRC-32 of these bytes.
+    pub(crate) crc32: u32,
+}
+
+impl SourceFile {
+    pub(crate) fn of(file: &TextFile) -> Self {
+        let (bytes, held_out_from) = (file.bytes, file.held_out_from);
+        Self { file: file.path.clone(), bytes, held_out_from, read: 0, crc32: 0 }
+    }
+}
+
+impl Manifest {
+    /// Where the manifest of a folder is.
+    pub(crate) fn path(folder: &Path) -> PathBuf {
+        folder.join(FILE_NAME)
+    }
+
+    /// What a run that was killed while it wrote the manifest leaves.
+    pub(crate) fn partial_path(folder: &Path) -> PathBuf {
+        folder.join(format!("{FILE_NAME}.partial"))
+    }
+
+    /// The manifest of a folder that has one.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, TrainingError> {
+        let path = Self::path(folder);
+        let failed = |error| TrainingError::File { path: path.clone(), error };
+        let damaged = |what: String| TrainingError::Data {
+            path: path.clone(),
+            what: format!("not the list of a folder of tokens: {what}; remove the folder and make it again"),
+        };
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+            Ok(metadata) if !metadata.is_file() || metadata.len() > MAX_BYTES => {
+                return Err(damaged("no regular file of a likely size".into()));
+            }
+            Ok(_) => {}
+        }
+        let text = fs::read(&path).map_err(failed)?;
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        if let Some(source) = manifest.sources.iter().find(|source| source.read > source.bytes) {
+            return Err(damaged(format!("more of {} is read than it has", source.file.display())));
+        }
+        // The names are joined to the folder's, and must not lead out of it.
+        let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
+        match shards.find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
+            Some(shard) => Err(damaged(format!("`{}` is no name of a file", shard.file))),
+            None => Ok(Some(manifest)),
+        }
+    }
+
+    /// Writes it to a folder, in place of the one that is there.
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
+        let path = Self::path(folder);
+        let unwritable = |what: String| WeightsError::Unwritable { path: path.clone(), what };
+        replace_file(&path, |partial| {
+            let text = serde_json::to_string_pretty(self).map_err(|error| unwritable(error.to_string()))?;
+            fs::write(partial, text + "\n")
+                .map_err(|error| unwritable(format!("cannot be written: {error}")))?;
+            Ok(())
+        })
+    }
+
+    pub(crate) fn part(&self, split: Split) -> &Part {
+        match split {
+            Split::Training => &self.training,
+            Split::HeldOut => &self.held_out,
+        }
+    }
+
+    pub(crate) fn part_mut(&mut self, split: Split) -> &mut Part {
+        match split {
+            Split::Training => &mut self.training,
+            Split::HeldOut => &mut self.held_out,
+        }
+    }
+
+    /// Where the making goes on: the part, the number of the file, and the place in it. `None` where all is read.
+    pub(crate) fn next_place(&self) -> Option<(Split, usize, u64)> {
+        let next = |split: Split, end: fn(&SourceFile) -> u64| {
+            let unread = self.sources.iter().position(|source| source.read < end(source));
+            unread.and_then(|index| Some((split, index, self.sources.get(index)?.read)))
+        };
+        next(Split::Training, |source| source.held_out_from)
+            .or_else(|| next(Split::HeldOut, |source| source.bytes))
+    }
+
+    /// The file name of a shard.
+    pub(crate) fn shard_name(&self, split: Split, index: usize) -> String {
+        let part = match split {
+            Split::Training => "train",
+            Split::HeldOut => "val",
+        };
+        match self.shard_tokens {
+            None => format!("{part}.bin"),
+            Some(_) => format!("{part}_{index:06}.bin"),
+        }
+    }
+
+    /// Refuses a folder whose making was interrupted.
+    pub(crate) fn check_whole(&self, folder: &Path) -> Result<(), TrainingError> {
+        match self.complete {
+            true => Ok(()),
+            false => Err(refuse(
+                folder,
+                "its making was interrupted: resume it, or remove the folder and make it again".to_owned(),
+            )),
+        }
+    }
+
+    /// Refuses a folder with the tokens of another tokenizer.
+    pub(crate) fn check_vocabulary(&self, folder: &Path, tokenizer: &Tokenizer) -> Result<(), TrainingError> {
+        let found = vocabulary_checksum(tokenizer);
+        match self.vocabulary_crc32 == found {
+            true => Ok(()),
+            false => Err(refuse(
+                folder,
+                format!(
+                    "its tokens are of another vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); tokenize the texts for this model",
+                    self.vocab_size, self.vocabulary_crc32
+                ),
+            )),
+        }
+    }
+
+    /// Refuses shards that are not those that were written.
+    pub(crate) fn check_contents(
+        &self,
+        folder: &Path,
+        split: Split,
+        found: &[WrittenShard],
+    ) -> Result<(), TrainingError> {
+        let different = self.part(split).shards.iter().zip(found).find(|(written, found)| written != found);
+        match different {
+            None => Ok(()),
+            Some((written, _)) => Err(refuse(
+                &folder.join(&written.file),
+                "its tokens are not those that were written: the file is damaged; make it again".to_owned(),
+            )),
+        }
+    }
+
+    /// Refuses to go on with other texts or options.
+    pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
+        let refuse = |what: String| {
+            let what =
+                format!("the tokens in it are of {what}; give the same ones, or choose another folder");
+            Err(TrainingError::Call { what: format!("{}: {what}", folder.display()) })
+        };
+        for (name, there, here) in [
+            ("format", json!(self.format), json!(wanted.format)),
+            ("dtype", json!(self.dtype), json!(wanted.dtype)),
+            ("shard_tokens", json!(self.shard_tokens), json!(wanted.shard_tokens)),
+        ] {
+            if there != here {
+                return refuse(format!("other options: {name} is {there} there and {here} here"));
+            }
+        }
+        if (self.vocab_size, self.vocabulary_crc32, self.end_of_text)
+            != (wanted.vocab_size, wanted.vocabulary_crc32, wanted.end_of_text)
+        {
+            return refuse("another tokenizer".to_owned());
+        }
+        let sizes = |manifest: &Self| -> Vec<(PathBuf, u64, u64)> {
+            let size = |source: &SourceFile| (source.file.clone(), source.bytes, source.held_out_from);
+            manifest.sources.iter().map(size).collect()
+        };
+        if sizes(self) != sizes(wanted) {
+            return refuse(
+                "other texts, or of files that were changed, or with another part held out".to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn refuse(path: &Path, what: String) -> TrainingError {
+    TrainingError::Data { path: path.to_owned(), what }
+}
+
+/// CRC-32 of a vocabulary: of the tokens in the order of their ids, each with its id.
+pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
+    let mut tokens: Vec<(u32, String)> =
+        tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+    tokens.sort_unstable();
+    let mut checksum = crc32fast::Hasher::new();
+    for (id, token) in tokens {
+        checksum.update(&id.to_le_bytes());
+        checksum.update(token.as_bytes());
+        // No token of another vocabulary can go on into the next one's id.
+        checksum.update(&[0xff]);
+    }
+    checksum.finalize()
+}

@@ -1,0 +1,477 @@
+//! Texts to token files, by all threads: the same files whatever the number of threads, and however often it was interrupted.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit};
+use gpt2_kernels::thread_count;
+use gpt2_weights::{
+    END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, replace_file,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::corpus::{Cuts, Piece, TextFile};
+use crate::shard_writer::{Encoded, ShardWriter};
+use crate::shards::MOST_LLM_C_TOKENS;
+use crate::token_manifest::{Manifest, Part, SourceFile, vocabulary_checksum};
+use crate::{Corpus, ShardFormat, Split, TokenWidth, TrainingError};
+
+/// Bytes of text between two saves.
+const SAVE_BYTES: u64 = 16 << 20;
+/// Pieces that each thread may be ahead.
+const PIECES_AHEAD: usize = 2;
+/// Bytes of a text that are compared at once with what was read.
+const CHECKED_BYTES: usize = 1 << 16;
+/// Tokens in a shard of llm.c's format, as its own scripts make them.
+const LLM_C_SHARD_TOKENS: usize = 100_000_000;
+/// The tokenizer beside the tokens.
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Texts that become a folder of token files.
+///
+/// Beside the token files, `train.bin` and `val.bin` or numbered ones, stands `tokens.json`, which says what they are and lets a
+/// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
+#[derive(Debug, Clone)]
+pub struct TokenizeJob {
+    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line.
+    pub data: Vec<PathBuf>,
+    /// A checkpoint whose tokenizer is taken, and the token that ends its texts.
+    pub model: Option<PathBuf>,
+    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the model's.
+    pub tokenizer: Option<PathBuf>,
+    /// The folder that is written; it must be new or empty, but to resume.
+    pub out: PathBuf,
+    /// The other options.
+    pub options: TokenizeOptions,
+    /// The number of attention heads, for checkpoints that do not tell it.
+    pub n_head: Option<usize>,
+    /// Where checkpoints of the hub come from.
+    pub hub: HubOptions,
+    /// How messages write the names of options.
+    pub spelling: Spelling,
+}
+
+/// How texts become token files. As JSON it is an object with the names of the fields, of which any may be left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TokenizeOptions {
+    /// How the files are laid out.
+    pub format: ShardFormat,
+    /// How wide tokens are; by default as narrow as the vocabulary allows.
+    pub dtype: Option<TokenWidth>,
+    /// Tokens in a file; by default 100 million in llm.c's format, and all in nanoGPT's, whose trainer reads one file.
+    pub shard_tokens: Option<usize>,
+    /// Share of the data, at the end of each file, that is not trained on; 0 for none.
+    pub held_out: f64,
+    /// Go on with what an interrupted run has written.
+    pub resume: bool,
+}
+
+impl Default for TokenizeOptions {
+    fn default() -> Self {
+        Self { format: ShardFormat::NanoGpt, dtype: None, shard_tokens: None, held_out: 0.01, resume: false }
+    }
+}
+
+/// What became of the texts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenizeReport {
+    /// The folder.
+    pub out: PathBuf,
+    /// How its files are laid out.
+    pub format: ShardFormat,
+    /// How wide the tokens are.
+    pub dtype: TokenWidth,
+    /// Tokens to train on.
+    pub training_tokens: usize,
+    /// Tokens that are held out.
+    pub held_out_tokens: usize,
+    /// Documents of both.
+    pub documents: usize,
+    /// Token files.
+    pub shards: Vec<String>,
+    /// Bytes of text, of all runs.
+    pub bytes: u64,
+    /// Bytes of text that this run encoded.
+    pub encoded_bytes: u64,
+    /// Seconds of this run.
+    pub elapsed_s: f64,
+}
+
+/// The vocabulary that texts are encoded with.
+pub(crate) struct Vocabulary<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Ids are below it.
+    pub(crate) size: usize,
+    /// What ends a document.
+    pub(crate) end: Option<u32>,
+}
+
+impl TokenizeJob {
+    /// Encodes the texts.
+    ///
+    /// # Errors
+    /// When options are out of range or do not go together, the folder is taken or of other texts or options, a text or the
+    /// tokenizer cannot be read, a token is outside the vocabulary, or a file cannot be written;
+    /// [`TrainingError::Interrupted`] when the reporter interrupts it, what is done being saved.
+    pub fn run(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, TrainingError> {
+        self.tokenize(reporter).map_err(|error| match error.is_interrupted() {
+            true => {
+                let manifest = Manifest::path(&self.out);
+                TrainingError::Interrupted { state: manifest.exists().then_some(manifest) }
+            }
+            false => error,
+        })
+    }
+
+    fn tokenize(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, TrainingError> {
+        let clock = Instant::now();
+        self.check_options()?;
+        let corpus = Corpus::open(&self.data, self.options.held_out)?;
+        let (tokenizer, size, end) = self.vocabulary(reporter)?;
+        let vocabulary = Vocabulary { tokenizer: &tokenizer, size, end };
+        let manifest = self.manifest(&corpus, &vocabulary)?;
+        let manifest = self.begun(manifest)?;
+        let done = |manifest: &Manifest| manifest.sources.iter().map(|source| source.read).sum::<u64>();
+        let before = done(&manifest);
+        fs::create_dir_all(&self.out).map_err(|error| failed(&self.out, error))?;
+        let manifest = match manifest.complete {
+            true => manifest,
+            false => {
+                manifest.write(&self.out)?;
+                let path = self.out.join(TOKENIZER_FILE);
+                replace_file(&path, |partial| {
+                    let what = |error| format!("cannot be written: {error}");
+                    let unwritable =
+                        |error| WeightsError::Unwritable { path: path.clone(), what: what(error) };
+                    tokenizer.save(partial, true).map_err(unwritable)
+                })?;
+                write(&corpus, &vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)?
+            }
+        };
+        let shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
+        Ok(TokenizeReport {
+            out: self.out.clone(),
+            format: manifest.format,
+            dtype: manifest.dtype,
+            training_tokens: manifest.training.tokens,
+            held_out_tokens: manifest.held_out.tokens,
+            documents: manifest.training.documents + manifest.held_out.documents,
+            shards: shards.map(|shard| shard.file.clone()).collect(),
+            bytes: done(&manifest),
+            encoded_bytes: done(&manifest) - before,
+            elapsed_s: clock.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn check_options(&self) -> Result<(), TrainingError> {
+        let TokenizeOptions { format, shard_tokens, .. } = self.options;
+        let most = match format {
+            ShardFormat::NanoGpt => u64::MAX,
+            ShardFormat::LlmC => MOST_LLM_C_TOKENS,
+        };
+        if let Some(found) = shard_tokens.filter(|tokens| *tokens == 0 || *tokens as u64 > most) {
+            let expected = match format {
+                ShardFormat::NanoGpt => "at least 1".to_owned(),
+                ShardFormat::LlmC => format!("1 to {most}, which llm.c's header can count"),
+            };
+            let found = found.to_string();
+            return Err(TrainingError::OptionOutOfRange { option: "shard_tokens", expected, found });
+        }
+        if self.model.is_none() && self.tokenizer.is_none() {
+            let what = format!("give {} or {}", self.spelling.of("model"), self.spelling.of("tokenizer"));
+            return Err(TrainingError::Call { what });
+        }
+        Ok(())
+    }
+
+    /// The tokenizer, how many tokens there are, and the one that ends a text.
+    fn vocabulary(&self, reporter: &dyn Reporter) -> Result<(Tokenizer, usize, Option<u32>), TrainingError> {
+        if let Some(model) = &self.model {
+            let options = ModelOptions {
+                model: model.clone(),
+                n_head: self.n_head,
+                hub: self.hub.clone(),
+                ..ModelOptions::default()
+            };
+            let checkpoint = options.open_checkpoint(reporter)?;
+            let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?;
+            let config = checkpoint.config();
+            if let Some(note) = config.end_token_note() {
+                reporter.note(&note);
+            }
+            return Ok((tokenizer, config.vocab_size, config.end_tokens().first().copied()));
+        }
+        let tokenizer = load_tokenizer(self.tokenizer.as_deref().unwrap_or(Path::new("")))?;
+        let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let end = tokenizer.token_to_id(END_OF_TEXT);
+        if end.is_none() {
+            reporter
+                .note(&format!("the tokenizer has no {END_OF_TEXT}: documents follow each other without it"));
+        }
+        Ok((tokenizer, largest, end))
+    }
+
+    /// The contents of the folder as they are before anything is encoded.
+    fn manifest(&self, corpus: &Corpus, vocabulary: &Vocabulary) -> Result<Manifest, TrainingError> {
+        let narrowest = TokenWidth::of_vocabulary(vocabulary.size);
+        let dtype = self.options.dtype.unwrap_or(narrowest);
+        if dtype.bytes() < narrowest.bytes() {
+            let expected = format!("u32 for a vocabulary of {} tokens", vocabulary.size);
+            return Err(TrainingError::OptionOutOfRange { option: "dtype", expected, found: "u16".into() });
+        }
+        let usual = match self.options.format {
+            ShardFormat::NanoGpt => None,
+            ShardFormat::LlmC => Some(LLM_C_SHARD_TOKENS),
+        };
+        let shard_tokens = self.options.shard_tokens.or(usual);
+        let layout = (self.options.format, dtype, shard_tokens);
+        Ok(nothing_written(corpus, vocabulary, layout))
+    }
+
+    /// What an interrupted run has made, where the folder holds that.
+    fn begun(&self, wanted: Manifest) -> Result<Manifest, TrainingError> {
+        let out = &self.out;
+        let refuse = |what: &str| {
+            let what = format!("{} {}: {what}", self.spelling.of("out"), out.display());
+            Err(TrainingError::Call { what })
+        };
+        if out.exists() && !out.is_dir() {
+            return refuse("it is no folder; choose another name");
+        }
+        let Some(found) = Manifest::read(out)? else {
+            let is_empty = !out.exists() || is_empty_but(out, &Manifest::partial_path(out))?;
+            return if is_empty {
+                Ok(wanted)
+            } else {
+                refuse("the folder is not empty; choose another name")
+            };
+        };
+        match (self.options.resume, found.complete) {
+            (true, _) => {
+                found.check_same(out, &wanted)?;
+                found.sources.iter().try_for_each(check_unchanged)?;
+                Ok(found)
+            }
+            (false, true) => refuse("it holds tokens already; choose another name"),
+            (false, false) => refuse(&format!(
+                "it holds what an interrupted run has made; give {} to go on with it, or choose another name",
+                self.spelling.of("resume")
+            )),
+        }
+    }
+}
+
+/// Whether a folder has no other file than this one: all that a run which was killed at its very begin can have left.
+fn is_empty_but(folder: &Path, leftover: &Path) -> Result<bool, TrainingError> {
+    for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
+        if entry.map_err(|error| failed(folder, error))?.path() != leftover {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Refuses a text of which what was read is not what it was.
+fn check_unchanged(source: &SourceFile) -> Result<(), TrainingError> {
+    let checksum = || -> io::Result<u32> {
+        let (mut file, mut checksum) =
+            (File::open(&source.file)?.take(source.read), crc32fast::Hasher::new());
+        let mut block = vec![0; CHECKED_BYTES];
+        loop {
+            match file.read(&mut block)? {
+                0 => return Ok(checksum.finalize()),
+                count => checksum.update(&block[..count]),
+            }
+        }
+    };
+    if checksum().map_err(|error| failed(&source.file, error))? == source.crc32 {
+        return Ok(());
+    }
+    let what =
+        "it was changed after its first part was tokenized; give it as it was, or choose another folder";
+    Err(TrainingError::Data { path: source.file.clone(), what: what.into() })
+}
+
+/// A folder of which nothing is written yet.
+pub(crate) fn nothing_written(
+    corpus: &Corpus,
+    vocabulary: &Vocabulary,
+    (format, dtype, shard_tokens): (ShardFormat, TokenWidth, Option<usize>),
+) -> Manifest {
+    Manifest {
+        complete: false,
+        format,
+        dtype,
+        shard_tokens,
+        vocab_size: vocabulary.size,
+        vocabulary_crc32: vocabulary_checksum(vocabulary.tokenizer),
+        end_of_text: vocabulary.end,
+        training: Part::default(),
+        held_out: Part::default(),
+        sources: corpus.files().iter().map(SourceFile::of).collect(),
+    }
+}
+
+/// A piece of a text, and where it belongs.
+struct Work<'a> {
+    split: Split,
+    source: usize,
+    file: &'a TextFile,
+    piece: Piece,
+    /// Of the file up to the piece's end.
+    crc32: u32,
+}
+
+/// Writes what is missing of a folder, and says what it holds then. It is saved whenever so many bytes of text are encoded.
+///
+/// # Errors
+/// When a text cannot be read or encoded, a token is outside the vocabulary, or a file cannot be written; and when the reporter
+/// interrupts it, which is asked after every piece: what is done is saved.
+pub(crate) fn write(
+    corpus: &Corpus,
+    vocabulary: &Vocabulary,
+    folder: &Path,
+    manifest: Manifest,
+    (save_bytes, threads): (u64, usize),
+    reporter: &dyn Reporter,
+) -> Result<Manifest, TrainingError> {
+    let encoder = TextEncoder::new(vocabulary.tokenizer);
+    let cut = |bytes: &[u8], from| encoder.cut(bytes, from);
+    let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
+    let bar = reporter.start("encoding", total, Unit::Bytes);
+    bar.advance(manifest.sources.iter().map(|source| source.read).sum());
+
+    let mut rest = Vec::new();
+    for split in [Split::Training, Split::HeldOut] {
+        for (index, (file, source)) in corpus.files().iter().zip(&manifest.sources).enumerate() {
+            let part = file.range(split);
+            rest.push((split, index, file, part.start.max(source.read)..part.end));
+        }
+    }
+    let mut checksums: Vec<_> =
+        manifest.sources.iter().map(|source| crc32fast::Hasher::new_with_initial(source.crc32)).collect();
+    let tasks = rest.into_iter().flat_map(|(split, source, file, range)| {
+        let cuts = Cuts { piece_bytes: encoder.piece_bytes(), first: &cut };
+        file.pieces(range, cuts).map(move |piece| Ok((split, source, file, piece?)))
+    });
+    let tasks = tasks.map(|task: Result<_, TrainingError>| {
+        let (split, source, file, piece) = task?;
+        let mut crc32 = 0;
+        if let Some(checksum) = checksums.get_mut(source) {
+            checksum.update(piece.bytes());
+            crc32 = checksum.clone().finalize();
+        }
+        Ok(Work { split, source, file, piece, crc32 })
+    });
+
+    let dtype = manifest.dtype;
+    let mut writer = ShardWriter::open(folder, manifest)?;
+    let mut unsaved = 0;
+    let write = |(encoded, task): (Encoded, Work)| {
+        let read = task.piece.bytes().len() as u64;
+        writer.add(task.split, (task.source, read, task.crc32), &encoded)?;
+        bar.advance(read);
+        unsaved += read;
+        let is_interrupted = reporter.is_interrupted();
+        if is_interrupted || unsaved >= save_bytes {
+            writer.save()?;
+            unsaved = 0;
+        }
+        if is_interrupted { Err(TrainingError::Interrupted { state: None }) } else { Ok(()) }
+    };
+    let session = || encoder.session();
+    in_order(
+        threads,
+        tasks,
+        session,
+        |session, task| Ok((encode(&task, vocabulary, dtype, session)?, task)),
+        write,
+    )?;
+    writer.manifest.complete = true;
+    writer.save()?;
+    Ok(writer.manifest)
+}
+
+/// The tokens of a piece.
+fn encode(
+    task: &Work,
+    vocabulary: &Vocabulary,
+    dtype: TokenWidth,
+    session: &mut EncoderSession,
+) -> Result<Encoded, TrainingError> {
+    let mut encoded = Encoded::default();
+    let mut tokens = Vec::new();
+    for text in task.file.texts(&task.piece)? {
+        session.encode(&text.text, &mut tokens)?;
+        encoded.characters += text.text.chars().count();
+        if text.is_end {
+            tokens.extend(vocabulary.end);
+            encoded.documents += 1;
+        }
+    }
+    let is_beyond = |id: u32| usize::try_from(id).is_ok_and(|id| id >= vocabulary.size);
+    if let Some(id) = tokens.iter().copied().max().filter(|id| is_beyond(*id)) {
+        return Err(TrainingError::Vocabulary { id, vocab_size: vocabulary.size });
+    }
+    dtype.write(&tokens, &mut encoded.bytes);
+    Ok(encoded)
+}
+
+/// Does work on items by several threads, each with a state of its own, and takes the results in the order of the items, on the
+/// thread that called. Few items are ahead of the one that is taken.
+fn in_order<T: Send, R: Send, S>(
+    threads: usize,
+    items: impl Iterator<Item = Result<T, TrainingError>>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) -> Result<R, TrainingError> + Sync,
+    mut take: impl FnMut(R) -> Result<(), TrainingError>,
+) -> Result<(), TrainingError> {
+    if threads <= 1 {
+        let mut state = state();
+        return items.into_iter().try_for_each(|item| take(work(&mut state, item?)?));
+    }
+    type Answer<R> = SyncSender<Result<R, TrainingError>>;
+    let (sender, receiver) = mpsc::sync_channel::<(T, Answer<R>)>(PIECES_AHEAD * threads);
+    let receiver = Mutex::new(receiver);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut state = state();
+                let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                while let Ok((item, answer)) = next() {
+                    // Nobody waits for it where another one failed.
+                    let _ = answer.send(work(&mut state, item));
+                }
+            });
+        }
+        // The threads end when there is no sender any more.
+        let sender = sender;
+        let mut waiting = VecDeque::new();
+        // An answer that never comes is that of a thread that panicked, which the scope passes on.
+        let mut take = |answer: mpsc::Receiver<Result<R, TrainingError>>| {
+            answer.recv().map_or(Ok(()), |done| take(done?))
+        };
+        for item in items {
+            let (answer, result) = mpsc::sync_channel(1);
+            let _ = sender.send((item?, answer));
+            waiting.push_back(result);
+            if waiting.len() > PIECES_AHEAD * threads
+                && let Some(first) = waiting.pop_front()
+            {
+                take(first)?;
+            }
+        }
+        waiting.into_iter().try_for_each(take)
+    })
+}
+
+fn failed(path: &Path, error: io::Error) -> TrainingError {
+    TrainingError::File { path: path.to_owned(), error }
+}

@@ -1,0 +1,172 @@
+//! Several runs that share every step of one training: the sums of what they compute are what one run computes.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{HubOptions, Reporter, Silent, Spelling};
+use gpt2_training::{Entry, Run, Share, Start, TrainJob, TrainOptions, TrainingError};
+
+const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
+const STEPS: u64 = 8;
+
+fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
+    let data = folder.join("text.txt");
+    let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
+    fs::write(&data, (0..200).map(line).collect::<String>()).unwrap();
+    TrainJob {
+        data: vec![data],
+        start: Start::Config(Box::new(Gpt2Config::from_json(CONFIG).unwrap())),
+        tokenizer: None,
+        out: folder.join(out),
+        options,
+        hub: HubOptions::default(),
+        spelling: Spelling::Keywords,
+    }
+}
+
+fn options() -> TrainOptions {
+    TrainOptions {
+        steps: STEPS,
+        batch_size: 5,
+        accumulate: 2,
+        eval_every: 3,
+        save_every: 4,
+        dropout: Some(0.0),
+        lr: Some(0.01),
+        held_out: 0.05,
+        ..TrainOptions::default()
+    }
+}
+
+fn open(job: &TrainJob, index: usize, count: usize) -> Result<Run, TrainingError> {
+    let reporter: Arc<dyn Reporter> = Arc::new(Silent);
+    job.open_share(&reporter, Share { index, count })
+}
+
+/// Takes a step with the runs of all shares; gives what the first one logs.
+fn step(runs: &mut [Run]) -> Vec<Entry> {
+    let (mut loss, mut sums) = (0.0, Vec::new());
+    for run in &mut *runs {
+        let (part, gradients) = run.share_of_step(&|| 0.0, &mut |_, _| {}).unwrap();
+        loss += part;
+        sums.resize(gradients.len(), 0.0);
+        sums.iter_mut().zip(gradients).for_each(|(sum, gradient): (&mut f32, f32)| *sum += gradient);
+    }
+    let mut entries = Vec::new();
+    for (index, run) in runs.iter_mut().enumerate() {
+        let mut report = |entry: &Entry, _: &_| entries.extend((index == 0).then(|| entry.clone()));
+        run.apply(&sums, loss, &|| 0.0, &mut report).unwrap();
+    }
+    entries
+}
+
+fn losses(entries: &[Entry]) -> Vec<(u64, f64)> {
+    entries.iter().map(|entry| (entry.step, entry.loss.or(entry.held_out_loss).unwrap())).collect()
+}
+
+/// Six shares of batches of five rows: one of them has none.
+#[test]
+fn the_sums_of_all_shares_train_as_one_run_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = job(folder.path(), "whole", options());
+    let mut expected = Vec::new();
+    let mut run = open(&whole, 0, 1).unwrap();
+    run.train(&|| 0.0, &mut |entry, _| expected.push(entry.clone())).unwrap();
+    let expected = losses(&expected);
+    assert_eq!(expected.len() as u64, STEPS + 3, "and three evaluations: {expected:?}");
+
+    for count in [1, 2, 6] {
+        let shared = job(folder.path(), &format!("shared-{count}"), options());
+        let mut runs: Vec<Run> = (0..count).map(|index| open(&shared, index, count).unwrap()).collect();
+        let mut found = Vec::new();
+        while !runs[0].is_done() {
+            found.extend(step(&mut runs));
+        }
+        assert!(runs.iter().all(Run::is_done));
+        for ((step, found), (expected_step, expected)) in losses(&found).into_iter().zip(&expected) {
+            assert_eq!(step, *expected_step);
+            assert!((found - expected).abs() < 1e-5, "{count}: step {step}: {found}, expected {expected}");
+        }
+        assert_eq!(found.len(), expected.len());
+        let mut names: Vec<_> =
+            fs::read_dir(&shared.out).unwrap().map(|file| file.unwrap().file_name()).collect();
+        drop(runs);
+        names.retain(|name| shared.out.join(name).exists());
+        names.sort();
+        let expected_names = [
+            "config.json",
+            "generation_config.json",
+            "log.jsonl",
+            "loss.svg",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "training-state.safetensors",
+        ];
+        for name in ["log.jsonl", "loss.svg", "model.safetensors", "training-state.safetensors"] {
+            assert!(names.iter().any(|found| found == name), "{name} is missing in {names:?}");
+        }
+        assert!(names.iter().all(|name| expected_names.iter().any(|known| name == known)), "{names:?}");
+        if count == 1 {
+            for name in ["model.safetensors", "training-state.safetensors"] {
+                let (ours, theirs) = (fs::read(shared.out.join(name)), fs::read(whole.out.join(name)));
+                assert_eq!(ours.unwrap(), theirs.unwrap(), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_share_goes_on_from_the_state_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { save_every: 1, ..options() };
+    let first = job(folder.path(), "first", options.clone());
+    let mut runs = vec![open(&first, 0, 1).unwrap()];
+    for _ in 0..3 {
+        step(&mut runs);
+    }
+    let state = runs[0].state().unwrap();
+    assert_eq!(state, fs::read(first.out.join("training-state.safetensors")).unwrap());
+
+    // One that sees the folder, and one that is given the state.
+    let resumed = TrainJob { options: TrainOptions { resume: true, ..options.clone() }, ..first.clone() };
+    assert_eq!(open(&resumed, 1, 2).unwrap().trainer().steps_done(), 3);
+    let elsewhere = job(folder.path(), "elsewhere", options.clone());
+    let mut given = open(&elsewhere, 1, 2).unwrap();
+    assert_eq!(given.trainer().steps_done(), 0);
+    given.set_state(&state).unwrap();
+    assert_eq!((given.trainer().steps_done(), given.state().unwrap()), (3, state.clone()));
+    assert!(!elsewhere.out.exists(), "it writes nothing");
+
+    let others = TrainOptions { lr: Some(0.02), ..options };
+    let mut other = open(&job(folder.path(), "other", others), 1, 2).unwrap();
+    let error = other.set_state(&state).unwrap_err();
+    assert!(matches!(error, TrainingError::OtherState { .. }), "{error}");
+    let error = other.set_state(&state[..state.len() / 2]).unwrap_err();
+    assert!(matches!(error, TrainingError::DamagedState { .. }), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_a_step_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job(folder.path(), "run", TrainOptions { steps: 1, ..options() });
+    let error = open(&job, 2, 2).err().expect("no such share");
+    assert!(error.to_string().contains("rank: expected below the world_size of 2, found 2"), "{error}");
+    let mut run = open(&job, 0, 1).unwrap();
+    let (loss, gradients) = run.share_of_step(&|| 0.0, &mut |_, _| {}).unwrap();
+    let mut apply = |gradients: &[f32], loss: f64| run.apply(gradients, loss, &|| 0.0, &mut |_, _| {});
+    let error = apply(&gradients[1..], loss).unwrap_err();
+    let expected = format!("gradients: expected {} values", gradients.len());
+    assert!(error.is_usage() && error.to_string().contains(&expected), "{error}");
+    let mut wrong = gradients.clone();
+    wrong[7] = f32::NAN;
+    for error in [apply(&wrong, loss).unwrap_err(), apply(&gradients, f64::INFINITY).unwrap_err()] {
+        assert!(matches!(error, TrainingError::NotFinite { step: 1, .. }), "{error}");
+    }
+    apply(&gradients, loss).unwrap();
+    let error = apply(&gradients, loss).unwrap_err();
+    assert!(error.to_string().contains("no step is left"), "{error}");
+    assert!(run.share_of_step(&|| 0.0, &mut |_, _| {}).is_err());
+}

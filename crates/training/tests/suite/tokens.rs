@@ -1,0 +1,584 @@
+//! Token files: their formats byte by byte, the same files however they are made, and what is said of damaged ones.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpt2::Gpt2Config;
+use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use gpt2_testing::CheckpointFolder;
+use gpt2_training::{
+    ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport, Tokens,
+    TrainJob, TrainOptions, TrainingError,
+};
+use gpt2_weights::{Tokenizer, encode_piece, load_tokenizer};
+use serde_json::{Value, json};
+
+/// Interrupts a job at a piece of its texts.
+struct Interrupter {
+    at: u64,
+    asked: AtomicU64,
+    is_encoding: AtomicBool,
+}
+
+impl Interrupter {
+    fn new(at: u64) -> Self {
+        Self { at, asked: AtomicU64::new(0), is_encoding: false.into() }
+    }
+}
+
+impl Reporter for Interrupter {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        self.is_encoding.store(what == "encoding", Ordering::Relaxed);
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        self.is_encoding.load(Ordering::Relaxed) && self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.at
+    }
+}
+
+/// A folder with texts, and the tokenizer of a fixture.
+struct Work {
+    folder: tempfile::TempDir,
+    checkpoint: CheckpointFolder,
+}
+
+impl Work {
+    fn new() -> Self {
+        let work = Self { folder: tempfile::tempdir().unwrap(), checkpoint: CheckpointFolder::tiny() };
+        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
+        fs::write(work.path("text.txt"), (0..300).map(line).collect::<String>()).unwrap();
+        let row = |row: u32| json!({"text": format!("Row {row}, of those that are short.")}).to_string();
+        fs::write(work.path("rows.jsonl"), (0..40).map(row).collect::<Vec<_>>().join("\n")).unwrap();
+        work
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn job(&self, out: &str, options: TokenizeOptions) -> TokenizeJob {
+        TokenizeJob {
+            data: vec![self.path("text.txt"), self.path("rows.jsonl")],
+            model: Some(self.checkpoint.path().to_owned()),
+            tokenizer: None,
+            out: self.path(out),
+            options,
+            n_head: None,
+            hub: HubOptions::default(),
+            spelling: Spelling::Keywords,
+        }
+    }
+
+    fn tokenizer(&self) -> Tokenizer {
+        load_tokenizer(self.checkpoint.path()).unwrap()
+    }
+
+    /// The folder of a job with these options.
+    fn made(&self, out: &str, options: TokenizeOptions) -> (PathBuf, TokenizeReport) {
+        let job = self.job(out, options);
+        let report = job.run(&Silent).unwrap();
+        (job.out, report)
+    }
+
+    fn open(&self, folder: &Path) -> Result<TokenFolder, TrainingError> {
+        TokenFolder::open(folder, (&self.tokenizer(), self.vocab_size()), &Silent)
+    }
+
+    fn refused(&self, folder: &Path) -> String {
+        self.open(folder).unwrap_err().to_string()
+    }
+
+    fn vocab_size(&self) -> usize {
+        let config: Value =
+            serde_json::from_slice(&fs::read(self.checkpoint.path().join("config.json")).unwrap()).unwrap();
+        usize::try_from(config["vocab_size"].as_u64().unwrap()).unwrap()
+    }
+
+    fn end(&self) -> u32 {
+        self.tokenizer().token_to_id("<|endoftext|>").unwrap()
+    }
+
+    /// The tokens of both parts, by the library: the last tenth of each file is held out, from a line on.
+    fn expected(&self) -> [Vec<u32>; 2] {
+        let (tokenizer, end) = (self.tokenizer(), self.end());
+        let mut parts = [Vec::new(), Vec::new()];
+        let mut add = |part: usize, text: &str| {
+            parts[part].extend(encode_piece(&tokenizer, text).unwrap());
+            parts[part].push(end);
+        };
+        let text = fs::read_to_string(self.path("text.txt")).unwrap();
+        let wanted = text.len() * 9 / 10;
+        let cut = wanted + text[wanted..].find('\n').unwrap() + 1;
+        add(0, &text[..cut]);
+        add(1, &text[cut..]);
+        let rows = fs::read_to_string(self.path("rows.jsonl")).unwrap();
+        let mut place = 0;
+        for row in rows.split_inclusive('\n') {
+            // A row that the cut is in is whole in the first part.
+            let part = usize::from(place > rows.len() * 9 / 10);
+            add(part, serde_json::from_str::<Value>(row).unwrap()["text"].as_str().unwrap());
+            place += row.len();
+        }
+        parts
+    }
+}
+
+fn tenth() -> TokenizeOptions {
+    TokenizeOptions { held_out: 0.1, ..TokenizeOptions::default() }
+}
+
+fn all(tokens: &impl Tokens) -> Vec<u32> {
+    let mut found = Vec::new();
+    tokens.read(0, tokens.len(), &mut found);
+    found
+}
+
+/// The files of a folder, by name.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn files_of_nanogpt_are_the_tokens_and_nothing_else() {
+    let work = Work::new();
+    let [training, held_out] = work.expected();
+    for (dtype, out) in [(None, "u16"), (Some(TokenWidth::U32), "u32")] {
+        let (folder, report) = work.made(out, TokenizeOptions { dtype, ..tenth() });
+        let bytes = |tokens: &[u32]| -> Vec<u8> {
+            match dtype {
+                None => tokens.iter().flat_map(|id| u16::try_from(*id).unwrap().to_le_bytes()).collect(),
+                Some(_) => tokens.iter().flat_map(|id| id.to_le_bytes()).collect(),
+            }
+        };
+        assert_eq!(fs::read(folder.join("train.bin")).unwrap(), bytes(&training), "{out}");
+        assert_eq!(fs::read(folder.join("val.bin")).unwrap(), bytes(&held_out), "{out}");
+        assert_eq!((report.training_tokens, report.held_out_tokens), (training.len(), held_out.len()));
+        assert_eq!((report.documents, report.shards), (2 + 40, vec!["train.bin".into(), "val.bin".into()]));
+    }
+}
+
+/// The header is written out from llm.c's `dev/data/data_common.py`.
+#[test]
+fn files_of_llm_c_have_its_header_and_a_number() {
+    let work = Work::new();
+    let [training, held_out] = work.expected();
+    for (dtype, magic, version) in
+        [(TokenWidth::U16, 20_240_520_i32, 1_i32), (TokenWidth::U32, 20_240_801, 7)]
+    {
+        let out = format!("{magic}");
+        let format = ShardFormat::LlmC;
+        let options = TokenizeOptions { format, dtype: Some(dtype), shard_tokens: Some(1001), ..tenth() };
+        let (folder, report) = work.made(&out, options);
+        let file = |tokens: &[u32]| -> Vec<u8> {
+            let count = i32::try_from(tokens.len()).unwrap();
+            let mut bytes: Vec<u8> =
+                [magic, version, count].iter().flat_map(|number| number.to_le_bytes()).collect();
+            bytes.resize(1024, 0);
+            let narrow = |id: &u32| id.to_le_bytes()[..dtype.bytes()].to_vec();
+            bytes.extend(tokens.iter().flat_map(narrow));
+            bytes
+        };
+        let shards: Vec<&[u32]> = training.chunks(1001).collect();
+        assert!(shards.len() > 3 && held_out.len() < 1001, "{} {}", training.len(), held_out.len());
+        for (index, tokens) in shards.iter().enumerate() {
+            let name = format!("train_{index:06}.bin");
+            assert_eq!(report.shards[index], name);
+            assert_eq!(fs::read(folder.join(&name)).unwrap(), file(tokens), "{name}");
+        }
+        assert_eq!(fs::read(folder.join("val_000000.bin")).unwrap(), file(&held_out));
+        assert_eq!(report.shards.len(), shards.len() + 1);
+    }
+}
+
+#[test]
+fn shards_of_any_layout_are_read_as_one_text() {
+    let work = Work::new();
+    let [training, held_out] = work.expected();
+    let characters = |part: &[u32]| {
+        let text = work.tokenizer().decode(part, true).unwrap();
+        text.chars().count()
+    };
+    for (index, shard_tokens) in [None, Some(7), Some(1000)].into_iter().enumerate() {
+        for format in [ShardFormat::NanoGpt, ShardFormat::LlmC] {
+            let options = TokenizeOptions { format, shard_tokens, ..tenth() };
+            let (folder, _) = work.made(&format!("{format:?}{index}"), options);
+            for is_foreign in [false, true] {
+                if is_foreign {
+                    fs::remove_file(folder.join("tokens.json")).unwrap();
+                }
+                let opened = work.open(&folder).unwrap();
+                assert_eq!(all(&opened.training), training);
+                let tokens = opened.held_out.unwrap();
+                assert_eq!(all(&tokens), held_out);
+                assert_eq!(opened.held_out_characters, characters(&held_out));
+                // Across the borders of shards.
+                let mut found = Vec::new();
+                for start in (0..training.len() - 30).step_by(13) {
+                    found.clear();
+                    opened.training.read(start, 30, &mut found);
+                    assert_eq!(found, training[start..start + 30], "from {start}");
+                }
+            }
+        }
+    }
+}
+
+/// What makes it ask, a piece of a text, is long here, so that there are some.
+fn long_texts(work: &Work) {
+    let line = |line: u32| format!("Line {line}: the word {} and {}.\n", line % 91, line * 7919 % 10007);
+    fs::write(work.path("text.txt"), (0..40_000).map(line).collect::<String>()).unwrap();
+    let row = |row: u32| {
+        json!({"text": (0..30).map(|part| line(row * 31 + part)).collect::<String>()}).to_string() + "\n"
+    };
+    fs::write(work.path("rows.jsonl"), (0..1500).map(row).collect::<String>()).unwrap();
+}
+
+#[test]
+fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
+    let work = Work::new();
+    long_texts(&work);
+    let options = TokenizeOptions { format: ShardFormat::LlmC, shard_tokens: Some(150_001), ..tenth() };
+    let (whole, report) = work.made("whole", options.clone());
+    let expected = files(&whole);
+    assert!(expected.len() > 6, "{}", expected.len());
+
+    let job = work.job("interrupted", TokenizeOptions { resume: true, ..options });
+    let mut interruptions = 0;
+    let resumed = loop {
+        let interrupter = Interrupter::new(1 + interruptions % 2);
+        match job.run(&interrupter) {
+            Ok(report) => break report,
+            Err(TrainingError::Interrupted { state: Some(state) }) => {
+                assert_eq!(state, job.out.join("tokens.json"));
+                let told = work.refused(&job.out);
+                assert!(
+                    told.ends_with(
+                        "its making was interrupted: resume it, or remove the folder and make it again"
+                    ),
+                    "{told}"
+                );
+                spoil(&job.out, &expected, interruptions);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        interruptions += 1;
+        assert!(interruptions < 100);
+    };
+    assert!(interruptions > 6, "{interruptions}");
+    assert!(files(&job.out) == expected, "other files");
+    assert!(resumed.encoded_bytes < report.encoded_bytes && resumed.bytes == report.bytes);
+    let again = job.run(&Silent).unwrap();
+    assert_eq!((again.encoded_bytes, again.shards), (0, report.shards));
+}
+
+/// What a process that is killed after a save can leave: more in the shard in the making, its header and its name, the next one begun,
+/// and the manifest in the making.
+fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], turn: u64) {
+    fs::write(folder.join("tokens.json.partial"), "{\"comp").unwrap();
+    let partial = files(folder).into_iter().map(|(name, _)| name).find(|name| name.ends_with(".bin.partial"));
+    let Some(name) = partial else { return };
+    let partial = folder.join(&name);
+    let mut bytes = fs::read(&partial).unwrap();
+    bytes.extend([0xab; 5001]);
+    if turn.is_multiple_of(2) {
+        return fs::write(&partial, bytes).unwrap();
+    }
+    bytes[..12].copy_from_slice(&[7; 12]);
+    fs::write(partial.with_extension(""), bytes).unwrap();
+    fs::remove_file(&partial).unwrap();
+    let later = whole.iter().find(|(later, _)| format!("{later}.partial") > name && later.ends_with(".bin"));
+    if let Some((later, _)) = later {
+        fs::write(folder.join(format!("{later}.partial")), [1; 3000]).unwrap();
+    }
+}
+
+#[test]
+fn what_does_not_belong_together_is_not_gone_on_with() {
+    let work = Work::new();
+    long_texts(&work);
+    let options = TokenizeOptions { shard_tokens: Some(150_001), ..tenth() };
+    let job = work.job("out", options.clone());
+    let interrupter = Interrupter::new(2);
+    job.run(&interrupter).unwrap_err();
+    let told = |options: TokenizeOptions| {
+        let error = work.job("out", options).run(&Silent).unwrap_err();
+        (error.is_usage(), error.to_string().split_once(": ").unwrap().1.to_owned())
+    };
+    let resumed = TokenizeOptions { resume: true, ..options.clone() };
+    assert_eq!(
+        told(options),
+        (
+            true,
+            "it holds what an interrupted run has made; give resume to go on with it, or choose another name"
+                .into()
+        )
+    );
+    let (is_usage, said) = told(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
+    assert!(
+        is_usage
+            && said.starts_with(
+                "the tokens in it are of other options: dtype is \"u16\" there and \"u32\" here"
+            ),
+        "{said}"
+    );
+    let (_, said) = told(TokenizeOptions { held_out: 0.2, ..resumed.clone() });
+    assert!(
+        said.starts_with(
+            "the tokens in it are of other texts, or of files that were changed, or with another part"
+        ),
+        "{said}"
+    );
+    // A text of the same size whose first part is another one.
+    let text = fs::read_to_string(work.path("text.txt")).unwrap();
+    fs::write(work.path("text.txt"), text.replacen("Line 0", "Line 1", 1)).unwrap();
+    let (is_usage, said) = told(resumed.clone());
+    assert_eq!(
+        (is_usage, said.as_str()),
+        (
+            false,
+            "it was changed after its first part was tokenized; give it as it was, or choose another folder"
+        )
+    );
+    fs::write(work.path("text.txt"), text).unwrap();
+    // A folder of something else.
+    fs::create_dir(work.path("taken")).unwrap();
+    fs::write(work.path("taken/notes"), "mine").unwrap();
+    let error = work.job("taken", resumed).run(&Silent).unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().ends_with("the folder is not empty; choose another name"),
+        "{error}"
+    );
+    assert_eq!(files(&work.path("taken")), [("notes".to_owned(), b"mine".to_vec())]);
+}
+
+#[test]
+fn options_out_of_range_and_texts_that_are_none_are_told() {
+    let work = Work::new();
+    let told = |options| work.job("out", options).run(&Silent).unwrap_err().to_string();
+    assert_eq!(
+        told(TokenizeOptions { shard_tokens: Some(0), ..tenth() }),
+        "shard_tokens: expected at least 1, found 0"
+    );
+    let format = ShardFormat::LlmC;
+    assert_eq!(
+        told(TokenizeOptions { shard_tokens: Some(1 << 31), format, ..tenth() }),
+        "shard_tokens: expected 1 to 2147483647, which llm.c's header can count, found 2147483648"
+    );
+    assert!(told(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("held_out: expected a share"));
+    fs::write(work.path("rows.jsonl"), "{\"text\": \"good\"}\n\n{\"txt\": \"bad\"}\n").unwrap();
+    let said = told(TokenizeOptions { held_out: 0.0, ..tenth() });
+    assert!(said.ends_with("rows.jsonl: line 3: the object has no `text`"), "{said}");
+    let neither = TokenizeJob { model: None, ..work.job("out2", tenth()) };
+    assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "give model or tokenizer");
+}
+
+/// One change of a folder, and what must be said of it.
+#[test]
+fn damaged_shards_are_named() {
+    let work = Work::new();
+    let options = TokenizeOptions { format: ShardFormat::LlmC, shard_tokens: Some(1000), ..tenth() };
+    let (whole, _) = work.made("whole", options);
+    let name = "train_000001.bin";
+    let change_bytes = |folder: &Path, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = fs::read(folder.join(name)).unwrap();
+        change(&mut bytes);
+        fs::write(folder.join(name), bytes).unwrap();
+    };
+    let change_json = |folder: &Path, change: &dyn Fn(&mut Value)| {
+        let path = folder.join("tokens.json");
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut json);
+        fs::write(path, json.to_string()).unwrap();
+    };
+    type Change<'a> = &'a dyn Fn(&Path);
+    let cases: [(Change, &str); 12] = [
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes.truncate(2000)),
+            "train_000001.bin: it was cut short: expected 3024 bytes for 1000 tokens of 16 bits, found 2000",
+        ),
+        (&|folder| change_bytes(folder, &Vec::clear), "train_000001.bin: the file is empty"),
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes.push(0)),
+            "train_000001.bin: something was added to it: expected 3024 bytes",
+        ),
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes.extend([0; 2000])),
+            "train_000001.bin: its tokens are of 32 bits: expected 3024 bytes for 1000 tokens of 16 bits, found 5024",
+        ),
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes[0] ^= 1),
+            "train_000001.bin: its header is not the one that was written",
+        ),
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes[2000] ^= 1),
+            "train_000001.bin: its tokens are not those that were written: the file is damaged",
+        ),
+        (
+            &|folder| change_bytes(folder, &|bytes| bytes[2001] = 0xff),
+            "train_000001.bin: token 488 (counted from 0) has the id 65",
+        ),
+        (&|folder| fs::remove_file(folder.join(name)).unwrap(), "train_000001.bin: No such file"),
+        (
+            &|folder| change_json(folder, &|json| json["vocabulary_crc32"] = json!(5)),
+            "its tokens are of another vocabulary (",
+        ),
+        (
+            &|folder| change_json(folder, &|json| json["complete"] = json!(false)),
+            "its making was interrupted",
+        ),
+        (
+            &|folder| change_json(folder, &|json| json["training"]["shards"][1]["file"] = json!("../x.bin")),
+            "tokens.json: not the list of a folder of tokens: `../x.bin` is no name of a file",
+        ),
+        (
+            &|folder| fs::write(folder.join("tokens.json"), "{\"complete\": tr").unwrap(),
+            "tokens.json: not the list of a folder of tokens: ",
+        ),
+    ];
+    for (index, (change, expected)) in cases.into_iter().enumerate() {
+        let folder = work.path(&format!("changed{index}"));
+        fs::create_dir(&folder).unwrap();
+        for (name, bytes) in files(&whole) {
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        assert!(work.open(&folder).is_ok());
+        change(&folder);
+        let told = work.refused(&folder);
+        assert!(told.contains(expected), "{expected:?} is not in {told:?}");
+        assert!(told.contains(&folder.display().to_string()), "{told}");
+    }
+    let told = TokenFolder::open(&whole, (&work.tokenizer(), 200), &Silent).unwrap_err().to_string();
+    assert!(
+        told.contains("train_000000.bin: token ") && told.contains("the vocabulary has 200 tokens"),
+        "{told}"
+    );
+}
+
+#[test]
+fn files_of_others_are_checked_as_far_as_can_be() {
+    let work = Work::new();
+    let narrow = |ids: &[u16]| -> Vec<u8> { ids.iter().flat_map(|id| id.to_le_bytes()).collect() };
+    let wide = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|id| id.to_le_bytes()).collect() };
+    let header = |numbers: &[i32], tokens: &[u8]| -> Vec<u8> {
+        let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        bytes.resize(1024, 0);
+        bytes.extend(tokens);
+        bytes
+    };
+    let mut turn = 0;
+    let mut opened = |bytes: &[u8]| {
+        turn += 1;
+        let folder = work.path(&format!("foreign{turn}"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("tiny_train.bin"), bytes).unwrap();
+        work.open(&folder).map(|opened| all(&opened.training)).map_err(|error| error.to_string())
+    };
+    assert_eq!(opened(&narrow(&[5, 6, 7])).unwrap(), [5, 6, 7]);
+    assert_eq!(opened(&header(&[20_240_520, 1, 3], &narrow(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
+    assert_eq!(opened(&header(&[20_240_801, 7, 3], &wide(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
+    for (bytes, expected) in [
+        (narrow(&[5, 6, 40_000]), "token 2 (counted from 0) has the id 40000, and the vocabulary has"),
+        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are no whole number of 16-bit tokens: it was cut short"),
+        (
+            wide(&[5, 6, 7].repeat(6)),
+            "every second of its 16-bit numbers is 0, as if its tokens were of 32 bits",
+        ),
+        (
+            header(&[20_240_520, 2, 3], &narrow(&[5, 6, 7])),
+            "llm.c's header has the version 2; expected 1 with the magic number 20240520",
+        ),
+        (
+            header(&[20_240_801, 1, 3], &narrow(&[5, 6, 7])),
+            "llm.c's header has the version 1; expected 7 with the magic number 20240801",
+        ),
+        (
+            header(&[20_240_520, 1, 4], &narrow(&[5, 6, 7])),
+            "counts 4 tokens of 16 bits, which take 1032 bytes with it, and the file has 1030: it was cut short",
+        ),
+        (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "the file has 1030: something was added to it"),
+        (
+            header(&[20_240_520, 1, -5], &narrow(&[5, 6, 7])),
+            "llm.c's header counts -5 tokens; expected one at least",
+        ),
+        (header(&[20_240_520, 1, i32::MAX], &narrow(&[5, 6, 7])), "it was cut short"),
+        (20_240_520_i32.to_le_bytes().to_vec(), "llm.c's header has the version 0"),
+        (header(&[20_240_521, 1, 3], &narrow(&[5, 6, 7])), "token 0 (counted from 0) has the id"),
+        (Vec::new(), "the file is empty"),
+    ] {
+        let told = opened(&bytes).unwrap_err();
+        assert!(
+            told.contains(expected) && told.contains("tiny_train.bin: "),
+            "{expected:?} is not in {told:?}"
+        );
+    }
+    let empty = work.path("empty");
+    fs::create_dir(&empty).unwrap();
+    assert!(work.refused(&empty).contains("it has neither a tokens.json nor files such as train.bin"));
+}
+
+#[test]
+fn a_training_on_token_files_is_the_training_on_their_texts() {
+    let work = Work::new();
+    let (folder, _) = work.made("tokens", TokenizeOptions { ..tenth() });
+    let options = TrainOptions {
+        steps: 4,
+        batch_size: 2,
+        eval_every: 2,
+        held_out: 0.1,
+        seed: 3,
+        ..TrainOptions::default()
+    };
+    let job = |data: Vec<PathBuf>, out: &str| TrainJob {
+        data,
+        start: Start::Checkpoint(work.checkpoint.path().to_owned()),
+        tokenizer: None,
+        out: work.path(out),
+        options: options.clone(),
+        hub: HubOptions::default(),
+        spelling: Spelling::Flags,
+    };
+    let silent: Arc<dyn Reporter> = Arc::new(Silent);
+    let texts = job(vec![work.path("text.txt"), work.path("rows.jsonl")], "of-texts");
+    let tokens = job(vec![folder.clone()], "of-tokens");
+    let of_texts = texts.run(&silent, &mut |_| {}).unwrap();
+    let of_tokens = tokens.run(&silent, &mut |_| {}).unwrap();
+    assert!(of_texts.held_out_loss_per_character.unwrap() > 0.1);
+    assert_eq!(of_texts.held_out_loss_per_character, of_tokens.held_out_loss_per_character);
+    for name in ["model.safetensors", "training-state.safetensors"] {
+        assert!(
+            fs::read(texts.out.join(name)).unwrap() == fs::read(tokens.out.join(name)).unwrap(),
+            "{name}"
+        );
+    }
+    assert!(!texts.out.join("tokens").exists());
+
+    // A new model takes the tokenizer beside the tokens.
+    let config = format!(
+        r#"{{"vocab_size": {}, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}}"#,
+        work.vocab_size()
+    );
+    let start = Start::Config(Box::new(Gpt2Config::from_json(&config).unwrap()));
+    let fresh = TrainJob { start, ..job(vec![folder.clone()], "fresh") };
+    fresh.run(&silent, &mut |_| {}).unwrap();
+    let vocabulary = |path: &Path| load_tokenizer(path).unwrap().get_vocab(true);
+    assert_eq!(vocabulary(&fresh.out), vocabulary(work.checkpoint.path()));
+    fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    let told = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
+    assert!(
+        told.is_usage() && told.to_string().contains("no tokenizer.json stands beside the tokens"),
+        "{told}"
+    );
+    let mixed = job(vec![work.path("text.txt"), folder], "mixed").run(&silent, &mut |_| {}).unwrap_err();
+    assert!(mixed.is_usage() && mixed.to_string().contains("a folder of tokens stands alone"), "{mixed}");
+}

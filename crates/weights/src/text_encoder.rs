@@ -1,0 +1,222 @@
+//! The tokens of much text: those that the tokenizer gives, in a fraction of its time.
+//!
+//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found wherever they
+//! stand) is written out here; every other one is asked itself.
+
+use memchr::memmem::Finder;
+use serde::Deserialize;
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::{AddedToken, Tokenizer};
+
+use crate::WeightsError;
+use crate::byte_pairs::BytePairs;
+use crate::tokenizer::{byte_of, encode_piece};
+use crate::word_cache::WordCache;
+use crate::words::Words;
+
+/// Bytes of a text that are encoded at once, about.
+const PIECE_BYTES: usize = 1 << 18;
+/// The same for tokenizers that are asked themselves. Of their words nothing is known, so shorter texts stay whole.
+const FOREIGN_PIECE_BYTES: usize = 1 << 20;
+/// Added tokens that are looked for one by one.
+const MOST_ADDED: usize = 16;
+
+/// Encodes texts as a tokenizer does, without the special tokens that it may put around them. Threads share it, each with an
+/// [`EncoderSession`].
+///
+/// The tokens are those of [`encode_piece`], but where a text has more than a million spaces in a row: there the engine of
+/// expressions that [`Tokenizer`] is built with gives up and leaves the rest in one word, while here, as in its Python
+/// package, spaces are spaces.
+///
+/// ```
+/// use gpt2_weights::{TextEncoder, encode_piece, train_tokenizer};
+///
+/// let text = "words and more words";
+/// let tokenizer = train_tokenizer([text.into()].into_iter(), 260)?;
+/// let encoder = TextEncoder::new(&tokenizer);
+/// let mut tokens = Vec::new();
+/// encoder.session().encode(text, &mut tokens)?;
+/// assert_eq!(tokens, encode_piece(&tokenizer, text)?);
+/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// ```
+pub struct TextEncoder<'a> {
+    tokenizer: &'a Tokenizer,
+    own: Option<Own>,
+}
+
+/// What encodes one text after the other in one thread.
+pub struct EncoderSession<'a> {
+    encoder: &'a TextEncoder<'a>,
+    cache: WordCache,
+}
+
+/// GPT-2's tokenizer, written out.
+struct Own {
+    words: Words,
+    pairs: BytePairs,
+    added: Vec<Added>,
+}
+
+/// A token that stands for itself in a text.
+struct Added {
+    finder: Finder<'static>,
+    id: u32,
+}
+
+impl<'a> TextEncoder<'a> {
+    /// An encoder that gives the tokens of `tokenizer`.
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, own: Own::of(tokenizer) }
+    }
+
+    /// Whether the tokenizer is GPT-2's, which is written out here.
+    pub fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Bytes of a text that are worth encoding at once.
+    pub fn piece_bytes(&self) -> usize {
+        if self.is_own() { PIECE_BYTES } else { FOREIGN_PIECE_BYTES }
+    }
+
+    /// The first place from `from` on where a text may be cut: the tokens of the pieces, one after the other, are those of the
+    /// whole. `bytes` may be no text at all. Of the words of a tokenizer that is not GPT-2's nothing is known: it cuts before
+    /// a line break with something visible after it, and what it gives for the pieces is what counts.
+    pub fn cut(&self, bytes: &[u8], from: usize) -> Option<usize> {
+        let is_line =
+            |place: &usize| bytes[*place] == b'\n' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
+        match &self.own {
+            Some(own) => own.words.cut(bytes, from),
+            None => (from.max(1)..bytes.len()).find(is_line),
+        }
+    }
+
+    /// What encodes texts in one thread.
+    pub fn session(&self) -> EncoderSession<'_> {
+        EncoderSession { encoder: self, cache: WordCache::new() }
+    }
+}
+
+impl EncoderSession<'_> {
+    /// Appends the tokens of a text.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot encode it.
+    pub fn encode(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), WeightsError> {
+        match &self.encoder.own {
+            Some(own) => own.encode(text, &mut self.cache, tokens),
+            None => tokens.extend(encode_piece(self.encoder.tokenizer, text)?),
+        }
+        Ok(())
+    }
+}
+
+impl Own {
+    /// `None` where the tokenizer is another one, in anything that could matter.
+    fn of(tokenizer: &Tokenizer) -> Option<Self> {
+        let is_plain = tokenizer.get_normalizer().is_none()
+            && tokenizer.get_truncation().is_none()
+            && !tokenizer.get_encode_special_tokens();
+        let Some(PreTokenizerWrapper::ByteLevel(words)) = tokenizer.get_pre_tokenizer() else { return None };
+        let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+        if !is_plain || !words.use_regex || words.add_prefix_space {
+            return None;
+        }
+        let added: Vec<(u32, AddedToken)> = tokenizer.get_added_tokens_decoder().into_iter().collect();
+        // Those of one kind are looked for before those of the other.
+        let is_one_kind = added.windows(2).all(|pair| pair[0].1.normalized == pair[1].1.normalized);
+        let are_found = added.iter().all(|(_, token)| is_found_anywhere(token));
+        if added.len() > MOST_ADDED || !is_one_kind || !are_found {
+            return None;
+        }
+        let finder = |token: &AddedToken| Finder::new(&token.content).into_owned();
+        let added = added.iter().map(|(id, token)| Added { finder: finder(token), id: *id }).collect();
+        Some(Self { words: Words::new()?, pairs: byte_pairs(model)?, added })
+    }
+
+    /// Appends the tokens of a text. What stands between added tokens is cut into words by itself.
+    fn encode(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
+        let find = |added: &Added, from: usize| {
+            added.finder.find(&text.as_bytes()[from..]).map(|found| from + found)
+        };
+        let mut next: Vec<Option<usize>> = self.added.iter().map(|added| find(added, 0)).collect();
+        let mut start = 0;
+        loop {
+            // The first one in the text, and of several there the longest.
+            let found = next.iter().zip(&self.added).filter_map(|(place, added)| Some(((*place)?, added)));
+            let length = |added: &Added| added.finder.needle().len();
+            let first = found.min_by_key(|(place, added)| (*place, usize::MAX - length(added)));
+            let Some((place, added)) = first else { break };
+            self.encode_words(&text[start..place], cache, tokens);
+            tokens.push(added.id);
+            start = place + length(added);
+            for (place, added) in next.iter_mut().zip(&self.added) {
+                if place.is_some_and(|place| place < start) {
+                    *place = find(added, start);
+                }
+            }
+        }
+        self.encode_words(&text[start..], cache, tokens);
+    }
+
+    fn encode_words(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
+        let mut start = 0;
+        while start < text.len() {
+            let end = self.words.end(text, start);
+            cache.encode(&self.pairs, text.as_bytes(), start, end, tokens);
+            start = end;
+        }
+    }
+}
+
+/// Whether a token is found wherever its characters stand, and [`Words::cut`] never cuts through it or before it.
+fn is_found_anywhere(token: &AddedToken) -> bool {
+    let is_marked = token.single_word || token.lstrip || token.rstrip;
+    let content = token.content.as_bytes();
+    let begins_a_cut = content.first().is_none_or(u8::is_ascii_alphanumeric);
+    !is_marked && !begins_a_cut && content.iter().all(u8::is_ascii_graphic)
+}
+
+/// What is read of a model that its library does not show.
+#[derive(Deserialize)]
+struct Written {
+    merges: Vec<(String, String)>,
+}
+
+/// The merges of a model, `None` where it does more than GPT-2's.
+fn byte_pairs(model: &BPE) -> Option<BytePairs> {
+    let is_empty = |part: &Option<String>| part.as_deref().unwrap_or_default().is_empty();
+    let is_plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
+        && is_empty(&model.continuing_subword_prefix)
+        && is_empty(&model.end_of_word_suffix)
+        && !model.ignore_merges;
+    let vocabulary = model.get_vocab();
+    let mut ids: Vec<u32> = vocabulary.values().copied().collect();
+    ids.sort_unstable();
+    // Tokens that share an id could be joined in an order of their own.
+    if !is_plain || ids.windows(2).any(|pair| pair[0] == pair[1]) {
+        return None;
+    }
+    let mut bytes = [None; 256];
+    for (token, id) in &vocabulary {
+        let mut characters = token.chars();
+        if let (Some(byte), None) = (characters.next().and_then(byte_of), characters.next()) {
+            bytes[usize::from(byte)] = Some(*id);
+        }
+    }
+    // With a token for each byte, nothing is unknown.
+    let [first, ..] = bytes;
+    let mut of_bytes = [first?; 256];
+    for (id, found) in of_bytes.iter_mut().zip(bytes) {
+        *id = found?;
+    }
+    let written: Written = serde_json::from_value(serde_json::to_value(model).ok()?).ok()?;
+    let merge = |(first, second): (String, String)| {
+        let pair = (*vocabulary.get(&first)?, *vocabulary.get(&second)?);
+        Some((pair, *vocabulary.get(&(first + &second))?))
+    };
+    let merges = written.merges.into_iter().map(merge).collect::<Option<Vec<_>>>()?;
+    Some(BytePairs::new(of_bytes, merges.into_iter()))
+}

@@ -1,0 +1,227 @@
+//! Checkpoints with a head over labels or choices: told apart, compared, converted. `scripts/export_heads.py` made them.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use gpt2::{HeadKind, ParameterCounts, ProblemType};
+use gpt2_testing::{CheckpointFolder, fixture_path, temporary_folder, worst};
+use gpt2_weights::{
+    Checkpoint, DifferenceKind, LoadOptions, Problem, WeightsError, WrittenDType, differences,
+    load_tokenizer, write_gguf, write_hugging_face,
+};
+use serde_json::json;
+
+/// The folders, with the head of each.
+const HEADS: [(&str, HeadKind); 5] = [
+    ("sequence", HeadKind::SequenceClassification),
+    ("multi_label", HeadKind::SequenceClassification),
+    ("pytorch-shards", HeadKind::SequenceClassification),
+    ("token", HeadKind::TokenClassification),
+    ("double", HeadKind::DoubleHeads),
+];
+
+fn folder(name: &str) -> CheckpointFolder {
+    CheckpointFolder::of(&format!("heads/{name}"))
+}
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap()
+}
+
+fn problems(folder: &CheckpointFolder) -> Vec<String> {
+    open(folder.path()).verify(&|_| ()).unwrap().iter().map(Problem::to_string).collect()
+}
+
+/// The tensors under other names.
+fn renamed(tensors: &mut HashMap<String, Tensor>, name: impl Fn(&str) -> String) {
+    let all: Vec<_> = tensors.drain().map(|(old, tensor)| (name(&old), tensor)).collect();
+    tensors.extend(all);
+}
+
+#[test]
+fn heads_are_told_by_their_class_or_by_their_tensors() {
+    for (name, kind) in HEADS {
+        let plain = folder(name);
+        let unnamed = folder(name).with_config(json!({"architectures": null}));
+        for folder in [plain, unnamed] {
+            let checkpoint = open(folder.path());
+            let config = checkpoint.config();
+            assert_eq!(config.head, kind, "{name}");
+            checkpoint.check().unwrap();
+            assert!(problems(&folder).is_empty(), "{name}: {:?}", problems(&folder));
+            assert_eq!(checkpoint.stored_parameter_count(), ParameterCounts::new(config).unique, "{name}");
+            assert!(checkpoint.rules().iter().any(|rule| rule.ends_with(kind.class_name())), "{name}");
+        }
+    }
+    let sequence = open(folder("sequence").path());
+    assert_eq!(sequence.config().id2label, ["red", "green", "naïve café", "blue", "LABEL_4"]);
+    assert_eq!(sequence.config().pad_token_id, Some(0));
+    let multi_label = open(folder("multi_label").path());
+    assert_eq!(multi_label.config().problem(), ProblemType::MultiLabelClassification);
+    // Three masks and what each was filled with are no parameters.
+    assert_eq!(open(folder("pytorch-shards").path()).buffers().count(), 6);
+}
+
+#[test]
+fn a_prefix_stands_before_the_model_and_not_before_the_head() {
+    for (name, kind) in HEADS.into_iter().filter(|(name, _)| *name != "pytorch-shards") {
+        let original = open(&fixture_path("heads").join(name));
+        let without = |old: &str| old.trim_start_matches("transformer.").to_owned();
+        let wrapped = |old: &str| format!("module.{old}");
+        for (prefix, change) in [("", &without as &dyn Fn(&str) -> String), ("module.transformer.", &wrapped)]
+        {
+            let folder = folder(name)
+                .with_config(json!({"architectures": null}))
+                .with_tensors(|tensors| renamed(tensors, change));
+            let checkpoint = open(folder.path());
+            assert_eq!((checkpoint.prefix(), checkpoint.config().head), (prefix, kind), "{name}");
+            checkpoint.check().unwrap();
+            assert!(differences(&original, &checkpoint, &|_| ()).unwrap().is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn damaged_heads_are_named() {
+    let cases: [(&str, &str, &str); 3] = [
+        ("sequence", "score.weight", "tensor `score.weight` is missing: expected (5, 24)"),
+        ("token", "classifier.bias", "tensor `classifier.bias` is missing: expected (7)"),
+        (
+            "double",
+            "multiple_choice_head.summary.weight",
+            "tensor `multiple_choice_head.summary.weight` is missing: expected (1, 24)",
+        ),
+    ];
+    for (name, tensor, told) in cases {
+        let missing = folder(name).with_tensors(|tensors| _ = tensors.remove(tensor).unwrap());
+        assert_eq!(problems(&missing), [told]);
+        let nan = folder(name).with_tensors(|tensors| {
+            let shape = tensors[tensor].shape().clone();
+            tensors.insert(tensor.into(), Tensor::full(f32::NAN, shape, &Device::Cpu).unwrap());
+        });
+        let found = problems(&nan);
+        assert!(found.len() == 1 && found[0].contains(&format!("`{tensor}`")), "{found:?}");
+        assert!(found[0].contains("are NaN"), "{found:?}");
+        let integers = folder(name).with_tensors(|tensors| {
+            let whole = tensors[tensor].to_dtype(DType::I64).unwrap();
+            tensors.insert(tensor.into(), whole);
+        });
+        let told = format!("tensor `{tensor}`: expected F32, F16, BF16 or F64, found I64");
+        assert_eq!(problems(&integers), [told]);
+    }
+    let turned = folder("sequence").with_tensors(|tensors| {
+        let turned = tensors["score.weight"].t().unwrap().contiguous().unwrap();
+        tensors.insert("score.weight".into(), turned);
+    });
+    assert_eq!(problems(&turned), ["tensor `score.weight`: expected (5, 24), found (24, 5)"]);
+    // What belongs to another class has no place: a head over the vocabulary, labels of a language model.
+    let with_head = |name: &str| {
+        folder(name).with_tensors(|tensors| {
+            let head = tensors["transformer.wte.weight"].affine(2.0, 0.0).unwrap();
+            tensors.insert("lm_head.weight".into(), head);
+        })
+    };
+    let surplus = "tensor `lm_head.weight` is surplus: found (300, 24), and the model has no such parameter";
+    assert_eq!(problems(&with_head("sequence")), [surplus]);
+    let found = problems(&with_head("double"));
+    assert!(found.len() == 1 && found[0].contains("config.json ties"), "{found:?}");
+    let language_model = folder("token").with_config(json!({"architectures": ["GPT2LMHeadModel"]}));
+    let found = problems(&language_model);
+    assert!(found.len() == 2 && found.iter().all(|problem| problem.contains("is surplus")), "{found:?}");
+}
+
+#[test]
+fn labels_that_contradict_the_head_are_told_with_both_numbers() {
+    let four = json!({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "label2id": null});
+    let told = "tensor `score.weight` has rows for 5 labels, and config.json names 4 (2 where it names none); name as \
+                many in `id2label` and `label2id`";
+    assert_eq!(problems(&folder("sequence").with_config(four)), [told]);
+    let none = folder("token").with_config(json!({"id2label": null, "label2id": null}));
+    let found = problems(&none);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(
+        found[0].starts_with("tensor `classifier.weight` has rows for 7 labels, and config.json names 2")
+    );
+    assert!(found[1].starts_with("tensor `classifier.bias` has rows for 7 labels"));
+    // As many as there are, unnamed, as old versions of transformers wrote them.
+    let counted = json!({"id2label": null, "label2id": null, "num_labels": 7});
+    let counted = folder("token").with_config(counted);
+    assert!(problems(&counted).is_empty());
+    assert_eq!(open(counted.path()).config().id2label[6], "LABEL_6");
+    let contradiction = folder("sequence").with_config(json!({"num_labels": 3}));
+    let message = Checkpoint::open(contradiction.path()).unwrap_err().to_string();
+    assert!(message.contains("config.json: `num_labels` is 3, but its alias `id2label`"), "{message}");
+    let question = folder("sequence").with_config(json!({"architectures": ["GPT2ForQuestionAnswering"]}));
+    let message = Checkpoint::open(question.path()).unwrap_err().to_string();
+    assert!(message.contains("GPT2ForQuestionAnswering") && message.contains("GPT2ForTokenClassification"));
+}
+
+/// `scripts/check_conversions.py` shows that transformers reads what is written, and finds the same logits.
+#[cfg(not(target_os = "wasi"))]
+#[test]
+fn a_head_is_written_as_it_was_read() {
+    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    for (name, _) in HEADS {
+        let (place, original) = (temporary_folder(), open(&fixture_path("heads").join(name)));
+        // Half precision rounds to 11 and 8 significant bits, of values below 4; what is f16 already stays.
+        let f16 = if name == "pytorch-shards" { 0.0 } else { 4.0 / 2048.0 };
+        for (dtype, largest) in
+            [(WrittenDType::F32, 0.0), (WrittenDType::F16, f16), (WrittenDType::BF16, 4.0 / 256.0)]
+        {
+            let copy = place.path().join(dtype.name());
+            write_hugging_face(&original, Some(&tokenizer), &copy, dtype, &|_| ()).unwrap();
+            let copy = open(&copy);
+            copy.check().unwrap();
+            assert_eq!(copy.config(), original.config(), "{name}");
+            let differing = differences(&original, &copy, &|_| ()).unwrap();
+            let found = worst(differing.iter().map(|difference| match difference.kind {
+                DifferenceKind::Values(largest) => largest,
+                ref other => panic!("{name}: {}: {other:?}", difference.name),
+            }));
+            assert!(found <= largest, "{name} in {}: {found}", dtype.name());
+            assert_eq!(
+                copy.tensors().iter().filter(|tensor| !tensor.name.starts_with("transformer.")).count(),
+                match name {
+                    "token" | "double" => 2,
+                    _ => 1,
+                },
+                "{name}"
+            );
+        }
+        let gguf = place.path().join("model.gguf");
+        let refusal = write_gguf(&original, &tokenizer, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
+        let class = original.config().head.class_name();
+        let told = format!("the head of a language model only, and this is a {class}; write a folder");
+        assert!(refusal.to_string().ends_with(&told), "{refusal}");
+        assert!(!gguf.exists());
+    }
+}
+
+#[test]
+fn a_model_is_not_loaded_as_another_kind() {
+    let load = |name: &str| open(&fixture_path(name)).load(&LoadOptions::default(), &|_| ());
+    for (name, told) in [
+        (
+            "heads/sequence",
+            "it is a GPT2ForSequenceClassification, a classifier: it says which label a text has",
+        ),
+        (
+            "heads/token",
+            "it is a GPT2ForTokenClassification, a classifier: it says which label each token has",
+        ),
+    ] {
+        let error = load(name).unwrap_err();
+        assert!(matches!(error, WeightsError::OtherHead { .. }));
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    // Double heads hold a whole language model.
+    assert_eq!(load("heads/double").unwrap().config().vocab_size, 300);
+    let language_model = open(&fixture_path("tiny-checkpoint"));
+    language_model.check_language_model().unwrap();
+    let error = language_model.check_classifier().unwrap_err().to_string();
+    assert!(
+        error.contains("it is a GPT2LMHeadModel, a language model: it generates and scores texts"),
+        "{error}"
+    );
+}

@@ -1,0 +1,76 @@
+"""One training over the processes of ``torch.distributed``, which adds up what each has computed of every step.
+
+    torch.distributed.init_process_group("gloo")
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    trainer = candle_gpt2.Trainer("book.txt", "out", init="gpt2", rank=rank, world_size=world_size)
+    candle_gpt2.distributed.train(trainer)
+
+Needs PyTorch for what passes between the processes, and for nothing else. The losses are those of one process, but for the
+order of the sums, where nothing is dropped out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+    import torch.distributed  # type: ignore[import-not-found, unused-ignore]
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+    raise ModuleNotFoundError("several processes need PyTorch, which is not installed: pip install torch", name="torch") from None
+
+from ._native import Gpt2Error, Trainer
+
+__all__ = ["share_state", "train"]
+
+
+def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None = None) -> None:
+    """Takes all steps that are left, together with the trainers of the other processes.
+
+    Every process calls it. All start from the state of rank 0, so that it alone must see the folder to go on from. ``on_step`` is
+    given what :meth:`Trainer.apply` gives. When a process has gone, the others raise :class:`Gpt2Error`; the last state that
+    was saved is whole.
+    """
+    share_state(trainer)
+    while not trainer.done:
+        loss, gradients = trainer.loss_and_gradients()
+        # The sums are in the memory of the array then.
+        _together(trainer, torch.distributed.all_reduce, torch.from_numpy(gradients))
+        total = torch.tensor([loss], dtype=torch.float64)
+        _together(trainer, torch.distributed.all_reduce, total)
+        told = trainer.apply(gradients, total.item())
+        if on_step is not None:
+            on_step(told)
+
+
+def share_state(trainer: Trainer) -> None:
+    """Gives the state of the trainer of rank 0 to those of all other processes, each of which calls it."""
+    is_first = torch.distributed.get_rank() == 0
+    if torch.distributed.get_world_size() == 1:
+        return
+    state = torch.frombuffer(bytearray(trainer.state()), dtype=torch.uint8) if is_first else torch.empty(0)
+    size = torch.tensor([state.numel()])
+    _together(trainer, _from_first, size)
+    if not is_first:
+        state = torch.empty(int(size.item()), dtype=torch.uint8)
+    _together(trainer, _from_first, state)
+    if not is_first:
+        trainer.set_state(state.numpy().tobytes())
+
+
+def _from_first(tensor: torch.Tensor) -> None:
+    torch.distributed.broadcast(tensor, 0)
+
+
+def _together(trainer: Trainer, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
+    """Does with a tensor what all processes do together, and says so where one of them has gone."""
+    try:
+        work(tensor)
+    except RuntimeError as error:
+        raise Gpt2Error(
+            f"rank {torch.distributed.get_rank()}: another process has gone, or cannot be reached, before step {trainer.step + 1} "
+            f"({error}); start all of them again with resume=True to go on from the last saved state"
+        ) from error

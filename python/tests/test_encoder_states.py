@@ -1,0 +1,90 @@
+"""A model with cross-attention attends to an encoder's states: what it writes and scores is transformers'."""
+
+import json
+import pickle
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+from support import FIXTURES, read_safetensors, write_safetensors
+
+FOLDER = FIXTURES / "cross-attention"
+FILE = FOLDER / "states.safetensors"
+ROWS = json.loads((FOLDER / "expected.json").read_text())["rows"]
+STATES = read_safetensors(FILE)[1]["encoder_hidden_states"]
+# Logits within 1e-4, of which a logarithm of a probability is a difference of two.
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The model without states."""
+    return candle_gpt2.Model.from_pretrained(FOLDER)
+
+
+def greedy(model, **options):
+    texts = model.generate(
+        [row["ids"] for row in ROWS], max_new_tokens=16, do_sample=False, details=True, **options
+    )
+    return [text["ids"] for text in texts]
+
+
+def ways(plain):
+    """Every way to say it; the last one is a copy in another process's place."""
+    yield "file", candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=FILE)
+    yield "array", candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=STATES)
+    yield "list", plain.with_encoder_states(STATES.tolist())
+    attending = plain.with_encoder_states(str(FILE))
+    yield "path", attending
+    yield "pickled path", pickle.loads(pickle.dumps(attending))
+    yield "pickled array", pickle.loads(pickle.dumps(plain.with_encoder_states(STATES)))
+
+
+def test_texts_and_scores_are_those_of_transformers(plain):
+    for way, model in ways(plain):
+        assert greedy(model) == [row["greedy"] for row in ROWS], way
+        assert greedy(model, num_beams=3, early_stopping=True) == [row["beams"] for row in ROWS], way
+        for row in ROWS:
+            found = model.score(row["ids"])["logprobs"]
+            np.testing.assert_allclose(found[1:], row["log_probabilities"], rtol=0, atol=TOLERANCE)
+    # The model that was asked for others is as it was.
+    assert greedy(plain) == [row["greedy_without"] for row in ROWS]
+    for row in ROWS:
+        found = plain.score(row["ids"])["logprobs"]
+        np.testing.assert_allclose(found[1:], row["log_probabilities_without"], rtol=0, atol=TOLERANCE)
+
+
+def test_logits_and_caches_attend_to_the_states(plain):
+    model = plain.with_encoder_states(STATES)
+    ids = ROWS[2]["ids"]
+    whole = model.logits(ids, last_only=False)
+    assert abs(whole - plain.logits(ids, last_only=False)).max() > 0.1
+    cache = model.cache()
+    parts = [model.logits(ids[start : start + 4], last_only=False, cache=cache) for start in range(0, len(ids), 4)]
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=0, atol=1e-4)
+
+
+def test_states_of_torch_are_taken(plain):
+    torch = pytest.importorskip("torch")
+    assert greedy(plain.with_encoder_states(torch.tensor(STATES))) == [row["greedy"] for row in ROWS]
+
+
+def test_states_that_do_not_fit_are_refused(plain, tiny, tmp_path):
+    for states, expected in [
+        (STATES[0], r"expected floating-point numbers of shape \(1, S, 28\), found \(\[9, 28\], F32\)"),
+        (STATES[:, :, :27], r"found \(\[1, 9, 27\], F32\)"),
+        (np.full_like(STATES, np.nan), "all numbers must be finite"),
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            plain.with_encoder_states(states)
+        with pytest.raises(ValueError, match=expected):
+            candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=states)
+    with pytest.raises(ValueError, match="the model has no cross-attention"):
+        tiny.with_encoder_states(STATES)
+    with pytest.raises(FileNotFoundError):
+        plain.with_encoder_states(tmp_path / "none.safetensors")
+    other = tmp_path / "other.safetensors"
+    write_safetensors(other, {"states": STATES})
+    with pytest.raises(candle_gpt2.Gpt2Error, match="expected a tensor `encoder_hidden_states`"):
+        plain.with_encoder_states(other)

@@ -1,0 +1,320 @@
+"""A training whose steps several processes share: the losses are those of one, and when a process dies, the others say so and the
+saved state is whole.
+
+`CANDLE_GPT2_TRAINING_STEPS` (50) says how many steps the processes take. Only processes that these tests started are killed.
+"""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import candle_gpt2
+import numpy as np
+import pytest
+
+from support import FIXTURES
+
+STEPS = int(os.environ.get("CANDLE_GPT2_TRAINING_STEPS", "50"))
+EXAMPLES = FIXTURES.parents[2] / "examples"
+CONFIG = {"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
+OPTIONS = {"steps": 6, "batch_size": 5, "accumulate": 2, "lr": 0.01, "eval_every": 3, "save_every": 2, "dropout": 0.0}
+FILES = ["model.safetensors", "config.json", "tokenizer.json", "training-state.safetensors"]
+# Sums of f32 in another order, and what fifty steps make of them.
+TOLERANCE = 1e-5
+TIMEOUT = 300
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file to train on."""
+    path = tmp_path / "text.txt"
+    lines = [f"FIRST CITIZEN {line % 7}:\nWhat say you, neighbour {line * 37 % 101}?\n\n" for line in range(300)]
+    path.write_text("".join(lines))
+    return path
+
+
+def logged(folder):
+    """The losses of the log: step, of the training, held out."""
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [(entry["step"], entry.get("loss"), entry.get("held_out_loss")) for entry in entries]
+
+
+def assert_same_losses(found, expected):
+    assert [entry[0] for entry in found] == [entry[0] for entry in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours[1:], theirs[1:], strict=True):
+            assert (a is None) == (b is None) and (a is None or abs(a - b) <= TOLERANCE), (ours, theirs)
+
+
+def test_one_process_makes_the_files_of_train(text, tmp_path):
+    candle_gpt2.train(text, tmp_path / "whole", config=CONFIG, **OPTIONS)
+    trainer = candle_gpt2.Trainer(text, tmp_path / "stepwise", config=CONFIG, **OPTIONS)
+    told = []
+    while not trainer.done:
+        loss, gradients = trainer.loss_and_gradients()
+        told.append(trainer.apply(gradients, loss))
+    for name in FILES:
+        assert (tmp_path / "stepwise" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert logged(tmp_path / "stepwise") == logged(tmp_path / "whole")
+    assert (trainer.step, trainer.steps, repr(trainer)) == (6, 6, "Trainer(step 6 of 6, rank 0 of 1)")
+    assert [sorted(step) for step in told[1:3]] == [
+        sorted("step loss learning_rate gradient_norm tokens_per_s elapsed_s".split()),
+        sorted("step loss learning_rate gradient_norm tokens_per_s elapsed_s held_out_loss held_out_loss_per_character".split()),
+    ]
+
+
+def test_the_sums_of_all_shares_are_those_of_one_process(text, tmp_path):
+    whole = candle_gpt2.Trainer(text, tmp_path / "whole", config=CONFIG, **OPTIONS)
+    shares = [
+        candle_gpt2.Trainer(text, tmp_path / "shared", config=CONFIG, rank=rank, world_size=3, **OPTIONS) for rank in range(3)
+    ]
+    for _ in range(3):
+        loss, gradients = whole.loss_and_gradients()
+        assert gradients.dtype == np.float32 and gradients.ndim == 1
+        parts = [share.loss_and_gradients() for share in shares]
+        again = shares[1].loss_and_gradients()
+        assert again[0] == parts[1][0] and np.array_equal(again[1], parts[1][1]), "asked again"
+        total, sums = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        assert abs(total - loss) < 1e-6
+        assert np.abs(sums - gradients).max() < 1e-6 * np.abs(gradients).max()
+        whole.apply(gradients, loss)
+        for share in shares:
+            share.apply(sums, total)
+    ours, theirs = (np.concatenate([array.ravel() for array in trainer.parameters().values()]) for trainer in (shares[2], whole))
+    assert ours.shape == gradients.shape
+    # AdamW divides by the size of a gradient, so roundings of small ones count.
+    assert np.abs(ours - theirs).max() < 1e-3 and np.median(np.abs(ours - theirs)) < 1e-6
+    assert shares[0].parameters()["h.1.mlp.c_fc.weight"].shape == (48, 12)
+    assert {path.name for path in (tmp_path / "shared").iterdir()} >= {"log.jsonl", "training-state.safetensors"}
+
+
+def test_shares_of_rows_with_labels_and_answers_are_those_of_one_process(tmp_path):
+    """Of other lengths, and of answers as many tokens count as they have: shares weigh by them."""
+    words = ["to", "be", "or", "not", "that", "is", "the", "question"]
+    text = lambda row: " ".join(words[(row * 5 + place * row) % 8] for place in range(1 + row % 5))  # noqa: E731
+    labelled = [{"text": text(row), "label": "odd" if row % 2 else "even"} for row in range(60)]
+    answered = [{"prompt": text(row), "completion": " " + text(row + 1)} for row in range(60)]
+    options = {"init": FIXTURES / "tiny-checkpoint", "steps": 4, "batch_size": 5, "accumulate": 2, "lr": 0.001, "dropout": 0.0}
+    for task, rows, more in [("classify", labelled, {"class_weights": "balanced"}), ("answer", answered, {})]:
+        data = tmp_path / f"{task}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        expected = candle_gpt2.train(data, tmp_path / f"{task}-whole", task=task, **options, **more)["loss"]
+        shares = [
+            candle_gpt2.Trainer(data, tmp_path / task, task=task, rank=rank, world_size=2, **options, **more) for rank in range(2)
+        ]
+        while not shares[0].done:
+            parts = [share.loss_and_gradients() for share in shares]
+            told = [share.apply(sum(part[1] for part in parts), sum(part[0] for part in parts)) for share in shares]
+        assert abs(told[0]["loss"] - expected) < TOLERANCE, (task, told[0], expected)
+        assert_same_losses(logged(tmp_path / task), logged(tmp_path / f"{task}-whole"))
+
+
+def test_a_process_is_given_the_state_of_the_first(text, tmp_path):
+    first = candle_gpt2.Trainer(text, tmp_path / "first", config=CONFIG, **OPTIONS)
+    for _ in range(2):
+        loss, gradients = first.loss_and_gradients()
+        first.apply(gradients, loss)
+    state = first.state()
+    assert state == (tmp_path / "first" / "training-state.safetensors").read_bytes(), "saved at the second step"
+    second = candle_gpt2.Trainer(text, tmp_path / "second", config=CONFIG, rank=1, world_size=2, **OPTIONS)
+    assert second.step == 0
+    second.set_state(state)
+    assert (second.step, second.state()) == (2, state)
+    second.save()
+    assert not (tmp_path / "second").exists(), "the first one writes"
+    sees = candle_gpt2.Trainer(text, tmp_path / "first", config=CONFIG, rank=1, world_size=2, resume=True, **OPTIONS)
+    assert sees.step == 2
+
+
+def test_what_does_not_fit_is_refused(text, tmp_path):
+    make = lambda out, **options: candle_gpt2.Trainer(text, tmp_path / out, config=CONFIG, **{**OPTIONS, **options})  # noqa: E731
+    for options, expected in [
+        ({"rank": 2, "world_size": 2}, "rank: expected below the world_size of 2, found 2"),
+        ({"world_size": 0}, "world_size: expected at least 1"),
+        ({"sample": "ROMEO:"}, "a Trainer writes no samples"),
+        ({"device": "tpu"}, "device: expected auto, cpu, cuda, cuda:N or metal"),
+        ({"compute_dtype": "f16"}, "compute_dtype"),
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            make("refused", **options)
+    with pytest.raises(TypeError, match="Did you mean world_size|unknown|world_sice"):
+        make("refused", world_sice=2)
+    with pytest.raises((ValueError, candle_gpt2.Gpt2Error), match="built without CUDA|no NVIDIA driver|no GPU"):
+        make("refused", device="cuda:7")
+    trainer = make("run", steps=1)
+    loss, gradients = trainer.loss_and_gradients()
+    with pytest.raises(ValueError, match=f"gradients: expected {len(gradients)} values"):
+        trainer.apply(gradients[1:], loss)
+    with pytest.raises(candle_gpt2.Gpt2Error, match="not a number|finite"):
+        trainer.apply(gradients, float("nan"))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(trainer)
+    # Whatever numpy makes an array of numbers of.
+    trainer.apply(gradients.astype(np.float64).reshape(-1, 1), loss)
+    assert trainer.done
+    for late in (trainer.loss_and_gradients, lambda: trainer.apply(gradients, loss)):
+        with pytest.raises((ValueError, candle_gpt2.Gpt2Error), match="no step is left"):
+            late()
+
+
+def test_bf16_follows_f32(text, tmp_path):
+    f32 = candle_gpt2.train(text, tmp_path / "f32", config=CONFIG, device="cpu", **OPTIONS)["loss"]
+    with pytest.warns(UserWarning, match="on the CPU bf16 is computed by way of f32"):
+        bf16 = candle_gpt2.train(text, tmp_path / "bf16", config=CONFIG, compute_dtype="bf16", **OPTIONS)["loss"]
+    assert f32 != bf16 and abs(f32 - bf16) < 0.02, (f32, bf16)
+
+
+# Processes of their own.
+
+
+def arguments(text, out):
+    config = text.parent / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    options = {"config": config, "steps": STEPS, "batch-size": 8, "lr": 0.003, "dropout": 0.0, "save-every": 4}
+    return [str(part) for part in [text, out, *(part for name, value in options.items() for part in ("--" + name, value))]]
+
+
+def expected_losses(text, tmp_path):
+    """What one process has."""
+    options = {"steps": STEPS, "batch_size": 8, "lr": 0.003, "dropout": 0.0, "save_every": 4}
+    candle_gpt2.train(text, tmp_path / "one", config=CONFIG, **options)
+    return logged(tmp_path / "one")
+
+
+class Group:
+    """Processes of the example for torch.distributed."""
+
+    def __init__(self, count, arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(EXAMPLES / "train_with_torch.py"), *arguments]
+        self.processes = [
+            subprocess.Popen(
+                command, env={**os.environ, **place, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            for rank in range(count)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def ends(self):
+        """Exit codes and errors."""
+        ended = [process.communicate(timeout=TIMEOUT) for process in self.processes]
+        return [(process.returncode, errors) for process, (_, errors) in zip(self.processes, ended, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_of_torch_have_the_losses_of_one(count, text, tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
+    expected = expected_losses(text, tmp_path)
+    with Group(count, arguments(text, tmp_path / "out")) as group:
+        for code, errors in group.ends():
+            assert code == 0, errors
+    assert_same_losses(logged(tmp_path / "out"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_of_torch_that_dies_ends_the_others_with_a_message(lost, text, tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
+    out, given = tmp_path / "out", arguments(text, tmp_path / "out")
+    with Group(2, given) as group:
+        # The first one says each step.
+        for line in group.processes[0].stdout:
+            if line.startswith("step 9:"):
+                break
+        group.processes[lost].send_signal(signal.SIGKILL)
+        ended = group.ends()
+    assert ended[lost][0] == -signal.SIGKILL
+    code, errors = ended[1 - lost]
+    assert code == 1 and "another process has gone" in errors and "resume=True" in errors, errors
+    # What was saved is whole, and both go on from it.
+    saved = candle_gpt2.Trainer(
+        text, out, config=CONFIG, resume=True, steps=STEPS, batch_size=8, lr=0.003, dropout=0.0, save_every=4
+    )
+    assert saved.step in range(8, STEPS, 4)
+    del saved
+    with Group(2, [*given, "--resume"]) as group:
+        for code, errors in group.ends():
+            assert code == 0, errors
+    assert_same_losses(logged(out), expected_losses(text, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [2, 4])
+def test_workers_of_ray_have_the_losses_of_one_process(count, text, tmp_path):
+    check_ray(count, text, tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_worker_of_ray_that_dies_is_started_again_and_goes_on(text, tmp_path):
+    check_ray(2, text, tmp_path, 9)
+
+
+def check_ray(count, text, tmp_path, killed_at):
+    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
+    pytest.importorskip("ray.train", reason="Ray is not installed: pip install 'ray[train]'")
+    expected = expected_losses(text, tmp_path)
+    out = tmp_path / "out"
+    # As many CPUs as there are workers, whatever this machine has.
+    command = [sys.executable, str(EXAMPLES / "train_on_ray.py"), *arguments(text, out)]
+    command += ["--workers", str(count), "--cpus", str(count)]
+    with (tmp_path / "printed").open("w") as printed:
+        # What Ray keeps of runs goes where the test's files go.
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env={**os.environ, "HOME": str(tmp_path)})
+        try:
+            if killed_at is not None:
+                kill_a_worker(process.pid, out, killed_at)
+            process.wait(timeout=600)
+        finally:
+            # Ray ends with its driver.
+            process.terminate()
+            process.wait(timeout=60)
+    assert process.returncode == 0, (tmp_path / "printed").read_text()[-3000:]
+    assert_same_losses(logged(out), expected)
+
+
+def kill_a_worker(driver, out, step):
+    """Kills the last worker of the driver once so many steps are logged."""
+    end = time.monotonic() + TIMEOUT
+    while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < step:
+        assert time.monotonic() < end, "no steps are logged"
+        time.sleep(0.05)
+    workers = [pid for pid in descendants(driver) if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(workers) >= 2, workers
+    os.kill(workers[-1], signal.SIGKILL)
+
+
+def descendants(process):
+    """The processes that it has started, and those that these have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+    found = {process}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {process})
