@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 use serde::Serialize;
 
-use crate::errors::{Failure, Result, failed, wrong_type, wrong_value};
+use crate::errors::{Failure, Result, wrong_type, wrong_value};
 use crate::generate::{all_of, check_batch_size};
 use crate::model::Opened;
 use crate::process::{computing_on, start, thread_count};
@@ -217,11 +217,6 @@ impl Classifier {
     #[pyo3(signature = (ids, skip_special_tokens = true))]
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
         let ids = Text::read(ids)?;
-        py.detach(|| {
-            let vocabulary = self.loaded.vocabulary();
-            let decoded =
-                vocabulary.required_tokenizer()?.decode(&ids.encoded(vocabulary)?, skip_special_tokens);
-            decoded.map_err(|error| failed(error.to_string()))
-        })
+        py.detach(|| ids.decoded(self.loaded.vocabulary(), skip_special_tokens))
     }
 }

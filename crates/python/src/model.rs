@@ -15,7 +15,7 @@ use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::errors::{Result, failed, wrong_value};
+use crate::errors::{Result, wrong_value};
 use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Values, dict_of, float_array, python_of};
@@ -340,12 +340,7 @@ impl Model {
     #[pyo3(signature = (ids, skip_special_tokens = true))]
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
         let ids = Text::read(ids)?;
-        py.detach(|| {
-            let vocabulary = self.loaded.vocabulary();
-            let decoded =
-                vocabulary.required_tokenizer()?.decode(&ids.encoded(vocabulary)?, skip_special_tokens);
-            decoded.map_err(|error| failed(error.to_string()))
-        })
+        py.detach(|| ids.decoded(self.loaded.vocabulary(), skip_special_tokens))
     }
 
     /// The text of each token, as TransformerLens shows it: a part of a character as U+FFFD.

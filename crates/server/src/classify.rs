@@ -10,7 +10,8 @@ use gpt2_engine::{Classification, Classifier, Question};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::http::{blocking, draining, log};
+use crate::fault::{blocking, draining};
+use crate::log::log;
 use crate::metrics::Metrics;
 
 /// The classifier of a server, and who waits for it.

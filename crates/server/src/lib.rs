@@ -19,7 +19,9 @@
 mod classify;
 mod engine;
 mod error;
+mod fault;
 mod http;
+mod log;
 mod look;
 mod metrics;
 mod options;

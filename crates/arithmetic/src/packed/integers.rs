@@ -14,13 +14,15 @@ use half::f16;
 use super::block::{Block, DEPTH, Expanded};
 use crate::byte_group::{add_scaled, nearest_group};
 use crate::fetch::{AHEAD, fetch};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use crate::simd::WordGroup;
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 use crate::tile::Sums;
 
 /// Groups of a block.
-pub(super) const GROUPS: usize = DEPTH / GROUP;
+const GROUPS: usize = DEPTH / GROUP;
 /// Blocks of a slice. In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
-pub(super) const SLICE_BLOCKS: usize = 8;
+const SLICE_BLOCKS: usize = 8;
 /// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
 /// already, and asking for them costs as much as reading them.
 const FETCHED_ROWS: usize = 2;
@@ -105,7 +107,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     type ForManyRows = Quantized<Q::Expanded>;
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    type ForManyRows = super::words::WordBlock;
+    type ForManyRows = WordBlock;
     const MULTIPLIES_BYTES: bool = true;
     const ACTIVATIONS: usize = GROUPS;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;
@@ -128,7 +130,7 @@ impl<Q: Quants> Block for Quantized<Q> {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [super::words::WordBlock]) {
+    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [WordBlock]) {
         for (block, to) in blocks.iter().zip(to) {
             for group in 0..GROUPS {
                 let mut scratch = NO_BYTES;
@@ -215,7 +217,7 @@ impl<Q: Quants> Block for Quantized<Q> {
 
 /// The nearest groups of rows of inputs, one group after the other with all of the tile's rows.
 #[inline(always)]
-pub(super) fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
+fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
     for (row, inputs) in rows.enumerate() {
         for (inputs, to) in inputs.chunks(GROUP).zip(tile[row..].iter_mut().step_by(height)) {
             *to = nearest_group(simd, inputs);
@@ -285,4 +287,64 @@ pub(super) fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANE
         *scale = if *scale == 0.0 { 0.0 } else { scale.recip() };
     }
     (bits, rounded, simd.load(&inverses))
+}
+
+/// A block of integers in 16 bits, which those of all formats are expanded to for many rows where no instruction multiplies bytes.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) type WordBlock = [WordGroup; GROUPS];
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl Block for WordBlock {
+    type Activation = ByteGroup;
+    type ForManyRows = Self;
+    const MULTIPLIES_BYTES: bool = true;
+    const ACTIVATIONS: usize = GROUPS;
+    const SLICE_BLOCKS: usize = SLICE_BLOCKS;
+    const ZERO: Self = [WordGroup { lines: [[0; 2 * LANES]; GROUP / 2], scales: [0.0; LANES] }; GROUPS];
+
+    #[inline(always)]
+    fn encode<S: Simd>(simd: S, weights: &Expanded) -> Self {
+        let mut block = [Self::ZERO];
+        Quantized::<Bytes<128>>::expand(simd, &[Quantized::encode(simd, weights)], &mut block);
+        block[0]
+    }
+
+    fn value(&self, input: usize, output: usize) -> f32 {
+        let group = &self[input / GROUP];
+        let (four, index) = (input % GROUP / BYTE_INPUTS, input % BYTE_INPUTS);
+        f32::from(group.lines[2 * four + index % 2][2 * output + index / 2]) * group.scales[output]
+    }
+
+    #[inline(always)]
+    fn expand<S: Simd>(_: S, blocks: &[Self], to: &mut [Self]) {
+        to.copy_from_slice(blocks);
+    }
+
+    #[inline(always)]
+    fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
+        arrange_groups(simd, rows, tile, height);
+    }
+
+    #[inline(always)]
+    fn tile_rows<S: Simd>() -> usize {
+        S::INTEGER_TILE_ROWS
+    }
+
+    #[inline(always)]
+    fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
+        simd.in_integer_tile(height, job)
+    }
+
+    #[inline(always)]
+    fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
+        simd: S,
+        activations: &[ByteGroup],
+        panels: [&[Self]; PANELS],
+    ) -> Sums<S, ROWS, PANELS> {
+        let mut groups: [&[WordGroup]; PANELS] = [&[]; PANELS];
+        for panel in 0..PANELS {
+            groups[panel] = panels[panel].as_flattened();
+        }
+        simd.word_sums(groups, activations.as_chunks().0)
+    }
 }

@@ -19,8 +19,6 @@ mod q4;
 mod q6;
 #[cfg(test)]
 mod tests;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod words;
 
 pub use matrix::{PackedMatrix, WeightFormat};
 pub use pack::{MatrixBytes, PackError, StoredFloat, StoredOrder, Strided};

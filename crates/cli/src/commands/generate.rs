@@ -75,7 +75,9 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
     let options = ModelOptions { assistant_model, encoder_states, ..arguments.model.options(hub) };
     let opened = arguments.model.open_as(&options)?;
     if let Some(path) = &arguments.file.prompts_file {
-        return generate_file::run(path, arguments, opened);
+        let GenerateArguments { file, model, encoder, generation, .. } = arguments;
+        let of_file = generate_file::Arguments { file, model, encoder, generation };
+        return generate_file::run(path, &of_file, opened);
     }
     if arguments.interactive {
         return generate_interactive::run(&arguments.generation, opened);

@@ -12,16 +12,25 @@ use gpt2_engine::{Job, LoadedModel, Opened, Text, WeightDType, device_name};
 use gpt2_generation::{Clock, GenerationConfig, GenerationError, LogitsProcessor};
 use serde_json::{Value, json};
 
-use super::generate::GenerateArguments;
-use super::line_reports::LineReports;
+use super::generation_arguments::GenerationArguments;
+use super::line_reports::{FileArguments, LineReports};
 use super::prompt_lines::{Line, PromptLines};
 use super::steering;
 use super::texts::{BATCH_SIZE, Texts, clock};
 use crate::exit;
+use crate::model_arguments::{EncoderArguments, ModelArguments};
 use crate::progress::Terminal;
 
-pub(super) fn run(path: &Path, arguments: &GenerateArguments, opened: Opened) -> Result<ExitCode> {
-    let GenerateArguments { file, generation, .. } = arguments;
+/// What the texts are made with.
+pub(super) struct Arguments<'a> {
+    pub(super) file: &'a FileArguments,
+    pub(super) model: &'a ModelArguments,
+    pub(super) encoder: &'a EncoderArguments,
+    pub(super) generation: &'a GenerationArguments,
+}
+
+pub(super) fn run(path: &Path, arguments: &Arguments, opened: Opened) -> Result<ExitCode> {
+    let Arguments { file, generation, .. } = arguments;
     let config = generation.config(&opened)?;
     let conforming = generation.grammar.compile(&opened, &config)?;
     let vocabulary = Arc::clone(opened.vocabulary());
@@ -134,8 +143,8 @@ impl FileJob<'_> {
 }
 
 /// What must be the same when a run goes on.
-fn settings(arguments: &GenerateArguments, config: &GenerationConfig, device: &Device) -> Result<Value> {
-    let GenerateArguments { model, generation, encoder, .. } = arguments;
+fn settings(arguments: &Arguments, config: &GenerationConfig, device: &Device) -> Result<Value> {
+    let Arguments { model, generation, encoder, .. } = arguments;
     let steering = &generation.steering;
     Ok(json!({
         "model": model.model,

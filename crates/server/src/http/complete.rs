@@ -12,13 +12,14 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::body::{Content, Stream};
-use super::fault::{blocking, caught};
 use super::receive::Received;
-use super::record::{Accepted, CLIENT_GONE, Numbers, log};
+use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
 use super::stream::ReadHalf;
 use super::{Caller, Shared};
 use crate::engine::{CallFailure, Refused, Ticket, Update};
+use crate::fault::{blocking, caught, draining};
+use crate::log::log;
 
 /// Which of the two routes.
 #[derive(Debug, Clone, Copy)]
@@ -303,10 +304,4 @@ impl From<CallFailure> for ApiError {
             CallFailure::Engine => Self::internal(),
         }
     }
-}
-
-/// The answer to what comes while the server ends.
-pub(crate) fn draining() -> ApiError {
-    let error = ApiError::new(503, "the server is about to end").with_code("server_draining");
-    error.with_retry_after(Duration::from_secs(1))
 }

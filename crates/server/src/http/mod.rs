@@ -3,7 +3,6 @@
 mod body;
 mod complete;
 mod connection;
-mod fault;
 mod gate;
 mod guarded;
 mod keys;
@@ -23,13 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpt2_api::{ApiError, ServedModel};
 use tokio::sync::{Semaphore, watch};
 
-pub(crate) use complete::draining;
-pub(crate) use fault::blocking;
 use gate::Gate;
 use guarded::Activity;
 pub(crate) use listener::Listener;
 use record::Numbers;
-pub(crate) use record::log;
 pub(crate) use run::run;
 use stream::ReadHalf;
 

@@ -1,6 +1,5 @@
 //! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -9,6 +8,7 @@ use gpt2_generation::Event;
 use tokio::sync::watch;
 
 use super::Shared;
+use crate::log::log;
 
 /// A request from its head to the end of its answer. Dropping it counts the request.
 pub(crate) struct Record {
@@ -81,11 +81,6 @@ impl Drop for Record {
             log(&format!("{id} {method} {route} {code} prompt={prompt} new={new} seconds={seconds:.3}"));
         }
     }
-}
-
-/// Writes a line on standard error, where there is one.
-pub(crate) fn log(line: &str) {
-    _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A call that the engine has accepted, and whose answer is not complete.

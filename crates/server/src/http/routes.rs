@@ -10,12 +10,12 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::body::{Answer, Content};
-use super::complete::{self, Kind, draining};
-use super::fault::{blocking, caught};
+use super::complete::{self, Kind};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::{Accepted, Record};
 use super::{Caller, Connection, Shared, reply};
+use crate::fault::{blocking, caught, draining};
 use crate::look::Looks;
 use crate::page;
 

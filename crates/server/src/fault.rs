@@ -1,14 +1,16 @@
-//! Mistakes of ours: a panic ends a request with an error that says nothing of the inside, and the log has the reason.
+//! Requests that fail through no fault of theirs: a panic ends one with an error that says nothing of the inside, and the log has the
+//! reason; what comes while the server ends is told so.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use gpt2_api::ApiError;
 
-use super::record::log;
+use crate::log::log;
 
 /// What the future returns; a panic within it is an error.
 pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
@@ -38,6 +40,12 @@ fn fault(panic: &(dyn Any + Send)) -> ApiError {
     let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     log(&format!("internal error, please report it: {message}"));
     ApiError::internal()
+}
+
+/// The answer to what comes while the server ends.
+pub(crate) fn draining() -> ApiError {
+    let error = ApiError::new(503, "the server is about to end").with_code("server_draining");
+    error.with_retry_after(Duration::from_secs(1))
 }
 
 #[cfg(test)]
