@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_attention.py [--rounds N] [--threads N] [--isa avx2] [--only TEXT]
 
-Runs `cargo bench -p gpt2-attention --bench family` and the same layers in PyTorch in turns, each round in a process of its own, and
+Runs `cargo bench -p candle-gpt2-attention --bench family` and the same layers in PyTorch in turns, each round in a process of its own, and
 prints the medians in milliseconds, and PyTorch's time over ours: above 1, ours is faster. PyTorch's attention is a fused or three
 separate projections, `scaled_dot_product_attention` and an output projection; its encoder and decoder layers are
 `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`. `--isa avx2` holds both to AVX2 where the processor has AVX-512. `plain` weights need no gradients, `trained` ones do; `backward` are
@@ -131,7 +131,7 @@ def main():
     options = ["--threads", str(arguments.threads), "--only", arguments.only]
     if arguments.isa:
         os.environ.update(bench_peers.ONLY_AVX2)
-    ours = ["cargo", "bench", "--quiet", "-p", "gpt2-attention", "--bench", "family", "--"]
+    ours = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-attention", "--bench", "family", "--"]
     theirs = [sys.executable, __file__, "--worker"]
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
     rounds = [(run(ours + options + instructions), run(theirs + options)) for _ in range(arguments.rounds)]

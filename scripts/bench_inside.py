@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_inside.py [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
 
-Runs `cargo bench -p gpt2-interpret --bench inside` and the same grids with TransformerLens in turns, each round in a process of its
+Runs `cargo bench -p candle-gpt2-interpret --bench inside` and the same grids with TransformerLens in turns, each round in a process of its
 own, and prints the medians in seconds, and TransformerLens' time over ours, of the medians and of the fastest rounds: above 1, ours is
 faster. Where other programs run besides, the fastest say more. The grids, of 15 tokens:
 
@@ -126,7 +126,7 @@ def main():
         return
     if arguments.isa:
         os.environ.update(bench_peers.ONLY_AVX2)
-    bench = ["cargo", "bench", "--quiet", "-p", "gpt2-interpret", "--bench", "inside", "--"]
+    bench = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-interpret", "--bench", "inside", "--"]
     options = ["--threads", str(arguments.threads)]
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
 

@@ -3,7 +3,7 @@
 usage: python scripts/bench_training.py [--case small|gpt2|gpt2-1024]... [--rounds N] [--threads N] [--dropout RATE] [--isa avx2]
            [--device cpu|cuda:N] [--compute-dtype f32|bf16] [--ours PROGRAM] [--lines]
 
-Runs `cargo bench -p gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
+Runs `cargo bench -p candle-gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
 a process of its own, and prints the medians, with the peak of each process's resident memory (VmHWM). `--isa avx2` holds both to
 AVX2 where the processor has AVX-512. On a GPU, f32 is strict f32 on both sides, and bf16 is PyTorch's autocast with weights in
 f32; `--ours` names the compiled bench, and `--lines` prints each figure as a JSON line. Needs the packages of scripts/requirements.txt.
@@ -95,7 +95,7 @@ def main():
     if arguments.worker:
         torch_step(cases[0], arguments.threads, arguments.dropout, arguments.device, arguments.compute_dtype)
         return
-    ours = ["cargo", "bench", "--quiet", "-p", "gpt2-training", "--bench", "step", "--"]
+    ours = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-training", "--bench", "step", "--"]
     if arguments.ours:
         ours = [arguments.ours]
     theirs = [sys.executable, __file__, "--worker", "--case"]

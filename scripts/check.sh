@@ -21,12 +21,12 @@ has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null |
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --locked -- -D warnings
-step cargo clippy --package gpt2-cli --no-default-features --locked -- -D warnings
-step cargo clippy --package gpt2-engine --no-default-features --all-targets --locked -- -D warnings
+step cargo clippy --package candle-gpt2-cli --no-default-features --locked -- -D warnings
+step cargo clippy --package candle-gpt2-engine --no-default-features --all-targets --locked -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # The plain program stays light, and what `serve` and `grammar` add is counted.
-crates_of() { cargo tree --package gpt2-cli --edges normal --prefix none --locked "$@" | awk '{print $1}' | sort -u; }
+crates_of() { cargo tree --package candle-gpt2-cli --edges normal --prefix none --locked "$@" | awk '{print $1}' | sort -u; }
 light_program() {
   local plain served
   plain=$(crates_of --no-default-features)
@@ -36,18 +36,18 @@ light_program() {
     return 1
   fi
   local more
-  more=$(comm -13 <(echo "$plain") <(echo "$served") | grep -cv '^gpt2-')
+  more=$(comm -13 <(echo "$plain") <(echo "$served") | grep -cv '^candle-gpt2')
   echo "the server adds $more crates"
   [ "$more" -le 30 ]
 }
 step light_program
 
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
-portable=(gpt2-arithmetic gpt2-kernels gpt2-attention gpt2 gpt2-weights gpt2-generation gpt2-interpret gpt2-pictures gpt2-engine gpt2-look gpt2-browser)
+portable=(candle-gpt2-arithmetic candle-gpt2-kernels candle-gpt2-attention candle-gpt2 candle-gpt2-weights candle-gpt2-generation candle-gpt2-interpret candle-gpt2-pictures candle-gpt2-engine candle-gpt2-look candle-gpt2-browser)
 if has_target aarch64-unknown-linux-gnu; then
   # Without the hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target aarch64-unknown-linux-gnu --locked --no-default-features \
-    --features gpt2-engine/built-in,gpt2-weights/mmap,gpt2-weights/pytorch "${portable[@]/#/--package=}"
+    --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch "${portable[@]/#/--package=}"
 else
   leave_out "the check for NEON" "a target" "rustup target add aarch64-unknown-linux-gnu"
 fi
@@ -75,7 +75,7 @@ fi
 if has_miri; then
   # What shares memory between threads, and packing. Without the tests of thousands of regions: Miri interprets. The pool's threads
   # live as long as the program, which Miri would call a leak.
-  step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package gpt2-arithmetic --lib --locked \
+  step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package candle-gpt2-arithmetic --lib --locked \
     --target-dir target/miri -- pool:: parts:: packed::tests::packing_reads \
     attention::tests::copies attention::heads:: \
     --skip regions_of_several_callers --skip sleeping_threads
@@ -87,15 +87,15 @@ if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
   leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
 fi
 step cargo test --workspace --locked
-step cargo test --package gpt2-evaluation --features parquet --locked --test suite data::
+step cargo test --package candle-gpt2-evaluation --features parquet --locked --test suite data::
 step cargo run --locked -- generate "ROMEO:" --max-new-tokens 20
 
 # The kernels and the loader as WebAssembly, under Node.
 if has_target wasm32-wasip1 && has node; then
   in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128"
     cargo test --target wasm32-wasip1 --locked)
-  step "${in_wasm[@]}" --package gpt2-arithmetic --lib
-  step "${in_wasm[@]}" --package gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
+  step "${in_wasm[@]}" --package candle-gpt2-arithmetic --lib
+  step "${in_wasm[@]}" --package candle-gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
 else
   leave_out "the tests of kernels and loader as WebAssembly" "a target, and node from 20 on" "rustup target add wasm32-wasip1, apt-get install nodejs"
 fi
@@ -104,7 +104,7 @@ fi
 if tools=$(scripts/build_web.sh --tools 2>&1); then
   step scripts/build_web.sh
   step node --test web/package/test.mjs
-  step env GPT2_WEB="$PWD/web/dist" cargo test --package gpt2-browser --locked
+  step env GPT2_WEB="$PWD/web/dist" cargo test --package candle-gpt2-browser --locked
 else
   leave_out "the page in the browser" "its tools" "$tools"
 fi

@@ -28,12 +28,12 @@ if [ -e "$compiled_at" ] && [ ! -L "$compiled_at" ]; then
 fi
 ln -sfn "$PWD" "$compiled_at"
 build=(--release --locked --manifest-path "$compiled_at/Cargo.toml")
-cargo build "${build[@]}" --package gpt2-cli --features cuda
+cargo build "${build[@]}" --package candle-gpt2-cli --features cuda
 # The program's package is named once more: without it dependencies would have other features, and candle's kernels be compiled
 # anew.
 tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
-  --package gpt2-cli --package gpt2 --package gpt2-generation --package gpt2-kernels --package gpt2-training \
-  --features gpt2-cli/cuda,gpt2/cuda,gpt2-generation/cuda,gpt2-kernels/cuda --test suite --bench step)
+  --package candle-gpt2-cli --package candle-gpt2 --package candle-gpt2-generation --package candle-gpt2-kernels --package candle-gpt2-training \
+  --features candle-gpt2-cli/cuda,candle-gpt2/cuda,candle-gpt2-generation/cuda,candle-gpt2-kernels/cuda --test suite --bench step)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -29,7 +29,7 @@ def program() -> Callable[..., bytes]:
     """Runs the program `gpt2` that the environment variable GPT2_PROGRAM names; gives what it prints."""
     path = os.environ.get("GPT2_PROGRAM", "")
     if shutil.which(path) is None:
-        way = "cargo build -p gpt2-cli, then GPT2_PROGRAM=$PWD/target/debug/gpt2"
+        way = "cargo build -p candle-gpt2-cli, then GPT2_PROGRAM=$PWD/target/debug/gpt2"
         pytest.skip(f"GPT2_PROGRAM={path!r} names no program `gpt2` to compare with: {way}")
 
     def run(*arguments: str) -> bytes:

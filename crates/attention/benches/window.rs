@@ -1,7 +1,7 @@
 //! Restricted attention costs O(rN): at a fixed radius the time grows linearly with the length, where full attention
 //! grows with its square.
 //!
-//! Run: `cargo bench -p gpt2-attention --bench window`. Throughput is in query tokens: constant for the window,
+//! Run: `cargo bench -p candle-gpt2-attention --bench window`. Throughput is in query tokens: constant for the window,
 //! falling for the full attention beside it.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]

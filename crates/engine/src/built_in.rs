@@ -11,11 +11,10 @@ pub const BUILT_IN: &str = "built-in";
 pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
     use gpt2_weights::GivenFiles;
 
-    // These stand outside this crate, so it compiles inside the repository only.
     let files = GivenFiles::new(BUILT_IN)
-        .with_bytes("config.json", include_bytes!("../../../models/shakespeare/config.json"))
-        .with_bytes("tokenizer.json", include_bytes!("../../../models/shakespeare/tokenizer.json"))
-        .with_bytes("model.safetensors", include_bytes!("../../../models/shakespeare/model.safetensors"));
+        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
     Ok(Checkpoint::open_given(files, options, &|_| ())?)
 }
 

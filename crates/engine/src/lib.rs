@@ -84,6 +84,3 @@ pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;
 
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct ReadmeExamples;

@@ -7,7 +7,7 @@
 //!
 //! Each is compared with the same text without drafts, in turns: the median of the tokens a second over those of the plain text.
 //!
-//! Run: `cargo bench -p gpt2-generation --bench drafts -- [--threads N] [--instructions SET] [NAME]`.
+//! Run: `cargo bench -p candle-gpt2-generation --bench drafts -- [--threads N] [--instructions SET] [NAME]`.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 

@@ -1,7 +1,7 @@
 //! What picking a token costs beside computing its logits: top-k 50 with top-p 0.95 over GPT-2's 50,257 logits, and a
 //! decode step of the 124M model with its weights in 8-bit blocks; and what a long text adds to it.
 //!
-//! Run: `cargo bench -p gpt2-generation --bench sampling`. The logits are those of a model with random weights, copied
+//! Run: `cargo bench -p candle-gpt2-generation --bench sampling`. The logits are those of a model with random weights, copied
 //! anew for each draw, which is counted too.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]

@@ -6,7 +6,7 @@
 //! - `memory`: a million tokens in one process, requests of random lengths and random cancellations: resident memory after the
 //!   first tenth and at the end.
 //!
-//! Run: `cargo bench -p gpt2-generation --bench scheduler`, or with `-- NAME` one of them.
+//! Run: `cargo bench -p candle-gpt2-generation --bench scheduler`, or with `-- NAME` one of them.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 

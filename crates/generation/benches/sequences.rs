@@ -4,7 +4,7 @@
 //! Each is compared with every sequence by itself, in turns: seconds of both, and tokens a second, counting each token that a
 //! sequence reads.
 //!
-//! Run: `cargo bench -p gpt2-generation --bench sequences -- [--threads N] [--instructions SET] [f32|f16|q8]`.
+//! Run: `cargo bench -p candle-gpt2-generation --bench sequences -- [--threads N] [--instructions SET] [f32|f16|q8]`.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 

@@ -1,7 +1,7 @@
 //! GPT-2: its configuration, its blocks, and the list of every parameter and its shape.
 //!
 //! Start with `model.rs`, which is the whole model; `heads.rs` has the heads over labels. This crate opens no file and draws no random number at inference:
-//! checkpoints are the business of `gpt2-weights`, tokens that of `gpt2-generation`.
+//! checkpoints are the business of `candle-gpt2-weights`, tokens that of `candle-gpt2-generation`.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

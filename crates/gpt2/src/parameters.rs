@@ -10,7 +10,7 @@ pub struct Parameter {
     /// Name as in a Hugging Face checkpoint, without the `transformer.` prefix.
     pub name: String,
     /// Shape as the model takes it: matrices of linear layers are `(out, in)`. GPT-2 checkpoints of Hugging Face store
-    /// them the other way round; `gpt2-weights` knows which.
+    /// them the other way round; `candle-gpt2-weights` knows which.
     pub shape: Vec<usize>,
 }
 

@@ -5,7 +5,7 @@
 //!   grammar;
 //! - `step`: a decode step of the 124M shape in q8, with such a grammar and without.
 //!
-//! Run: `cargo bench -p gpt2-grammar --bench cost`, or with `-- NAME` one of them. `GPT2_TOKENIZER` names a folder with GPT-2's
+//! Run: `cargo bench -p candle-gpt2-grammar --bench cost`, or with `-- NAME` one of them. `GPT2_TOKENIZER` names a folder with GPT-2's
 //! tokenizer; without it one of as many tokens is made up.
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]

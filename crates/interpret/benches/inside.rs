@@ -1,6 +1,6 @@
 //! Grids over GPT-2 124M and the memory of a record, with made-up weights in f32: speed does not depend on the values.
 //!
-//! Run: `cargo bench -p gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
+//! Run: `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
 //! `scripts/bench_inside.py` runs it beside TransformerLens. Cases:
 //!
 //! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position, one at a time

@@ -1,7 +1,7 @@
 //! Every kernel beside what the machine can do at most, both measured in this run: GB/s of weights for one row, GFLOP/s for
 //! many, and candle's own product.
 //!
-//! Run: `cargo bench -p gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too), and the
+//! Run: `cargo bench -p candle-gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too), and the
 //! name of an instruction set, `-- avx2` say, with that one in place of the fastest. The fastest of many short runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
 //! no criterion bench.
 

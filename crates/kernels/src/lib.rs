@@ -2,7 +2,7 @@
 //!
 //! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. `layers` chooses who computes:
 //! `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training` has operations with a way back; they are
-//! tested against compositions of candle's operations. What a processor computes is in `gpt2-arithmetic`.
+//! tested against compositions of candle's operations. What a processor computes is in `candle-gpt2-arithmetic`.
 //! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
 //!
 //! ```

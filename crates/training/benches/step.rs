@@ -1,6 +1,6 @@
 //! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
 //!
-//! Run: `cargo bench -p gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]
+//! Run: `cargo bench -p candle-gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]
 //! [--device DEVICE] [--compute-dtype TYPE]`, CASE one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256), `gpt2`
 //! (124M, 4 windows of 64) and `gpt2-1024` (124M, 8 windows of 1,024, for GPUs). With a rank, adapters of all linear layers are trained
 //! in place of the weights. Prints one JSON line, in the form of

@@ -1,7 +1,7 @@
 //! Loading a file of GPT-2 124M: how long it takes beside a plain read of the file, and how much memory it peaks at beside
 //! the weights as held, in every type that files have and every precision that weights are held in.
 //!
-//! Run: `cargo bench -p gpt2-weights --bench load` (Linux; writes up to 500 MB to the temporary folder). Each measurement
+//! Run: `cargo bench -p candle-gpt2-weights --bench load` (Linux; writes up to 500 MB to the temporary folder). Each measurement
 //! is a process of its own, so that its peak is its own; every file is read once before, so that none comes from disk.
 
 #![expect(

@@ -1,4 +1,4 @@
-//! Inference on a CPU: candle's custom operations around the functions of `gpt2-arithmetic`. No gradient goes through them,
+//! Inference on a CPU: candle's custom operations around the functions of `candle-gpt2-arithmetic`. No gradient goes through them,
 //! but for the product with packed weights, whose input may lead to variables.
 
 mod attention;

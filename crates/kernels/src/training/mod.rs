@@ -3,7 +3,7 @@
 //! Each has a composition of candle operations beside it, which every other device and type takes, see `composed`, and which
 //! the tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
 //! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm,
-//! GELU, ReLU, dense products and attention without a cache serve inference too. What is computed on slices is in `gpt2-arithmetic`; the tape takes tensors of any device.
+//! GELU, ReLU, dense products and attention without a cache serve inference too. What is computed on slices is in `candle-gpt2-arithmetic`; the tape takes tensors of any device.
 
 mod adamw;
 mod attention;
