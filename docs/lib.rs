@@ -1,0 +1,53 @@
+//! The Rust blocks of the book and of the README, as doctests: `cargo test --doc -p candle-gpt2-book`.
+//!
+//! A page is listed in `pages!` once. Each becomes the documentation of a private module, which exists for doctests only; a test
+//! says which page of the book is missing there.
+
+/// Makes each page the documentation of a module, and lists the pages.
+macro_rules! pages {
+    ($($name:ident: $path:literal,)*) => {
+        $(
+            #[cfg(doctest)]
+            #[doc = include_str!($path)]
+            mod $name {}
+        )*
+
+        #[cfg(test)]
+        const PAGES: &[&str] = &[$($path),*];
+    };
+}
+
+pages! {
+    readme: "../README.md",
+    dot_product: "src/learn/dot-product.md",
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::PAGES;
+
+    /// mdBook's table of contents, which holds no text.
+    const CONTENTS: &str = "src/SUMMARY.md";
+
+    #[test]
+    fn every_page_of_the_book_is_listed() {
+        let book = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut folders = vec![book.join("src")];
+        let mut missing = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(book).unwrap().to_str().unwrap().replace('\\', "/");
+                if path.is_dir() {
+                    folders.push(path);
+                } else if name.ends_with(".md") && name != CONTENTS && !PAGES.contains(&&*name) {
+                    missing.push(name);
+                }
+            }
+        }
+        missing.sort();
+        assert!(missing.is_empty(), "add to `pages!` in docs/lib.rs: {missing:?}");
+    }
+}
