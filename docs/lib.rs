@@ -20,6 +20,21 @@ macro_rules! pages {
 pages! {
     readme: "../README.md",
     dot_product: "src/learn/dot-product.md",
+    attention_weights: "src/learn/attention-weights.md",
+    queries_keys_values: "src/learn/queries-keys-values.md",
+    causal_mask: "src/learn/causal-mask.md",
+    multi_head: "src/learn/multi-head.md",
+    encoder_decoder: "src/learn/encoder-decoder.md",
+    cache: "src/learn/cache.md",
+    block: "src/learn/block.md",
+    train: "src/guides/train.md",
+    fine_tune: "src/guides/fine-tune.md",
+    look: "src/guides/look.md",
+    python: "src/guides/python.md",
+    ray: "src/guides/ray.md",
+    distributed: "src/guides/distributed.md",
+    browser: "src/guides/browser.md",
+    gpu: "src/guides/gpu.md",
 }
 
 #[cfg(test)]
