@@ -27,6 +27,12 @@ pages! {
     encoder_decoder: "src/learn/encoder-decoder.md",
     cache: "src/learn/cache.md",
     block: "src/learn/block.md",
+    load: "src/guides/load.md",
+    generate: "src/guides/generate.md",
+    serve: "src/guides/serve.md",
+    evaluate: "src/guides/evaluate.md",
+    library: "src/guides/library.md",
+    introduction: "src/introduction.md",
     train: "src/guides/train.md",
     fine_tune: "src/guides/fine-tune.md",
     look: "src/guides/look.md",
@@ -35,6 +41,10 @@ pages! {
     distributed: "src/guides/distributed.md",
     browser: "src/guides/browser.md",
     gpu: "src/guides/gpu.md",
+    exactness: "src/reference/exactness.md",
+    precisions: "src/reference/precisions.md",
+    speed: "src/reference/speed.md",
+    formats: "src/reference/formats.md",
 }
 
 #[cfg(test)]
