@@ -19,6 +19,7 @@ macro_rules! pages {
 
 pages! {
     readme: "../README.md",
+    introduction: "src/introduction.md",
     dot_product: "src/learn/dot-product.md",
     attention_weights: "src/learn/attention-weights.md",
     queries_keys_values: "src/learn/queries-keys-values.md",
@@ -32,7 +33,6 @@ pages! {
     serve: "src/guides/serve.md",
     evaluate: "src/guides/evaluate.md",
     library: "src/guides/library.md",
-    introduction: "src/introduction.md",
     train: "src/guides/train.md",
     fine_tune: "src/guides/fine-tune.md",
     look: "src/guides/look.md",
