@@ -1,5 +1,5 @@
 """The Python and JavaScript blocks of the book and of both READMEs run, each page's in order, in a process and an empty folder of
-their own.
+their own; so do the scripts of `examples/` that no other test runs.
 
 Blocks of commands are run by `cargo test -p candle-gpt2-cli --test book`, Rust blocks by `cargo test --doc`. What the one makes is not
 there for the other. A traceback names file and line of the page.
@@ -30,6 +30,7 @@ KINDS = {"python", "python,no_run", "js", "js,no_run"}
 LOOKS_LIKE = ("py", "js", "javascript", "node", "ipython")
 RAY = re.compile(r"^\s*(import|from) (ray|candle_gpt2\.ray)\b", re.MULTILINE)
 
+EXAMPLES = ["generate.py", "look_inside.py", "bulk_on_ray.py"]
 JOBS_TIMEOUT = 300
 
 
@@ -77,8 +78,7 @@ def test_blocks_are_of_a_kind_that_is_run_or_say_why_not(page):
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_runs(page, tmp_path):
     script = of_kind(page, "python")
-    if RAY.search(script) and importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'candle-gpt2[ray]'")
+    skip_without_ray(script)
     (tmp_path / "script").write_text(script, encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
@@ -95,6 +95,19 @@ def test_javascript_runs(page, tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "node_modules" / "candle-gpt2")
     (tmp_path / "shakespeare").symlink_to(SHAKESPEARE)
     run(["node", "script.mjs"], tmp_path)
+
+
+@pytest.mark.timeout(JOBS_TIMEOUT)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name, tmp_path):
+    script = ROOT / "examples" / name
+    skip_without_ray(script.read_text(encoding="utf-8"))
+    run([sys.executable, script], tmp_path)
+
+
+def skip_without_ray(script: str) -> None:
+    if RAY.search(script) and importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'candle-gpt2[ray]'")
 
 
 def run(command: list, folder: Path) -> None:
