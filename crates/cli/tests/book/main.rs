@@ -5,8 +5,11 @@
 //! [`page`] says which kinds of blocks there are. A further test follows the links between all Markdown files.
 
 mod links;
+#[cfg(unix)]
 mod outputs;
 mod page;
+#[cfg(unix)]
+mod self_test;
 #[cfg(unix)]
 mod session;
 
@@ -23,6 +26,11 @@ fn main() -> ExitCode {
         let root = root.clone();
         Trial::test("links", move || links::check(&root).map_err(Into::into))
     }];
+    #[cfg(unix)]
+    trials.push({
+        let root = root.clone();
+        Trial::test("mistakes_are_found", move || self_test::check(&root).map_err(Into::into))
+    });
     for (name, path) in pages(&root) {
         let root = root.clone();
         trials.push(Trial::test(name, move || run(&root, &path).map_err(Into::into)));

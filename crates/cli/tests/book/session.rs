@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::page::{Step, StepKind};
 
 /// How long a page may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 /// How often it is asked whether it is done.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The models that the cache seems to hold.
