@@ -4,6 +4,8 @@
 //! the commands say into the page, where it differs. `GPT2_PROGRAM` names another program to run than the one just built.
 //! [`page`] says which kinds of blocks there are. A further test follows the links between all Markdown files.
 
+#![cfg_attr(not(unix), expect(dead_code, reason = "the blocks are read there, and not run"))]
+
 mod links;
 #[cfg(unix)]
 mod outputs;
