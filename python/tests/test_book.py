@@ -116,4 +116,5 @@ def run(command: list, folder: Path) -> None:
     done = subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOBS_TIMEOUT - 20
     )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    if done.returncode != 0:
+        pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
