@@ -28,7 +28,7 @@ pages! {
     encoder_decoder: "src/learn/encoder-decoder.md",
     cache: "src/learn/cache.md",
     block: "src/learn/block.md",
-    gpt2_chapter: "src/learn/gpt2.md",
+    gpt2: "src/learn/gpt2.md",
     load: "src/guides/load.md",
     generate: "src/guides/generate.md",
     serve: "src/guides/serve.md",
