@@ -11,9 +11,9 @@ prompt=(generate "ROMEO:" --max-new-tokens 5)
 
 packages=()
 for manifest in crates/*/Cargo.toml models/*/Cargo.toml; do
-  grep -q '^publish = false' "$manifest" || packages+=("$(sed -n 's/^name = "\(.*\)"$/\1/p;T;q' "$manifest")")
+  grep -q '^publish = false' "$manifest" || packages+=("$(awk -F'"' '/^name = / { print $2; exit }' "$manifest")")
 done
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p;T;q' Cargo.toml)
+version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
 # Cargo says of each crate which tests it leaves out; that is asked for by `include`.
 cargo package --no-verify --locked --quiet "$@" "${packages[@]/#/--package=}" 2> >(grep -vE 'warning: ignoring (test|benchmark) ' >&2)
 
