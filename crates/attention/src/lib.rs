@@ -22,6 +22,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod cache;
 mod error;
 mod feed_forward;

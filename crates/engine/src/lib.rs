@@ -23,6 +23,8 @@
 //! which the feature `terminal` has one that prints. No clock and, but for [`HubOptions::from_environment`], no environment
 //! variable is read, and what belongs to the whole process is set by the functions of [`process`] alone.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod batch;
 mod built_in;
 mod choices;

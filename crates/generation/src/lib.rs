@@ -6,6 +6,8 @@
 //! a text, [`score_continuations`] that of continuations, [`score_sequences`] those of many sequences at once; [`diverge`] says how
 //! far two models are apart. Printing and reading files are the caller's.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod beam_search;
 mod clock;
 mod config;

@@ -16,6 +16,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod cuda;

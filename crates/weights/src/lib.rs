@@ -12,6 +12,8 @@
 //! Opening reads the configuration and the list of tensors, and compares them; loading reads the values. A file is
 //! not trusted: sizes are checked against the file before anything is allocated.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod byte_pairs;
 mod chat_template;
 mod checkpoint;
