@@ -1,8 +1,8 @@
-"""The Python and JavaScript blocks of the book and of both READMEs run, each page's in order, in a process and an empty folder of
-their own; so do the scripts of `examples/` that no other test runs.
+"""The Python and JavaScript blocks of the book and of both READMEs run, each page's in order, in a process and an empty folder
+of their own; so do the scripts of `examples/` that no other test runs.
 
-Blocks of commands are run by `cargo test -p candle-gpt2-cli --test book`, Rust blocks by `cargo test --doc`. What the one makes is not
-there for the other. A traceback names file and line of the page.
+Blocks of commands are run by `cargo test -p candle-gpt2-cli --test book`, Rust blocks by `cargo test --doc`. What the one makes
+is not there for the other. A traceback names file and line of the page.
 """
 
 import importlib.util
@@ -70,7 +70,8 @@ def test_a_block_is_run_or_says_why_not(page):
     for kind, begin, _ in blocks(page):
         assert kind in KINDS, f"line {begin}: a block is one of {', '.join(sorted(KINDS))}, not `{kind}`"
         if kind.endswith(",no_run"):
-            assert REASON.fullmatch(lines[begin - 2].strip()), f"line {begin}: say why in the line before: <!-- not run: REASON -->"
+            before = lines[begin - 2].strip()
+            assert REASON.fullmatch(before), f"line {begin}: say why in the line before: <!-- not run: REASON -->"
 
 
 @pytest.mark.timeout(JOBS_TIMEOUT)
@@ -113,7 +114,13 @@ def run(command: list, folder: Path) -> None:
     # Pages use the package that is tested, and no network.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOBS_TIMEOUT - 20
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=JOBS_TIMEOUT - 20,
     )
     if done.returncode != 0:
         pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
