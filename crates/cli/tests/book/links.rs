@@ -94,7 +94,9 @@ fn follow(
     }
     let book = root.join("docs/src");
     if file.starts_with(&book) && !target.starts_with(&book) && path.ends_with(".md") {
-        return Err(format!("`{link}` leads out of the book, where mdBook makes `.html` of it: name its folder"));
+        return Err(format!(
+            "`{link}` leads out of the book, where mdBook makes `.html` of it: name its folder"
+        ));
     }
     let Some(anchor) = anchor.filter(|_| target.extension().is_some_and(|end| end == "md")) else {
         return Ok(Some(target));
