@@ -46,6 +46,13 @@ pages! {
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
     formats: "src/reference/formats.md",
+    protocols: "src/reference/protocols.md",
+    architecture: "src/reference/architecture.md",
+    add_a_format: "src/reference/add-a-format.md",
+    add_an_instruction_set: "src/reference/add-an-instruction-set.md",
+    add_a_protocol: "src/reference/add-a-protocol.md",
+    add_a_sampler: "src/reference/add-a-sampler.md",
+    add_a_site: "src/reference/add-a-site.md",
 }
 
 #[cfg(test)]
