@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::packed::prefer_large_pages;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::for_each_index;
 
@@ -40,6 +41,14 @@ pub fn multiply_adds(flops: u64) -> u64 {
     });
     std::hint::black_box(kept);
     rounds * per_round
+}
+
+/// So many ones for [`read`], in large pages as packed weights are: in small ones reading them takes longer.
+pub fn values_to_read(count: usize) -> Vec<f32> {
+    let mut values = Vec::with_capacity(count);
+    prefer_large_pages(values.spare_capacity_mut());
+    values.resize(count, 1.0);
+    values
 }
 
 /// Reads all of `values` and returns their sum.

@@ -116,6 +116,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::Device(_) => Some("--device"),
         EngineError::NoTf32 { .. } => Some("--tf32"),
         EngineError::GpuRoom { .. } => Some("--dtype f16, --dtype bf16"),
+        EngineError::WeightRoom { fitting: Some(_), .. } => Some("--dtype"),
         EngineError::NoRoom { .. } => Some("--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16"),
         _ => None,
     }

@@ -50,7 +50,7 @@ pub enum EngineError {
     #[error(
         "the GPU has too little memory: {} are free, and the model takes {} in {dtype} and {} for the keys and values of a \
          full context; f16 or bf16 takes half of f32",
-        Mebibytes(*.free), Mebibytes(*.weights), Mebibytes(*.cache)
+        Mebibytes(*.free as u64), Mebibytes(*.weights as u64), Mebibytes(*.cache as u64)
     )]
     GpuRoom {
         /// Bytes that are free.
@@ -62,11 +62,26 @@ pub enum EngineError {
         /// Bytes of the keys and values of one full context.
         cache: usize,
     },
+    /// The weights do not fit into the memory that is free.
+    #[error(
+        "the weights take {} of memory in {dtype}, and {} are free; {}",
+        Mebibytes(*.weights), Mebibytes(*.free), in_other_type(*.fitting)
+    )]
+    WeightRoom {
+        /// Bytes that are free, swap included.
+        free: u64,
+        /// Bytes of the weights.
+        weights: u64,
+        /// Their type.
+        dtype: &'static str,
+        /// The widest type in which they fit, with their bytes in it.
+        fitting: Option<(&'static str, u64)>,
+    },
     /// The keys and values of a request do not fit into the memory that is free.
     #[error(
         "{rows} texts at once of up to {tokens} tokens take {} for their keys and values, and {} are free; make fewer at \
          once, or shorter ones",
-        Mebibytes(*.needed), Mebibytes(*.available)
+        Mebibytes(*.needed as u64), Mebibytes(*.available as u64)
     )]
     NoRoom {
         /// Texts, or beams, that are made at once.
@@ -169,8 +184,15 @@ pub struct UnknownName {
     pub expected: String,
 }
 
+fn in_other_type(fitting: Option<(&str, u64)>) -> String {
+    match fitting {
+        Some((dtype, bytes)) => format!("in {dtype} they take {}", Mebibytes(bytes)),
+        None => "they fit in no smaller type either".to_owned(),
+    }
+}
+
 /// Prints a number of bytes as `474.7 MiB`.
-struct Mebibytes(usize);
+struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

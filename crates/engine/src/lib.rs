@@ -20,8 +20,8 @@
 //!
 //! [`ModelOptions::open`] finds the checkpoint and checks it, [`Opened::load`] reads its weights; what can be refused of a
 //! request is refused between the two, before the long part. Nothing is printed: progress and notes go to a [`Reporter`], of
-//! which the feature `terminal` has one that prints. No clock and, but for [`HubOptions::from_environment`], no environment
-//! variable is read, and what belongs to the whole process is set by the functions of [`process`] alone.
+//! which the feature `terminal` has one that prints. No clock is read but by
+//! [`Speeds::measured`], no environment variable but by [`HubOptions::from_environment`], and what belongs to the whole process is set by the functions of [`process`] alone.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -32,6 +32,7 @@ mod classifier;
 mod convert;
 mod defaults;
 mod device;
+mod doctor;
 mod encoder_states;
 mod error;
 mod generation_options;
@@ -62,12 +63,13 @@ pub use classifier::{
 pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
+pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
 pub use encoder_states::EncoderStates;
 pub use error::{EngineError, UnknownName};
 pub use generation_options::GenerationOptions;
 pub use gpt2_weights::WeightDType;
 pub use grouped::grouped;
-pub use hub::{DatasetFile, HubError, HubOptions, Network, dataset_file};
+pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,
     KvBytesPerType, StoredFile, VocabularySizes,
@@ -85,4 +87,3 @@ pub use terminal::Terminal;
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;
-
