@@ -274,7 +274,7 @@ second_python() {
 job-python() {
   local other
   if version_of python3 >/dev/null && environment_of "$environment" python3 'maturin>=1.9.4,<2' mypy; then
-    step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dist --locked
+    step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dev --locked
     if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
       leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
     fi
