@@ -22,7 +22,6 @@ leave_out() {
 }
 # Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
 has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
-has_toolchain() { rustup toolchain list 2>/dev/null | grep "^$1[.-]" >/dev/null; }
 has() { command -v "$1" >/dev/null; }
 has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
@@ -153,10 +152,11 @@ job-oldest-rust() {
   builds_with_oldest crates/arithmetic/Cargo.toml --package candle-gpt2-arithmetic
 }
 builds_with_oldest() {
-  local oldest
+  local oldest toolchain
   oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$1")
-  if has_toolchain "$oldest"; then
-    step rustup run "$oldest" cargo check "${@:2}" --locked --target-dir "target/rust-$oldest"
+  toolchain=$(rustup toolchain list 2>/dev/null | grep "^$oldest[.-]" | cut -d ' ' -f 1 | tail -n 1) || true
+  if [ -n "$toolchain" ]; then
+    step rustup run "$toolchain" cargo check "${@:2}" --locked --target-dir "target/rust-$oldest"
   else
     leave_out "the check with the oldest Rust of $1" "a toolchain" "rustup toolchain install $oldest --profile minimal"
   fi
