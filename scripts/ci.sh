@@ -154,7 +154,7 @@ job-oldest-rust() {
 builds_with_oldest() {
   local oldest toolchain
   oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$1")
-  toolchain=$(rustup toolchain list 2>/dev/null | grep "^$oldest[.-]" | cut -d ' ' -f 1 | tail -n 1) || true
+  toolchain=$(rustup toolchain list 2>/dev/null | grep "^${oldest}[.-]" | cut -d ' ' -f 1 | tail -n 1) || true
   if [ -n "$toolchain" ]; then
     step rustup run "$toolchain" cargo check "${@:2}" --locked --target-dir "target/rust-$oldest"
   else
