@@ -2,7 +2,7 @@
 
 use gpt2::Site;
 
-/// A question that a model cannot answer.
+/// A question that a model cannot answer. [`Run::new`](crate::Run::new) and the others return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterpretError {
