@@ -24,6 +24,7 @@ use serde::Serialize;
 /// assert_eq!((lines, &half.bytes), (vec![b"\"first\"\n".to_vec()], &b"\"sec".to_vec()));
 /// file.drop_half_line(&half)?;
 /// file.append(&"second")?;
+/// drop(file);
 /// assert_eq!(std::fs::read_to_string(&path)?, "\"first\"\n\"second\"\n");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
