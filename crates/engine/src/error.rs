@@ -11,6 +11,17 @@ use thiserror::Error;
 use crate::HubError;
 
 /// A model that cannot be used, or a request that does not fit it.
+///
+/// ```
+/// use gpt2_engine::{EngineError, ModelOptions, Silent};
+///
+/// let options = ModelOptions { model: "no/such/folder".into(), ..ModelOptions::default() };
+/// let error = options.open(&Silent).err().ok_or("it is there")?;
+/// assert!(matches!(error, EngineError::Weights(_)));
+/// assert!(error.to_string().contains("no/such/folder"));
+/// assert!(!error.is_interrupted());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -177,6 +188,14 @@ impl EngineError {
 }
 
 /// A name that is none of those that are known.
+///
+/// ```
+/// use gpt2_engine::DeviceChoice;
+///
+/// let error = "gpu".parse::<DeviceChoice>().err().ok_or("it is known")?;
+/// assert_eq!(error.expected, "auto, cpu, cuda, cuda:N or metal");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("expected {expected}")]
 pub struct UnknownName {

@@ -11,6 +11,16 @@ use crate::{EngineError, LoadedModel};
 
 /// The memory that a model needs on the CPU, in bytes, known before it is loaded. What the tokenizer and the program itself take
 /// is not in it, nor the files that are held in memory already.
+///
+/// ```
+/// use gpt2_engine::{MemoryNeeded, ModelOptions, Silent, WeightDType};
+///
+/// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
+/// let needed = |dtype| MemoryNeeded::of(&checkpoint, Some(dtype), None);
+/// assert!(needed(WeightDType::Q8)?.weights < needed(WeightDType::F32)?.weights / 3);
+/// assert!(needed(WeightDType::F32)?.total() > 4 * 3_487_232);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryNeeded {
     /// The weights as they are held.
