@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::arguments::Arguments;
@@ -26,15 +26,21 @@ pub(crate) fn run(arguments: &ManArguments) -> Result<ExitCode> {
     match &arguments.out {
         None => {
             let mut page = Vec::new();
-            Man::new(Arguments::command()).render(&mut page)?;
+            Man::new(definitions()).render(&mut page)?;
             output::write_text(&String::from_utf8(page)?)?;
         }
         Some(folder) => {
             let name = || folder.display().to_string();
             fs::create_dir_all(folder).with_context(name)?;
-            clap_mangen::generate_to(Arguments::command(), folder).with_context(name)?;
+            clap_mangen::generate_to(definitions(), folder).with_context(name)?;
             output::write_line(&format!("{}: gpt2.1 and a page for each command", folder.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The commands without `help`, which has no page.
+fn definitions() -> Command {
+    let without_help = |command: Command| command.disable_help_subcommand(true);
+    without_help(Arguments::command()).mut_subcommand("look", without_help)
 }

@@ -28,7 +28,7 @@ Examples:
 
 A name fixes which text is scored, in what pieces, and what the result is divided by. A published figure stands
 beside a result only where the model has its size; data that are not the published file are measured all the same,
-and told. An entry of the data that is wrong ends the run with 1: at once, or with --items after those before it.")]
+and the report says so. A wrong entry in the data ends the run with exit code 1: at once, or with --items after those before it.")]
 pub(crate) struct EvalArguments {
     /// What to measure, see --list; several share one loaded model
     #[arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")]
