@@ -80,6 +80,10 @@ fn manual_pages_have_every_command_and_no_mistake() {
     );
     assert!(read("gpt2-generate.1").contains("max\\-new\\-tokens"));
     assert!(read("gpt2-look-attention.1").contains("attention pattern"));
+    assert!(
+        read("gpt2-score.1").contains(".SH EXAMPLES\n.nf\nExamples:\n  gpt2 score "),
+        "examples keep their lines"
+    );
     for entry in fs::read_dir(&pages).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         match told("groff", &["-man", "-Kutf8", "-ww", "-z"], &read(&name)) {
