@@ -118,7 +118,7 @@ pub(crate) struct GenerationArguments {
     #[command(flatten)]
     pub(crate) steering: SteeringArguments,
 
-    /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
+    /// Keep the last N tokens of a prompt that is longer than the context; without it such a prompt is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]
     pub(crate) keep_last: Option<usize>,
     /// Also keep the first N tokens: of a long prompt, and when the window slides

@@ -21,8 +21,8 @@ Examples:
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
 --out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand
-tokens.json, by which damaged files and those of other vocabularies are found, and the tokenizer. A file gets its name when it is
-whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
+the tokenizer, and tokens.json, by which damaged files and files of other vocabularies are recognised. A file gets its name when
+it is whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "FILE", required = true)]

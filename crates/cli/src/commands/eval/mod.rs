@@ -44,7 +44,7 @@ pub(crate) struct EvalArguments {
     /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context where that is shorter]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
-    /// Write what the model said to each item to this file, a JSON object a line, as soon as it is known: a kill loses what is being read, about a thousand tokens or one item
+    /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
     #[arg(long, value_name = "FILE")]
     pub(crate) items: Option<PathBuf>,
     /// Go on with the --items of a run that was interrupted
