@@ -52,7 +52,7 @@ pub enum EngineError {
         available: Vec<&'static str>,
     },
     /// TF32 was asked for elsewhere than on an NVIDIA GPU.
-    #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
+    #[error("TF32: only NVIDIA GPUs have it, and this would run on {device}; leave it out")]
     NoTf32 {
         /// The device's name.
         device: String,
@@ -210,11 +210,15 @@ fn in_other_type(fitting: Option<(&str, u64)>) -> String {
     }
 }
 
-/// Prints a number of bytes as `474.7 MiB`.
+/// Prints a number of bytes as `474.7 MiB`, and what is larger than most models as `12.5 GiB`.
 struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
+        const GIBIBYTE: u64 = 1 << 30;
+        match self.0 {
+            bytes if bytes >= 10 * GIBIBYTE => write!(f, "{:.1} GiB", bytes as f64 / GIBIBYTE as f64),
+            bytes => write!(f, "{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        }
     }
 }

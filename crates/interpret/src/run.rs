@@ -154,7 +154,7 @@ impl Metric {
     /// Checks it for a run.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, or the position behind the text.
+    /// When a token is outside the vocabulary, or the position beyond the end of the text.
     pub fn check(&self, run: &Run) -> std::result::Result<(), InterpretError> {
         let vocab_size = run.model.config().vocab_size;
         let mut ids = [Some(self.answer), self.against].into_iter().flatten();
