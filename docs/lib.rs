@@ -42,6 +42,7 @@ pages! {
     distributed: "src/guides/distributed.md",
     browser: "src/guides/browser.md",
     gpu: "src/guides/gpu.md",
+    mistakes: "src/guides/mistakes.md",
     exactness: "src/reference/exactness.md",
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
