@@ -1,8 +1,8 @@
 //! What the book's chapter on the architecture says of the crates: which needs which, and what none of them does.
 //!
-//! The drawing `docs/src/pictures/crates.svg` is made from their manifests. Where each crate stands is chosen by hand here; the arrows are the manifests'. An arrow that follows from others is left out.
-//! The test fails when the file is another one than the manifests give; `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test
-//! crates` writes it anew.
+//! The drawing `docs/src/pictures/crates.svg` is made from their manifests. Where each crate stands is chosen by hand here; the arrows
+//! are the manifests'. An arrow that follows from others is left out. The test fails when the file is another one than the manifests
+//! give; `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite` writes it anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -151,7 +151,7 @@ fn the_drawing_of_the_crates_is_that_of_their_manifests() {
         std::fs::write(&path, &drawing).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    let how = "WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test crates";
+    let how = "WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite";
     assert!(
         found == drawing,
         "docs/src/pictures/crates.svg is not what the manifests say; write it anew: {how}"

@@ -1,0 +1,6 @@
+//! What the book says of the repository, beside the repository: the crates and the files.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod crates;
+mod paths;
