@@ -42,10 +42,18 @@ pages! {
     distributed: "src/guides/distributed.md",
     browser: "src/guides/browser.md",
     gpu: "src/guides/gpu.md",
+    mistakes: "src/guides/mistakes.md",
     exactness: "src/reference/exactness.md",
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
     formats: "src/reference/formats.md",
+    protocols: "src/reference/protocols.md",
+    architecture: "src/reference/architecture.md",
+    add_a_format: "src/reference/add-a-format.md",
+    add_an_instruction_set: "src/reference/add-an-instruction-set.md",
+    add_a_protocol: "src/reference/add-a-protocol.md",
+    add_a_sampler: "src/reference/add-a-sampler.md",
+    add_a_site: "src/reference/add-a-site.md",
 }
 
 #[cfg(test)]

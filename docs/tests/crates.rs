@@ -1,6 +1,6 @@
-//! The drawing of the crates in the book, made from their manifests: `docs/src/pictures/crates.svg`.
+//! What the book's chapter on the architecture says of the crates: which needs which, and what none of them does.
 //!
-//! Where each crate stands is chosen by hand here; the arrows are the manifests'. An arrow that follows from others is left out.
+//! The drawing `docs/src/pictures/crates.svg` is made from their manifests. Where each crate stands is chosen by hand here; the arrows are the manifests'. An arrow that follows from others is left out.
 //! The test fails when the file is another one than the manifests give; `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test
 //! crates` writes it anew.
 
@@ -156,4 +156,47 @@ fn the_drawing_of_the_crates_is_that_of_their_manifests() {
         found == drawing,
         "docs/src/pictures/crates.svg is not what the manifests say; write it anew: {how}"
     );
+}
+
+/// What a crate's code does not name, and why.
+const NEVER: [(&[&str], &[&str], &str); 4] = [
+    (&["arithmetic", "pictures"], &["candle_core", "candle_nn"], "it knows no tensor"),
+    (
+        &["attention", "gpt2", "generation", "interpret", "pictures", "grammar", "api"],
+        &["std::fs", "File::open"],
+        "it opens no file",
+    ),
+    (
+        &["kernels", "attention", "gpt2", "weights", "generation", "interpret", "engine", "look", "grammar"],
+        &["Instant::now", "SystemTime::now"],
+        "it reads no clock",
+    ),
+    (&["grammar", "api", "engine", "look"], &["std::net", "tokio", "hyper"], "it has no connections"),
+];
+
+#[test]
+fn each_crate_keeps_to_its_part() {
+    for (crates, words, why) in NEVER {
+        for name in crates {
+            let mut folders = vec![root().join("crates").join(name).join("src")];
+            while let Some(folder) = folders.pop() {
+                for entry in std::fs::read_dir(&folder).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.is_dir() {
+                        folders.push(path);
+                        continue;
+                    }
+                    // Pictures and pages stand beside the code.
+                    if path.extension().is_none_or(|ending| ending != "rs") {
+                        continue;
+                    }
+                    let code = std::fs::read_to_string(&path).unwrap();
+                    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+                    let named =
+                        lines.flat_map(|line| words.iter().filter(move |word| line.contains(**word))).next();
+                    assert_eq!(named, None, "{}: {why}", path.display());
+                }
+            }
+        }
+    }
 }

@@ -6,6 +6,15 @@ use crate::call::MAX_TOKENS;
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, models};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// assert!(models(&served).contains(r#""id":"built-in""#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn models(served: &ServedModel) -> String {
     let names = std::iter::once(&served.options.name).chain(&served.options.aliases);
     let data: Vec<Value> = names.map(|name| described(name, served)).collect();
@@ -16,6 +25,16 @@ pub fn models(served: &ServedModel) -> String {
 ///
 /// # Errors
 /// 404 when there is no such model.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, model};
+///
+/// # let loaded = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&loaded, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// assert!(model("built-in", &served)?.contains(r#""max_model_len":256"#));
+/// assert_eq!(model("another", &served).map_err(|error| error.status()), Err(404));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
     let name = percent_decoded(id);
     served.check_name(Some(&name))?;
@@ -64,11 +83,24 @@ fn percent_decoded(part: &str) -> String {
 }
 
 /// `/version`.
+///
+/// ```
+/// assert!(gpt2_api::version().starts_with(r#"{"version":""#));
+/// ```
 pub fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
 /// `/props`: what a request gets that says nothing else, in llama.cpp's words.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, props};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// assert!(props(&served).contains(r#""total_slots""#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn props(served: &ServedModel) -> String {
     let params = json!({
         "n_predict": MAX_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
@@ -85,6 +117,10 @@ pub fn props(served: &ServedModel) -> String {
 }
 
 /// `/health` of a server that serves; one that does not answers with an error.
+///
+/// ```
+/// assert_eq!(gpt2_api::health(), r#"{"status":"ok"}"#);
+/// ```
 pub fn health() -> String {
     json!({ "status": "ok" }).to_string()
 }

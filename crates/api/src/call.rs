@@ -15,6 +15,17 @@ use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel};
 pub(crate) const MAX_TOKENS: usize = 16;
 
 /// What a body asks for.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let body = br#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 5, "stream": true}"#;
+/// let call = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;
+/// assert_eq!((call.requests.len(), call.stream), (2, true));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Call {
     /// One for each prompt.

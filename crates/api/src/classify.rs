@@ -34,6 +34,18 @@ const REFUSED: [Field; 2] = [
 const TABLES: [&[Field]; 4] = [&SERVED, &ALIASES, &IGNORED, &REFUSED];
 
 /// What a body asks for: questions to a classifier, and how they are answered.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ClassifyCall, ServedModel};
+///
+/// # let options = gpt2_engine::ModelOptions { model: gpt2_testing::fixture_path("heads/sequence"), ..Default::default() };
+/// # let classifier = options.open_classifier(&gpt2_engine::Silent)?.load_classifier(&gpt2_engine::Silent)?;
+/// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
+/// let ClassifyCall { questions, answer } = ClassifyCall::read(br#"{"input": ["the sea", "a wood"]}"#, &served)?;
+/// let response = answer.into_response(&classifier.classify(&questions)?);
+/// assert!(response.contains(r#""num_classes":5"#), "{response}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ClassifyCall {
     /// One for each text.
@@ -43,6 +55,8 @@ pub struct ClassifyCall {
 }
 
 /// An answer that waits for what the classifier says.
+///
+/// Part of a [`ClassifyCall`].
 #[derive(Debug)]
 pub struct ClassifyAnswer {
     id: String,
@@ -55,6 +69,10 @@ pub struct ClassifyAnswer {
 }
 
 /// The names of the fields that [`ClassifyCall::read`] reads or lets pass.
+///
+/// ```
+/// assert!(gpt2_api::classify_fields().any(|field| field == "input"));
+/// ```
 pub fn classify_fields() -> impl Iterator<Item = &'static str> {
     let fields = TABLES.into_iter().flatten();
     fields.filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)

@@ -19,6 +19,16 @@ const REFUSED: [Field; 1] = fields(["suffix"], Use::Refused("GPT-2 cannot fill i
 const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
 
 /// What `/v1/completions` is asked for, with every field in its range.
+///
+/// ```
+/// use gpt2_api::CompletionRequest;
+///
+/// assert!(!CompletionRequest::parse(br#"{"prompt": [464, 3290], "max_tokens": 5}"#)?.has_grammar());
+/// let error = CompletionRequest::parse(br#"{"prompt": "The dog", "n": -1}"#).err().ok_or("it is allowed")?;
+/// assert_eq!((error.status(), error.param()), (400, Some("n")));
+/// assert!(CompletionRequest::fields().any(|field| field == "logprobs"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     pub(crate) prompts: Prompts,

@@ -6,6 +6,17 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 /// Why a request was not served.
+///
+/// ```
+/// use gpt2_api::ApiError;
+///
+/// let error = ApiError::invalid("temperature: expected a number").with_param("temperature");
+/// assert_eq!((error.status(), error.kind()), (400, "invalid_request_error"));
+/// assert_eq!(
+///     error.to_json(),
+///     r#"{"error":{"message":"temperature: expected a number","type":"invalid_request_error","param":"temperature","code":null}}"#
+/// );
+/// ```
 #[derive(Debug, Clone, Error, PartialEq)]
 #[error("{message}")]
 pub struct ApiError {

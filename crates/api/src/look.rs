@@ -32,6 +32,17 @@ const HEAD: [Field; 5] = fields(["prompt", "layer", "head", "query", "key"], Use
 const NEXT: [Field; 4] = fields(["prompt", "at", "prompt_tokens", "top"], Use::Served);
 
 /// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`, without `layers` those of all.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let request = AttentionRequest::read(br#"{"prompt": [5, 6, 7], "layers": [1]}"#, &served)?;
+/// assert_eq!((request.ids.len(), request.heads.len()), (3, 8));
+/// assert!(AttentionRequest::read(br#"{"prompt": [5, 6, 7], "layers": [4]}"#, &served).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct AttentionRequest {
     /// The text.
@@ -41,6 +52,17 @@ pub struct AttentionRequest {
 }
 
 /// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`, or `entropy`, `divergence`, `next`.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, LensRequest, ServedModel};
+/// use gpt2_interpret::LensValue;
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let request = LensRequest::read(br#"{"prompt": "Good night", "show": "entropy"}"#, &served)?;
+/// assert_eq!(request.show, LensValue::Entropy);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct LensRequest {
     /// The text.
@@ -51,6 +73,16 @@ pub struct LensRequest {
 
 /// `POST /look/head`: `{"prompt": text or token ids, "layer": 0, "head": 0, "query": -1, "key": 0}`; without `query` the last token's,
 /// without `key` that of the query itself.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, HeadRequest, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let request = HeadRequest::read(br#"{"prompt": [5, 6, 7], "layer": 2, "head": 3, "query": 1}"#, &served)?;
+/// assert_eq!(request.head.ids(), [5, 6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct HeadRequest {
     /// The text, the head and the pair of tokens.
@@ -60,6 +92,19 @@ pub struct HeadRequest {
 /// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and the fields of a completion. Without `at` after the last
 /// token; of `prompt_tokens` tokens and those before `at` the first are the prompt and the others were generated, without it all are
 /// the prompt.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, NextRequest, ServedModel};
+/// use gpt2_look::Reading;
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let request = NextRequest::read(br#"{"prompt": "Good night, good", "top": 3, "top_k": 10}"#, &served)?;
+/// let logits = Reading::default().logits(model.model(), &request.text, request.ids.len() - 1)?;
+/// let next = request.answer(&logits, &served)?;
+/// assert_eq!((next.tokens.len(), next.kept), (3, 10));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct NextRequest {
     /// The text up to the token after which is asked.
@@ -187,6 +232,12 @@ impl ServedModel {
 }
 
 /// The names of the fields that each look reads, besides those of a completion in `/look/next`.
+///
+/// ```
+/// let [(path, fields), ..] = gpt2_api::look_fields();
+/// assert_eq!(path, "/look/attention");
+/// assert!(fields.contains(&"layers"));
+/// ```
 pub fn look_fields() -> [(&'static str, Vec<&'static str>); 4] {
     let names = |fields: &[Field]| fields.iter().map(|field| field.name).collect();
     [

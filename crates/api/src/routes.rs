@@ -3,9 +3,15 @@
 use crate::ApiError;
 
 /// The OpenAPI description of all routes.
+///
+/// ```
+/// assert!(gpt2_api::OPENAPI.contains(r#""/v1/completions""#));
+/// ```
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 /// What a route does.
+///
+/// A field of a [`Route`], see [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// The page.
@@ -47,6 +53,8 @@ pub enum Endpoint {
 }
 
 /// A path with a method.
+///
+/// Given by [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// `GET` or `POST`; whoever answers `GET` answers `HEAD` too.
@@ -68,6 +76,8 @@ const fn keyed(method: &'static str, path: &'static str, endpoint: Endpoint) -> 
 }
 
 /// All routes.
+///
+/// See [`find_route`] for one of them.
 pub const ROUTES: &[Route] = &[
     open("GET", "/", Endpoint::Page),
     keyed("POST", "/v1/completions", Endpoint::Completions),
@@ -95,6 +105,16 @@ pub const ROUTES: &[Route] = &[
 ///
 /// # Errors
 /// 404 for a path that is none of these, 405 for another method.
+///
+/// ```
+/// use gpt2_api::{Endpoint, ROUTES, find_route};
+///
+/// let (route, id) = find_route("GET", "/v1/models/gpt2")?;
+/// assert_eq!((route.endpoint, id), (Endpoint::Model, Some("gpt2")));
+/// assert_eq!(find_route("GET", "/v1/completions").map_err(|error| error.status()), Err(405));
+/// assert!(ROUTES.iter().filter(|route| !route.needs_key).any(|route| route.endpoint == Endpoint::Health));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn find_route<'path>(
     method: &str,
     path: &'path str,

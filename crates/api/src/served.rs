@@ -16,6 +16,17 @@ use crate::chat::Template;
 use crate::pieces::Pieces;
 
 /// The most that a request may ask for.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// let limits = Limits { max_prompts: 1, ..Limits::default() };
+/// let served = ServedModel::new(&model, ApiOptions { limits, ..ApiOptions::default() })?;
+/// let request = CompletionRequest::parse(br#"{"prompt": ["ROMEO:", "JULIET:"]}"#)?;
+/// assert!(Call::of_completion(request, &served, None).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most prompts of a request.
@@ -43,6 +54,8 @@ impl Default for Limits {
 }
 
 /// How a conversation becomes a prompt.
+///
+/// A field of [`ApiOptions`]; see [`ChatRequest`](crate::ChatRequest) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChatTemplateChoice {
     /// By the checkpoint's own template, where it has one.
@@ -58,6 +71,17 @@ pub enum ChatTemplateChoice {
 const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
 
 /// What the operator sets.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, models};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// let options = ApiOptions { name: "shakespeare".into(), aliases: vec!["gpt2".into()], ..ApiOptions::default() };
+/// let served = ServedModel::new(&model, options)?;
+/// assert_eq!(served.name(), "shakespeare");
+/// assert!(models(&served).contains(r#""id":"gpt2""#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
     /// The name that the model is served under.
@@ -99,6 +123,8 @@ fn system_time() -> u64 {
 }
 
 /// Why a model cannot be served.
+///
+/// Given by [`ServedModel::new`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -126,6 +152,8 @@ impl Compiles for Compiler {
 
 /// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
 /// and answered with it on any thread.
+///
+/// See [`ApiOptions`] for an example.
 #[derive(Debug)]
 pub struct ServedModel {
     pub(crate) options: ApiOptions,

@@ -30,6 +30,17 @@ const MAX_NAME_BYTES: usize = 256;
 ///
 /// # Errors
 /// When the body is wrong, or the model has no tokenizer.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, detokenize, tokenize};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let tokens = tokenize(br#"{"content": "Good night"}"#, &served)?; // {"tokens":[...], ...}
+/// assert!(tokens.contains(r#""tokens":["#), "{tokens}");
+/// assert!(detokenize(tokens.as_bytes(), &served)?.contains(r#""content":"Good night""#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
     let fields = Fields::of_body(body, &[&TOKENIZE, &TOKENIZE_ALIASES, &TOKENIZE_REFUSED])?;
     check_model(&fields, served)?;
@@ -85,6 +96,8 @@ impl Serialize for Token {
 ///
 /// # Errors
 /// When the body is wrong, or an id is beyond the vocabulary.
+///
+/// See [`tokenize`] for an example.
 pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
     let fields = Fields::of_body(body, &[&DETOKENIZE])?;
     check_model(&fields, served)?;
@@ -100,11 +113,19 @@ pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError>
 }
 
 /// The names of the fields that [`tokenize`] reads.
+///
+/// ```
+/// assert!(gpt2_api::tokenize_fields().any(|field| field == "content"));
+/// ```
 pub fn tokenize_fields() -> impl Iterator<Item = &'static str> {
     TOKENIZE.iter().chain(&TOKENIZE_ALIASES).map(|field| field.name)
 }
 
 /// The names of the fields that [`detokenize`] reads.
+///
+/// ```
+/// assert!(gpt2_api::detokenize_fields().any(|field| field == "tokens"));
+/// ```
 pub fn detokenize_fields() -> impl Iterator<Item = &'static str> {
     DETOKENIZE.iter().map(|field| field.name)
 }
@@ -115,6 +136,15 @@ fn check_model(fields: &Fields<'_, '_>, served: &ServedModel) -> Result<(), ApiE
 }
 
 /// `/tokenizer_info`: what lm-evaluation-harness needs to make prompts of its own.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, ServedModel, tokenizer_info};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// assert!(tokenizer_info(&served).contains(r#""eos_token""#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn tokenizer_info(served: &ServedModel) -> String {
     let names: Map<String, Value> = [
         ("eos_token", served.eos_token()),

@@ -54,11 +54,11 @@ pub(crate) enum Command {
     Serve(Box<ServeArguments>),
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
     Look(Box<LookCommandArguments>),
-    /// Write what a run has at chosen places into a file: residual streams, patterns, neurons
+    /// Write the activations of a run to a file: residual streams, attention patterns, neurons
     Cache(Box<CacheArguments>),
     /// Encode texts into token files to train on, in nanoGPT's or llm.c's format
     Tokenize(TokenizeArguments),
-    /// Train a model from scratch, or go on with a checkpoint; on the CPU, whatever other devices there are
+    /// Train a model from scratch, or train a checkpoint further
     Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),

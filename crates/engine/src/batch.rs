@@ -8,6 +8,27 @@ use crate::{EngineError, LoadedModel};
 
 /// Requests whose texts are made together. What drives a [`Job`](crate::Job) itself is here the caller's: it asks for step after
 /// step, and may stop where it likes.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, Step};
+/// use gpt2_generation::{Event, GenerationConfig, Request};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+/// let request = |prompt| Ok(Request::new(model.vocabulary().encode(prompt)?, config.clone()));
+/// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, gpt2_engine::EngineError>>()?;
+/// let mut batch = model.batch(requests, 2, None)?;
+/// let mut texts = [String::new(), String::new()];
+/// loop {
+///     match batch.step()? {
+///         Step::Event(place, Event::Token { text, .. }) => texts[place].push_str(&text),
+///         Step::End => break,
+///         _ => {}
+///     }
+/// }
+/// assert!(texts.iter().all(|text| !text.is_empty()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Batch {
     scheduler: Scheduler,
     /// The place of each request in the list.
@@ -16,6 +37,8 @@ pub struct Batch {
 }
 
 /// What a step of a [`Batch`] brought.
+///
+/// Given by [`Batch::step`].
 #[derive(Debug)]
 pub enum Step {
     /// Something happened to the request at this place of the list, counted from 0.

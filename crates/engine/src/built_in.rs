@@ -5,6 +5,13 @@ use gpt2_weights::{Checkpoint, OpenOptions};
 use crate::EngineError;
 
 /// The name of the model inside the program. A folder of this name is `./built-in`.
+///
+/// ```
+/// use gpt2_engine::{BUILT_IN, ModelOptions};
+///
+/// assert_eq!(ModelOptions::default().model.to_str(), Some(BUILT_IN));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const BUILT_IN: &str = "built-in";
 
 #[cfg(feature = "built-in")]

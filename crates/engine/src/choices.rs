@@ -7,6 +7,18 @@ use serde::Serialize;
 use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
 
 /// A prompt and texts that may follow it, in tokens.
+///
+/// ```
+/// use gpt2_engine::{Choices, ModelOptions, Silent};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let texts = [" lord", " potato"].map(String::from);
+/// let choices = Choices::new(model.vocabulary(), "Good night, my good", &texts)?;
+/// let scored = choices.score(&model, &Silent)?;
+/// assert_eq!(scored.choices[scored.best.per_byte].text, " lord");
+/// assert!(scored.choices[0].sum > scored.choices[1].sum);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choices {
     prompt_ids: Vec<u32>,
@@ -15,6 +27,8 @@ pub struct Choices {
 }
 
 /// What a model says to choices.
+///
+/// Given by [`Choices::score`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredChoices {
     /// The tokens before all choices.
@@ -26,6 +40,8 @@ pub struct ScoredChoices {
 }
 
 /// What a model says to a choice. Logarithms are natural.
+///
+/// Part of [`ScoredChoices`], which [`Choices::score`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredChoice {
     /// The choice.
@@ -50,6 +66,8 @@ pub struct ScoredChoice {
 }
 
 /// Index of the best choice by each measure, from 0; of equals the first.
+///
+/// Part of [`ScoredChoices`], which [`Choices::score`] gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BestChoice {
     /// By the sum.

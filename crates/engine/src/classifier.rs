@@ -15,19 +15,26 @@ use serde::{Serialize, Serializer};
 use crate::{EngineError, Vocabulary, Watched};
 
 /// Rows that are computed at once where nothing else is said: enough to share the reading of the weights.
+///
+/// See [`Classifier`] for an example.
 pub const CLASSIFIED_AT_ONCE: usize = 8;
 
 /// A model in memory that tells labels or choices, with its tokenizer. A clone shares both.
 ///
-/// ```no_run
-/// use gpt2_engine::{Classification, ModelOptions, Question, Silent};
+/// ```
+/// use gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, ModelOptions, Question, Silent};
 ///
-/// let options = ModelOptions { model: "path/to/classifier".into(), ..ModelOptions::default() };
+/// # let folder = gpt2_testing::fixture_path("heads/sequence");
+/// let options = ModelOptions { model: folder, ..ModelOptions::default() };
 /// let classifier = options.open_classifier(&Silent)?.load_classifier(&Silent)?;
-/// let question = Question::of_text(classifier.vocabulary(), "What a film!", None)?;
-/// for classification in classifier.classify(&[question])? {
-///     if let Classification::Labels { labels } = classification {
-///         println!("{}: {}", labels[0].name, labels[0].logit);
+/// let question = |text| Question::of_text(classifier.vocabulary(), text, None);
+/// let questions = [question("the sea")?, question("a wood")?];
+/// for questions in questions.chunks(CLASSIFIED_AT_ONCE) {
+///     for classification in classifier.classify(questions)? {
+///         let Classification::Labels { labels } = classification else { panic!("this one labels texts") };
+///         let sum: f64 = labels.iter().filter_map(|label| label.probability).sum();
+///         assert!((sum - 1.0).abs() < 1e-6);
+///         assert!(labels[0].logit >= labels[1].logit, "the best first");
 ///     }
 /// }
 /// # Ok::<(), gpt2_engine::EngineError>(())
@@ -47,6 +54,18 @@ enum Head {
 }
 
 /// A text, or choices, in tokens: what a classifier is asked about.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Question, Silent};
+///
+/// # let folder = gpt2_testing::fixture_path("heads/sequence");
+/// let options = ModelOptions { model: folder, ..ModelOptions::default() };
+/// let opened = options.open_classifier(&Silent)?;
+/// let question = Question::of_ids(opened.vocabulary(), vec![5, 6, 7], None)?;
+/// assert_eq!(question.keep_last(2).rows().collect::<Vec<_>>(), [[6, 7]]);
+/// assert!(Question::of_choices(opened.vocabulary(), "a", &["b".into()], None).is_err(), "this model has labels");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     rows: Vec<Row>,
@@ -64,6 +83,8 @@ struct Row {
 }
 
 /// What a classifier says to a question.
+///
+/// Given by [`Classifier::classify`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Classification {
@@ -85,6 +106,8 @@ pub enum Classification {
 }
 
 /// A label, and how well it fits.
+///
+/// Part of a [`Classification`], which [`Classifier::classify`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Label {
     /// Its number.
@@ -101,6 +124,8 @@ pub struct Label {
 }
 
 /// A token and its labels.
+///
+/// Part of a [`Classification`], which [`Classifier::classify`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LabelledToken {
     /// Its id.
@@ -118,6 +143,8 @@ pub struct LabelledToken {
 }
 
 /// A choice, and how well it fits.
+///
+/// Part of a [`Classification`], which [`Classifier::classify`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankedChoice {
     /// Its place among the choices, from 0.

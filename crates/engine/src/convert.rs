@@ -9,6 +9,20 @@ use serde::Serialize;
 use crate::{EngineError, ModelOptions, Reporter, Spelling, Watched};
 
 /// What is to be written.
+///
+/// ```
+/// use gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
+/// use gpt2_weights::WrittenDType;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let output = folder.join("shakespeare.gguf");
+/// let options = ConvertOptions { output, dtype: WrittenDType::Q8_0, spelling: Spelling::Keywords };
+/// let written = ModelOptions::default().convert(&options, &Silent)?;
+/// assert_eq!((written.format, written.dtype), ("gguf", "q8_0"));
+/// assert!(written.bytes > 3_000_000);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// A GGUF file where the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
@@ -20,6 +34,8 @@ pub struct ConvertOptions {
 }
 
 /// What was written.
+///
+/// Given by [`ModelOptions::convert`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Conversion {
     /// The file or the folder.

@@ -14,6 +14,18 @@ const MAX_NEW_TOKENS: usize = 100;
 
 /// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
 /// from the 50 most probable tokens.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_generation::GenerationConfig;
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let defaults = opened.defaults()?;
+/// assert_eq!((defaults.config().do_sample, defaults.config().top_k), (true, 50));
+/// let wrong = GenerationConfig { top_p: 1.5, ..defaults.config().clone() };
+/// assert!(defaults.complete(wrong).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Defaults {
     config: GenerationConfig,

@@ -11,6 +11,15 @@ use gpt2_weights::WeightDType;
 use crate::{EngineError, Reporter, UnknownName};
 
 /// The device that is wished for.
+///
+/// ```
+/// use gpt2_engine::{DeviceChoice, Silent, device_name};
+///
+/// assert_eq!("cuda:1".parse(), Ok(DeviceChoice::Cuda(1)));
+/// assert_eq!(DeviceChoice::Auto.to_string(), "auto");
+/// assert_eq!(device_name(&DeviceChoice::Cpu.open(&Silent)?), "cpu");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
     /// An NVIDIA GPU where this program and this machine have one, else the CPU.

@@ -12,6 +12,18 @@ use crate::EngineError;
 const NAME: &str = "encoder_hidden_states";
 
 /// States of an encoder that fit a model.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2::Gpt2Config;
+/// use gpt2_engine::EncoderStates;
+///
+/// let config = Gpt2Config { add_cross_attention: true, ..Gpt2Config::preset("gpt2")? };
+/// let of_width = |width| Tensor::zeros((1, 5, width), DType::F32, &Device::Cpu);
+/// assert_eq!(EncoderStates::new(of_width(768)?, &config)?.tensor().dims(), [1, 5, 768]);
+/// assert!(EncoderStates::new(of_width(512)?, &config).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct EncoderStates(Tensor);
 

@@ -11,6 +11,17 @@ use thiserror::Error;
 use crate::HubError;
 
 /// A model that cannot be used, or a request that does not fit it.
+///
+/// ```
+/// use gpt2_engine::{EngineError, ModelOptions, Silent};
+///
+/// let options = ModelOptions { model: "no/such/folder".into(), ..ModelOptions::default() };
+/// let error = options.open(&Silent).err().ok_or("it is there")?;
+/// assert!(matches!(error, EngineError::Weights(_)));
+/// assert!(error.to_string().contains("no/such/folder"));
+/// assert!(!error.is_interrupted());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -41,7 +52,7 @@ pub enum EngineError {
         available: Vec<&'static str>,
     },
     /// TF32 was asked for elsewhere than on an NVIDIA GPU.
-    #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
+    #[error("TF32: only NVIDIA GPUs have it, and this would run on {device}; leave it out")]
     NoTf32 {
         /// The device's name.
         device: String,
@@ -177,6 +188,14 @@ impl EngineError {
 }
 
 /// A name that is none of those that are known.
+///
+/// ```
+/// use gpt2_engine::DeviceChoice;
+///
+/// let error = "gpu".parse::<DeviceChoice>().err().ok_or("it is known")?;
+/// assert_eq!(error.expected, "auto, cpu, cuda, cuda:N or metal");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("expected {expected}")]
 pub struct UnknownName {
@@ -191,11 +210,15 @@ fn in_other_type(fitting: Option<(&str, u64)>) -> String {
     }
 }
 
-/// Prints a number of bytes as `474.7 MiB`.
+/// Prints a number of bytes as `474.7 MiB`, and what is larger than most models as `12.5 GiB`.
 struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
+        const GIBIBYTE: u64 = 1 << 30;
+        match self.0 {
+            bytes if bytes >= 10 * GIBIBYTE => write!(f, "{:.1} GiB", bytes as f64 / GIBIBYTE as f64),
+            bytes => write!(f, "{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        }
     }
 }

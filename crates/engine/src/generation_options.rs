@@ -12,6 +12,20 @@ macro_rules! generation_options {
     ($($field:ident: $kind:ty,)*) => {
         /// What a request says about generating; what it does not say is the model's default. An option of the name of a field of
         /// [`GenerationConfig`] means what that means.
+        ///
+        /// ```
+        /// use gpt2_engine::{GenerationOptions, ModelOptions, Silent, Spelling};
+        ///
+        /// let opened = ModelOptions::default().open(&Silent)?;
+        /// let mut options = GenerationOptions { max_new_tokens: Some(20), ..GenerationOptions::default() };
+        /// options.set("temperature", 0.7.into())?; // as from a body in JSON
+        /// let config = options.config(opened.defaults()?, Spelling::Keywords)?;
+        /// assert_eq!((config.max_new_tokens, config.temperature, config.top_k), (20, 0.7, 50));
+        /// options.num_beams = Some(4);
+        /// let told = options.check(Spelling::Keywords).err().ok_or("it is allowed")?.to_string();
+        /// assert!(told.starts_with("temperature is for drawing at random"));
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         #[derive(Debug, Clone, Default, PartialEq)]
         pub struct GenerationOptions {
             $(

@@ -18,6 +18,24 @@ use serde_json::Value;
 use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Spelling, Watched};
 
 /// What is to be looked at: a checkpoint, or a published model that needs no files.
+///
+/// ```
+/// use gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent, Spelling};
+///
+/// let options = InspectOptions {
+///     model: None,
+///     preset: Some("gpt2-xl".into()),
+///     tensors: false,
+///     diff: None,
+///     n_head: None,
+///     hub: HubOptions::default(),
+///     spelling: Spelling::Keywords,
+/// };
+/// let Inspected::One(found) = options.inspect(&Silent)? else { panic!("there is one model only") };
+/// assert_eq!(found.parameters.unique, 1_557_611_200);
+/// assert_eq!(found.kv_bytes_per_token.f32, 2 * 48 * 1600 * 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct InspectOptions {
     /// The checkpoint: a folder, a weights file, a model of the hub, or [`BUILT_IN`](crate::BUILT_IN).
@@ -37,6 +55,8 @@ pub struct InspectOptions {
 }
 
 /// What was found.
+///
+/// Given by [`InspectOptions::inspect`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Inspected {
@@ -99,6 +119,18 @@ impl InspectOptions {
 }
 
 /// What a checkpoint, or a published model without one, is.
+///
+/// ```
+/// use gpt2_engine::{Inspection, ModelOptions, Silent};
+///
+/// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
+/// let found = Inspection::of_checkpoint(&checkpoint, false, &Silent)?;
+/// assert_eq!((found.class, found.parameters.unique), ("GPT2LMHeadModel", 3_487_232));
+/// assert_eq!(found.vocabulary.tokenizer, Some(1024));
+/// assert_eq!(found.tensors[0].role, "parameter");
+/// assert!(found.mismatches.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// The name of the format, or `preset`.
@@ -146,6 +178,8 @@ pub struct Inspection {
 }
 
 /// A file that holds tensors.
+///
+/// Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StoredFile {
     /// Its path.
@@ -155,6 +189,8 @@ pub struct StoredFile {
 }
 
 /// The number of tokens, as each place has it.
+///
+/// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct VocabularySizes {
     /// That of the configuration.
@@ -166,6 +202,8 @@ pub struct VocabularySizes {
 }
 
 /// Bytes by the type of the numbers.
+///
+/// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BytesPerType {
     /// 32-bit floating point.
@@ -184,6 +222,8 @@ impl BytesPerType {
 }
 
 /// Bytes of the keys and values of one token, by their type.
+///
+/// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct KvBytesPerType {
     /// 32-bit floating point.
@@ -205,6 +245,8 @@ impl KvBytesPerType {
 }
 
 /// A tensor of the files, or of the published model.
+///
+/// Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct InspectedTensor {
     /// Its name in the file.
@@ -367,6 +409,16 @@ fn orientation_name(orientation: Orientation) -> &'static str {
 }
 
 /// How two checkpoints differ, parameter by parameter, whatever their formats.
+///
+/// ```
+/// use gpt2_engine::{Comparison, ModelOptions, Silent};
+///
+/// let open = || ModelOptions::default().open_checkpoint(&Silent);
+/// let found = Comparison::of(&open()?, &open()?, &Silent)?;
+/// assert!(found.equal);
+/// assert_eq!(found.first_differing, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// Whether every parameter has the same values in both.
@@ -380,6 +432,8 @@ pub struct Comparison {
 }
 
 /// A parameter that differs.
+///
+/// Part of a [`Comparison`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DifferingParameter {
     /// Its name, as the model has it.

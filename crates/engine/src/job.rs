@@ -17,6 +17,8 @@ use crate::memory::Room;
 use crate::{EngineError, LoadedModel, Reporter, Unit};
 
 /// A finished text.
+///
+/// Handed on by a [`Job`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Text {
     /// Its tokens, with the one that ended it.
@@ -39,6 +41,38 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 }
 
 /// Where prompts come from and where their texts go. Prompts are numbered from 0 in the order in which they are given.
+///
+/// ```
+/// use gpt2_engine::{EngineError, Job, ModelOptions, Silent, Text};
+/// use gpt2_generation::{GenerationConfig, GenerationError};
+///
+/// #[derive(Default)]
+/// struct Lines {
+///     waiting: Vec<Vec<u32>>,
+///     made: Vec<String>,
+/// }
+///
+/// impl Job for Lines {
+///     type Error = EngineError;
+///
+///     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EngineError> {
+///         Ok(self.waiting.pop())
+///     }
+///
+///     fn on_texts(&mut self, _: usize, texts: Result<Vec<Text>, GenerationError>) -> Result<(), EngineError> {
+///         self.made.extend(texts?.into_iter().filter_map(|text| text.text));
+///         Ok(())
+///     }
+/// }
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let waiting = vec![model.vocabulary().encode("ROMEO:")?, model.vocabulary().encode("JULIET:")?];
+/// let mut lines = Lines { waiting, ..Lines::default() };
+/// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+/// model.generate(&mut lines, 2, &config, &Silent)?;
+/// assert_eq!(lines.made.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Job {
     /// What can go wrong with the texts once they are made, and with the machine.
     type Error: From<EngineError>;

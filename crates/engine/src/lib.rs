@@ -1,28 +1,4 @@
-//! From a model's name and some options to an owned, loaded model that generates: what every face of the project (the
-//! program, a server, a page, another language) stands on.
-//!
-//! ```
-//! use gpt2_engine::{ModelOptions, Silent};
-//! use gpt2_generation::GenerationConfig;
-//!
-//! # #[cfg(feature = "built-in")] {
-//! // Without a name it is the small model inside this crate.
-//! let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-//! let defaults = model.defaults()?;
-//! let config = GenerationConfig { max_new_tokens: 5, ..defaults.config().clone() };
-//! let config = defaults.complete(config)?;
-//! let prompt = model.vocabulary().encode("ROMEO:")?;
-//! let text = model.text_generator(&prompt, &config)?.collect::<Result<String, _>>()?;
-//! assert!(!text.is_empty());
-//! # }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! [`ModelOptions::open`] finds the checkpoint and checks it, [`Opened::load`] reads its weights; what can be refused of a
-//! request is refused between the two, before the long part. Nothing is printed: progress and notes go to a [`Reporter`], of
-//! which the feature `terminal` has one that prints. No clock is read but by
-//! [`Speeds::measured`], no environment variable but by [`HubOptions::from_environment`], and what belongs to the whole process is set by the functions of [`process`] alone.
-
+#![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batch;

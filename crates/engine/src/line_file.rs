@@ -8,12 +8,34 @@ use std::path::Path;
 use serde::Serialize;
 
 /// An open file of lines, locked against other processes.
+///
+/// ```
+/// use gpt2_engine::LineFile;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let path = folder.join("results.jsonl");
+/// LineFile::open(&path)?.append(&"first")?;
+/// std::fs::write(&path, "\"first\"\n\"sec")?; // the next line was interrupted
+///
+/// let mut lines = Vec::new();
+/// let mut file = LineFile::open(&path)?;
+/// let half = file.for_each_line(|line| std::io::Result::Ok(lines.push(line.to_vec())))?;
+/// assert_eq!((lines, &half.bytes), (vec![b"\"first\"\n".to_vec()], &b"\"sec".to_vec()));
+/// file.drop_half_line(&half)?;
+/// file.append(&"second")?;
+/// drop(file);
+/// assert_eq!(std::fs::read_to_string(&path)?, "\"first\"\n\"second\"\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct LineFile {
     file: File,
 }
 
 /// What stands behind the last line break of a file.
+///
+/// Given by [`LineFile::for_each_line`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HalfLine {
     /// Its bytes.

@@ -11,6 +11,16 @@ use crate::{EngineError, LoadedModel};
 
 /// The memory that a model needs on the CPU, in bytes, known before it is loaded. What the tokenizer and the program itself take
 /// is not in it, nor the files that are held in memory already.
+///
+/// ```
+/// use gpt2_engine::{MemoryNeeded, ModelOptions, Silent, WeightDType};
+///
+/// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
+/// let needed = |dtype| MemoryNeeded::of(&checkpoint, Some(dtype), None);
+/// assert!(needed(WeightDType::Q8)?.weights < needed(WeightDType::F32)?.weights / 3);
+/// assert!(needed(WeightDType::F32)?.total() > 4 * 3_487_232);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryNeeded {
     /// The weights as they are held.
@@ -202,7 +212,7 @@ mod tests {
         assert!(check(needed, 1024, KvDType::F32).is_ok());
         let refusal = check(needed - 1, 1024, KvDType::F32).unwrap_err();
         assert!(refusal.is_usage());
-        let told = "4096 texts at once of up to 1024 tokens take 294912.0 MiB for their keys and values";
+        let told = "4096 texts at once of up to 1024 tokens take 288.0 GiB for their keys and values";
         assert!(refusal.to_string().starts_with(told), "{refusal}");
         assert!(
             check(needed / 2, 1024, KvDType::F16).is_ok() && check(needed / 2, 512, KvDType::F32).is_ok()

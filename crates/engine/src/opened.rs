@@ -13,6 +13,18 @@ use crate::{
 };
 
 /// What is known of a model without its weights: here a request is checked, before the long part begins.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// assert_eq!(opened.config().n_positions, 256);
+/// assert!(opened.memory_needed()?.total() < 64 << 20);
+/// let prompt = opened.vocabulary().encode("Good night")?; // refused here, if ever
+/// let model = opened.load(&Silent)?;
+/// assert!(prompt.len() < model.config().n_positions);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Opened {
     options: ModelOptions,

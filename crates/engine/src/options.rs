@@ -14,6 +14,19 @@ use crate::{
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
 /// [`DeviceChoice::Auto`] finds, in the numbers that are stored, and the network is not used.
+///
+/// ```
+/// use gpt2_engine::{DeviceChoice, ModelOptions, Silent, WeightDType};
+///
+/// let options = ModelOptions {
+///     device: DeviceChoice::Cpu,
+///     dtype: Some(WeightDType::Q8),
+///     ..ModelOptions::default() // the model inside the program
+/// };
+/// let opened = options.open(&Silent)?;
+/// assert_eq!(opened.weight_type(), "q8");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
     /// Checkpoint folder or weights file, a model of the hub (`gpt2`, `owner/name`, `owner/name@revision`), or [`BUILT_IN`].

@@ -23,6 +23,8 @@ const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
 
 /// Names the instruction set that the kernels are to take, such as `avx2` where the processor has more: to measure what others
 /// would get. The program reads it from here; without it they take the fastest.
+///
+/// For [`use_instruction_set`].
 pub const INSTRUCTION_SET: &str = "GPT2_INSTRUCTION_SET";
 
 /// Makes the kernels take the instruction set of this name, see [`limits::instruction_sets`]. To be called before the first
@@ -30,6 +32,14 @@ pub const INSTRUCTION_SET: &str = "GPT2_INSTRUCTION_SET";
 ///
 /// # Errors
 /// When the processor has none of this name, or the kernels take another one already.
+///
+/// ```
+/// use gpt2_engine::process::{INSTRUCTION_SET, instruction_set, use_instruction_set};
+///
+/// assert!(use_instruction_set(instruction_set()).is_ok(), "they take it already");
+/// let told = use_instruction_set("avx9").map_err(|error| error.to_string());
+/// assert!(told.is_err_and(|told| told.starts_with(INSTRUCTION_SET)));
+/// ```
 pub fn use_instruction_set(name: &str) -> Result<(), EngineError> {
     if limits::choose_instruction_set(name) {
         return Ok(());
@@ -38,6 +48,8 @@ pub fn use_instruction_set(name: &str) -> Result<(), EngineError> {
 }
 
 /// Name of the instruction set that the kernels take.
+///
+/// See [`use_instruction_set`].
 pub fn instruction_set() -> &'static str {
     limits::instruction_set()
 }
@@ -50,6 +62,14 @@ pub fn instruction_set() -> &'static str {
 ///
 /// # Safety
 /// To be called while the process has one thread, so that nobody reads the environment meanwhile.
+///
+/// ```
+/// use gpt2_engine::process::{set_threads, thread_count};
+///
+/// // SAFETY: the first line of `main`; nothing has started a thread yet.
+/// assert!(unsafe { set_threads(Some(2)) });
+/// assert_eq!(thread_count(), 2);
+/// ```
 #[expect(unsafe_code, reason = "candle takes these from the environment only")]
 pub unsafe fn set_threads(threads: Option<usize>) -> bool {
     let count = threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
@@ -72,6 +92,11 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
 /// the system when they are freed and come as new pages again, which have to be cleared: `gpt2 bench --dtype f32` reads a
 /// prompt of 512 tokens in about a sixth less time with this call than without it (124M, two Zen 5 cores). Whatever else runs in the
 /// process allocates so too from then on, and other threads may do so meanwhile.
+///
+/// ```
+/// gpt2_engine::process::keep_freed_memory(); // at the beginning of `main`
+/// assert_eq!(vec![1.0_f32; 1 << 20].len(), 1 << 20);
+/// ```
 #[cfg_attr(
     all(target_os = "linux", target_env = "gnu"),
     expect(unsafe_code, reason = "the allocator is tuned by calls of the C library")

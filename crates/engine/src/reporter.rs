@@ -1,6 +1,29 @@
 //! How long jobs tell how far they are, and what is worth knowing, without printing anything themselves.
 
 /// Who hears of long jobs and of what is worth knowing: a face of the project.
+///
+/// ```
+/// use std::sync::Mutex;
+/// use gpt2_engine::{ModelOptions, Progress, Reporter, Silent, Unit};
+///
+/// /// Keeps the names of all jobs.
+/// #[derive(Default)]
+/// struct Jobs(Mutex<Vec<String>>);
+///
+/// impl Reporter for Jobs {
+///     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+///         self.0.lock().unwrap().push(format!("{what} {total} {unit:?}"));
+///         Box::new(Silent)
+///     }
+///
+///     fn note(&self, _: &str) {}
+/// }
+///
+/// let jobs = Jobs::default();
+/// ModelOptions::default().open(&Silent)?.load(&jobs)?;
+/// assert!(jobs.0.lock().unwrap()[0].ends_with("Bytes"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Reporter: Send + Sync {
     /// A job of `total` things begins; it ends when the answer is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
@@ -17,12 +40,16 @@ pub trait Reporter: Send + Sync {
 }
 
 /// A job that goes on.
+///
+/// Given by [`Reporter::start`].
 pub trait Progress: Send + Sync {
     /// As many things more are done.
     fn advance(&self, by: u64);
 }
 
 /// What a job counts.
+///
+/// Told to [`Reporter::start`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
@@ -32,6 +59,14 @@ pub enum Unit {
 }
 
 /// A reporter that keeps everything to itself.
+///
+/// ```
+/// use gpt2_engine::{Reporter, Silent, Unit};
+///
+/// Silent.note("nobody hears of it");
+/// Silent.start("reading", 100, Unit::Bytes).advance(50);
+/// assert!(!Silent.is_interrupted());
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

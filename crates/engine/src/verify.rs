@@ -17,6 +17,17 @@ const PROMPT_TOKENS: usize = 16;
 const CACHE_TOLERANCE: f64 = 1e-4;
 
 /// What a checkpoint is compared with.
+///
+/// ```
+/// use gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
+///
+/// assert!(VerifyOptions::allows(1e-4) && !VerifyOptions::allows(-1.0));
+/// let options = VerifyOptions { against: Some(BUILT_IN.into()), ..VerifyOptions::default() };
+/// let found = ModelOptions::default().verify(&options, &Silent)?;
+/// assert!(found.sound && found.problems.is_empty());
+/// assert_eq!(found.against_difference, Some(0.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifyOptions {
     /// Another checkpoint, whose logits of a fixed prompt are compared with this one's.
@@ -42,6 +53,15 @@ impl Default for VerifyOptions {
 }
 
 /// Whether a checkpoint is sound, and what was found.
+///
+/// ```
+/// use gpt2_engine::Verification;
+///
+/// let found = Verification::unopened("model.safetensors: 12 bytes are no checkpoint".into());
+/// assert!(!found.sound);
+/// assert_eq!(found.problems.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verification {
     /// Whether there is no problem.

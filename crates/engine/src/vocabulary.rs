@@ -13,6 +13,18 @@ use gpt2_weights::{
 use crate::EngineError;
 
 /// What is known of a model's tokens without its weights.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let vocabulary = opened.vocabulary();
+/// let ids = vocabulary.encode("Good night, good night!")?;
+/// let bytes: Vec<u8> = ids.iter().flat_map(|id| vocabulary.token_bytes(*id)).collect();
+/// assert_eq!(bytes, b"Good night, good night!");
+/// assert!(vocabulary.padding().is_empty(), "every row is a token");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
     config: Gpt2Config,

@@ -5,6 +5,17 @@ use gpt2_weights::ReadProgress;
 use crate::{Progress, Reporter, Silent, Unit};
 
 /// A job that reads so many bytes: a reporter hears how far it is, and may end it.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, Watched};
+///
+/// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
+/// let bytes = checkpoint.files().map(|(_, bytes)| bytes).sum();
+/// let watched = Watched::new(&Silent, "reading", bytes);
+/// let statistics = checkpoint.statistics(0, &watched)?.ok_or("no weights")?;
+/// assert!(statistics.mean.abs() < 1.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Watched<'a> {
     reporter: &'a dyn Reporter,
     bar: Box<dyn Progress>,

@@ -6,6 +6,30 @@ use serde::Serialize;
 use crate::ItemResult;
 
 /// A run beside another one, item by item.
+///
+/// ```
+/// use gpt2_evaluation::{Comparison, ItemResult};
+///
+/// let result = |index, correct| ItemResult {
+///     index,
+///     id: None,
+///     group: None,
+///     asked: String::new(),
+///     context_tokens: 3,
+///     choices: Vec::new(),
+///     gold: None,
+///     predicted: None,
+///     words: None,
+///     correct: Some(correct),
+/// };
+/// let here = [result(0, true), result(1, true), result(2, false)];
+/// let there = [result(0, true), result(1, false), result(2, false)];
+/// let compared = Comparison::new("items.jsonl".into(), "gpt2, f32".into(), &here, &there);
+/// let flips = &compared.answers[0];
+/// assert_eq!((flips.n11, flips.n10, flips.n01, flips.n00), (1, 1, 0, 1));
+/// assert!((flips.difference.difference - 1.0 / 3.0).abs() < 1e-12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// The log of the other run.
@@ -22,6 +46,8 @@ pub struct Comparison {
 }
 
 /// Answers that are right in one run or the other.
+///
+/// Part of a [`Comparison`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Flips {
     /// What picks the answer: `sum`, `per_character`, `per_token` and `per_byte` of several choices, otherwise `correct`.
@@ -42,6 +68,8 @@ pub struct Flips {
 }
 
 /// A mean of differences between pairs.
+///
+/// Part of a [`Comparison`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PairedDifference {
     /// The mean.

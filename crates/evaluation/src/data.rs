@@ -25,6 +25,19 @@ const PARQUET_MAGIC: &[u8] = b"PAR1";
 const RECORD_EXTENSIONS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
 
 /// A file of data, or a folder of them, in memory.
+///
+/// ```
+/// use gpt2_evaluation::Data;
+///
+/// let text = br#"{"text": "Good night", "label": 1}"#;
+/// let data = Data::from_bytes("lines.jsonl".as_ref(), text.to_vec())?;
+/// assert!(data.has_records());
+/// let record = data.records().next().ok_or("there is none")??;
+/// assert_eq!((record.text("text")?, record.index("label", 0, 2)?), ("Good night", 1));
+/// let told = record.text("title").err().ok_or("it is there")?.to_string();
+/// assert!(told.starts_with("lines.jsonl: line 1: "), "{told}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Data {
     /// In the order of their names.
@@ -40,6 +53,8 @@ struct DataFile {
 }
 
 /// Entries in their order, up to the first that cannot be read.
+///
+/// Given by [`Data::records`].
 pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, DataError>> + 'a>;
 /// The fields of an entry, or what is wrong with it, at its line.
 type Row = (usize, Result<Map<String, Value>, String>);

@@ -7,6 +7,8 @@ use gpt2_generation::GenerationError;
 use thiserror::Error;
 
 /// What is wrong with an entry of the data.
+///
+/// Given by [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{file}: line {line}: {what}")]
 pub struct DataError {
@@ -19,6 +21,16 @@ pub struct DataError {
 }
 
 /// A measurement that cannot be made.
+///
+/// ```
+/// use gpt2_evaluation::{EvaluationError, EvaluationOptions};
+///
+/// let error = EvaluationOptions::new(["lambada:lm-evil"]).check().err().ok_or("there is one")?;
+/// assert!(matches!(&error, EvaluationError::UnknownProtocol { name, .. } if name == "lambada:lm-evil"));
+/// assert!(error.is_usage());
+/// assert!(error.to_string().contains("lambada:lm-eval"), "{error}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {

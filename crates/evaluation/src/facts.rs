@@ -4,6 +4,8 @@ use gpt2::KvDType;
 use gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
 
 /// What a measurement says of a model, and what its numbers depend on besides the protocol and the data.
+///
+/// Shown with [`Plan::prepare`](crate::Plan::prepare) at the top of this crate.
 #[derive(Debug, Clone)]
 pub struct ModelFacts<'a> {
     /// The tokens of the model.

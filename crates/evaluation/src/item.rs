@@ -4,6 +4,18 @@ use gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
 
 /// An entry of the data, in tokens.
+///
+/// ```
+/// use gpt2_evaluation::{Choice, Item, Work};
+/// use gpt2_generation::Sequence;
+///
+/// let choice = |id, text| Choice::of(Sequence { ids: vec![464, 3290, id], first: 2 }, text);
+/// let choices = vec![choice(318, " is"), choice(547, " were")];
+/// let work = Work::Score { choices, gold: Some(0) };
+/// let item = Item { index: 0, id: None, group: None, context_tokens: 2, work };
+/// assert_eq!(item.asked().len(), 16, "digits of a checksum");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
     /// Its place in the data, from 0.
@@ -40,6 +52,8 @@ impl Item {
 }
 
 /// What a model does with an item.
+///
+/// A field of an [`Item`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
     /// Scores choices.
@@ -61,6 +75,15 @@ pub enum Work {
 }
 
 /// Something that a model scores: its sequences' scores are added up.
+///
+/// ```
+/// use gpt2_evaluation::Choice;
+/// use gpt2_generation::Sequence;
+///
+/// let choice = Choice::of(Sequence { ids: vec![464, 26_487], first: 1 }, " né");
+/// assert_eq!((choice.characters, choice.bytes), (3, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// One, or several where a text is longer than the context; each token is scored in one of them.

@@ -19,6 +19,27 @@ use crate::protocols::{limit, unusable, wrong_setting};
 use crate::{Data, EvaluationError, Metric, Setting};
 
 /// A text in windows, ready for two models.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, WeightDType};
+/// use gpt2_evaluation::{Data, Kl, Setting};
+///
+/// let load = |dtype| {
+///     let options = ModelOptions { dtype: Some(dtype), ..ModelOptions::default() };
+///     options.open(&Silent)?.load(&Silent)
+/// };
+/// let (base, rounded) = (load(WeightDType::F32)?, load(WeightDType::Q4)?);
+/// let text = "What is the city but the people? True, the people are the city. ".repeat(3);
+/// let data = Data::from_bytes("text.txt".as_ref(), text.into_bytes())?;
+/// let vocabulary = base.vocabulary();
+/// let setting = Setting { vocabulary, parameter: 0, context: Some(32), limit: Some(1), reporter: &Silent };
+/// let kl = Kl::prepare(&data, &setting)?;
+/// let windows = kl.evaluate(&base, &rounded, Vec::new(), &Silent, &mut |_| Ok(()))?;
+/// let metrics = Kl::measure(&windows);
+/// let mean = metrics.iter().find(|metric| metric.name == "kl").ok_or("there is none")?;
+/// assert!(mean.value > 0.0 && mean.value < 0.2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Kl {
     windows: Vec<Vec<u32>>,
@@ -26,6 +47,8 @@ pub struct Kl {
 }
 
 /// How far the models are apart in a window: the line of the log. All lists have an entry for each scored token.
+///
+/// Given by [`Kl::evaluate`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KlWindow {
     /// Its place in the text, from 0.

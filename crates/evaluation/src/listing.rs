@@ -7,6 +7,15 @@ use serde::Serialize;
 use crate::{Dataset, Kl, Parameter, Protocol, Published, protocols};
 
 /// A protocol as it is told.
+///
+/// ```
+/// let listing = gpt2_evaluation::listing();
+/// let lambada = listing.iter().find(|listed| listed.protocol == "lambada:lm-eval").ok_or("there is none")?;
+/// assert!(lambada.to_string().starts_with("lambada:lm-eval: "));
+/// assert!(!lambada.published.is_empty());
+/// assert_eq!(listing.last().map(|listed| listed.protocol), Some("kl"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
     /// Its name, as of [`Protocol::name`].
@@ -24,6 +33,8 @@ pub struct Listed {
 }
 
 /// All protocols, those of a task one after the other, and `kl`.
+///
+/// See [`Listed`] for an example.
 pub fn listing() -> Vec<Listed> {
     let kl = Listed {
         protocol: Kl::NAME,

@@ -17,6 +17,23 @@ use crate::{Choice, ChoiceResult, EvaluationError, Item, ItemResult, Prepared, W
 const BEGINNING: &[u8] = br#"{"protocol":"#;
 
 /// A log that results are added to.
+///
+/// ```
+/// use gpt2_evaluation::{ItemLog, LogHead};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let path = folder.join("items.jsonl");
+/// let head = LogHead { protocol: "task:one".into(), run: "gpt2, f32".into() };
+/// let answer = serde_json::json!({"index": 0, "answer": "yes"});
+/// ItemLog::open(&path, false)?.append(&head, &answer)?;
+///
+/// let mut log = ItemLog::open(&path, true)?; // of an interrupted run
+/// let answers: Vec<serde_json::Value> = log.take(&head, |_, _| Ok(()))?;
+/// assert_eq!(answers[0]["answer"], "yes");
+/// assert!(log.check_all_taken().is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ItemLog {
     file: LineFile,
@@ -28,6 +45,8 @@ pub struct ItemLog {
 }
 
 /// What a line belongs to.
+///
+/// Written by [`ItemLog::append`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogHead {
     /// Name of the protocol.
@@ -205,6 +224,8 @@ impl From<EvaluationError> for ReadError {
 ///
 /// # Errors
 /// When the file cannot be read, is no log, has fewer items or other ones.
+///
+/// Reads what [`ItemLog::append`] wrote.
 pub fn logged_results(
     path: &Path,
     protocol: &str,

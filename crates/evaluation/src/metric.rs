@@ -10,6 +10,8 @@ use serde::Serialize;
 use crate::{ChoiceResult, ItemResult};
 
 /// A figure that a protocol reports, under the name that lm-evaluation-harness has for it.
+///
+/// Given by [`Protocol::measure`](crate::Protocol::measure).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Metric {
     /// Its name, as `acc_norm`.
@@ -25,6 +27,8 @@ pub struct Metric {
 }
 
 /// How a standard error was computed.
+///
+/// Part of a [`Metric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StderrKind {

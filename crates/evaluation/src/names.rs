@@ -8,6 +8,8 @@ use crate::{EvaluationError, Protocol};
 const NEAREST_NAMES: usize = 3;
 
 /// All protocols, those of a task one after the other.
+///
+/// See [`named`] for an example.
 pub fn protocols() -> &'static [&'static Protocol] {
     ALL
 }
@@ -16,6 +18,16 @@ pub fn protocols() -> &'static [&'static Protocol] {
 ///
 /// # Errors
 /// When there is none, with those of the task or the nearest names; when a number is missing, or none that can be used.
+///
+/// ```
+/// use gpt2_evaluation::{named, protocols};
+///
+/// let (protocol, number) = named("wikitext:hf-512")?;
+/// assert_eq!((protocol.name, protocol.task(), number), ("wikitext:hf-N", "wikitext", Some(512)));
+/// assert!(protocols().iter().any(|known| known.name == "hellaswag:lm-eval"));
+/// assert!(named("wikitext").is_err(), "a task is no number");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), EvaluationError> {
     let of_name = |protocol: &&&Protocol| protocol.name == name && !name.ends_with(PLACE_OF_NUMBER);
     if let Some(protocol) = protocols().iter().find(of_name) {

@@ -8,6 +8,19 @@ use crate::EvaluationError;
 use crate::asked::Asked;
 
 /// What is to be measured, of a model that is opened elsewhere.
+///
+/// ```
+/// use gpt2_evaluation::EvaluationOptions;
+///
+/// let options = EvaluationOptions {
+///     data: vec!["hellaswag_val.jsonl".into()],
+///     limit: Some(100),
+///     items: Some("items.jsonl".into()),
+///     ..EvaluationOptions::new(["hellaswag:lm-eval", "hellaswag:llama.cpp"])
+/// };
+/// assert!(!options.check()?.compares(), "only `kl` needs a second model");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct EvaluationOptions {
     /// Names of protocols, see [`protocols`](crate::protocols), and [`Kl::NAME`](crate::Kl::NAME); several share one loaded model.

@@ -13,6 +13,8 @@ use crate::task::{Sides, Source, Task};
 use crate::{Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting};
 
 /// Options that go together, before anything is opened.
+///
+/// Given by [`EvaluationOptions::check`].
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) options: EvaluationOptions,
@@ -20,6 +22,8 @@ pub struct Plan {
 }
 
 /// Data that are read and checked, ready for a model.
+///
+/// Made of [`EvaluationOptions`] by [`Plan::prepare`].
 #[derive(Debug)]
 pub struct Evaluation {
     tasks: Vec<Task>,
@@ -28,6 +32,8 @@ pub struct Evaluation {
 }
 
 /// The reports of an evaluation, each as soon as it is made.
+///
+/// Given by [`Evaluation::run`]; see [`Report`] for an example.
 pub struct Reports<'a> {
     tasks: vec::IntoIter<Task>,
     log: Option<ItemLog>,

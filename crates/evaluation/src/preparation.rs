@@ -5,6 +5,20 @@ use gpt2_engine::{Reporter, Vocabulary};
 use crate::{DataError, Item};
 
 /// What a protocol makes of its data.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_evaluation::{Data, Setting, named};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let data = Data::from_bytes("text.txt".as_ref(), b"What is the city but the people?".to_vec())?;
+/// let vocabulary = opened.vocabulary();
+/// let setting = Setting { vocabulary, parameter: 0, context: None, limit: None, reporter: &Silent };
+/// let prepared = (named("text:bits")?.0.prepare)(&data, &setting)?;
+/// assert_eq!((prepared.items.len(), prepared.totals.words), (1, 7));
+/// assert_eq!(prepared.tokens_to_read(0), prepared.totals.tokens as u64);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Prepared {
     /// What the model is asked, in the order of the data.
@@ -22,6 +36,8 @@ pub struct Prepared {
 }
 
 /// What of the data as a whole is counted, where a protocol divides by it.
+///
+/// Part of what is [`Prepared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Tokens.
@@ -31,6 +47,8 @@ pub struct Totals {
 }
 
 /// What a protocol is prepared for.
+///
+/// See [`Prepared`] for an example.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
     /// The model's tokens and configuration.

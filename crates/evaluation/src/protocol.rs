@@ -5,6 +5,16 @@ use serde::Serialize;
 use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Published, Setting, Totals};
 
 /// A way to measure, as data and two functions.
+///
+/// ```
+/// use gpt2_evaluation::named;
+///
+/// let (protocol, _) = named("lambada:lm-eval")?;
+/// assert_eq!(protocol.task(), "lambada");
+/// assert_eq!(protocol.dataset.licence, "MIT");
+/// assert!(protocol.published.iter().all(|figure| figure.value > 0.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol {
     /// Its name, as `lambada:lm-eval`; with `N` at its end where a number stands there, as `wikitext:hf-N`.
@@ -26,6 +36,8 @@ pub struct Protocol {
 }
 
 /// The number at the end of a protocol's name.
+///
+/// A field of a [`Protocol`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Parameter {
     /// What it is where the name has none; `None` where it must be given or follows from the model.
@@ -35,6 +47,15 @@ pub struct Parameter {
 }
 
 /// Where the published data are.
+///
+/// ```
+/// use gpt2_evaluation::named;
+///
+/// let (protocol, _) = named("text:bits")?;
+/// assert_eq!(protocol.dataset.hub, None, "any text of the caller's");
+/// assert_eq!(protocol.dataset.knows(None, "0123"), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Dataset {
     /// What it is called.

@@ -4,6 +4,15 @@ use gpt2::Gpt2Config;
 use serde::Serialize;
 
 /// The published sizes of GPT-2.
+///
+/// ```
+/// use gpt2::Gpt2Config;
+/// use gpt2_evaluation::Size;
+///
+/// assert_eq!(Size::of(&Gpt2Config::preset("gpt2-large")?), Some(Size::Large));
+/// assert_eq!(Size::Large.name(), "gpt2-large");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Size {
     /// 124M: `gpt2`.
@@ -47,6 +56,8 @@ impl Size {
 }
 
 /// A figure that someone published.
+///
+/// A field of a [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Published {
     /// Of which model.

@@ -9,6 +9,24 @@ use serde::Serialize;
 use crate::{Comparison, Flips, Metric, PairedDifference, Published, Size, StderrKind};
 
 /// A measurement by a protocol.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_evaluation::{EvaluationOptions, ModelFacts};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("text.txt");
+/// # std::fs::write(&path, "What is the city but the people?")?;
+/// let plan = EvaluationOptions { data: vec![path], ..EvaluationOptions::new(["text:bits"]) }.check()?;
+/// let options = ModelOptions::default();
+/// let model = options.open(&Silent)?.load(&Silent)?;
+/// let evaluation = plan.prepare(&ModelFacts::of_loaded(&options, &model), None, &Silent)?;
+/// let report = evaluation.run(&model, None, &Silent).next().ok_or("there is none")??;
+/// assert_eq!((report.protocol.as_str(), report.metrics[0].name), ("text:bits", "bits_per_byte"));
+/// assert_eq!(report.dataset.items, 1);
+/// assert!(report.to_string().contains("  model: built-in in f16"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The model's name.
@@ -48,6 +66,8 @@ pub struct Report {
 }
 
 /// The model that another is compared with.
+///
+/// Part of a [`Report`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BaseReport {
     /// Its name.
@@ -57,6 +77,8 @@ pub struct BaseReport {
 }
 
 /// The data of a measurement.
+///
+/// Part of a [`Report`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DatasetReport {
     /// The dataset that the protocol is for.
@@ -76,6 +98,23 @@ pub struct DatasetReport {
 }
 
 /// A figure beside what others published of the same model.
+///
+/// ```
+/// use gpt2_evaluation::{Metric, MetricReport, Size, StderrKind, named};
+///
+/// let metric = Metric {
+///     name: "acc",
+///     value: 0.3256,
+///     stderr: Some(0.0065),
+///     stderr_kind: StderrKind::Binomial,
+///     count: 5153,
+/// };
+/// let published = named("lambada:lm-eval")?.0.published;
+/// let report = MetricReport::new(&metric, "lambada:lm-eval", published, Some(Size::Small));
+/// assert!(report.published.iter().all(|figure| figure.model == Size::Small && figure.metric == "acc"));
+/// assert!(report.z.is_none_or(|z| z.abs() < 3.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MetricReport {
     /// Its name.

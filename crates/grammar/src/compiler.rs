@@ -26,6 +26,17 @@ const LONGEST: Duration = Duration::from_secs(5);
 const MOST_AT_ONCE: usize = 4;
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_grammar::{Compiler, Grammar};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let compiler = Compiler::new(opened.vocabulary())?;
+/// assert!(compiler.compile(&Grammar::Regex("(yes|no)".into()), &[]).is_ok());
+/// assert!(compiler.compile(&Grammar::Regex("(yes|no".into()), &[]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Compiler(Arc<Inner>);
 

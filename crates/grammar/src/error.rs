@@ -3,6 +3,8 @@
 use thiserror::Error;
 
 /// A grammar that cannot be used, or a vocabulary that grammars cannot be used with.
+///
+/// Given by [`Compiler::compile`](crate::Compiler::compile).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GrammarError {

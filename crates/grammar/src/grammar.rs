@@ -8,9 +8,34 @@ use crate::error::{SPECIAL_TOKENS, told};
 use crate::{GrammarError, schema};
 
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let long = Grammar::Regex("a".repeat(MAX_SOURCE_BYTES + 1));
+/// let refused = Compiler::new(opened.vocabulary())?.compile(&long, &[]);
+/// assert!(matches!(refused, Err(GrammarError::TooLong { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
 /// What a text must conform to, from its first byte to its last.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_grammar::{Compiler, Grammar};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let compiler = Compiler::new(opened.vocabulary())?;
+/// let schema = serde_json::json!({"type": "array", "items": {"type": "integer"}, "maxItems": 3});
+/// let sum = "start: number (\"+\" number)*\nnumber: /[0-9]+/";
+/// for grammar in [Grammar::JsonObject, Grammar::JsonSchema(schema), Grammar::Lark(sum.into())] {
+///     compiler.compile(&grammar, &[])?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {

@@ -53,6 +53,14 @@ impl ProcessMemory {
 
 /// Bytes of memory that this process may still take on a device: of the CPU where the system says so (Linux), of an NVIDIA GPU
 /// where the driver does; `None` elsewhere.
+///
+/// ```
+/// use candle_core::Device;
+///
+/// if let Some(bytes) = gpt2_kernels::free_memory(&Device::Cpu) {
+///     assert!(bytes > 1 << 20, "enough for this example");
+/// }
+/// ```
 pub fn free_memory(device: &Device) -> Option<usize> {
     if device.is_cpu() {
         return ProcessMemory::now().map(|memory| memory.available);

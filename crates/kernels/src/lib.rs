@@ -1,20 +1,7 @@
-//! The arithmetic of a transformer as functions and small layers over candle tensors.
+#![doc = include_str!("../README.md")]
 //!
-//! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. `layers` chooses who computes:
-//! `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training` has operations with a way back; they are
-//! tested against compositions of candle's operations. What a processor computes is in `candle-gpt2-arithmetic`.
-//! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
-//!
-//! ```
-//! use candle_core::{Device, Tensor};
-//! use gpt2_kernels::Linear;
-//!
-//! let weight = Tensor::new(&[[1f32, 0., 2.], [0., 1., 0.]], &Device::Cpu)?; // (out 2, in 3)
-//! let layer = Linear::new(weight, None)?;
-//! let x = Tensor::new(&[[1f32, 2., 3.]], &Device::Cpu)?;
-//! assert_eq!(layer.forward(&x)?.to_vec2::<f32>()?, [[7., 2.]]);
-//! # Ok::<(), candle_core::Error>(())
-//! ```
+//! In the source, `layers` chooses who computes: `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training`
+//! has operations with a way back; they are tested against compositions of candle's operations.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -15,6 +15,19 @@ use crate::patch::warn_of_unchanged;
 use crate::{CheckedMetric, Found, Heads, Look, LookError, MetricOptions, Reader, Subject, Text};
 
 /// Heads left out of a run.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Ablate, Look, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let found = Ablate::new(Text::Words("My lord, I will".into())).at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), 4 * 8, "each head of four layers left out in turn");
+/// assert!(found.report.metric.is_some_and(|metric| metric.after.is_none()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Ablate {
     /// The text.
@@ -38,6 +51,17 @@ impl Ablate {
 }
 
 /// What takes the place of a head's output.
+///
+/// ```
+/// use gpt2_engine::Spelling;
+/// use gpt2_look::{Ablate, Instead, Text};
+///
+/// let mut ablate = Ablate::new(Text::Ids(vec![5, 6, 7]));
+/// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])], Spelling::Keywords);
+/// assert!(Instead::read("raw-zero", Spelling::Flags).is_ok());
+/// assert!(Instead::read("nothing", Spelling::Flags).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Instead {
     what: What,
@@ -133,6 +157,8 @@ impl Instead {
 }
 
 /// What ablations need to look.
+///
+/// Given by [`Ablate`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedAblate {
     metric: CheckedMetric,

@@ -18,6 +18,19 @@ const LENGTH: usize = 100;
 const MOST_ROWS: usize = 1000;
 
 /// What heads attend to: on rows of random tokens that are read twice each, or on a text.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{HeadKinds, Look, Reader, Subject};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let short = HeadKinds { length: Some(10), rows: 2, ..HeadKinds::default() };
+/// let found = short.at(&subject, &Silent)?;
+/// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(8), "heads of a layer");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct HeadKinds {
     /// The text; random tokens are read where there is none.
@@ -54,6 +67,8 @@ impl Default for HeadKinds {
 }
 
 /// The tokens that are read.
+///
+/// Given by [`HeadKinds`]'s `check`.
 #[derive(Debug)]
 pub enum CheckedHeadKinds {
     /// Of the text.

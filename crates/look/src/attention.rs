@@ -12,6 +12,21 @@ use crate::{Found, Heads, Look, Ranges, Reader, Subject, Text};
 const MOST_VALUES: usize = 160_000_000;
 
 /// The attention patterns of heads: those of some layers, or some heads, or all.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Attention, Look, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let heads = Some("2.3,0.1".parse()?);
+/// let attention = Attention { text: Text::Ids(vec![5, 6, 7]), layers: None, heads };
+/// let found = attention.at(&subject, &Silent)?;
+/// let names: Vec<_> = found.report.axes.iter().map(|axis| axis.name.as_str()).collect();
+/// assert_eq!(names, ["layer", "head", "query", "key"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Attention {
     /// The text.

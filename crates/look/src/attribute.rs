@@ -9,6 +9,20 @@ use crate::error::{Result, wrong};
 use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
 
 /// What each part of the residual stream adds to a logit, or to the difference of two.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Attribute, Look, Parts, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let text = Text::Words("My lord, I will".into());
+/// let attribute = Attribute { unit: Parts::Head, ..Attribute::new(text) };
+/// let found = attribute.at(&subject, &Silent)?;
+/// assert!(found.report.values.len() >= 4 * 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Attribute {
     /// The text.

@@ -20,6 +20,30 @@ const TOKEN_DIM: usize = 1;
 const SCHEMA: &str = "gpt2.cache/1";
 
 /// Activations of a text.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2::Site;
+/// use gpt2_look::{Activations, CacheFormat, Numbers, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let wanted = Activations {
+///     text: Text::Ids(vec![5, 6, 7]),
+///     sites: Site::matching("resid_post", 4)?,
+///     layers: Some("0-1".parse()?),
+///     positions: None,
+///     numbers: Numbers::Raw,
+/// };
+/// let cached = wanted.cached(&wanted.check(&reader)?, &subject)?;
+/// assert_eq!(cached.tensors["blocks.1.hook_resid_post"].dims(), [1, 3, 256]);
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let bytes = cached.write(&folder.join("cache.safetensors"), CacheFormat::Safetensors)?;
+/// assert!(bytes > 2 * 3 * 256 * 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Activations {
     /// The text.
@@ -35,6 +59,8 @@ pub struct Activations {
 }
 
 /// What activations are wanted of, and of which tokens.
+///
+/// Given by [`Activations::check`].
 #[derive(Debug)]
 pub struct CheckedActivations {
     ids: Vec<u32>,
@@ -43,6 +69,8 @@ pub struct CheckedActivations {
 }
 
 /// Activations with what is said of them.
+///
+/// Given by [`Activations::cached`].
 #[derive(Debug)]
 pub struct Cached {
     /// Tensors by their names, TransformerLens'.
@@ -55,6 +83,15 @@ pub struct Cached {
 }
 
 /// A format of files with activations.
+///
+/// ```
+/// use gpt2_engine::Spelling;
+/// use gpt2_look::CacheFormat;
+///
+/// assert!(matches!(CacheFormat::of("cache.npz".as_ref(), Spelling::Flags)?, CacheFormat::Npz));
+/// assert!(CacheFormat::of("cache.txt".as_ref(), Spelling::Flags).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheFormat {
     /// safetensors, with what was asked for in the metadata.

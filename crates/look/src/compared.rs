@@ -8,6 +8,18 @@ use crate::metric::Asked;
 use crate::{MetricOptions, Reader, Subject, Text};
 
 /// Two texts of as many tokens, and the prediction that tells them apart.
+///
+/// ```
+/// use gpt2_look::{ComparedTexts, MetricOptions, Text};
+///
+/// let texts = ComparedTexts {
+///     clean: Text::Words("My lord, I will".into()),
+///     corrupt: Text::Words("My love, I will".into()),
+///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
+/// };
+/// assert_ne!(texts.clean, texts.corrupt);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ComparedTexts {
     /// The text that the answer is right for (`clean`).

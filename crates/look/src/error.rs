@@ -10,6 +10,17 @@ use gpt2_weights::WeightsError;
 use thiserror::Error;
 
 /// A look that is not possible.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_look::{Lens, Look, Reader, Text};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let reader = Reader::without_bos(opened.vocabulary());
+/// let error = Lens::new(Text::Ids(vec![1024])).check(&reader).err().ok_or("there is such a token")?;
+/// assert!(error.is_usage());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LookError {

@@ -14,6 +14,20 @@ use crate::files::read_text;
 use crate::{Found, Look, LookError, Reader, Subject, Text};
 
 /// The features of a dictionary that are most active in a text.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Features, Look, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let text = Text::Words("My lord, I will".into());
+/// let features = Features { text, sae: "no/such/folder".into(), site: None, top: 10 };
+/// let error = features.at(&subject, &Silent).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Features {
     /// The text.

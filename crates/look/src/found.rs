@@ -10,6 +10,8 @@ use serde::ser::Serializer;
 use serde_json::{Value, json};
 
 /// What a look found.
+///
+/// Given by [`Look::look`](crate::Look::look).
 #[derive(Debug, Clone)]
 pub struct Found {
     /// Values over axes.
@@ -19,6 +21,8 @@ pub struct Found {
 }
 
 /// What a look found besides the values of its report.
+///
+/// Part of what [`Look::look`](crate::Look::look) gives.
 #[derive(Debug, Clone)]
 pub enum Details {
     /// Nothing, or an object.
@@ -58,6 +62,8 @@ impl Serialize for Found {
 }
 
 /// The cells of a lens.
+///
+/// Given by [`Lens`](crate::Lens), in [`Details::Lens`].
 #[derive(Debug, Clone)]
 pub struct LensDetails {
     /// Which number of a cell the report has.

@@ -10,6 +10,23 @@ use crate::error::{Result, wrong};
 use crate::{Reader, Subject, Text};
 
 /// The steps of a head for one token, which looks at another.
+///
+/// ```
+/// use gpt2_interpret::Head;
+/// use gpt2_look::{OneHead, Reader, Subject, Text};
+/// # use gpt2_engine::Silent;
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let head = Head { layer: 2, head: 3 };
+/// let steps = OneHead { text: Text::Ids(vec![5, 6, 7]), head, query: -1, key: 0 }.check(&reader)?.look(&subject)?;
+/// assert_eq!((steps.query, steps.key, steps.weights.len()), (2, 0, 3));
+/// let products: f32 = steps.q.iter().zip(&steps.k).map(|(q, k)| q * k).sum();
+/// assert!((steps.score - products).abs() < 1e-3);
+/// assert!((steps.weights.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct OneHead {
     /// The text.
@@ -23,6 +40,8 @@ pub struct OneHead {
 }
 
 /// What the steps are of.
+///
+/// Given by [`OneHead::check`].
 #[derive(Debug, Clone)]
 pub struct CheckedHead {
     ids: Vec<u32>,
@@ -32,6 +51,8 @@ pub struct CheckedHead {
 }
 
 /// The steps. `D` is the width of a head; lists over keys have `query + 1` entries, for no token sees one behind it.
+///
+/// Given by [`CheckedHead::look`]; see [`OneHead`] for an example.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HeadSteps {
     /// The whole text, token by token.

@@ -14,6 +14,20 @@ use crate::files::read_bytes;
 use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text, TokenChoice};
 
 /// The residual stream before each block, and after the last, through the final norm and the output head.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Details, Lens, Look, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let lens = Lens { watch: vec![" night".into()], ..Lens::new(Text::Words("Good night, good".into())) };
+/// let found = lens.at(&subject, &Silent)?;
+/// let Details::Lens(details) = found.details else { panic!("a lens has cells") };
+/// assert_eq!((details.layers.len(), details.watch.len()), (5, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Lens {
     /// The text.
@@ -36,6 +50,8 @@ impl Lens {
 }
 
 /// What a lens needs to look.
+///
+/// Given by [`Lens`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedLens {
     ids: Vec<u32>,

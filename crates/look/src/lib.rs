@@ -1,25 +1,4 @@
-//! Looking inside a loaded GPT-2: what a face of the project asks, as a report that can be shown as a table, a page or a picture.
-//!
-//! A [`Look`] holds options; [`Reader`] reads texts, tokens and heads and checks them before weights are needed, and writes the names
-//! of options as the face does. What is found is a [`Found`]: a [`Report`](gpt2_pictures::Report) with details. [`Activations`] are
-//! what a run has at chosen places, [`HeadSteps`] are those of one head for one token, [`NextTokens`] what may follow a token, and
-//! [`Steer`] makes what is added to the runs of a model.
-//!
-//! ```
-//! use gpt2_engine::{DeviceChoice, ModelOptions, Silent, Spelling};
-//! use gpt2_look::{Lens, Look, Reader, Subject, Text};
-//!
-//! let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
-//! let opened = options.open(&Silent)?;
-//! let reader = Reader::new(opened.vocabulary(), false, Spelling::Keywords)?;
-//! let lens = Lens::new(Text::Words("Good night, good".into()));
-//! let checked = lens.check(&reader)?; // before the weights are read
-//! let loaded = opened.load(&Silent)?;
-//! let found = lens.look(checked, &Subject::new(&loaded, "built-in".into(), &reader), &Silent)?;
-//! assert_eq!(found.report.title, "logit lens: probability of the most probable token");
-//! assert_eq!(found.report.values.len(), 5 * found.report.tokens.len());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod ablate;
 mod attending;

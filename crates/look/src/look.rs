@@ -11,6 +11,19 @@ use crate::error::Result;
 use crate::{Found, Reader};
 
 /// One way to look into a model: its options.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Look, Reader, Saliency, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let saliency = Saliency::new(Text::Words("My lord, I will".into()));
+/// let found = saliency.at(&subject, &Silent)?; // `check` and `look` in one
+/// assert_eq!(found.report.values.len(), found.report.tokens.len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Look {
     /// What is known once text and options are read.
     type Checked;
@@ -37,6 +50,17 @@ pub trait Look {
 }
 
 /// A model in memory that is looked into.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_look::{Reader, Subject};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let reader = Reader::without_bos(model.vocabulary());
+/// let subject = Subject::new(&model, "the built-in model".into(), &reader);
+/// assert_eq!(subject.name(), "the built-in model");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Subject<'a> {
     loaded: &'a LoadedModel,
     name: String,

@@ -7,6 +7,20 @@ use crate::error::{Result, wrong};
 use crate::{Reader, Text, TokenChoice};
 
 /// What is asked of a prediction.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Attribute, Look, MetricOptions, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };
+/// let attribute = Attribute { metric, ..Attribute::new(Text::Words("My lord, I will".into())) };
+/// let asked = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;
+/// assert!(asked.name.contains("not"), "{}", asked.name);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricOptions {
     /// The token whose prediction is looked at (`answer`); the most probable one if none is given.
@@ -35,6 +49,8 @@ pub(crate) struct Asked {
 }
 
 /// A text, and what is asked of its prediction.
+///
+/// Given by `check` of a look with [`MetricOptions`].
 #[derive(Debug)]
 pub struct CheckedMetric {
     pub(crate) ids: Vec<u32>,

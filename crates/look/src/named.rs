@@ -6,6 +6,18 @@ use gpt2_interpret::{By, LensValue, Measure};
 use crate::error::{Result, wrong};
 
 /// One of few values that have names.
+///
+/// ```
+/// use gpt2_engine::Spelling;
+/// use gpt2_look::{Method, Named, Numbers, Parts, named};
+///
+/// assert_eq!(Parts::of_name("head"), Some(Parts::Head));
+/// assert_eq!(Numbers::NAMES[1].name, "transformer-lens");
+/// assert_eq!(named::<Method>("method", "gradient", Spelling::Flags)?, Method::Gradient);
+/// let told = named::<Parts>("unit", "brain", Spelling::Flags).err().ok_or("it is known")?.to_string();
+/// assert_eq!(told, "--unit: expected component, layer, head or neuron, found \"brain\"");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
     /// Each value with its name and what it is.
     const NAMES: &'static [Name<Self>];
@@ -17,6 +29,8 @@ pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
 }
 
 /// A value with its name.
+///
+/// Listed in [`Named::NAMES`].
 #[derive(Debug, Clone, Copy)]
 pub struct Name<T> {
     /// How it is written: `head-and-position`.
@@ -31,6 +45,8 @@ pub struct Name<T> {
 ///
 /// # Errors
 /// When there is none of this name; the message lists those that there are.
+///
+/// See [`Named`] for an example.
 pub fn named<T: Named>(option: &str, name: &str, spelling: Spelling) -> Result<T> {
     T::of_name(name).ok_or_else(|| {
         let names: Vec<&str> = T::NAMES.iter().map(|known| known.name).collect();
@@ -44,6 +60,8 @@ const fn name<T>(name: &'static str, value: T, meaning: &'static str) -> Name<T>
 }
 
 /// Whose numbers are wanted.
+///
+/// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
     /// Those of the checkpoint as it is.
@@ -61,6 +79,8 @@ impl Named for Numbers {
 }
 
 /// The parts that a prediction is divided into.
+///
+/// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Parts {
     /// Both embeddings, and attention and MLP of each layer.
@@ -84,6 +104,8 @@ impl Named for Parts {
 }
 
 /// How the weight of a token is found.
+///
+/// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Method {
     /// Integrated gradients.

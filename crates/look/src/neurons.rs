@@ -16,6 +16,20 @@ const CONTEXT: usize = 8;
 
 /// Places of a text, however long, where a neuron is most active: outputs of the activation function (`mlp_post`). A long text is read
 /// in windows of the context.
+///
+/// ```
+/// use gpt2_engine::{Silent, Spelling};
+/// use gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let neuron = Neuron::read("3.611", Spelling::Flags)?;
+/// let text = Text::Words("Good night, good night! Parting is such sweet sorrow".into());
+/// let found = Neurons { text, neuron, top: 3 }.at(&subject, &Silent)?;
+/// assert_eq!((neuron.layer, neuron.neuron, found.report.values.len()), (3, 611, 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Neurons {
     /// The text.

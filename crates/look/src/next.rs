@@ -14,6 +14,23 @@ const TOKEN_DIM: usize = 1;
 const ROOM_STEP: usize = 128;
 
 /// What may follow a token.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, History};
+/// use gpt2_look::{NextTokens, Reading};
+/// # use gpt2_engine::{ModelOptions, Silent};
+///
+/// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let ids = model.vocabulary().encode("Good night, good")?;
+/// let logits = Reading::default().logits(model.model(), &ids, ids.len() - 1)?;
+/// let config = GenerationConfig { do_sample: true, top_k: 20, ..GenerationConfig::default() };
+/// let text_of = |id| String::from_utf8_lossy(&model.vocabulary().token_bytes(id)).into_owned();
+/// let history = History { ids: &ids, prompt_len: ids.len() };
+/// let next = NextTokens::of(&logits, history, &config, &[], 5, text_of)?;
+/// assert_eq!((next.tokens.len(), next.kept), (5, 20));
+/// assert!(next.tokens[0].logprob >= next.tokens[1].logprob);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NextTokens {
     /// The most probable tokens, by the model's logits; of equals the lower id first.
@@ -23,6 +40,8 @@ pub struct NextTokens {
 }
 
 /// A token that may follow.
+///
+/// Part of [`NextTokens`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NextToken {
     /// Its id.
@@ -80,6 +99,19 @@ impl NextTokens {
 
 /// What a model has read: asking again after another token of the same text costs the output head alone, and of a text that goes on
 /// only what is new is read.
+///
+/// ```
+/// use gpt2_look::Reading;
+/// # use gpt2_engine::{ModelOptions, Silent};
+///
+/// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let mut reading = Reading::default();
+/// let last = reading.logits(model.model(), &[5, 6, 7], 2)?;
+/// let first = reading.logits(model.model(), &[5, 6, 7], 0)?; // the output head alone
+/// assert_eq!((last.len(), first.len()), (1024, 1024));
+/// assert_ne!(last, first);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Reading(Option<Held>);
 

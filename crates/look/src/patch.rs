@@ -12,6 +12,15 @@ use crate::error::{Result, wrong};
 use crate::{Found, Look, Reader, Subject};
 
 /// What is put from the clean run into the corrupted one.
+///
+/// ```
+/// use gpt2_interpret::By;
+/// use gpt2_look::Patched;
+///
+/// let heads = Patched { site: "z".into(), by: Some(By::Head) };
+/// assert_ne!(heads.site, Patched::default().site);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Patched {
     /// The place (`site`): `resid_pre`, `z`, …, or TransformerLens' name of one.
@@ -64,6 +73,24 @@ impl Patched {
 
 /// Activation patching: the corrupted text, with one part at a time as in the clean one. Values are shares of the way from the
 /// corrupted text's metric (0) to the clean one's (1).
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{ComparedTexts, Look, MetricOptions, Patch, Patched, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let texts = ComparedTexts {
+///     clean: Text::Words("My lord, I will".into()),
+///     corrupt: Text::Words("My love, I will".into()),
+///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
+/// };
+/// let tokens = reader.text(&texts.clean)?.len();
+/// let found = Patch { texts, patched: Patched::default() }.at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), 4 * tokens, "each layer and position in turn");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Patch {
     /// Both texts.
@@ -73,6 +100,24 @@ pub struct Patch {
 }
 
 /// Attribution patching: one gradient at the corrupted text, times the difference of both runs.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{ComparedTexts, Estimate, Look, MetricOptions, Patched, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let texts = ComparedTexts {
+///     clean: Text::Words("My lord, I will".into()),
+///     corrupt: Text::Words("My love, I will".into()),
+///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
+/// };
+/// let tokens = reader.text(&texts.clean)?.len();
+/// let found = Estimate { texts, patched: Patched::default() }.at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), 4 * tokens);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Estimate {
     /// Both texts.
@@ -82,6 +127,8 @@ pub struct Estimate {
 }
 
 /// What patching needs to look.
+///
+/// Given by `check` of [`Patch`] and of [`Estimate`].
 #[derive(Debug)]
 pub struct CheckedPatch {
     texts: CheckedTexts,

@@ -10,6 +10,24 @@ use crate::error::{Result, wrong};
 use crate::{Found, Heads, Look, Reader, Subject};
 
 /// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{ComparedTexts, Look, MetricOptions, PathPatching, Reader, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let texts = ComparedTexts {
+///     clean: Text::Words("My lord, I will".into()),
+///     corrupt: Text::Words("My love, I will".into()),
+///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
+/// };
+/// let path = PathPatching { texts, from: Some("1.2".parse()?), to: "3.0.q".into() };
+/// let found = path.at(&subject, &Silent)?;
+/// assert!(found.report.metric.is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct PathPatching {
     /// Both texts.
@@ -22,6 +40,8 @@ pub struct PathPatching {
 }
 
 /// What path patching needs to look.
+///
+/// Given by [`PathPatching`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedPath {
     texts: CheckedTexts,

@@ -14,6 +14,17 @@ use crate::LookError;
 use crate::error::{Result, wrong};
 
 /// A text, or its tokens.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_look::{Reader, Text};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let reader = Reader::without_bos(opened.vocabulary());
+/// assert_eq!(reader.text(&Text::Ids(vec![5, 6]))?, [5, 6]);
+/// assert!(reader.text(&Text::Words(String::new())).is_err(), "a text has at least one token");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Text {
     /// Words, which need a tokenizer.
@@ -23,6 +34,13 @@ pub enum Text {
 }
 
 /// A token.
+///
+/// ```
+/// use gpt2_look::TokenChoice;
+///
+/// assert!(matches!(TokenChoice::from("#464"), TokenChoice::Id(464)));
+/// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenChoice {
     /// A text of one token.
@@ -42,6 +60,15 @@ impl From<&str> for TokenChoice {
 }
 
 /// Heads in the order that they were named in.
+///
+/// ```
+/// use gpt2_look::Heads;
+///
+/// let heads: Heads = "9.9,10.7".parse()?;
+/// assert_eq!((heads.0[1].layer, heads.0[1].head), (10, 7));
+/// assert_eq!(heads.to_string(), "9.9,10.7");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heads(pub Vec<Head>);
 
@@ -70,6 +97,15 @@ impl Display for Heads {
 }
 
 /// Numbers of layers or positions: single ones and ranges.
+///
+/// ```
+/// use gpt2_look::Ranges;
+///
+/// assert!("0,4,8-11".parse::<Ranges>().is_ok());
+/// assert!("first".parse::<Ranges>().is_err());
+/// let _same: Ranges = vec![0, 4].into();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranges(Vec<RangeInclusive<usize>>);
 
@@ -114,6 +150,16 @@ impl Ranges {
 }
 
 /// A neuron of an MLP.
+///
+/// ```
+/// use gpt2_engine::Spelling;
+/// use gpt2_look::Neuron;
+///
+/// let neuron = Neuron::read("11.611", Spelling::Flags)?;
+/// assert_eq!((neuron.layer, neuron.neuron), (11, 611));
+/// assert!(Neuron::read("11", Spelling::Flags).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neuron {
     /// Its layer.
@@ -137,6 +183,19 @@ impl Neuron {
 }
 
 /// What texts, tokens and heads are checked against before any weight is needed.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use gpt2_look::{Reader, Text};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let plain = Reader::new(opened.vocabulary(), false, Spelling::Keywords)?;
+/// let with_bos = Reader::new(opened.vocabulary(), true, Spelling::Keywords)?;
+/// let text = Text::Ids(vec![5, 6]);
+/// assert_eq!(with_bos.text(&text)?.len(), plain.text(&text)?.len() + 1);
+/// assert_eq!(with_bos.bos(), Some(with_bos.text(&text)?[0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Reader {
     vocabulary: Arc<Vocabulary>,

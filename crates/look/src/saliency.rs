@@ -12,6 +12,20 @@ use crate::{CheckedMetric, Found, Look, Method, MetricOptions, Reader, Subject, 
 const MOST_STEPS: usize = 1000;
 
 /// Gradients with regard to the token embeddings.
+///
+/// ```
+/// use gpt2_engine::Silent;
+/// use gpt2_look::{Look, Method, Reader, Saliency, Subject, Text};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// let text = Text::Words("My lord, I will".into());
+/// let saliency = Saliency { method: Method::InputTimesGradient, ..Saliency::new(text) };
+/// let found = saliency.at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), found.report.tokens.len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Saliency {
     /// The text.

@@ -11,6 +11,20 @@ use crate::error::{Result, wrong};
 use crate::{LookError, Reader, Text};
 
 /// What is added, and where.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use gpt2_look::{Reader, Steer, Towards};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let reader = Reader::without_bos(model.vocabulary());
+/// let towards = Towards::read("\" love\"-\" hate\"", Spelling::Keywords)?;
+/// let steer = Steer { towards, layer: 2, scale: 4.0, everywhere: true };
+/// let steering = steer.check(&reader)?.steering(&model, &Silent)?;
+/// let steered = model.observed_by(std::sync::Arc::new(std::sync::Mutex::new(steering)));
+/// assert_eq!(steered.config().n_layer, 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Steer {
     /// What is added (`steer`).
@@ -24,6 +38,8 @@ pub struct Steer {
 }
 
 /// What is added.
+///
+/// A field of [`Steer`].
 #[derive(Debug, Clone)]
 pub enum Towards {
     /// The difference of two texts' residual streams at the first positions; the shorter one has spaces after it.
@@ -64,6 +80,8 @@ impl Towards {
 }
 
 /// What steering needs besides the weights.
+///
+/// Given by [`Steer::check`].
 #[derive(Debug)]
 pub struct CheckedSteer {
     vectors: Vectors,

@@ -1,6 +1,13 @@
 //! Why a report cannot be drawn.
 
 /// Why a report cannot be drawn.
+///
+/// ```
+/// use gpt2_pictures::{PictureError, Report, Width, svg};
+///
+/// let empty = Report::new("example", "nothing".into(), "gpt2".into(), Vec::new(), false);
+/// assert_eq!(svg(&empty, Width::OneColumn), Err(PictureError::Nothing));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PictureError {

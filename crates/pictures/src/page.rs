@@ -10,19 +10,29 @@ use crate::report::printable;
 use crate::{Axis, Metric, Report, Scale, Token};
 
 /// Style of the parts: heatmap, bars, line of tokens, table, small heads, a whole report.
+///
+/// See [`data`] for an example.
 pub const PARTS_CSS: &str = include_str!("parts/parts.css");
 /// Script of the parts: one object `parts` of functions that decode patterns and draw; `parts.report` draws what [`data`] gives
 /// into [`REPORT_HTML`].
 pub const PARTS_JS: &str = concat!(include_str!("parts/parts.js"), include_str!("parts/report.js"));
 /// Style of pages that write with a model: their buttons, fields, settings and choices, and the steps of a head. It stands after
 /// [`PARTS_CSS`].
+///
+/// See [`data`] for an example.
 pub const WRITING_CSS: &str = concat!(include_str!("parts/writing.css"), include_str!("parts/head.css"));
 /// Script of pages that write with a model, after [`PARTS_JS`]: further functions of `parts`, for the tokens of a text and their
 /// alternatives, for settings, and `parts.head` for one attention weight step by step.
+///
+/// See [`data`] for an example.
 pub const WRITING_JS: &str = concat!(include_str!("parts/writing.js"), include_str!("parts/head.js"));
 /// Where `parts.head.view` draws: a page that shows the steps of a head holds this once.
+///
+/// See [`data`] for an example.
 pub const HEAD_HTML: &str = include_str!("parts/head.html");
 /// Where `parts.report` draws: a page that shows reports holds this once.
+///
+/// See [`data`] for an example.
 pub const REPORT_HTML: &str = include_str!("parts/report.html");
 
 const PAGE: &str = include_str!("parts/page.html");
@@ -56,6 +66,15 @@ struct Data<'a> {
 /// What is chosen stands in the fragment of the address: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
 /// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
 /// [`Report::check`] gives a page that says so.
+///
+/// ```
+/// use gpt2_pictures::{Report, page};
+///
+/// let report = Report::new("example", "a < b".into(), "gpt2".into(), Vec::new(), false);
+/// let html = page(&report);
+/// assert!(html.contains("<title>a &lt; b"));
+/// assert!(!html.contains("https://"), "a page that loads nothing");
+/// ```
 pub fn page(report: &Report) -> String {
     let data = data(report).replace('<', "\\u003c");
     // Between pairs of `@@` stand the names of what goes there.
@@ -72,6 +91,20 @@ pub fn page(report: &Report) -> String {
 }
 
 /// A report as the JSON that `parts.report` of [`PARTS_JS`] draws; patterns of attention are packed.
+///
+/// ```
+/// use gpt2_pictures::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, Report, WRITING_CSS, WRITING_JS, data};
+///
+/// let report = Report::new("example", "a title".into(), "gpt2".into(), Vec::new(), false);
+/// let data = data(&report).replace('<', r"\u003c"); // so that no text in it can end the script
+/// assert!(data.contains(r#""title":"a title""#));
+/// // A page of one's own; without `WRITING_CSS`, `WRITING_JS` and `HEAD_HTML` where it neither writes nor shows one head.
+/// let page = format!(
+///     "<style>{PARTS_CSS}{WRITING_CSS}</style>{REPORT_HTML}{HEAD_HTML}\
+///      <script>{PARTS_JS}{WRITING_JS}parts.report({data});</script>"
+/// );
+/// assert!(page.ends_with("</script>"));
+/// ```
 pub fn data(report: &Report) -> String {
     let fault = report.check().err();
     let pattern = if fault.is_none() { pack(report) } else { None };

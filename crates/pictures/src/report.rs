@@ -10,6 +10,17 @@ use crate::PictureError;
 ///
 /// # Shapes
 /// `values` and `texts` are row-major over `axes`, the slowest axis first.
+///
+/// ```
+/// use gpt2_pictures::{Axis, Report};
+///
+/// let mut report = Report::new("example", "norm of the residual stream".into(), "gpt2".into(), Vec::new(), false);
+/// report.axes = vec![Axis::numbers("layer", 0..3)];
+/// report.values = vec![Some(1.5), Some(4.0), None];
+/// assert!(report.check().is_ok());
+/// report.values.pop();
+/// assert!(report.check().unwrap_err().to_string().contains("(layer 3) cannot have 2 values"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Names the kind of report and its version: `gpt2.look.attention/1`.
@@ -40,6 +51,14 @@ pub struct Report {
 }
 
 /// One token of the text.
+///
+/// ```
+/// use gpt2_pictures::Token;
+///
+/// let token = Token::new(10, 5335, b" Mary");
+/// assert_eq!(token.text, "·Mary");
+/// assert_eq!(token.label(), "·Mary 10");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Token {
     /// Its place in the text, from 0.
@@ -51,6 +70,15 @@ pub struct Token {
 }
 
 /// One axis of the values.
+///
+/// ```
+/// use gpt2_pictures::{Axis, Token};
+///
+/// assert_eq!(Axis::numbers("head", [3, 7]).labels, ["3", "7"]);
+/// assert_eq!(Axis::new("part", ["attention", "MLP"]).labels[1], "MLP");
+/// let tokens = [Token::new(0, 464, b"The"), Token::new(1, 3290, b" dog")];
+/// assert_eq!(Axis::tokens("query", &tokens).labels, ["The 0", "·dog 1"]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
     /// What it counts: `layer`, `head`, `query`, `key`, `token`.
@@ -60,6 +88,14 @@ pub struct Axis {
 }
 
 /// A number before and after a change to the model.
+///
+/// ```
+/// use gpt2_pictures::{Metric, Report, table};
+///
+/// let mut report = Report::new("ablate", "one head left out".into(), "gpt2".into(), Vec::new(), false);
+/// report.metric = Some(Metric { name: "logit of \" Paris\"".into(), before: 2.5, after: Some(0.75) });
+/// assert!(table(&report).contains("logit of \" Paris\": 2.50000 -> 0.75000"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
     /// What is measured, such as a difference of two logits.
@@ -71,6 +107,15 @@ pub struct Metric {
 }
 
 /// How values become colours.
+///
+/// ```
+/// use gpt2_pictures::{Report, Scale};
+///
+/// let report = Report::new("example", "logits".into(), "gpt2".into(), Vec::new(), false);
+/// assert_eq!(report.scale, Scale::Signed);
+/// let patterns = report.with_patterns(Vec::new(), Vec::new(), Vec::new());
+/// assert_eq!(patterns.scale, Scale::Share);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
@@ -202,6 +247,13 @@ impl Axis {
 
 /// How a token's bytes are shown: a space as `·`, a newline as `↵`; other control characters, those that turn the direction
 /// of the text, and bytes that are no UTF-8 as `\xNN`; the rest as it is.
+///
+/// ```
+/// use gpt2_pictures::shown;
+///
+/// assert_eq!(shown(b" two\nlines"), "·two↵lines");
+/// assert_eq!(shown(b"\xe2\x82"), r"\xE2\x82");
+/// ```
 pub fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -10,6 +10,17 @@ use crate::report::{short, shortened};
 use crate::{Axis, PictureError, Report, Scale};
 
 /// How wide the picture is.
+///
+/// ```
+/// use gpt2_pictures::{Axis, Report, Width, svg};
+///
+/// let mut report = Report::new("example", "a row".into(), "gpt2".into(), Vec::new(), false);
+/// report.axes = vec![Axis::numbers("layer", 0..2)];
+/// report.values = vec![Some(1.0), Some(-1.0)];
+/// assert!(svg(&report, Width::OneColumn)?.contains(r#"width="3.3in""#));
+/// assert!(svg(&report, Width::TwoColumns)?.contains(r#"width="6.8in""#));
+/// # Ok::<(), gpt2_pictures::PictureError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// A column of a page with two: 3.3 inches.

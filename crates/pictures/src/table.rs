@@ -18,6 +18,16 @@ const TOKENS: usize = 200;
 
 /// A report as text: model, tokens with their indices, values, notes. What is too wide for a terminal is cut to its strongest
 /// values, and the text says so.
+///
+/// ```
+/// use gpt2_pictures::{Axis, Report, table};
+///
+/// let mut report = Report::new("example", "shares".into(), "gpt2".into(), Vec::new(), false);
+/// report.axes = vec![Axis::new("part", ["attention", "MLP"])];
+/// report.values = vec![Some(0.25), Some(0.75)];
+/// let text = table(&report);
+/// assert_eq!(text.lines().last(), Some("      MLP     0.7500"));
+/// ```
 pub fn table(report: &Report) -> String {
     let mut lines = vec![printable(&report.title), format!("model: {}", printable(&report.model))];
     if let Some(metric) = &report.metric {

@@ -9,6 +9,14 @@ use gpt2_engine::EngineError;
 use thiserror::Error;
 
 /// A server that cannot start, or that had to end.
+///
+/// ```
+/// use gpt2_server::{Listening, ServerError, ServerOptions};
+///
+/// let error = Listening::new(ServerOptions { parallel: 0, ..ServerOptions::default() }).err();
+/// assert!(matches!(&error, Some(ServerError::Option { option: "parallel", .. })));
+/// assert!(error.is_some_and(|error| error.is_usage()));
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {

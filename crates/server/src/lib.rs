@@ -1,20 +1,4 @@
-//! An HTTP server that OpenAI's clients already know: completions whole and in pieces, log-probabilities, models, tokens,
-//! metrics, and a page to write on; or of a classifier, the labels of texts.
-//!
-//! [`Server::bind`] listens, starts the engine and says where; [`Server::run`] serves until a [`Handle`] or a signal ends it.
-//! The text and the log-probabilities of a request are the same bytes whatever else is served at the time.
-//!
-//! ```no_run
-//! use gpt2_engine::{ModelOptions, Silent};
-//! use gpt2_server::{Server, ServerOptions};
-//!
-//! let model = ModelOptions { model: "checkpoint".into(), ..ModelOptions::default() };
-//! let model = model.open(&Silent)?.load(&Silent)?;
-//! let server = Server::bind(model, ServerOptions::default())?;
-//! println!("{}", server.address());
-//! server.run()?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod classify;
 mod engine;
@@ -47,6 +31,15 @@ pub use options::{ServerOptions, Timeouts};
 const WORKERS: usize = 4;
 
 /// What is served.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_server::Model;
+///
+/// let loaded = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// assert!(matches!(Model::from(loaded), Model::Texts(_)));
+/// # Ok::<(), gpt2_engine::EngineError>(())
+/// ```
 #[derive(Debug)]
 pub enum Model {
     /// A model that makes texts.
@@ -68,6 +61,8 @@ impl From<Classifier> for Model {
 }
 
 /// A server that listens.
+///
+/// See the example of [`Handle`].
 pub struct Server {
     runtime: Runtime,
     listener: Listener,
@@ -76,6 +71,19 @@ pub struct Server {
 }
 
 /// Ends a server from elsewhere; a clone ends the same one.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_server::{Server, ServerOptions};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let server = Server::bind(model, ServerOptions { port: 0, ..ServerOptions::default() })?;
+/// let handle = server.handle();
+/// let serving = std::thread::spawn(move || server.run());
+/// handle.stop();
+/// assert!(serving.join().is_ok_and(|ended| ended.is_ok()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Handle {
     stops: Arc<watch::Sender<usize>>,
@@ -90,6 +98,17 @@ impl Handle {
 }
 
 /// An address that is listened on, before there is a model. Whoever connects waits.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_server::{Listening, ServerOptions};
+///
+/// // Whether the port is free is known before the model is loaded.
+/// let listening = Listening::new(ServerOptions { port: 0, ..ServerOptions::default() })?;
+/// let server = listening.start(ModelOptions::default().open(&Silent)?.load(&Silent)?)?;
+/// assert!(server.address().starts_with("http://127.0.0.1:"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Listening {
     runtime: Runtime,
     listener: Listener,

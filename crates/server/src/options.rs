@@ -11,6 +11,21 @@ use crate::ServerError;
 pub(crate) const MAX_KEY: usize = 256;
 
 /// What the operator of a server sets.
+///
+/// ```
+/// use std::time::Duration;
+/// use gpt2_server::{Limits, ServerOptions, Timeouts};
+///
+/// let mut options = ServerOptions {
+///     port: 0,
+///     parallel: 4,
+///     keys: vec!["a-long-secret".into()],
+///     timeouts: Timeouts { queue: Duration::from_secs(5), ..Timeouts::default() },
+///     ..ServerOptions::default()
+/// };
+/// options.api.limits = Limits { max_prompts: 8, ..Limits::default() };
+/// assert!(options.page && options.queue == 256);
+/// ```
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     /// The name or the address to listen on.
@@ -54,6 +69,8 @@ pub struct ServerOptions {
 }
 
 /// How long is waited for what.
+///
+/// A field of [`ServerOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// For the whole head of a request.

@@ -1,6 +1,4 @@
-//! Test support, used by the other crates' tests only: fixtures, comparisons, third-party checkpoints.
-//!
-//! The fixtures stand in `crates/testing/fixtures`; `scripts/export_reference.py` writes them.
+#![doc = include_str!("../README.md")]
 
 mod browser;
 mod made_up;

@@ -32,6 +32,20 @@ const REFUSED: [Field; 2] = [
 const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
 
 /// What `/v1/chat/completions` is asked for, with every field in its range.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// let template = "{% for message in messages %}{{ message.content }}\n{% endfor %}ROMEO:".into();
+/// let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja(template), ..ApiOptions::default() };
+/// let served = ServedModel::new(&model, options)?;
+/// let body = br#"{"messages": [{"role": "user", "content": "JULIET: Good night!"}]}"#;
+/// let call = Call::of_chat(ChatRequest::parse(body)?, &served, None)?;
+/// let prompt = model.vocabulary().encode("JULIET: Good night!\nROMEO:")?;
+/// assert_eq!(call.requests[0].prompt, prompt);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ChatRequest {
     messages: Vec<Message>,

@@ -1,11 +1,11 @@
 //! `gpt2 man`: the manual pages, made from the definitions of the commands.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::arguments::Arguments;
@@ -23,18 +23,39 @@ pub(crate) struct ManArguments {
 }
 
 pub(crate) fn run(arguments: &ManArguments) -> Result<ExitCode> {
+    // `help` has no page.
+    let without_help = |command: Command| command.disable_help_subcommand(true);
+    let mut command = without_help(Arguments::command()).mut_subcommand("look", without_help);
+    command.build();
     match &arguments.out {
-        None => {
-            let mut page = Vec::new();
-            Man::new(Arguments::command()).render(&mut page)?;
-            output::write_text(&String::from_utf8(page)?)?;
-        }
+        None => output::write_text(&page(&Man::new(command))?)?,
         Some(folder) => {
-            let name = || folder.display().to_string();
-            fs::create_dir_all(folder).with_context(name)?;
-            clap_mangen::generate_to(Arguments::command(), folder).with_context(name)?;
-            output::write_line(&format!("{}: gpt2.1 and a page for each command", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            let pages = write_pages(&command, folder)?;
+            output::write_line(&format!("{}: {pages} pages, the first of them gpt2.1", folder.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command and those of its own commands, and says how many they are.
+fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
+    let man = Man::new(command.clone());
+    let path = folder.join(man.get_filename());
+    fs::write(&path, page(&man)?).with_context(|| path.display().to_string())?;
+    command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
+}
+
+/// A page, whose examples keep their lines.
+fn page(man: &Man) -> Result<String> {
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let page = String::from_utf8(page)?;
+    Ok(match page.split_once(".SH EXTRA\n") {
+        None => page,
+        Some((before, after)) => {
+            let (examples, rest) = after.split_at(after.find("\n.SH ").map_or(after.len(), |end| end + 1));
+            format!("{before}.SH EXAMPLES\n.nf\n{examples}.fi\n{rest}")
+        }
+    })
 }

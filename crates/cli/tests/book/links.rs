@@ -92,6 +92,12 @@ fn follow(
     if !target.starts_with(root) || !target.exists() {
         return Err(format!("`{link}` leads to no file"));
     }
+    let book = root.join("docs/src");
+    if file.starts_with(&book) && !target.starts_with(&book) && path.ends_with(".md") {
+        return Err(format!(
+            "`{link}` leads out of the book, where mdBook makes `.html` of it: name its folder"
+        ));
+    }
     let Some(anchor) = anchor.filter(|_| target.extension().is_some_and(|end| end == "md")) else {
         return Ok(Some(target));
     };

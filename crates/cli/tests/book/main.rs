@@ -2,7 +2,8 @@
 //!
 //! `cargo test -p candle-gpt2-cli --test book -- guides/serve` runs one chapter. `BOOK=overwrite` in the environment writes what
 //! the commands say into the page, where it differs. `GPT2_PROGRAM` names another program to run than the one just built.
-//! [`page`] says which kinds of blocks there are. A further test follows the links between all Markdown files.
+//! [`page`] says which kinds of blocks there are. A picture that commands make is the one in `docs/src/pictures` of the same name. Further
+//! tests follow the links between all Markdown files, and draw the terminal that the README shows.
 
 #![cfg_attr(not(unix), expect(dead_code, reason = "the blocks are read there, and not run"))]
 
@@ -28,10 +29,15 @@ fn main() -> ExitCode {
         let root = root.clone();
         Trial::test("links", move || links::check(&root).map_err(Into::into))
     }];
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     trials.push({
         let root = root.clone();
         Trial::test("mistakes_are_found", move || self_test::check(&root).map_err(Into::into))
+    });
+    #[cfg(target_os = "linux")]
+    trials.push({
+        let root = root.clone();
+        Trial::test("terminal", move || pictures::check_terminal(&root).map_err(Into::into))
     });
     for (name, path) in pages(&root) {
         let root = root.clone();
@@ -87,9 +93,11 @@ fn run(root: &Path, path: &Path) -> Result<(), String> {
     }
     #[cfg(unix)]
     {
-        let program = env::var_os("GPT2_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_gpt2").into());
-        let runs = session::run(root, Path::new(&program), &steps)?;
-        if env::var("BOOK").as_deref() == Ok("overwrite") {
+        let (runs, made) = session::run(root, &program(), &steps)?;
+        for picture in made {
+            pictures::check(root, &picture.name, &picture.bytes)?;
+        }
+        if overwrites() {
             let rewritten = outputs::rewrite(&text, &steps, &runs);
             if rewritten != text {
                 fs::write(path, rewritten).map_err(|error| format!("{name}: {error}"))?;
@@ -103,6 +111,16 @@ fn run(root: &Path, path: &Path) -> Result<(), String> {
         eprintln!("{name}: its commands are not run, since they are bash's");
         Ok(())
     }
+}
+
+/// Whether what pages show is replaced by what commands do.
+fn overwrites() -> bool {
+    env::var("BOOK").as_deref() == Ok("overwrite")
+}
+
+/// The program that pages run.
+fn program() -> PathBuf {
+    env::var_os("GPT2_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_gpt2").into(), PathBuf::from)
 }
 
 /// What is wrong at some place of a page.

@@ -4,7 +4,7 @@
 //! published models' names, and in their place the small model that the program has inside.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::symlink;
@@ -45,8 +45,14 @@ pub(crate) enum End {
     NotRun,
 }
 
-/// Runs the steps of a page.
-pub(crate) fn run(root: &Path, program: &Path, steps: &[Step]) -> Result<Vec<Run>, String> {
+/// A file that the steps of a page left in their folder.
+pub(crate) struct Picture {
+    pub(crate) name: OsString,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Runs the steps of a page; beside what came of each, the pictures that they made.
+pub(crate) fn run(root: &Path, program: &Path, steps: &[Step]) -> Result<(Vec<Run>, Vec<Picture>), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let folder = folder.path();
     let failed = |error: io::Error| format!("the session cannot begin: {error}");
@@ -74,7 +80,18 @@ pub(crate) fn run(root: &Path, program: &Path, steps: &[Step]) -> Result<Vec<Run
         Err(error) => return Err(failed(error)),
     });
     let status = group.wait().map_err(failed)?;
-    Ok(results(folder, steps, status))
+    Ok((results(folder, steps, status), pictures(&folder.join("work")).map_err(failed)?))
+}
+
+fn pictures(folder: &Path) -> io::Result<Vec<Picture>> {
+    let mut pictures = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if let (Some("svg"), Some(name)) = (path.extension().and_then(OsStr::to_str), path.file_name()) {
+            pictures.push(Picture { name: name.to_owned(), bytes: fs::read(&path)? });
+        }
+    }
+    Ok(pictures)
 }
 
 /// Writes what the session needs, and says what its path is.

@@ -3,6 +3,16 @@
 use thiserror::Error;
 
 /// A model or a file of data of the hub that cannot be had: each message says what was found and what to do.
+///
+/// ```
+/// use gpt2_engine::{EngineError, HubError, ModelOptions, Silent};
+///
+/// // By default there is no network, and no cache either.
+/// let options = ModelOptions { model: "owner/name".into(), ..ModelOptions::default() };
+/// let error = options.open(&Silent).err().ok_or("it is there")?;
+/// assert!(matches!(error, EngineError::Hub(HubError::NotCached { model, .. }) if model == "owner/name"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -33,7 +43,7 @@ pub enum HubError {
         cache: String,
     },
     /// The repository is no checkpoint.
-    #[error("{model} has no config.json: it is no checkpoint of transformers")]
+    #[error("{model} has no config.json, so it is no checkpoint of transformers; take another model")]
     NoConfig {
         /// The model.
         model: String,

@@ -31,6 +31,8 @@ pub(crate) fn local_path(
 }
 
 /// A file of data.
+///
+/// Given by [`dataset_file`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetFile {
     /// Where it is.
@@ -44,6 +46,17 @@ pub struct DatasetFile {
 ///
 /// # Errors
 /// When the hub has no such file, or it cannot be had.
+///
+/// ```
+/// use gpt2_engine::{HubOptions, Silent, dataset_file};
+///
+/// let file = dataset_file("book.txt".as_ref(), &HubOptions::default(), &Silent)?;
+/// assert_eq!((file.path.to_str(), file.revision), (Some("book.txt"), None));
+/// let of_the_hub = "EleutherAI/lambada_openai/data/lambada_test_en.jsonl".as_ref();
+/// let told = dataset_file(of_the_hub, &HubOptions::default(), &Silent).err().ok_or("there is no network")?;
+/// assert!(told.to_string().contains("the network may not be used"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn dataset_file(
     name: &Path,
     options: &HubOptions,

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// Whether the network may be used.
+///
+/// A field of [`HubOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
     /// Files that are not in the cache are downloaded.
@@ -15,6 +17,13 @@ pub enum Network {
 
 /// Where models of the hub come from. By default there is no network and no cache, so none is found: a face says more, most
 /// simply by [`HubOptions::from_environment`].
+///
+/// ```
+/// use gpt2_engine::{HubOptions, Network};
+///
+/// let cached = HubOptions { cache: "models/hub".into(), ..HubOptions::default() };
+/// assert_eq!((cached.network, cached.endpoint.as_str()), (Network::Offline, "https://huggingface.co"));
+/// ```
 #[derive(Debug, Clone)]
 pub struct HubOptions {
     /// Whether the network may be used.

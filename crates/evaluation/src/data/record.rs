@@ -14,6 +14,8 @@ const SHOWN_NAMES: usize = 12;
 const ID_FIELDS: [&str; 5] = ["id", "ind", "qID", "pairID", "index"];
 
 /// An entry of the data: the fields of a JSON object, of a row of CSV, or of a row of Parquet.
+///
+/// Given by [`Data::records`](crate::Data::records).
 #[derive(Debug, Clone)]
 pub struct Record {
     file: PathBuf,

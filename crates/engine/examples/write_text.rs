@@ -1,0 +1,45 @@
+//! How do I write a text and see how far everything is? `cargo run --example write_text`.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::error::Error;
+use std::io::{Write, stdout};
+
+use gpt2_engine::{GenerationOptions, ModelOptions, Progress, Reporter, Spelling, Unit};
+
+/// Prints when a job begins, and a dot for each step of it.
+struct Dots;
+
+impl Reporter for Dots {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        println!("{what}, {total} {unit:?} in all:");
+        Box::new(Self)
+    }
+
+    fn note(&self, note: &str) {
+        println!("note: {note}");
+    }
+}
+
+impl Progress for Dots {
+    fn advance(&self, _: u64) {
+        print!(".");
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let opened = ModelOptions::default().open(&Dots)?; // the model inside the program
+    println!("{} bytes of memory are needed", opened.memory_needed()?.total());
+    // A mistake in the options shows before the weights are read.
+    let options = GenerationOptions { max_new_tokens: Some(40), seed: Some(7), ..Default::default() };
+    let config = options.config(opened.defaults()?, Spelling::Keywords)?;
+    let model = opened.load(&Dots)?;
+
+    print!("\n\nROMEO:");
+    let prompt = model.vocabulary().encode("ROMEO:")?;
+    for piece in model.text_generator(&prompt, &config)? {
+        print!("{}", piece?);
+        stdout().flush()?;
+    }
+    println!();
+    Ok(())
+}

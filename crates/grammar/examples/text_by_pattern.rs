@@ -1,0 +1,45 @@
+//! How do I make a model keep to a form? By a regular expression, and by a JSON schema: `cargo run --example text_by_pattern`.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::error::Error;
+
+use gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
+use gpt2_generation::{Event, GenerationConfig, Request};
+use gpt2_grammar::{Compiler, Grammar};
+use serde_json::{Value, json};
+
+/// The text that follows a prompt and keeps to the grammar.
+fn write(model: &LoadedModel, prompt: &str, grammar: &Grammar) -> Result<String, Box<dyn Error>> {
+    let config =
+        GenerationConfig { max_new_tokens: 100, do_sample: true, seed: 7, ..GenerationConfig::default() };
+    let constraint = Compiler::new(model.vocabulary())?.compile(grammar, &config.eos_token_id)?;
+    let mut request = Request::new(model.vocabulary().encode(prompt)?, config);
+    request.processors.push(constraint);
+    let mut batch = model.batch(vec![request], 1, None)?;
+    let mut written = String::new();
+    loop {
+        match batch.step()? {
+            Step::Event(_, Event::Token { text, .. }) => written.push_str(&text),
+            Step::End => return Ok(written),
+            _ => {}
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+
+    let scene = Grammar::Regex(r"ACT [IV]{1,3}, SCENE [1-9]\. A (street|garden|wood)\.".into());
+    println!("{}", write(&model, "The next is ", &scene)?);
+
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "mood": {"enum": ["merry", "sad"]}},
+        "required": ["name", "mood"],
+        "additionalProperties": false,
+    });
+    let text = write(&model, "ROMEO: ", &Grammar::JsonSchema(schema))?;
+    let person: Value = serde_json::from_str(&text)?; // it always parses
+    println!("{text}\nthe mood of {} is {}", person["name"], person["mood"]);
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! How do I serve a model from my own program? Start, ask once, stop: `cargo run --example ask_once`.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+
+use gpt2_engine::{ModelOptions, Silent};
+use gpt2_server::{Server, ServerOptions};
+
+const BODY: &str = r#"{"prompt": "ROMEO:", "max_tokens": 20, "seed": 7}"#;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+    let mut options = ServerOptions { port: 0, ..ServerOptions::default() }; // any port that is free
+    options.api.name = "built-in".into();
+    let server = Server::bind(model, options)?;
+    let (address, handle) = (server.address(), server.handle());
+    println!("serving on {address}");
+    let serving = thread::spawn(|| server.run());
+
+    // What every HTTP client does: here in plain sight.
+    let host = address.trim_start_matches("http://");
+    let mut connection = TcpStream::connect(host)?;
+    write!(
+        connection,
+        "POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{BODY}",
+        BODY.len()
+    )?;
+    let mut response = String::new();
+    connection.read_to_string(&mut response)?;
+    println!("{response}");
+
+    handle.stop();
+    serving.join().map_err(|_| "the server panicked")??;
+    println!("stopped");
+    Ok(())
+}
