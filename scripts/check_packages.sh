@@ -25,8 +25,8 @@ mkdir -p "$folder"
     echo "$package = { path = \"$package-$version\" }"
   done
   printf '\n'
-  # The same profile, so that the compiled dependencies are those of the repository; our own crates are not optimised, which
-  # takes less time than it saves for a few tokens.
+  # The same profile, so that the compiled dependencies are those of the repository. Our own crates are not optimised: they compile
+  # sooner, and a few tokens do not need it.
   awk '/^\[/ { is_profile = /^\[profile[.]dev/ && !/candle-gpt2/ } is_profile' Cargo.toml | sed 's/^opt-level = 1$/opt-level = 0/'
 } >"$folder/Cargo.toml"
 cp Cargo.lock "$folder"
