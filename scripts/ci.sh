@@ -25,6 +25,10 @@ has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/n
 has() { command -v "$1" >/dev/null; }
 has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
+program=${CARGO_TARGET_DIR:-$PWD/target}/debug/gpt2
+# Program and examples with the features that they have beside the tests: where the tests ran, nothing is compiled.
+built=(cargo build --workspace --bins --examples --locked)
+
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
 portable=(candle-gpt2-arithmetic candle-gpt2-kernels candle-gpt2-attention candle-gpt2 candle-gpt2-weights candle-gpt2-generation candle-gpt2-interpret candle-gpt2-pictures candle-gpt2-engine candle-gpt2-look candle-gpt2-browser)
 
@@ -214,18 +218,18 @@ job-test() {
   fi
   step cargo test --workspace --locked
   step cargo test --package candle-gpt2-evaluation --features parquet --locked --test suite data::
-  step cargo run --locked -- generate "ROMEO:" --max-new-tokens 20
+  # The tests built it; `cargo run` would compile everything again with the features of the program alone.
+  step "$program" generate "ROMEO:" --max-new-tokens 20
 }
 
 # Every crate's examples run by themselves, and show what the crate exports.
 job-examples() {
-  # As the tests built them.
-  step cargo build --workspace --examples --locked
+  step "${built[@]}"
   local example empty
   empty=$(mktemp -d)
   for example in crates/*/examples/*.rs; do
     [ -e "$example" ] || continue
-    step run_in "$empty" "${CARGO_TARGET_DIR:-$PWD/target}/debug/examples/$(basename "$example" .rs)"
+    step run_in "$empty" "$(dirname "$program")/examples/$(basename "$example" .rs)"
   done
   rm -r "$empty"
   if has python3; then
@@ -253,7 +257,8 @@ job-browser() {
   if tools=$(scripts/build_web.sh --tools 2>&1); then
     step scripts/build_web.sh
     step node --test web/package/test.mjs
-    step env GPT2_WEB="$PWD/web/dist" cargo test --package candle-gpt2-browser --locked
+    # In the workspace, so that nothing is compiled anew with the features of this package alone.
+    step env GPT2_WEB="$PWD/web/dist" cargo test --workspace --test page --locked
   else
     leave_out "the page in the browser" "its tools" "$tools"
   fi
@@ -282,8 +287,8 @@ job-python() {
     if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
       leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
     fi
-    step cargo build --package candle-gpt2-cli --locked
-    step env GPT2_PROGRAM="$PWD/target/debug/gpt2" "$environment/bin/python" -m pytest python/tests
+    step "${built[@]}"
+    step env GPT2_PROGRAM="$program" "$environment/bin/python" -m pytest python/tests
     # The same module, which is for every Python from 3.11 on.
     if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
       step env PYTHONPATH="$PWD/python" "$environment-$(version_of "$other")/bin/python" -m pytest python/tests -m "not slow"
