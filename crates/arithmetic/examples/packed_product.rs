@@ -1,5 +1,9 @@
 //! How much smaller do packed weights get, and how far off is a product with them?
-#![expect(clippy::print_stdout, reason = "what the example shows")]
+#![expect(
+    clippy::print_stdout,
+    clippy::cast_possible_truncation,
+    reason = "what the example shows, of numbers drawn in f64"
+)]
 
 use gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, RandomStream, Strided, WeightFormat};
 

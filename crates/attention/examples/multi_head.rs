@@ -2,16 +2,17 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_nn::{VarBuilder, VarMap};
-use gpt2_attention::{
-    AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, MultiHeadAttentionConfig, Pass,
-};
+use gpt2_attention::{AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, Pass, QkvProjection};
+use gpt2_kernels::Linear;
 
 fn main() -> Result<()> {
     let (batch, tokens, width, num_heads) = (2, 5, 24, 3);
-    let parameters = VarMap::new(); // fresh ones; a checkpoint's come from another VarBuilder
-    let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
-    let layer = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(width, width, num_heads), &vb)?;
+    let linear = |outputs: usize| {
+        let weight = Tensor::randn(0f32, 0.2, (outputs, width), &Device::Cpu)?; // (out, in)
+        Linear::new(weight, None)
+    };
+    // Queries, keys and values by one product; `MultiHeadAttention::load` reads named parameters instead.
+    let layer = MultiHeadAttention::new(QkvProjection::Fused(linear(3 * width)?), linear(width)?, num_heads)?;
     println!("{} parameters in {num_heads} heads of width {}", layer.parameter_count(), layer.head_dim());
 
     let x = Tensor::randn(0f32, 1., (batch, tokens, width), &Device::Cpu)?;

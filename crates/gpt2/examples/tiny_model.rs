@@ -2,8 +2,8 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_nn::{VarBuilder, VarMap};
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use candle_nn::VarBuilder;
+use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sizes = Gpt2Config {
@@ -15,8 +15,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..Gpt2Config::gpt2()
     };
     sizes.check()?;
-    let parameters = VarMap::new(); // fresh ones; a checkpoint's come from `candle-gpt2-weights`
-    let model = Gpt2LMHead::load(&sizes, &VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu))?;
+    // Random parameters by their names; `candle-gpt2-weights` reads those of a checkpoint.
+    let random = |one: Parameter| Ok((one.name, Tensor::randn(0f32, 0.5, one.shape, &Device::Cpu)?));
+    let tensors = expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
+    let model = Gpt2LMHead::load(&sizes, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
     println!("{} parameters, {} bytes", model.parameter_count(), model.weight_bytes());
 
     // At once: the logits of the token after each token of the prompt.

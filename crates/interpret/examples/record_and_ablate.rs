@@ -20,10 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Record: attention weights of the last token of every head, `(B, H, T, S)`.
     let record = run.record(Site::matching("pattern", n_layer)?)?;
     let of_first = record.get("pattern3".parse()?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
-    println!(
-        "how much each head of the last block looks back at the first token, {:?}",
-        tokenizer.decode(&ids[..1], false)?
-    );
+    println!("how much each head of the last block looks back from the last comma at `Thou`");
     for (head, weights) in of_first.squeeze(1)?.to_vec2::<f32>()?.iter().enumerate() {
         println!("  3.{head}: {:.2}", weights[0]);
     }

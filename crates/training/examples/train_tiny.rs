@@ -7,17 +7,21 @@ use gpt2_generation::{GenerationConfig, TokenGenerator};
 use gpt2_training::{Hyperparameters, Parameters, Trainer, Windows};
 
 const TEXT: &str = "Tomorrow, and tomorrow, and tomorrow, creeps in this petty pace from day to day. ";
-const CONTEXT: usize = 32;
+const CONTEXT: usize = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Bytes as tokens, so that no tokenizer is needed.
     let tokens: Vec<u32> = TEXT.repeat(20).bytes().map(u32::from).collect();
     let sizes = Gpt2Config {
         vocab_size: 128,
-        n_positions: 64,
+        n_positions: CONTEXT,
         n_embd: 48,
         n_layer: 2,
         n_head: 3,
+        // Without dropout: learning by heart is what is wanted here.
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        resid_pdrop: 0.0,
         ..Gpt2Config::gpt2()
     };
     let parameters = Parameters::initialize(&sizes, 1, &Device::Cpu)?;

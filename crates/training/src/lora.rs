@@ -21,7 +21,7 @@ use crate::streams::Stream;
 use crate::{Parameters, TrainingError};
 
 /// The linear layers that an adapter may go with; `c_proj` is that of attention and that of the MLP, as in PEFT.
-/// [`LoraConfig`] names some of them.
+/// [`Lora::new`] takes some of them.
 pub const LORA_TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
 /// Size and place of the adapters. [`Lora::new`] takes it.

@@ -44,7 +44,7 @@ impl RunOptions {
     }
 }
 
-/// How a training ended. [`Run::train`] returns it.
+/// How a training ended. [`Run::train`] returns it; [`TrainJob::run`](crate::TrainJob::run) does all of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Steps taken in all.

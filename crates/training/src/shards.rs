@@ -29,7 +29,7 @@ const HEADER_NUMBERS: usize = 256;
 /// Most tokens in a shard of llm.c: its header counts in a signed 32-bit number.
 pub(crate) const MOST_LLM_C_TOKENS: u64 = i32::MAX as u64;
 
-/// How token files are laid out. Part of the [`TokenizeOptions`](crate::TokenizeOptions).
+/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) is told it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShardFormat {
     /// nanoGPT's: the tokens and nothing else.
@@ -159,7 +159,7 @@ struct Shard {
 }
 
 /// The tokens of some shards, one after the other, mapped into memory. Reading lets go of what it has read, so that little of
-/// them is in the process's memory, however many there are. A [`TokenFolder`] has them.
+/// them is in the process's memory, however many there are. A [`TokenFolder`] has them, which a [`TokenizeJob`](crate::TokenizeJob) writes.
 #[derive(Debug, Default)]
 pub struct Shards {
     shards: Vec<Shard>,
