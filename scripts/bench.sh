@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures this program against llama.cpp, CTranslate2 and PyTorch on this machine, and writes the table into the README.
+# Measures this program against llama.cpp, CTranslate2 and PyTorch on this machine, and writes the tables into the book's page on
+# speed, docs/src/reference/speed.md.
 # usage: scripts/bench.sh [ROUNDS [PEERS]]
 # PEERS is the folder of the engines and of the checkpoint they all run (default: target/peers), which scripts/peers.sh fills
 # first. Takes about three minutes a round, and where the processor has AVX-512 as long again with every engine held to AVX2, as
@@ -41,10 +42,10 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
         compared = f"{best:.0f} {peer} | **{ours / best:.2f}**" if peer else "none | "
         lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {compared} |")
     lines.append("")
-readme = pathlib.Path("README.md")
-before, marker, rest = readme.read_text().partition("<!-- speed: written by scripts/bench.sh -->\n")
+page = pathlib.Path("docs/src/reference/speed.md")
+before, marker, rest = page.read_text().partition("<!-- speed: written by scripts/bench.sh -->\n")
 _, end, after = rest.partition("<!-- end of speed -->\n")
 if not end:
-    sys.exit("README.md: the two marks of the speed table are missing")
-readme.write_text(before + marker + "\n".join(lines) + end + after)
+    sys.exit(f"{page}: the two marks of the speed tables are missing")
+page.write_text(before + marker + "\n".join(lines) + end + after)
 PYTHON

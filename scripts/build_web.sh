@@ -1,23 +1,32 @@
 #!/usr/bin/env bash
-# Builds the engine for browsers, and puts the page and the npm package together. usage: scripts/build_web.sh [--tools]
+# Builds the engine for browsers, and puts the page and the npm package together. usage: scripts/build_web.sh [--install | --tools]
 # The page goes to web/dist/gpt2.html (one file) and web/dist/ (for a static host), the package to web/dist/npm/. It needs cargo with the
-# target wasm32-unknown-unknown, node, wasm-bindgen and wasm-opt, which it finds on the PATH or in target/web-tools.
-# GPT2_WEB_PROFILE=release builds faster, without the last optimisations; with --tools it only says whether all tools are there.
+# target wasm32-unknown-unknown, node, wasm-bindgen and wasm-opt, which it finds on the PATH or in target/web-tools; --install puts there
+# what is missing (node excepted), --tools only says what is. GPT2_WEB_PROFILE=release builds faster, without the last optimisations.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=${GPT2_WEB_PROFILE:-web}
 export PATH="$PWD/target/web-tools/bin:$PWD/target/web-tools/node_modules/.bin:$PATH"
 
-missing() { echo "$1 is missing: $2" >&2; exit 1; }
+mode=${1:-}
+# missing NAME COMMAND…: gets it by the command, with --install; says the command, without.
+missing() {
+  if [ "$mode" = --install ]; then
+    "${@:2}"
+  else
+    echo "$1 is missing: ${*:2}, or scripts/build_web.sh --install" >&2
+    exit 1
+  fi
+}
+command -v node >/dev/null || { echo "node is missing: see https://nodejs.org, from 20 on" >&2; exit 1; }
 version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
 # The program reads what the library of the same version wrote.
 [ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $version" ] ||
-  missing "wasm-bindgen $version" "cargo install wasm-bindgen-cli --version $version --root target/web-tools"
-[ "$profile" != web ] || command -v wasm-opt >/dev/null || missing wasm-opt "npm install --prefix target/web-tools binaryen"
-command -v node >/dev/null || missing node "see https://nodejs.org, from 20 on"
+  missing "wasm-bindgen $version" cargo install wasm-bindgen-cli --version "$version" --root target/web-tools
+[ "$profile" != web ] || command -v wasm-opt >/dev/null || missing wasm-opt npm install --prefix target/web-tools binaryen
 rustup target list --installed 2>/dev/null | grep -x wasm32-unknown-unknown >/dev/null ||
-  missing "the target wasm32-unknown-unknown" "rustup target add wasm32-unknown-unknown"
-[ "${1:-}" != --tools ] || exit 0
+  missing "the target wasm32-unknown-unknown" rustup target add wasm32-unknown-unknown
+[ "$mode" != --tools ] || exit 0
 
 # simd128 is in every browser since 2023; relaxed instructions would make texts differ from the program's.
 export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="-C target-feature=+simd128 -C strip=none"

@@ -81,9 +81,10 @@ def generate_dataset(
 
     `checkpoint` is a folder for what is done: after an interruption the same call goes on there. It is removed at the end.
 
-    Without `actors` there is one on each node, and without `threads` each has its share of the processors; see the package's
-    README for how to choose. An actor reserves as many logical CPUs as it has threads. A block of `rows_per_block` rows is what
-    is lost, and computed again, when a machine dies. `progress` is told how many blocks of how many are done.
+    Without `actors` there is one on each node, and without `threads` each has its share of the processors; the
+    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads. A block of
+    `rows_per_block` rows is what is lost, and computed again, when a machine dies. `progress` is told how many blocks of how
+    many are done.
 
     `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
     `Model.generate`. Where Ray is not running in this process it is started, on the cluster at `address` where that is given.

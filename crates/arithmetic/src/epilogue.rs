@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::simd::{LANES, Line, Number, Vectors, gelu_tanh};
 
-/// What follows a product: `finish(x Wᵀ + bias)`.
+/// What follows a product: `finish(x Wᵀ + bias)`. [`PackedMatrix::product`](crate::PackedMatrix::product) takes it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Epilogue<'a, T = f32> {
     /// The bias.
@@ -14,6 +14,7 @@ pub struct Epilogue<'a, T = f32> {
 }
 
 /// What follows a product and its bias; `R` is how a residual is held.
+/// Part of an [`Epilogue`] of [`PackedMatrix::product`](crate::PackedMatrix::product).
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Finish<R> {
     /// None.
@@ -26,6 +27,7 @@ pub enum Finish<R> {
 }
 
 /// A bias in lines of sixteen outputs, the last one filled up with zeros. Clones share it.
+/// Part of an [`Epilogue`] of [`PackedMatrix::product`](crate::PackedMatrix::product).
 #[derive(Debug, Clone)]
 pub struct PanelBias<T = f32>(Arc<[Line<[T; LANES]>]>);
 

@@ -1,9 +1,7 @@
-//! The arithmetic of a transformer over slices: what a processor computes, without tensors or devices.
+#![doc = include_str!("../README.md")]
 //!
-//! `simd` says what differs between processors, `threads` how they share work, `tile` is the one matrix kernel in f32; on them
-//! stand packed weights, attention, and the passes of training forward and back. Each function takes slices and their sizes,
-//! uses the best instructions of the processor and all threads, and adds every sum in one order, whatever the number of
-//! threads and whatever is computed beside it: a row has the same bits alone and in company.
+//! In the source, `simd` says what differs between processors, `threads` how they share work, `tile` is the one matrix kernel in
+//! f32; on them stand packed weights, attention, and the passes of training forward and back.
 
 #![allow(
     clippy::needless_range_loop,

@@ -1,9 +1,20 @@
 //! What this machine can do at most, to hold the kernels against: arithmetic from registers, and reading memory.
 //!
 //! Both run on the threads and with the instructions of the kernels themselves. The caller takes the time.
+//!
+//! ```
+//! use gpt2_arithmetic::limits;
+//!
+//! let sets = limits::instruction_sets(); // slowest first, such as ["portable", "avx2"]
+//! assert_eq!(sets.last(), Some(&limits::instruction_set()));
+//! assert!(!limits::choose_instruction_set("one that is not there"));
+//! assert!(limits::multiply_adds(1_000_000) > 0);
+//! assert_eq!(limits::read(&vec![0.5; 1 << 16]), 32_768.);
+//! ```
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::packed::prefer_large_pages;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::for_each_index;
 
@@ -42,7 +53,15 @@ pub fn multiply_adds(flops: u64) -> u64 {
     rounds * per_round
 }
 
-/// Reads all of `values` and returns their sum.
+/// So many ones for [`read`], in large pages as packed weights are: in small ones reading them takes longer.
+pub fn values_to_read(count: usize) -> Vec<f32> {
+    let mut values = Vec::with_capacity(count);
+    prefer_large_pages(values.spare_capacity_mut());
+    values.resize(count, 1.0);
+    values
+}
+
+/// Reads `values` and returns their sum. It works in 64 pieces, and leaves out what is beyond a multiple of 64 values in each.
 pub fn read(values: &[f32]) -> f32 {
     let instructions = InstructionSet::detected();
     let piece = values.len().div_ceil(PIECES).next_multiple_of(LANES);

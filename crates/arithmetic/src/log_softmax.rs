@@ -34,6 +34,12 @@ type Doubles = [f64; LANES];
 
 /// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN where a logit is NaN or the largest is infinite, `-inf` of no
 /// logits.
+///
+/// ```
+/// use gpt2_arithmetic::log_sum_exp;
+///
+/// assert!((log_sum_exp(&[0., 0., 0.], 0.) - 3f64.ln()).abs() < 1e-6);
+/// ```
 pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     let largest = f64::from(largest);
     largest + InstructionSet::detected().run(ExponentialSum { logits, largest }).ln()
@@ -41,6 +47,15 @@ pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
 
 /// `Σ p (ln p - ln q)` over a vocabulary, in nats, where `ln p` and `ln q` are logits less their [`log_sum_exp`]; a term of
 /// `p = 0` is 0. Exactly 0 where both are the same.
+///
+/// ```
+/// use gpt2_arithmetic::{log_sum_exp, relative_entropy};
+///
+/// let (p, q) = ([1f32, 2., 4.], [4f32, 2., 1.]);
+/// let (p, q) = ((&p[..], log_sum_exp(&p, 4.)), (&q[..], log_sum_exp(&q, 4.)));
+/// assert_eq!(relative_entropy(p, p), 0.0);
+/// assert!(relative_entropy(p, q) > 1.0);
+/// ```
 ///
 /// # Panics
 /// When there are more logits of one than of the other.

@@ -7,6 +7,14 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 /// A seeded, portable stream of random numbers (ChaCha8).
+///
+/// ```
+/// use gpt2_arithmetic::RandomStream;
+///
+/// let draws = |mut stream: RandomStream| [stream.below(1 << 40), stream.below(1 << 40)];
+/// assert_eq!(draws(RandomStream::new(7)), draws(RandomStream::new(7)));
+/// assert_ne!(draws(RandomStream::with_stream(7, 1)), draws(RandomStream::with_stream(7, 2)));
+/// ```
 #[derive(Debug, Clone)]
 pub struct RandomStream(ChaCha8Rng);
 

@@ -14,7 +14,7 @@ const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// The sizes of a [`KvCache`] whose rows have the same room.
+/// The sizes of a [`KvCache`] whose rows have the same room. What [`KvCache::new`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
     /// Rows of the batch.
@@ -30,6 +30,19 @@ pub struct KvCacheShape {
 /// Keys and values of one attention layer, preallocated, with a slot and a length for each row.
 ///
 /// Not `Clone`: candle's tensors share their memory when cloned. [`KvCache::fork`] copies.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::{KvCache, KvCacheShape};
+///
+/// let shape = KvCacheShape { batch: 2, num_heads: 3, capacity: 16, head_dim: 4 };
+/// let mut cache = KvCache::new(shape, DType::F32, &Device::Cpu)?;
+/// let keys = Tensor::ones((2, 3, 5, 4), DType::F32, &Device::Cpu)?; // five new tokens of both rows
+/// cache.append(&keys, &keys)?;
+/// cache.truncate(1, 2)?;
+/// assert_eq!(cache.lengths(), [5, 2]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     memory: KvMemory,

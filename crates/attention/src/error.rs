@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::Site;
 
 /// A size or an input that an attention layer cannot work with.
+/// [`MultiHeadAttention`](crate::MultiHeadAttention) and the others return it inside candle's error type.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttentionError {

@@ -6,6 +6,19 @@ use gpt2_kernels::{Activation, Linear};
 use crate::{AttentionError, Pass, SiteKind};
 
 /// Two linear layers with an activation between them, applied to each token by itself.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::{FeedForward, Pass};
+/// use gpt2_kernels::{Activation, Linear};
+///
+/// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // 2 wide to 3 wide
+/// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;
+/// let layer = FeedForward::new(expand, contract, Activation::Relu)?;
+/// let x = Tensor::new(&[[[1f32, 2.], [-1., -2.]]], &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x, &mut Pass::inference())?.to_vec3::<f32>()?, [[[9., 9.], [0., 0.]]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct FeedForward {
     expand: Linear,

@@ -1,26 +1,8 @@
-//! Attention layers, from one dot product to [`MultiHeadAttention`] with a key-value cache.
+#![doc = include_str!("../README.md")]
 //!
-//! Read it in this order: [`steps`] builds causal attention the way a textbook does, [`MultiHeadAttention`] is the
-//! layer that models use, [`transformer`] stacks it into the original encoder and decoder. Rows are tokens
-//! throughout, `softmax(Q Kᵀ / sqrt(d)) V`; a text that writes tokens as columns, `V softmax(Kᵀ Q / sqrt(d))`, means
-//! the same with every matrix transposed.
-//!
-//! Letters in shapes: `B` batch, `T` query tokens, `S` key tokens, `H` heads, `D` width of a head.
-//!
-//! ```
-//! use candle_core::{DType, Device, Tensor};
-//! use candle_nn::{VarBuilder, VarMap};
-//! use gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig};
-//!
-//! let parameters = VarMap::new();
-//! let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
-//! let layer = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(768, 768, 12), &vb)?;
-//! assert_eq!(layer.parameter_count(), 2_360_064);
-//!
-//! let x = Tensor::zeros((1, 4, 768), DType::F32, &Device::Cpu)?;
-//! assert_eq!(layer.forward(&x, &AttentionMask::Causal)?.dims(), [1, 4, 768]);
-//! # Ok::<(), candle_core::Error>(())
-//! ```
+//! See [`steps`], [`MultiHeadAttention`] and [`transformer`].
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod cache;
 mod error;

@@ -21,7 +21,7 @@ const RESULT_HEAD_DIM: usize = 2;
 /// The words are those of "Transformers from scratch" (Bloem, 2019, "Narrow and wide self-attention"): a head is narrow that
 /// gets one slice of the input vector and wide that gets the whole vector. A narrow head of that strict kind is
 /// [`HeadWidth::Narrow`] with block-diagonal projections; GPT-2 and PyTorch use the narrow width with full projections, so that
-/// each head sees the whole input at the same cost.
+/// each head sees the whole input at the same cost. A choice of [`MultiHeadAttentionConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HeadWidth {
     /// The heads share the output width: `D = d_out / H`.
@@ -31,7 +31,7 @@ pub enum HeadWidth {
     Wide,
 }
 
-/// Where the query, key and value projections are kept.
+/// Where the query, key and value projections are kept. A choice of [`MultiHeadAttentionConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProjectionLayout {
     /// Three parameters, `W_query.weight`, `W_key.weight`, `W_value.weight` (and `.bias`), as in "Build a Large
@@ -78,6 +78,7 @@ impl MultiHeadAttentionConfig {
 }
 
 /// The projections of the input to queries, keys and values, each `H · D` wide.
+/// [`MultiHeadAttention::new`] makes a layer of them, [`MultiHeadAttention::load`] reads them.
 #[derive(Debug, Clone)]
 pub enum QkvProjection {
     /// One layer each.

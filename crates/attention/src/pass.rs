@@ -12,6 +12,26 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 /// Sees intermediates of a forward pass, and may replace them.
 ///
 /// What it does not want is computed as if nobody looked: several steps in one kernel, where there is one.
+///
+/// ```
+/// use candle_core::{Result, Tensor};
+/// use gpt2_attention::{Observer, Site, SiteKind};
+///
+/// /// Keeps the attention weights of every block that has been run.
+/// #[derive(Default)]
+/// struct Patterns(Vec<Tensor>);
+///
+/// impl Observer for Patterns {
+///     fn wants(&self, site: Site) -> bool {
+///         site.kind == SiteKind::Pattern
+///     }
+///
+///     fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+///         self.0.push(value.clone());
+///         Ok(value)
+///     }
+/// }
+/// ```
 pub trait Observer {
     /// Whether it wants to see what is at this place.
     fn wants(&self, site: Site) -> bool;
@@ -30,6 +50,19 @@ pub trait Observer {
 }
 
 /// The mode of one forward pass: inference or training, observed or not.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::Pass;
+/// use gpt2_kernels::RandomStream;
+///
+/// let x = Tensor::ones(100, DType::F32, &Device::Cpu)?;
+/// let kept = Pass::inference().dropout(x.clone(), 0.5)?;
+/// assert_eq!(kept.to_vec1::<f32>()?, x.to_vec1::<f32>()?);
+/// let dropped = Pass::training(&mut RandomStream::new(7)).dropout(x, 0.5)?;
+/// assert!(dropped.to_vec1::<f32>()?.contains(&0.0));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Default)]
 pub struct Pass<'a> {
     generator: Option<&'a mut RandomStream>,

@@ -11,6 +11,15 @@ use crate::AttentionError;
 const BASE: f64 = 10_000.0;
 
 /// A table of sinusoidal position vectors.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2_attention::SinusoidalPositions;
+///
+/// let positions = SinusoidalPositions::new(5, 4, &Device::Cpu)?;
+/// assert_eq!(positions.table().to_vec2::<f32>()?[0], [0., 1., 0., 1.], "sin 0 and cos 0");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct SinusoidalPositions {
     table: Tensor,

@@ -25,6 +25,20 @@ const MIN_BAND_BLOCK: usize = 32;
 
 /// How the scores are formed: scale, and dropout on the weights. Scores and softmax are computed in f32 at least, whatever the
 /// type of queries and keys: in f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
+///
+/// let q = Tensor::zeros((1, 3, 5, 4), DType::F32, &Device::Cpu)?; // (B, H, T, D)
+/// let v = Tensor::arange(0f32, 60., &Device::Cpu)?.reshape((1, 3, 5, 4))?;
+/// let attention = ScaledDotProduct::new(4);
+/// assert_eq!(attention.scale, 0.5);
+/// let context = attention.forward(&q, &q, &v, &AttentionMask::Causal, &[], &mut Pass::inference())?;
+/// // The second token of the first head: the mean of the first two values.
+/// assert_eq!(context.get(0)?.get(0)?.get(1)?.to_vec1::<f32>()?, [2., 3., 4., 5.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
     /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,

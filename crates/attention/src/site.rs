@@ -8,6 +8,15 @@ use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
 /// A place in a model where an intermediate can be seen.
+///
+/// ```
+/// use gpt2_attention::{Site, SiteKind};
+///
+/// let site: Site = "blocks.3.attn.hook_z".parse()?;
+/// assert_eq!(site, Site::in_block(3, SiteKind::Z));
+/// assert_eq!(Site::matching("pattern", 12)?.len(), 12, "those of all blocks");
+/// # Ok::<(), gpt2_attention::SiteError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
     /// Index of the block, counted from 0; `None` outside the blocks.
@@ -20,7 +29,7 @@ pub struct Site {
 const LONGEST_NAME: usize = 100;
 
 /// What can be seen, in the order of computation. `B` batch, `T` tokens of the pass, `S` keys, `H` heads, `D` width of a head, `C`
-/// width of the model.
+/// width of the model. A [`Site`] is one of these in a block or outside of the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SiteKind {
     /// Token embeddings, `(B, T, C)`; before the blocks.
@@ -307,7 +316,7 @@ impl FromStr for Site {
     }
 }
 
-/// Why a name is no place of a model.
+/// Why a name is no place of a model. What parsing a [`Site`] and [`Site::matching`] return.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
     /// No place has it.

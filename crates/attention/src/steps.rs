@@ -17,7 +17,7 @@ use gpt2_kernels::{Linear, softmax};
 
 use crate::{AttentionMask, Pass, ScaledDotProduct};
 
-/// Attention without weights: what each step gives.
+/// Attention without weights: what each step gives. Given by [`simple_self_attention`].
 #[derive(Debug, Clone)]
 pub struct SimpleSelfAttention {
     /// Dot products of every token with every other, `(T, T)`.
@@ -29,6 +29,17 @@ pub struct SimpleSelfAttention {
 }
 
 /// Attention without trainable weights (§3.3): every token looks at every other by their dot product.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_attention::steps::simple_self_attention;
+///
+/// let inputs = Tensor::new(&[[1f32, 0.], [0., 2.], [1., 1.]], &Device::Cpu)?;
+/// let attention = simple_self_attention(&inputs)?;
+/// assert_eq!(attention.scores.to_vec2::<f32>()?, [[1., 0., 1.], [0., 4., 2.], [1., 2., 2.]]);
+/// assert_eq!(attention.context.dims(), [3, 2]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Shapes
 /// `inputs` `(T, d)`.
@@ -44,6 +55,15 @@ pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
 
 /// The dot product of two vectors: the sum of their elementwise products, and a measure of how alike they point.
 ///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_attention::steps::dot_product;
+///
+/// let (a, b) = (Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?, Tensor::new(&[4f32, 5., 6.], &Device::Cpu)?);
+/// assert_eq!(dot_product(&a, &b)?.to_scalar::<f32>()?, 32.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `a` and `b` `(d)`; returns a scalar.
 ///
@@ -55,6 +75,15 @@ pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// Divides values by their sum (§3.3.1): the first idea for making weights of scores. Negative scores break it,
 /// which is why softmax is used.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_attention::steps::normalize_by_sum;
+///
+/// let scores = Tensor::new(&[1f32, 3., 4.], &Device::Cpu)?;
+/// assert_eq!(normalize_by_sum(&scores)?.to_vec1::<f32>()?, [0.125, 0.375, 0.5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Shapes
 /// `scores` `(…, T)`; returns the same.
@@ -68,6 +97,16 @@ pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
 /// `exp(x) / Σ exp(x)` as it is written (§3.3.1). It overflows where a score passes about 88 in f32; the softmax
 /// that everything else uses subtracts the largest score first.
 ///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_attention::steps::softmax_naive;
+///
+/// let weights = |scores: &[f32]| softmax_naive(&Tensor::new(scores, &Device::Cpu)?)?.to_vec1::<f32>();
+/// assert_eq!(weights(&[0., 0.])?, [0.5, 0.5]);
+/// assert!(weights(&[0., 100.])?[1].is_nan(), "exp(100) is beyond f32");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `scores` `(…, T)`; returns the same.
 ///
@@ -78,7 +117,7 @@ pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
 }
 
 /// Hides the future after the softmax (§3.5.1, first way): zeros above the diagonal, then each row divided by its
-/// sum.
+/// sum. [`mask_with_negative_infinity`] gives the same in one step less.
 ///
 /// # Shapes
 /// `weights` `(…, T, T)`; returns the same.
@@ -92,6 +131,19 @@ pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
 }
 
 /// Hides the future before the softmax (§3.5.1, second way): `-inf` above the diagonal of the scores.
+///
+/// ```
+/// use candle_core::{D, Device, Tensor};
+/// use gpt2_attention::steps::{mask_by_renormalizing, mask_with_negative_infinity};
+/// use gpt2_kernels::softmax;
+///
+/// let scores = Tensor::new(&[[1f32, 2., 3.], [4., 4., 6.], [7., 8., 9.]], &Device::Cpu)?;
+/// let before = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?.to_vec2::<f32>()?;
+/// let after = mask_by_renormalizing(&softmax(&scores, D::Minus1)?)?.to_vec2::<f32>()?;
+/// assert_eq!(before[1], [0.5, 0.5, 0.]);
+/// assert!((before[2][0] - after[2][0]).abs() < 1e-6);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Shapes
 /// `scores` `(…, T, T)`; returns the same.
@@ -107,6 +159,19 @@ pub fn mask_with_negative_infinity(scores: &Tensor) -> Result<Tensor> {
 }
 
 /// Self-attention with trainable projections (§3.4), without a mask.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::steps::SelfAttention;
+///
+/// let matrix = Tensor::eye(2, DType::F32, &Device::Cpu)?;
+/// let layer = SelfAttention::from_matrices(&matrix, &matrix, &matrix)?;
+/// let x = Tensor::new(&[[1f32, 0.], [1., 0.], [1., 0.]], &Device::Cpu)?;
+/// // Three tokens alike: each looks at all of them evenly, and their mean is what each of them was.
+/// assert!(layer.weights(&x)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|w| (w - 1. / 3.).abs() < 1e-6));
+/// assert_eq!(layer.forward(&x)?.dims(), [3, 2]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct SelfAttention {
     query: Linear,
@@ -191,6 +256,18 @@ impl SelfAttention {
 }
 
 /// Self-attention that hides the future, on batches and with dropout on its weights (§3.5.3).
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_attention::{Pass, steps::{CausalAttention, SelfAttention}};
+///
+/// let matrix = Tensor::eye(2, DType::F32, &Device::Cpu)?;
+/// let layer = CausalAttention::new(SelfAttention::from_matrices(&matrix, &matrix, &matrix)?, 0.0);
+/// let x = Tensor::new(&[[[1f32, 5.], [3., 2.], [4., 6.]]], &Device::Cpu)?;
+/// let context = layer.forward(&x, &mut Pass::inference())?.to_vec3::<f32>()?;
+/// assert_eq!(context[0][0], [1., 5.], "the first token sees itself alone");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
     attention: SelfAttention,
@@ -246,6 +323,17 @@ impl StackedHeads {
 }
 
 /// Attention of one query vector over keys and values (§3.4.1): the step from a dot product to a context vector.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_attention::steps::attend_one;
+///
+/// let query = Tensor::new(&[0f32, 0.], &Device::Cpu)?; // is like no key more than like another
+/// let keys = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.], [7., 8.]], &Device::Cpu)?;
+/// let values = Tensor::new(&[[1f32, 0., 0.], [3., 0., 2.], [0., 4., 2.], [0., 4., 4.]], &Device::Cpu)?;
+/// assert_eq!(attend_one(&query, &keys, &values)?.to_vec1::<f32>()?, [1., 2., 2.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Shapes
 /// `query` `(d)`, `keys` `(T, d)`, `values` `(T, d_v)`; returns `(d_v)`.

@@ -3,6 +3,26 @@
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3). Each part of a block computes
 //! `LayerNorm(x + part(x))`; GPT-2 differs by normalising before the part. Parameter names and numbers are those of
 //! PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::VarBuilder;
+//! use gpt2_attention::{Pass, transformer::{BlockConfig, EncoderDecoder, OutputHead}};
+//! use gpt2_kernels::{Activation, Linear};
+//!
+//! let config =
+//!     BlockConfig { d_model: 6, num_heads: 3, d_feed_forward: 10, activation: Activation::Relu, dropout: 0.1 };
+//! let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+//! let (model, head) = (EncoderDecoder::load(&config, 2, 1, &vb)?, OutputHead::new(Linear::load(6, 11, true, &vb)?));
+//!
+//! let source = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // five tokens, embedded
+//! let target = Tensor::ones((1, 4, 6), DType::F32, &Device::Cpu)?;
+//! let mut pass = Pass::inference();
+//! let memory = model.encode(&source, &mut pass)?;
+//! let probabilities = head.forward(&model.decode(&target, &memory, &mut pass)?)?;
+//! assert_eq!(probabilities.dims(), [1, 4, 11]);
+//! # Ok::<(), candle_core::Error>(())
+//! ```
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -52,7 +72,7 @@ impl BlockConfig {
     }
 }
 
-/// A block of the encoder: self-attention, then feed-forward.
+/// A block of the encoder: self-attention, then feed-forward. [`EncoderDecoder`] stacks them.
 #[derive(Debug, Clone)]
 pub struct EncoderLayer {
     self_attn: MultiHeadAttention,
@@ -91,6 +111,7 @@ impl EncoderLayer {
 }
 
 /// A block of the decoder: masked self-attention, attention over the encoder's output, feed-forward.
+/// [`EncoderDecoder`] stacks them.
 #[derive(Debug, Clone)]
 pub struct DecoderLayer {
     self_attn: MultiHeadAttention,

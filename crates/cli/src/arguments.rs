@@ -5,11 +5,14 @@ use clap::{Parser, Subcommand};
 use crate::commands::bench::BenchArguments;
 use crate::commands::cache::CacheArguments;
 use crate::commands::classify::ClassifyArguments;
+use crate::commands::completions::CompletionsArguments;
 use crate::commands::convert::ConvertArguments;
+use crate::commands::doctor::DoctorArguments;
 use crate::commands::eval::EvalArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::inspect::InspectArguments;
 use crate::commands::look::LookCommandArguments;
+use crate::commands::man::ManArguments;
 use crate::commands::score::ScoreArguments;
 #[cfg(feature = "serve")]
 use crate::commands::serve::ServeArguments;
@@ -31,9 +34,9 @@ pub(crate) struct Arguments {
     /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
     #[arg(long, global = true)]
     pub(crate) offline: bool,
-    /// What to do.
+    /// What to do; without it the program says how to begin.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -51,11 +54,11 @@ pub(crate) enum Command {
     Serve(Box<ServeArguments>),
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
     Look(Box<LookCommandArguments>),
-    /// Write what a run has at chosen places into a file: residual streams, patterns, neurons
+    /// Write the activations of a run to a file: residual streams, attention patterns, neurons
     Cache(Box<CacheArguments>),
     /// Encode texts into token files to train on, in nanoGPT's or llm.c's format
     Tokenize(TokenizeArguments),
-    /// Train a model from scratch, or go on with a checkpoint; on the CPU, whatever other devices there are
+    /// Train a model from scratch, or train a checkpoint further
     Train(TrainArguments),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),
@@ -65,6 +68,12 @@ pub(crate) enum Command {
     Verify(VerifyArguments),
     /// Measure how fast a model loads, reads prompts and generates on this machine
     Bench(BenchArguments),
+    /// Say what this machine has for the program, and measure how fast it reads memory and multiplies
+    Doctor(DoctorArguments),
+    /// Print a shell's completions of these commands and options
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write those of all commands into a folder
+    Man(ManArguments),
 }
 
 impl Command {
@@ -85,6 +94,8 @@ impl Command {
             Self::Inspect(arguments) => &arguments.common,
             Self::Convert(arguments) => &arguments.common,
             Self::Verify(arguments) => &arguments.common,
+            Self::Doctor(arguments) => return arguments.threads.map(usize::from),
+            Self::Completions(_) | Self::Man(_) => return None,
         };
         common.threads.map(usize::from)
     }

@@ -4,7 +4,7 @@
 use std::io;
 
 use gpt2::HeadKind;
-use gpt2_engine::EngineError;
+use gpt2_engine::{EngineError, HubError};
 use gpt2_evaluation::EvaluationError;
 use gpt2_generation::GenerationError;
 use gpt2_kernels::DeviceError;
@@ -112,10 +112,17 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Generation(error) => of_generation(error),
         EngineError::Weights(error) => of_weights(error),
-        EngineError::Device(DeviceError::NoDriver { .. }) => Some("--device cpu"),
+        EngineError::Hub(HubError::NotCached { .. }) => {
+            Some("without --offline and HF_HUB_OFFLINE it is downloaded")
+        }
+        EngineError::Hub(HubError::Unreachable { .. }) => Some("--model built-in needs no network"),
+        EngineError::Device(DeviceError::NoDriver { .. } | DeviceError::NotBuilt { .. }) => {
+            Some("--device cpu")
+        }
         EngineError::Device(_) => Some("--device"),
         EngineError::NoTf32 { .. } => Some("--tf32"),
         EngineError::GpuRoom { .. } => Some("--dtype f16, --dtype bf16"),
+        EngineError::WeightRoom { fitting: Some(_), .. } => Some("--dtype"),
         EngineError::NoRoom { .. } => Some("--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16"),
         _ => None,
     }
@@ -134,6 +141,9 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        WeightsError::NotFound { .. } => {
+            Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
+        }
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
         WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
         WeightsError::OtherHead { found: HeadKind::LanguageModel, .. } => {

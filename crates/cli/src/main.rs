@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {
-        process::set_threads(command.threads());
+        process::set_threads(command.as_ref().and_then(Command::threads));
     }
     process::keep_freed_memory();
     let mut hub = HubOptions::from_environment();
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let chosen = std::env::var(process::INSTRUCTION_SET).ok().filter(|name| !name.is_empty());
     let run = || {
         chosen.map_or(Ok(()), |name| process::use_instruction_set(&name))?;
-        run(&command, &hub)
+        command.as_ref().map_or_else(commands::begin, |command| run(command, &hub))
     };
     let result = panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|_| {
         let message = message.lock().map(|message| message.clone()).unwrap_or_default();
@@ -73,5 +73,8 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Convert(arguments) => commands::convert::run(arguments, hub),
         Command::Verify(arguments) => commands::verify::run(arguments, hub),
         Command::Bench(arguments) => commands::bench::run(arguments, hub),
+        Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
+        Command::Completions(arguments) => commands::completions::run(arguments),
+        Command::Man(arguments) => commands::man::run(arguments),
     }
 }

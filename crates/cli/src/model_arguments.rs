@@ -13,7 +13,7 @@ use crate::progress::Terminal;
 /// Where the model is and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the hub (gpt2, owner/name, owner/name@revision), or the small one inside the program
+    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
     #[arg(long, value_name = "DIR", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
@@ -91,7 +91,7 @@ pub(crate) struct EncoderArguments {
 /// What every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArguments {
-    /// Number of attention heads, where the checkpoint does not tell it: weights of the book's models without a config.json
+    /// Number of attention heads, where the checkpoint does not tell it: weights without a config.json, as of the book "Build a Large Language Model (From Scratch)"
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) n_head: Option<usize>,
     /// Number of threads [default: as many as this process may use]

@@ -52,7 +52,7 @@ pub enum EngineError {
         available: Vec<&'static str>,
     },
     /// TF32 was asked for elsewhere than on an NVIDIA GPU.
-    #[error("TF32: NVIDIA GPUs have it, and this would run on {device}")]
+    #[error("TF32: only NVIDIA GPUs have it, and this would run on {device}; leave it out")]
     NoTf32 {
         /// The device's name.
         device: String,
@@ -61,7 +61,7 @@ pub enum EngineError {
     #[error(
         "the GPU has too little memory: {} are free, and the model takes {} in {dtype} and {} for the keys and values of a \
          full context; f16 or bf16 takes half of f32",
-        Mebibytes(*.free), Mebibytes(*.weights), Mebibytes(*.cache)
+        Mebibytes(*.free as u64), Mebibytes(*.weights as u64), Mebibytes(*.cache as u64)
     )]
     GpuRoom {
         /// Bytes that are free.
@@ -73,11 +73,26 @@ pub enum EngineError {
         /// Bytes of the keys and values of one full context.
         cache: usize,
     },
+    /// The weights do not fit into the memory that is free.
+    #[error(
+        "the weights take {} of memory in {dtype}, and {} are free; {}",
+        Mebibytes(*.weights), Mebibytes(*.free), in_other_type(*.fitting)
+    )]
+    WeightRoom {
+        /// Bytes that are free, swap included.
+        free: u64,
+        /// Bytes of the weights.
+        weights: u64,
+        /// Their type.
+        dtype: &'static str,
+        /// The widest type in which they fit, with their bytes in it.
+        fitting: Option<(&'static str, u64)>,
+    },
     /// The keys and values of a request do not fit into the memory that is free.
     #[error(
         "{rows} texts at once of up to {tokens} tokens take {} for their keys and values, and {} are free; make fewer at \
          once, or shorter ones",
-        Mebibytes(*.needed), Mebibytes(*.available)
+        Mebibytes(*.needed as u64), Mebibytes(*.available as u64)
     )]
     NoRoom {
         /// Texts, or beams, that are made at once.
@@ -188,11 +203,22 @@ pub struct UnknownName {
     pub expected: String,
 }
 
-/// Prints a number of bytes as `474.7 MiB`.
-struct Mebibytes(usize);
+fn in_other_type(fitting: Option<(&str, u64)>) -> String {
+    match fitting {
+        Some((dtype, bytes)) => format!("in {dtype} they take {}", Mebibytes(bytes)),
+        None => "they fit in no smaller type either".to_owned(),
+    }
+}
+
+/// Prints a number of bytes as `474.7 MiB`, and what is larger than most models as `12.5 GiB`.
+struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
+        const GIBIBYTE: u64 = 1 << 30;
+        match self.0 {
+            bytes if bytes >= 10 * GIBIBYTE => write!(f, "{:.1} GiB", bytes as f64 / GIBIBYTE as f64),
+            bytes => write!(f, "{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        }
     }
 }

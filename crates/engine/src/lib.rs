@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batch;
 mod built_in;
@@ -7,6 +8,7 @@ mod classifier;
 mod convert;
 mod defaults;
 mod device;
+mod doctor;
 mod encoder_states;
 mod error;
 mod generation_options;
@@ -37,12 +39,13 @@ pub use classifier::{
 pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
+pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
 pub use encoder_states::EncoderStates;
 pub use error::{EngineError, UnknownName};
 pub use generation_options::GenerationOptions;
 pub use gpt2_weights::WeightDType;
 pub use grouped::grouped;
-pub use hub::{DatasetFile, HubError, HubOptions, Network, dataset_file};
+pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,
     KvBytesPerType, StoredFile, VocabularySizes,

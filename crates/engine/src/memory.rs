@@ -1,8 +1,9 @@
 //! How much memory a model needs, and whether the keys and values of a request fit into what is free.
 
+use candle_core::DType;
 use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
 use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
-use gpt2_kernels::free_memory;
+use gpt2_kernels::{ProcessMemory, free_memory};
 use gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
 use serde::Serialize;
 
@@ -77,6 +78,33 @@ impl MemoryNeeded {
         let Self { weights, loading, kv, activations } = *self;
         weights.saturating_add(loading.max(kv.saturating_add(activations)))
     }
+}
+
+/// Checks that the weights fit into the memory that is free, swap included, where the system says how much that is: a process that
+/// takes more is killed without a word. Nothing but the weights is counted, so that what is refused could not have been loaded.
+pub(crate) fn check_room(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Result<(), EngineError> {
+    let Some(ProcessMemory { available, swap, .. }) = ProcessMemory::now() else { return Ok(()) };
+    check_room_in(available.saturating_add(swap) as u64, checkpoint, dtype)
+}
+
+fn check_room_in(free: u64, checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Result<(), EngineError> {
+    let needed = |dtype| -> Result<u64, EngineError> {
+        let LoadMemory { held, reading } = checkpoint.load_memory(dtype)?;
+        Ok(held.max(reading))
+    };
+    let weights = needed(dtype)?;
+    if weights <= free {
+        return Ok(());
+    }
+    let mut smaller = [WeightDType::F16, WeightDType::Q8, WeightDType::Q4].into_iter();
+    let fitting = smaller
+        .find_map(|dtype| Some((dtype.name(), needed(Some(dtype)).ok().filter(|bytes| *bytes <= free)?)));
+    let dtype = match dtype {
+        Some(dtype) => dtype.name(),
+        None if checkpoint.stored_dtype() == DType::F16 => WeightDType::F16.name(),
+        None => WeightDType::F32.name(),
+    };
+    Err(EngineError::WeightRoom { free, weights, dtype, fitting })
 }
 
 /// The keys and values of what is made at once.
@@ -166,6 +194,7 @@ impl LoadedModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ModelOptions, Silent};
 
     fn options(max_texts: usize, each: usize) -> SchedulerOptions {
         SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens: 2 }
@@ -183,7 +212,7 @@ mod tests {
         assert!(check(needed, 1024, KvDType::F32).is_ok());
         let refusal = check(needed - 1, 1024, KvDType::F32).unwrap_err();
         assert!(refusal.is_usage());
-        let told = "4096 texts at once of up to 1024 tokens take 294912.0 MiB for their keys and values";
+        let told = "4096 texts at once of up to 1024 tokens take 288.0 GiB for their keys and values";
         assert!(refusal.to_string().starts_with(told), "{refusal}");
         assert!(
             check(needed / 2, 1024, KvDType::F16).is_ok() && check(needed / 2, 512, KvDType::F32).is_ok()
@@ -204,6 +233,38 @@ mod tests {
         let whole = Room { rows: 4, longest: 1024, kv_tokens: 4096 };
         assert_eq!(of(1, options(4, 1024), false), whole);
         assert_eq!(Room::of_texts(&[], 1, options(1, 1), true), Room { rows: 1, longest: 0, kv_tokens: 0 });
+    }
+
+    #[test]
+    fn weights_that_do_not_fit_are_refused_with_a_type_that_does() {
+        let model = gpt2_testing::fixture_path("tiny-checkpoint");
+        let checkpoint = ModelOptions { model, ..ModelOptions::default() }.open_checkpoint(&Silent).unwrap();
+        let needed = |dtype| MemoryNeeded::of(&checkpoint, Some(dtype), None).unwrap().weights;
+        let (f32, f16, q4) = (needed(WeightDType::F32), needed(WeightDType::F16), needed(WeightDType::Q4));
+        assert!(check_room_in(f32, &checkpoint, None).is_ok());
+        for (free, fitting) in [(f32 - 1, Some(("f16", f16))), (q4, Some(("q4", q4))), (q4 - 1, None)] {
+            let refusal = check_room_in(free, &checkpoint, None).unwrap_err();
+            assert!(!refusal.is_usage());
+            let EngineError::WeightRoom { free: told, weights, dtype, fitting: found } = refusal else {
+                panic!("{refusal}")
+            };
+            assert_eq!((told, weights, dtype, found), (free, f32, "f32", fitting));
+        }
+        assert!(check_room_in(q4, &checkpoint, Some(WeightDType::Q4)).is_ok());
+        let refusal = EngineError::WeightRoom {
+            free: 3 << 20,
+            weights: 8 << 20,
+            dtype: "f32",
+            fitting: Some(("q8", 2 << 20)),
+        };
+        let told = "the weights take 8.0 MiB of memory in f32, and 3.0 MiB are free; in q8 they take 2.0 MiB";
+        assert_eq!(refusal.to_string(), told);
+        let refusal =
+            EngineError::WeightRoom { free: 1 << 20, weights: 8 << 20, dtype: "f32", fitting: None };
+        assert!(
+            refusal.to_string().ends_with("1.0 MiB are free; they fit in no smaller type either"),
+            "{refusal}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType
 
 use crate::{
     BUILT_IN, Classifier, DeviceChoice, EncoderStates, EngineError, HubOptions, MemoryNeeded, Opened,
-    Reporter, Vocabulary, Watched, built_in, device, device_name, hub,
+    Reporter, Vocabulary, Watched, built_in, device, device_name, hub, memory::check_room,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -184,8 +184,8 @@ impl ModelOptions {
         device: &Device,
         reporter: &dyn Reporter,
     ) -> Result<Gpt2LMHead, EngineError> {
-        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let options = self.load_options(checkpoint, device)?;
+        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let model = checkpoint.load(&options, &progress)?;
         Ok(if device.is_cpu() { model } else { model.with_recorded_steps() })
     }
@@ -199,14 +199,16 @@ impl ModelOptions {
         weights: &'static str,
         reporter: &dyn Reporter,
     ) -> Result<Classifier, EngineError> {
-        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let options = self.load_options(checkpoint, device)?;
+        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         Classifier::load(checkpoint, vocabulary, weights, &options, &progress)
     }
 
     /// How a checkpoint is loaded on a device that has room for it.
     fn load_options(&self, checkpoint: &Checkpoint, device: &Device) -> Result<LoadOptions, EngineError> {
-        if !device.is_cpu() {
+        if device.is_cpu() {
+            check_room(checkpoint, self.dtype)?;
+        } else {
             let held = self.dtype.map_or(Ok(checkpoint.stored_dtype()), WeightDType::on_gpu)?;
             device::check_gpu_room(checkpoint.config(), held, device)?;
         }

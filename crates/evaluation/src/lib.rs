@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod answer;
 mod asked;
 mod basic_tokenizer;

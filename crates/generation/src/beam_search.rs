@@ -20,7 +20,7 @@ use crate::{
     Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
 };
 
-/// A text that a search found.
+/// A text that a search found. [`beam_search`] returns them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
     /// Its tokens after the prompt, with the end-of-text token that it ends with, if it does.
@@ -34,6 +34,22 @@ pub struct Hypothesis {
 /// The best `num_return_sequences` texts, best first; none where no tokens are asked for, and fewer where the processors
 /// leave fewer. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each step, which adds a token to
 /// every beam, and may end the search.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use gpt2_generation::{GenerationConfig, beam_search};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let config = GenerationConfig { num_beams: 4, num_return_sequences: 3, max_new_tokens: 5, do_sample: false, ..Default::default() };
+/// let texts = beam_search(&model, &[1, 2], &config, &[], None, &|| ControlFlow::Continue(()))?;
+/// assert_eq!(texts.len(), 3);
+/// assert!(texts[0].score >= texts[1].score);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside

@@ -6,6 +6,17 @@ use std::time::Duration;
 use crate::{GenerationConfig, GenerationError};
 
 /// Tells the time since some moment; only [`GenerationConfig::max_time`] asks for it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Instant;
+///
+/// use gpt2_generation::Clock;
+///
+/// let start = Instant::now();
+/// let clock: Clock = Arc::new(move || start.elapsed());
+/// assert!(clock().as_secs() < 60);
+/// ```
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// When the time of a text is over, by its clock; `None` where it may take any.

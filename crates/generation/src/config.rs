@@ -15,12 +15,27 @@ use json::one_or_many;
 use crate::GenerationError;
 
 /// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
+/// [`GenerationConfig::check`] refuses less.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
 /// Most beams, and most texts of one prompt: far more than anyone reads. Whether memory holds their keys and values depends on
-/// the model, and is another question.
+/// the model, and is another question. [`GenerationConfig::check`] refuses more.
 pub const MAX_TEXTS: usize = 4096;
 /// What to generate, how the next token is chosen, and when to stop.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, SearchMode};
+///
+/// let config = GenerationConfig { do_sample: true, temperature: 0.8, top_k: 40, seed: 7, ..GenerationConfig::default() };
+/// config.check()?;
+/// assert_eq!(config.search_mode(), SearchMode::TokenByToken);
+///
+/// // What a `generation_config.json` sets.
+/// let config = config.with_json(r#"{"num_beams": 4, "do_sample": false}"#)?;
+/// assert_eq!(config.search_mode(), SearchMode::Beams);
+/// assert!(GenerationConfig { do_sample: true, top_p: 1.5, ..GenerationConfig::default() }.check().is_err());
+/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationConfig {
@@ -157,7 +172,7 @@ impl Default for GenerationConfig {
     }
 }
 
-/// When a beam search ends, once there are as many finished texts as beams.
+/// When a beam search ends, once there are as many finished texts as beams. [`GenerationConfig::early_stopping`] chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EarlyStopping {
     /// At once: `true`.
@@ -169,7 +184,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// What becomes of a prompt longer than the context.
+/// What becomes of a prompt longer than the context. A choice of [`GenerationConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LongPrompt {
@@ -185,7 +200,7 @@ pub enum LongPrompt {
     },
 }
 
-/// What happens when prompt and text fill the context.
+/// What happens when prompt and text fill the context. A choice of [`GenerationConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
@@ -200,7 +215,7 @@ pub enum WhenFull {
     },
 }
 
-/// How the next token is searched for.
+/// How the next token is searched for. [`GenerationConfig::search_mode`] says which it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SearchMode {
     /// One token after the other, greedily or at random.

@@ -23,6 +23,23 @@ const TOKEN_DIM: usize = 1;
 /// The new tokens and why they end. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each token,
 /// and may end the search.
 ///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use gpt2_generation::{GenerationConfig, StopReason, contrastive_search};
+/// # use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
+/// # let files = GivenFiles::new("shakespeare")
+/// #     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+/// #     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
+///
+/// let config = GenerationConfig { penalty_alpha: 0.6, top_k: 4, max_new_tokens: 5, do_sample: false, eos_token_id: vec![], ..Default::default() };
+/// let (ids, reason) = contrastive_search(&model, &[1, 2], &config, &[], None, &|| ControlFlow::Continue(()))?;
+/// assert_eq!((ids.len(), reason), (5, StopReason::MaxNewTokens));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
 /// the vocabulary, a time has no clock, or the model's logits are not numbers.

@@ -13,7 +13,7 @@ use crate::config::check_ids;
 use crate::logprobs::{Expected, pieces, with_logits};
 use crate::sequences::check_window;
 
-/// What two models expect in the place of a token.
+/// What two models expect in the place of a token. [`diverge`] gives one for each token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Divergence {
     /// Kullback-Leibler divergence of the other model's prediction from the base's, in nats.
@@ -28,6 +28,19 @@ pub struct Divergence {
 
 /// Compares the predictions of two models for each of the tokens `ids[first..]`, after all tokens before it. Both models read
 /// them through a cache, so that the type of keys and values counts as it does in generation.
+///
+/// ```
+/// use gpt2_generation::diverge;
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let divergences = diverge(&model, &model, &[1, 2, 3, 4, 5], 2)?;
+/// assert_eq!(divergences.len(), 3);
+/// assert!(divergences.iter().all(|one| one.kl == 0.0 && one.same_top));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the vocabularies have different sizes, there is no token to predict or nothing before it, the tokens are more than a

@@ -34,6 +34,7 @@ pub(crate) fn longest_beside(texts: usize) -> usize {
 }
 
 /// Tokens that were drafted for a text, and how many of them it has.
+/// The events of a [`Scheduler`](crate::Scheduler) with an assistant tell them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Drafts {
     /// Tokens that were looked at.

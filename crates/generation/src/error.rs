@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 /// A request that cannot be served, or a model that gives no usable numbers.
+/// [`GenerationConfig::check`](crate::GenerationConfig::check) and all that makes or scores a text return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GenerationError {

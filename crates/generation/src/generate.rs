@@ -13,7 +13,7 @@ use crate::{
     SchedulerOptions, SearchMode, StopReason,
 };
 
-/// A token of one of the texts.
+/// A token of one of the texts. The items of a [`BatchGenerator`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {
     /// Which prompt it continues.
@@ -30,7 +30,7 @@ pub struct GeneratedToken {
     pub drafts: Drafts,
 }
 
-/// Why no more tokens come for a prompt, or for any.
+/// Why no more tokens come for a prompt, or for any. The errors of a [`BatchGenerator`].
 #[derive(Debug)]
 pub struct FailedPrompt {
     /// The prompt that cannot be continued, while the others go on; `None` where the device failed, and all have ended.
@@ -43,6 +43,24 @@ pub struct FailedPrompt {
 /// are asked for, has no item.
 ///
 /// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.
+///
+/// ```
+/// use gpt2_generation::{BatchGenerator, GenerationConfig, Request};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let config = GenerationConfig { max_new_tokens: 4, eos_token_id: vec![], ..GenerationConfig::default() };
+/// let requests = Request::each(&[vec![1], vec![2, 3], vec![4, 5, 6]], &config);
+/// let mut texts = [const { Vec::new() }; 3];
+/// for token in <BatchGenerator>::new(&model, requests, 2, None)? { // two texts at a time
+///     let token = token.map_err(|failed| failed.error)?;
+///     texts[token.prompt].push(token.id);
+/// }
+/// assert!(texts.iter().all(|ids| ids.len() == 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct BatchGenerator<T = Arc<Tokenizer>> {
     events: Events<T>,
 }
@@ -109,6 +127,20 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 
 /// Generates the tokens of one text, one at a time. The prompt is computed with the first, every further one costs one
 /// step.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let config = GenerationConfig { max_new_tokens: 5, eos_token_id: vec![], ..GenerationConfig::default() };
+/// let mut tokens = TokenGenerator::new(&model, &[1, 2], &config)?;
+/// assert_eq!(tokens.by_ref().collect::<Result<Vec<_>, _>>()?.len(), 5);
+/// assert_eq!(tokens.stop_reason(), Some(StopReason::MaxNewTokens));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TokenGenerator<T = Arc<Tokenizer>> {
     batch: BatchGenerator<T>,
     stop_reason: Option<StopReason>,
@@ -185,6 +217,25 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
 }
 
 /// Generates one text piece by piece; no piece ends within a character or holds a part of a stop string.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, TextGenerator};
+/// use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
+///
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// let (model, tokenizer) = (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
+///
+/// let config = GenerationConfig { max_new_tokens: 12, do_sample: false, ..GenerationConfig::default() };
+/// let prompt = encode(&tokenizer, "ROMEO:")?;
+/// let pieces = TextGenerator::new(&model, &prompt, &config, &tokenizer)?;
+/// let text: String = pieces.collect::<Result<_, _>>()?;
+/// assert!(text.starts_with('\n'), "{text}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TextGenerator<T = Arc<Tokenizer>> {
     tokens: TokenGenerator<T>,
     ids: Vec<u32>,

@@ -1,10 +1,8 @@
-//! Tokens in, tokens out: logits processors, the sampler, generation of one text or many, searches, scoring.
+#![doc = include_str!("../README.md")]
 //!
-//! [`Scheduler`] makes all texts: requests come and go while others run. [`TokenGenerator`] and [`TextGenerator`] are iterators
-//! of one text's ids or pieces, [`BatchGenerator`] of many texts' tokens;
-//! [`beam_search`] and [`contrastive_search`] return whole texts; [`score`] gives the log-probability of every token of
-//! a text, [`score_continuations`] that of continuations, [`score_sequences`] those of many sequences at once; [`diverge`] says how
-//! far two models are apart. Printing and reading files are the caller's.
+//! Start with [`TextGenerator`], or with [`Scheduler`] where many texts are made.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod beam_search;
 mod clock;

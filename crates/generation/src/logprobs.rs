@@ -11,10 +11,11 @@ use crate::processors::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.
+/// A [`Request`](crate::Request) and [`score`](crate::score()) may ask for them.
 pub type TokenAlternatives = Vec<(u32, f64)>;
 
 /// How probable the model finds a token: natural logarithms, in f64. A token that is among its alternatives has the same number
-/// there.
+/// there. A [`Request`](crate::Request) may ask for them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// That of the token; `-inf` for a probability of zero.

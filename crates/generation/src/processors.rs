@@ -14,7 +14,7 @@ use crate::config::to_f32;
 use crate::tally::{LONGEST_COUNTED, Tally};
 use crate::{GenerationConfig, GenerationError};
 
-/// The tokens so far.
+/// The tokens so far. [`LogitsProcessor::process`] takes it.
 #[derive(Debug, Clone, Copy)]
 pub struct History<'ids> {
     /// Prompt and generated tokens.
@@ -31,6 +31,17 @@ impl<'ids> History<'ids> {
 }
 
 /// A function that says which tokens may follow; at least one.
+///
+/// ```
+/// use gpt2_generation::{AllowedTokens, History, LogitsProcessor};
+///
+/// let even = AllowedTokens::new(|_| (0..11).step_by(2).collect());
+/// let mut logits = [1.0; 11];
+/// let history = History { ids: &[5, 7], prompt_len: 1 };
+/// LogitsProcessor::AllowedTokens(even).process(history, &mut logits)?;
+/// assert_eq!(logits[..3], [1.0, f32::NEG_INFINITY, 1.0]);
+/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// ```
 #[derive(Clone)]
 pub struct AllowedTokens(Arc<dyn Fn(History<'_>) -> Vec<u32> + Send + Sync>);
 
@@ -49,6 +60,20 @@ impl fmt::Debug for AllowedTokens {
 
 /// A function that makes of logits what it likes. What it makes of the same tokens and logits must always be the same: texts ask it
 /// on several threads and in any order.
+///
+/// ```
+/// use gpt2_generation::{History, LogitsFunction, LogitsProcessor};
+///
+/// // The longer the text, the likelier its end, token 0.
+/// let ending = LogitsFunction::new(|history, logits| {
+///     logits[0] += history.generated().len() as f32;
+///     Ok(())
+/// });
+/// let mut logits = [0.5; 11];
+/// LogitsProcessor::Function(ending).process(History { ids: &[5, 7, 9, 4], prompt_len: 1 }, &mut logits)?;
+/// assert_eq!(logits[..2], [3.5, 0.5]);
+/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// ```
 #[derive(Clone)]
 pub struct LogitsFunction(Arc<ChangesLogits>);
 
@@ -71,6 +96,31 @@ impl fmt::Debug for LogitsFunction {
 
 /// What the text after a prompt must conform to, such as a grammar. What it says depends on the tokens that it is given alone:
 /// texts of one request ask the same constraint, on several threads and in any order.
+///
+/// ```
+/// use gpt2_generation::{Constraint, GenerationError};
+///
+/// /// Ids that rise.
+/// #[derive(Debug)]
+/// struct Rising;
+///
+/// impl Constraint for Rising {
+///     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
+///         let last = generated.last().map_or(0, |last| *last as usize + 1);
+///         allowed.iter_mut().take(last).for_each(|is_allowed| *is_allowed = false);
+///         Ok(())
+///     }
+///
+///     fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError> {
+///         Ok(generated.len() == 3)
+///     }
+/// }
+///
+/// let mut allowed = [true; 5];
+/// Rising.allow(&[0, 2], &mut allowed)?;
+/// assert_eq!(allowed, [false, false, false, true, true]);
+/// # Ok::<(), GenerationError>(())
+/// ```
 pub trait Constraint: Send + Sync + fmt::Debug {
     /// Sets the entry of every token that may come next; `allowed` has one for each row of the vocabulary, all false. End tokens
     /// may come where the text may end.
@@ -87,6 +137,15 @@ pub trait Constraint: Send + Sync + fmt::Debug {
 }
 
 /// A change of the logits of one row.
+///
+/// ```
+/// use gpt2_generation::{History, LogitsProcessor};
+///
+/// let mut logits = [3.0, 1.0, 2.0, 0.0];
+/// LogitsProcessor::TopK(2).process(History { ids: &[1], prompt_len: 1 }, &mut logits)?;
+/// assert_eq!(logits, [3.0, f32::NEG_INFINITY, 2.0, f32::NEG_INFINITY]);
+/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum LogitsProcessor {

@@ -8,6 +8,16 @@ use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
 /// Picks the tokens of a text from logits. It remembers what its processors count, so that the cost of a token does not grow
 /// with the text; a history that does not continue the last one is counted anew.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
+///
+/// let config = GenerationConfig { do_sample: true, top_k: 2, seed: 7, ..GenerationConfig::default() };
+/// let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
+/// let id = sampler.sample(History { ids: &[1], prompt_len: 1 }, &mut [3.0, 1.0, 2.0, 0.0])?;
+/// assert!([0, 2].contains(&id));
+/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Sampler {
     processors: Vec<LogitsProcessor>,

@@ -27,7 +27,7 @@ use crate::{
     TokenLogprobs, WhenFull,
 };
 
-/// Why a text ended.
+/// Why a text ended. [`Event`]s and [`TokenGenerator::stop_reason`](crate::TokenGenerator::stop_reason) tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
@@ -62,7 +62,7 @@ impl StopReason {
     }
 }
 
-/// How much a [`Scheduler`] does at once.
+/// How much a [`Scheduler`] does at once. What [`Scheduler::new`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerOptions {
     /// Most texts that run at once; at least 1.
@@ -96,6 +96,14 @@ impl SchedulerOptions {
 }
 
 /// A prompt to be continued, by as many texts as its configuration says.
+///
+/// ```
+/// use gpt2_generation::{GenerationConfig, Request};
+///
+/// let config = GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() };
+/// let request = Request { logprobs: Some(3), ..Request::new(vec![1, 2, 3], config) };
+/// assert_eq!((request.prompt.len(), request.stream), (3, 0));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Its tokens.
@@ -148,11 +156,11 @@ impl Request {
     }
 }
 
-/// The number of a request, counted from 0 in the order they came.
+/// The number of a request, counted from 0 in the order they came. [`Scheduler::submit`] gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What happened in a step.
+/// What happened in a step. [`Scheduler::step`] returns them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -202,6 +210,27 @@ pub enum Event {
 /// own generator of random numbers under its seed.
 ///
 /// One thread drives it. `T` is how it holds the tokenizer.
+///
+/// ```
+/// use gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let options = SchedulerOptions { max_texts: 4, kv_tokens: 64, chunk_tokens: 5 };
+/// let mut scheduler = <Scheduler>::new(&model, None, options)?;
+/// let config = GenerationConfig { max_new_tokens: 3, eos_token_id: vec![], ..GenerationConfig::default() };
+/// let first = scheduler.submit(Request::new(vec![1, 2], config.clone()))?;
+/// let mut tokens = scheduler.step()?.len(); // the first runs already when the second comes
+/// let second = scheduler.submit(Request::new(vec![3, 4, 5, 6], config))?;
+/// while !scheduler.is_idle() {
+///     let events = scheduler.step()?;
+///     tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+/// }
+/// assert!(first < second && tokens >= 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Scheduler<T = Arc<Tokenizer>> {
     model: Gpt2LMHead,
     tokenizer: Option<T>,
@@ -916,6 +945,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 }
 
 /// The events of a [`Scheduler`] as they come; ends when all requests have, and after an error of the device.
+/// [`Scheduler::into_events`] gives them.
 pub struct Events<T = Arc<Tokenizer>> {
     scheduler: Scheduler<T>,
     ready: VecDeque<Event>,

@@ -15,7 +15,7 @@ use crate::logprobs::{Expected, for_each_row};
 use crate::sequences::score_groups;
 use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 
-/// The log-probabilities of a text.
+/// The log-probabilities of a text. [`score`] gives it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     /// Natural logarithm of each token's probability; `None` for a token with nothing before it.
@@ -35,6 +35,19 @@ impl Score {
 
 /// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is told how many tokens
 /// were scored since the last call.
+///
+/// ```
+/// use gpt2_generation::score;
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let score = score(&model, &[1, 2, 3, 4, 5], 4, 0, &|_| ())?;
+/// assert_eq!(score.logprobs.len(), 5);
+/// assert!((score.perplexity() - 11.0).abs() < 1e-4, "a model of zeros guesses among 11 tokens");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// Those of [`check_text`], and when the model's logits are not numbers.
@@ -74,7 +87,7 @@ pub fn score(
     Ok(Score { logprobs, alternatives, loss })
 }
 
-/// How probable a continuation of a prompt is.
+/// How probable a continuation of a prompt is. [`score_continuations`] gives one for each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Continuation {
     /// Natural logarithm of each token's probability.
@@ -98,6 +111,19 @@ impl Continuation {
 /// Scores continuations of one prompt, whose keys and values are computed once, many of them at once; `progress` is called for
 /// each.
 ///
+/// ```
+/// use gpt2_generation::{first_best, score_continuations};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let scores = score_continuations(&model, &[1, 2, 3], &[vec![4, 5], vec![6], vec![7, 8]], &|| ())?;
+/// assert!((scores[0].sum() - 2.0 * (1f64 / 11.0).ln()).abs() < 1e-4);
+/// assert_eq!(first_best(scores.iter().map(|score| score.sum())), 1, "the shortest, as all tokens are alike");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When the prompt or a continuation is empty, both together are longer than the context, an id is outside the
 /// vocabulary, or the model's logits are not numbers.
@@ -120,12 +146,19 @@ pub fn score_continuations(
 }
 
 /// Index of the largest of some numbers, of equals the first: the best of choices by a measure of theirs.
+///
+/// ```
+/// use gpt2_generation::first_best;
+///
+/// assert_eq!(first_best([-3.0, -1.5, -1.5, -2.0]), 1);
+/// ```
 pub fn first_best(measures: impl IntoIterator<Item = f64>) -> usize {
     let indexed = measures.into_iter().enumerate();
     indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
 }
 
 /// Checks what can be checked of a prompt and its continuations before a model is loaded.
+/// [`score_continuations`] checks the same.
 ///
 /// # Errors
 /// When the prompt or a continuation is empty, both together are longer than the context, or an id is outside the
@@ -155,12 +188,12 @@ pub fn check_continuations(
     Ok(())
 }
 
-/// The distance between the windows of a text where nothing is said: half of the context.
+/// The distance between the windows of a text where nothing is said: half of the context. [`score`] takes one.
 pub fn default_stride(config: &Gpt2Config) -> usize {
     config.n_positions.div_ceil(2)
 }
 
-/// Checks what can be checked of a text before a model is loaded.
+/// Checks what can be checked of a text before a model is loaded. [`score`] checks the same.
 ///
 /// # Errors
 /// When there are fewer than two tokens, an id is outside the vocabulary, `stride` is not from 1 to the context's length,

@@ -26,7 +26,7 @@ const PASS_TOKENS: usize = 256;
 const BEGINNINGS_CONTEXTS: usize = 1;
 const RESTS_CONTEXTS: usize = 4;
 
-/// Tokens of which those from `first` on are scored.
+/// Tokens of which those from `first` on are scored. [`score_sequences`] scores them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sequence {
     /// All of them; the last one is scored and not read, so there may be one more than the context has positions.
@@ -42,7 +42,7 @@ impl Sequence {
     }
 }
 
-/// How probable the model finds a token where it stands.
+/// How probable the model finds a token where it stands. [`score_sequences`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
     /// Natural logarithm of its probability.
@@ -53,6 +53,19 @@ pub struct TokenScore {
 
 /// The scores of the scored tokens of each sequence. Sequences of a group share the computation of what they all begin with, and
 /// groups are computed many at once; a result does not depend on what stands beside it (CPU only).
+///
+/// ```
+/// use gpt2_generation::{Sequence, score_sequences};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let (first, second) = (Sequence { ids: vec![1, 2, 3, 4], first: 2 }, Sequence { ids: vec![1, 2, 5], first: 2 });
+/// let scores = score_sequences(&model, &[vec![&first, &second]])?;
+/// assert_eq!((scores[0][0].len(), scores[0][1].len()), (2, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When a sequence has no token to score or is too long, an id is outside the vocabulary, or the model's logits are not numbers.

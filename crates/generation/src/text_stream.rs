@@ -20,6 +20,19 @@ const LONGEST_WINDOW: usize = 32;
 const KEPT_IDS: usize = 4;
 
 /// Decodes ids into pieces of text. `T` is how it holds the tokenizer.
+///
+/// ```
+/// use gpt2_generation::TextStream;
+/// use gpt2_weights::{Tokenizer, encode};
+///
+/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let ids = encode(&tokenizer, "café")?;
+/// let mut stream = TextStream::new(&tokenizer);
+/// let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?;
+/// assert_eq!(pieces.last().map(String::as_str), Some("é"), "a character comes whole");
+/// assert_eq!(pieces.concat(), "café");
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 pub struct TextStream<T> {
     tokenizer: T,
     window: Vec<u32>,

@@ -11,6 +11,20 @@ use crate::{Gpt2Config, Gpt2LMHead, ModelError};
 
 /// Memory for the keys and values of a number of tokens in all blocks, of which caches take and give back what their rows
 /// need. A clone is the same memory.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use gpt2::{Gpt2Config, KvPool};
+///
+/// let config = Gpt2Config { n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let pool = KvPool::new(&config, 64, DType::F32, &Device::Cpu)?;
+/// let cache = pool.cache(2, 20).expect("two rows of 32 tokens fit");
+/// assert_eq!(pool.tokens_in_use(), 64);
+/// assert!(pool.cache(1, 1).is_none());
+/// drop(cache);
+/// assert_eq!(pool.tokens_in_use(), 0);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct KvPool {
     layers: Vec<KvMemory>,
@@ -100,6 +114,22 @@ impl Drop for TakenSlot {
 }
 
 /// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::VarBuilder;
+/// use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+///
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let mut cache = model.new_cache(1, 8)?;
+/// for ids in [vec![1u32, 2, 3], vec![4], vec![5]] { // the prompt, then token by token
+///     let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
+///     model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+/// }
+/// assert_eq!(cache.lengths(), [5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,

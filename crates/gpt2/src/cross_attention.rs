@@ -11,6 +11,23 @@ use gpt2_kernels::{LayerNorm, Linear, ParameterSource};
 use crate::{Gpt2Config, ModelError};
 
 /// Attention to an encoder's states, with its norm.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::VarBuilder;
+/// use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+///
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let config = Gpt2Config { add_cross_attention: true, ..sizes };
+/// let model = Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// assert!(model.transformer().blocks()[0].cross_attention().is_some());
+///
+/// let states = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // what an encoder made of five tokens
+/// let ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
+/// let mut pass = Pass::inference().attending_to(states);
+/// assert_eq!(model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?.dims(), [1, 3, 11]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct CrossAttention {
     ln_cross_attn: LayerNorm,
@@ -87,6 +104,17 @@ impl CrossAttention {
 }
 
 /// Checks that a model can attend to these states of an encoder with so many rows.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2::{Gpt2Config, ModelError, check_encoder_states};
+///
+/// let states = Tensor::ones((1, 5, 768), DType::F32, &Device::Cpu)?;
+/// assert!(matches!(check_encoder_states(&Gpt2Config::gpt2(), &states, 1), Err(ModelError::NoCrossAttention)));
+/// let config = Gpt2Config { add_cross_attention: true, ..Gpt2Config::gpt2() };
+/// assert!(check_encoder_states(&config, &states, 3).is_ok());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When it has no cross-attention, or the states are not `(1, S, C)` or `(rows, S, C)`.

@@ -4,6 +4,7 @@ use candle_core::DType;
 use thiserror::Error;
 
 /// A `config.json` that does not describe a GPT-2 this crate can compute exactly.
+/// [`Gpt2Config::from_json`](crate::Gpt2Config::from_json) returns it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -78,6 +79,7 @@ pub enum ConfigError {
 }
 
 /// Tokens that a model cannot take. It travels inside candle's error type.
+/// [`Gpt2LMHead::forward`](crate::Gpt2LMHead::forward) is where most come from.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelError {

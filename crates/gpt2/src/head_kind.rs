@@ -6,6 +6,14 @@
 use gpt2_kernels::Activation;
 
 /// What stands on the model, by the classes of transformers.
+///
+/// ```
+/// use gpt2::HeadKind;
+///
+/// let kind = HeadKind::from_class_name("GPT2ForSequenceClassification").expect("one of HeadKind::CLASSES");
+/// assert_eq!(kind, HeadKind::SequenceClassification);
+/// assert!(kind.has_labels() && !kind.has_language_model());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HeadKind {
     /// The next token: `GPT2LMHeadModel`, and `GPT2Model`, whose head is the token embedding.
@@ -64,6 +72,7 @@ impl HeadKind {
 }
 
 /// What the logits over labels mean: `problem_type`.
+/// [`Gpt2Config::problem`](crate::Gpt2Config::problem) says which a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemType {
     /// Numbers, not probabilities.
@@ -89,6 +98,7 @@ impl ProblemType {
 }
 
 /// How the multiple choice head of [`HeadKind::DoubleHeads`] makes a logit of a text: the keys `summary_…`.
+/// Part of a [`Gpt2Config`](crate::Gpt2Config).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     /// What of the text it reads: `summary_type`.
@@ -108,6 +118,7 @@ impl Default for Summary {
 }
 
 /// What of a text the multiple choice head reads.
+/// Part of a configuration's [`Summary`]; [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads) reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryType {
     /// The token that the caller names, or the last one: `cls_index`.

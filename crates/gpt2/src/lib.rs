@@ -1,25 +1,6 @@
-//! GPT-2: its configuration, its blocks, and the list of every parameter and its shape.
-//!
-//! Start with `model.rs`, which is the whole model; `heads.rs` has the heads over labels. This crate opens no file and draws no random number at inference:
-//! checkpoints are the business of `candle-gpt2-weights`, tokens that of `candle-gpt2-generation`.
-//!
-//! ```
-//! use candle_core::{DType, Device, Tensor};
-//! use candle_nn::VarBuilder;
-//! use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, ParameterCounts, Pass};
-//!
-//! let config = Gpt2Config::from_json(
-//!     r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
-//! )?;
-//! assert_eq!(ParameterCounts::new(&config).unique, 1146);
-//!
-//! let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-//! let model = Gpt2LMHead::load(&config, &vb)?;
-//! let ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
-//! let logits = model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference())?;
-//! assert_eq!(logits.dims(), [1, 1, 11]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod cache;
 mod config;

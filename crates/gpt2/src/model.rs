@@ -29,7 +29,7 @@ use crate::{Gpt2Cache, Gpt2Config, ModelError};
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// A block: two parts, each added to the residual stream after its own layer norm.
+/// A block: two parts, each added to the residual stream after its own layer norm. [`Gpt2Model::blocks`] has those of a model.
 #[derive(Debug, Clone)]
 pub struct Block {
     ln_1: LayerNorm,
@@ -120,6 +120,20 @@ impl Block {
 }
 
 /// GPT-2 without its output head: token ids to hidden states.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::VarBuilder;
+/// use gpt2::{Gpt2Config, Gpt2Model, Pass};
+///
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let model = Gpt2Model::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let ids = Tensor::new(&[[1u32, 2, 3, 4]], &Device::Cpu)?;
+/// assert_eq!(model.forward(&ids, None, &mut Pass::inference())?.dims(), [1, 4, 6]);
+/// assert_eq!(model.blocks()[0].attn().num_heads(), 3);
+/// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings, and what each block gives");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Gpt2Model {
     wte: Linear,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{Gpt2Config, HeadKind};
 
-/// A parameter that a model needs.
+/// A parameter that a model needs. [`expected_parameters`] lists those of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
     /// Name as in a Hugging Face checkpoint, without the `transformer.` prefix.
@@ -15,6 +15,15 @@ pub struct Parameter {
 }
 
 /// Every parameter of a model with its head, in the order of computation. A tied head is the token embedding and not listed.
+///
+/// ```
+/// use gpt2::{Gpt2Config, expected_parameters};
+///
+/// let parameters = expected_parameters(&Gpt2Config::gpt2());
+/// assert_eq!(parameters.len(), 148);
+/// assert_eq!(parameters[0].name, "wte.weight");
+/// assert_eq!(parameters[0].shape, [50257, 768]);
+/// ```
 pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let width = config.n_embd;
     let mut parameters = Vec::new();
@@ -151,7 +160,7 @@ impl ParameterCounts {
     }
 }
 
-/// One way of counting a model's parameters.
+/// One way of counting a model's parameters. [`parameter_ledger`] gives them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LedgerRow {
     /// Short name of the count.
@@ -166,6 +175,14 @@ pub struct LedgerRow {
 /// definition. For the 124M model they are 85.06, 123.65, 124.41, 124.44, 124.48, 163.01 and 163.04 million; the paper's
 /// 117M follows from none (OpenAI: "wrong due to an error"). A classifier has fewer: it has no head over the vocabulary that
 /// could be tied.
+///
+/// ```
+/// use gpt2::{Gpt2Config, parameter_ledger};
+///
+/// let ledger = parameter_ledger(&Gpt2Config::gpt2());
+/// let count = |name| ledger.iter().find(|row| row.name == name).expect("a row of this name").count;
+/// assert_eq!((count("tied"), count("untied")), (124_439_808, 163_037_184));
+/// ```
 pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     /// nanoGPT pads the vocabulary to a multiple of this.
     const PADDING: usize = 64;
@@ -217,6 +234,13 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
 
 /// The size in the GPT-2 paper's name of a published model, where the configuration is one of them; OpenAI's README
 /// says that these "were wrong due to an error".
+///
+/// ```
+/// use gpt2::{Gpt2Config, paper_size};
+///
+/// assert_eq!(paper_size(&Gpt2Config::gpt2()), Some("117M"));
+/// assert_eq!(paper_size(&Gpt2Config { n_layer: 13, ..Gpt2Config::gpt2() }), None);
+/// ```
 pub fn paper_size(config: &Gpt2Config) -> Option<&'static str> {
     let sizes = [(12, 768, "117M"), (24, 1024, "345M"), (36, 1280, "762M"), (48, 1600, "1542M")];
     let (.., size) =

@@ -24,7 +24,7 @@ const LEAST_NORM: f32 = 1e-8;
 /// Largest sizes that a configuration may name.
 const MAX_SIZE: u64 = 1 << 32;
 
-/// What makes a latent of a number.
+/// What makes a latent of a number. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentActivation {
     /// The number itself where it is positive.
@@ -38,7 +38,7 @@ pub enum LatentActivation {
     JumpRelu,
 }
 
-/// Whose names the tensors have.
+/// Whose names the tensors have. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DictionaryFormat {
     /// `W_enc` `(C, F)`, `b_enc`, `W_dec` `(F, C)`, `b_dec`, `threshold`.
@@ -47,7 +47,7 @@ pub enum DictionaryFormat {
     OpenAi,
 }
 
-/// Whose values of a place a dictionary was trained on.
+/// Whose values of a place a dictionary was trained on. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrainedOn {
     /// Those of the checkpoint as it is.
@@ -57,6 +57,18 @@ pub enum TrainedOn {
 }
 
 /// What is known of a dictionary besides its tensors.
+///
+/// ```
+/// use gpt2_interpret::{DictionaryConfig, LatentActivation};
+///
+/// let config = DictionaryConfig::from_json(
+///     r#"{"hook_name": "blocks.8.hook_resid_pre", "architecture": "standard", "d_in": 768, "d_sae": 24576,
+///         "activation_fn": "relu", "apply_b_dec_to_input": true}"#,
+/// )?;
+/// assert_eq!(config.activation, LatentActivation::Relu);
+/// assert_eq!(config.site, "resid_pre8".parse()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DictionaryConfig {
     /// The place that it explains.
@@ -176,6 +188,13 @@ impl DictionaryConfig {
 
 /// The place that a dictionary of OpenAI explains, by the folder that it comes from (`resid_post_mlp_v5_32k`) and its layer; `None`
 /// for a name that is none of theirs.
+///
+/// ```
+/// use gpt2_interpret::openai_site;
+///
+/// assert_eq!(openai_site("resid_post_mlp_v5_32k", 7), "resid_post7".parse().ok());
+/// assert_eq!(openai_site("another_folder", 7), None);
+/// ```
 pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
     let location = folder.split_once("_v").map_or(folder, |(location, _)| location);
     let kind = match location {
@@ -313,6 +332,30 @@ fn unexpected(key: impl Into<String>, expected: &str, found: &Value) -> FileErro
 }
 
 /// A dictionary of features: `F` directions of width `C`, and how many of each a value has.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_interpret::{Dictionary, DictionaryConfig};
+///
+/// // Two features of values of width 2: how far they go to the right, and how far up.
+/// let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu);
+/// let eye = Tensor::eye(2, DType::F32, &Device::Cpu)?;
+/// let tensors = BTreeMap::from([
+///     ("W_enc".to_owned(), eye.clone()),
+///     ("b_enc".to_owned(), tensor(&[-1., 0.])?),
+///     ("W_dec".to_owned(), eye),
+///     ("b_dec".to_owned(), tensor(&[0., 0.])?),
+/// ]);
+/// let config = DictionaryConfig::from_json(
+///     r#"{"hook_name": "blocks.1.hook_resid_pre", "architecture": "standard", "d_in": 2, "d_sae": 2,
+///         "activation_fn": "relu", "apply_b_dec_to_input": true}"#,
+/// )?;
+/// let dictionary = Dictionary::from_tensors(&tensors, &config)?;
+/// assert_eq!(dictionary.encode(&tensor(&[3., -5.])?)?.to_vec1::<f32>()?, [2., 0.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Dictionary {
     config: DictionaryConfig,
@@ -328,7 +371,7 @@ pub struct Dictionary {
     threshold: Option<Tensor>,
 }
 
-/// How well a dictionary explains some values.
+/// How well a dictionary explains some values. [`Dictionary::explained`] tells it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Explained {
     /// Number of latents that are not zero, mean over the values.
@@ -672,6 +715,7 @@ impl Display for Shape<'_> {
 }
 
 /// Why the file of a dictionary or of a tuned lens cannot be used.
+/// [`Dictionary::from_tensors`] and [`DictionaryConfig::from_json`] return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {

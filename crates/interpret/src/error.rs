@@ -2,7 +2,7 @@
 
 use gpt2::Site;
 
-/// A question that a model cannot answer.
+/// A question that a model cannot answer. [`Run::new`](crate::Run::new) and the others return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterpretError {
@@ -22,8 +22,8 @@ pub enum InterpretError {
         /// Tokens of the vocabulary.
         vocab_size: usize,
     },
-    /// A position is behind the text.
-    #[error("position {position} is behind the text, whose {tokens} tokens are counted from 0")]
+    /// A position is beyond the end of the text.
+    #[error("position {position} is beyond the end of the text, whose {tokens} tokens are counted from 0")]
     Position {
         /// The position.
         position: usize,

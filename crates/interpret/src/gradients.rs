@@ -30,6 +30,21 @@ impl Observer for Probes {
 
 /// The gradients of a metric with regard to what is at some places, in their shapes.
 ///
+/// ```
+/// use gpt2::Site;
+/// use gpt2_interpret::{Metric, Run, site_gradients};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let site: Site = "resid_pre1".parse()?;
+/// let gradients = site_gradients(&run, &Metric::logit_difference(5, 6, 3), &[site])?;
+/// assert_eq!(gradients[&site].dims(), [1, 4, 6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// Those of the model; and where the gradient does not reach a place.
 pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
@@ -53,6 +68,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
 /// Attribution patching: what [`Patching::grid`] would say if everything were linear, from one gradient at the corrupted text.
 ///
 /// It is known to be wrong where much is not linear: at the early residual stream and the first MLP.
+/// [`Patching`] shows the two texts that it takes.
 ///
 /// # Errors
 /// Those of [`Patching::grid`] and of [`site_gradients`].
@@ -89,7 +105,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
         .collect()
 }
 
-/// How the weight of a token is found.
+/// How the weight of a token is found. [`token_weights`] is told one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saliency {
     /// The gradient with regard to its embedding.
@@ -105,7 +121,7 @@ pub enum Saliency {
     },
 }
 
-/// The weight of each token of a text for a prediction.
+/// The weight of each token of a text for a prediction. [`token_weights`] gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenWeights {
     /// The length of the token's vector of weights over the width.
@@ -130,6 +146,19 @@ impl Observer for Embeddings {
 }
 
 /// How much each token of a text matters for a prediction, from gradients with regard to the token embeddings.
+///
+/// ```
+/// use gpt2_interpret::{Metric, Run, Saliency, token_weights};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let weights = token_weights(&run, &Metric::logit_difference(5, 6, 3), Saliency::InputTimesGradient)?;
+/// assert_eq!(weights.sums, [0.; 4], "to a model of zeros no token matters");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the metric or the baseline does not fit the run, no steps are asked for, and those of the model.

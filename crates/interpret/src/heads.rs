@@ -12,7 +12,7 @@ use crate::patching::BATCH_TOKENS;
 use crate::run::rounded;
 use crate::{InterpretError, Run};
 
-/// A number for each head, `[layer][head]`.
+/// A number for each head, `[layer][head]`. [`head_scores`] and [`detect_heads`] give them.
 pub type OfHeads = Vec<Vec<f32>>;
 
 /// What is kept of a pattern: from `(B, H, T, T)` of one layer to a number for each head.
@@ -47,6 +47,7 @@ fn reduced(
 }
 
 /// How much of a head's attention goes where, on average over the tokens for which there is such a place.
+/// [`head_scores`] gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadScores {
     /// To the token before.
@@ -58,6 +59,19 @@ pub struct HeadScores {
 }
 
 /// Scores on rows of random tokens, each of which is read twice, after `bos` where it is given.
+///
+/// ```
+/// use gpt2_interpret::{head_scores, random_rows};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// // Four random tokens, twice: an induction head looks at what came after the same token before.
+/// let scores = head_scores(&model, &random_rows(0, 5, 4, 1, 11), None)?;
+/// assert_eq!((scores.induction.len(), scores.induction[0].len()), (2, 3), "layers and heads");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When rows differ in length or have no tokens, both halves do not fit into the context, and those of the model.
@@ -104,6 +118,11 @@ fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f3
 }
 
 /// Rows of random tokens as PyTorch's `torch.randint(from, below, (rows, length))` draws them after `torch.manual_seed(seed)`.
+///
+/// ```
+/// let rows = gpt2_interpret::random_rows(0, 2, 5, 1, 11);
+/// assert!(rows.len() == 2 && rows.iter().flatten().all(|id| (1..11).contains(id)));
+/// ```
 pub fn random_rows(seed: u32, rows: usize, length: usize, from: u32, below: u32) -> Vec<Vec<u32>> {
     let mut generator = MersenneTwister::new(seed);
     let range = below.saturating_sub(from).max(1);
@@ -144,7 +163,7 @@ impl MersenneTwister {
     }
 }
 
-/// A pattern that is looked for.
+/// A pattern that is looked for. [`detect_heads`] looks for it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sought {
     /// Every token attends to the one before.
@@ -177,7 +196,7 @@ impl Sought {
     }
 }
 
-/// How a pattern is compared with the one that is looked for.
+/// How a pattern is compared with the one that is looked for. [`detect_heads`] compares so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Likeness {
     /// The share of attention that goes to sought places.
@@ -187,7 +206,7 @@ pub enum Likeness {
     Difference,
 }
 
-/// What is left out of a pattern before it is compared.
+/// What is left out of a pattern before it is compared. [`detect_heads`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Excluded {
     /// Attention to the first token.
@@ -197,6 +216,19 @@ pub struct Excluded {
 }
 
 /// How like each head's pattern on a text is to the one that is looked for.
+///
+/// ```
+/// use gpt2_interpret::{Excluded, Likeness, Run, Sought, detect_heads};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let scores = detect_heads(&run, &Sought::Previous, Likeness::Share, Excluded::default())?;
+/// assert!(scores[0][0] > 0.2 && scores[0][0] < 0.5, "even attention goes to the token before too");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When a given pattern has another size, and those of the model.

@@ -11,7 +11,7 @@ use gpt2_kernels::go_on;
 use crate::Run;
 use crate::run::{log_softmax, rounded};
 
-/// What is asked of each layer and token.
+/// What is asked of each layer and token. [`logit_lens`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct LensOptions {
     /// How many of the most probable tokens.
@@ -20,7 +20,7 @@ pub struct LensOptions {
     pub watch: Vec<u32>,
 }
 
-/// What a layer predicts after a token.
+/// What a layer predicts after a token. [`logit_lens`] gives one for each layer and token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensCell {
     /// The most probable tokens with their natural logarithms of probability, the best first; of equals the lower id.
@@ -35,7 +35,7 @@ pub struct LensCell {
     pub next: Option<f32>,
 }
 
-/// The lens at one layer.
+/// The lens at one layer. [`logit_lens`] gives one for each layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensLayer {
     /// `0_pre`, `1_pre`, …, `final_post`.
@@ -44,7 +44,7 @@ pub struct LensLayer {
     pub cells: Vec<LensCell>,
 }
 
-/// Which number of a cell is looked at.
+/// Which number of a cell is looked at. A number of a cell of [`logit_lens`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LensValue {
     /// Probability of the most probable token.
@@ -88,7 +88,7 @@ impl LensValue {
 }
 
 /// The logits of the lens at each layer in turn, `(1, T, V)`: the inputs of the blocks, then the output of the last. `translate`
-/// is what a tuned lens does to the residual stream of a layer; the identity otherwise.
+/// is what a tuned lens does to the residual stream of a layer; the identity otherwise. [`logit_lens`] reads them.
 ///
 /// # Errors
 /// Those of the model, of `translate` and of `each`.
@@ -104,6 +104,7 @@ pub fn lens_logits(
 }
 
 /// The logits of the lens at one layer, from its residual stream `(1, T, C)`.
+/// A part of [`logit_lens`], for who runs the model alone.
 ///
 /// # Errors
 /// Those of the model and of `translate`.
@@ -120,6 +121,20 @@ pub fn lens_logits_at(
 
 /// The logit lens: for each layer and token what would be predicted. Logits of one layer at a time are in memory, and those of the
 /// last.
+///
+/// ```
+/// use gpt2_interpret::{LensOptions, Run, logit_lens};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let layers = logit_lens(&run, &LensOptions { top: 5, watch: vec![7] }, &|_, residual| Ok(residual))?;
+/// assert_eq!((layers.len(), layers[0].cells.len()), (3, 4), "before, between and after two blocks; four tokens");
+/// assert!((layers[0].cells[0].entropy - 11f32.ln()).abs() < 1e-5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// Those of the model and of `translate`, see [`lens_logits`].
@@ -147,6 +162,7 @@ pub fn logit_lens(
 }
 
 /// The natural logarithms of the probabilities that logits `(1, T, V)` stand for, a row for each token.
+/// A part of [`logit_lens`], for who runs the model alone.
 ///
 /// # Errors
 /// When candle cannot compute them for the type.
@@ -155,7 +171,7 @@ pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
 }
 
 /// The cells of some tokens of a layer, from rows of [`lens_logprobs`] of this layer and of the last; `next` are the tokens that
-/// follow them in the text.
+/// follow them in the text. A part of [`logit_lens`], for who runs the model alone.
 pub fn lens_cells(
     predicted: &[Vec<f32>],
     last: &[Vec<f32>],
@@ -169,6 +185,11 @@ pub fn lens_cells(
 }
 
 /// What a layer of the lens is called.
+///
+/// ```
+/// let labels: Vec<String> = (0..=2).map(|layer| gpt2_interpret::lens_label(layer, 2)).collect();
+/// assert!(labels[0] != labels[1] && labels[1] != labels[2]);
+/// ```
 pub fn lens_label(layer: usize, n_layer: usize) -> String {
     if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2::{Observer, Site, SiteKind};
 
-/// Keeps what is seen at some places.
+/// Keeps what is seen at some places. [`Run::record`](crate::Run::record) makes one.
 #[derive(Debug, Default)]
 pub struct Record {
     sites: BTreeSet<Site>,
@@ -97,7 +97,7 @@ enum Change {
     Add(Tensor),
 }
 
-/// Changes what is at a place: puts something else there, or adds to it.
+/// Changes what is at a place: puts something else there, or adds to it. [`Ablate`], [`Replace`] and [`Add`] make one.
 #[derive(Debug)]
 pub struct Edit {
     site: Site,
@@ -109,12 +109,47 @@ pub struct Edit {
 }
 
 /// An [`Edit`] that puts a tensor in the place of what is there.
+///
+/// ```
+/// use candle_core::Tensor;
+/// use gpt2::LogitsFor;
+/// use gpt2_interpret::{Place, Replace, Run};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let ones = Tensor::ones(6, DType::F32, &Device::Cpu)?;
+/// let mut edit = Replace::new("resid_post0".parse()?, ones).at(Place::position(2));
+/// run.logits(LogitsFor::LastToken, &mut edit)?;
+/// assert!(edit.has_changed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Replace;
 
 /// An [`Edit`] that puts zeros there, or a constant such as a mean.
 pub struct Ablate;
 
 /// An [`Edit`] that adds a tensor.
+///
+/// ```
+/// use candle_core::Tensor;
+/// use gpt2::LogitsFor;
+/// use gpt2_interpret::{Add, Chain, Record, Run};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let mut add = Add::new("resid_post0".parse()?, Tensor::ones(6, DType::F32, &Device::Cpu)?);
+/// let mut record = Record::new(["resid_post1".parse()?]);
+/// run.logits(LogitsFor::LastToken, &mut Chain(vec![&mut add, &mut record]))?;
+/// let last = record.get("resid_post1".parse()?)?.get(0)?.get(3)?;
+/// assert_eq!(last.to_vec1::<f32>()?, [1.; 6], "blocks of zeros add nothing to it");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Add;
 
 impl Replace {
@@ -237,7 +272,7 @@ impl Observer for Edit {
     }
 }
 
-/// Several observers, one after another: each sees what the one before it made of a value.
+/// Several observers, one after another: each sees what the one before it made of a value. An example is at [`Add`].
 pub struct Chain<'a>(pub Vec<&'a mut dyn Observer>);
 
 impl Observer for Chain<'_> {

@@ -16,7 +16,7 @@ use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 /// Rows of a batch together have at most so many tokens.
 pub(crate) const BATCH_TOKENS: usize = 512;
 
-/// What the cells of a grid stand for, besides their layer.
+/// What the cells of a grid stand for, besides their layer. [`Patching::grid`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Nothing: the whole site at every position.
@@ -55,7 +55,7 @@ impl By {
     }
 }
 
-/// A number for each layer and part.
+/// A number for each layer and part. [`Patching::grid`] and [`ablation_grid`] give it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
     /// One list for each layer, in the order of [`By`]'s axes.
@@ -65,6 +65,7 @@ pub struct Grid {
 }
 
 /// The metric with something else in the place of each part, one part at a time. `done` is called after each layer.
+/// [`ablation_grid`] and [`Patching::grid`] are made of it.
 ///
 /// # Errors
 /// When the site has no heads and heads are asked for, `values` has not one tensor (whose shape broadcasts to the site's) for each
@@ -137,6 +138,25 @@ pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
 }
 
 /// Two texts of as many tokens, and a metric that tells them apart.
+///
+/// ```
+/// use gpt2::SiteKind;
+/// use gpt2_interpret::{By, Metric, Patching, Run};
+/// # use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
+/// # let files = GivenFiles::new("shakespeare")
+/// #     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+/// #     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
+///
+/// let (clean, corrupted) = ([10, 20, 30, 40, 50], [10, 20, 31, 40, 50]);
+/// let metric = Metric::logit_difference(60, 70, 4);
+/// let patching = Patching::new(Run::new(&model, &clean)?, Run::new(&model, &corrupted)?, metric)?;
+/// let shares = patching.grid(SiteKind::ResidPre, By::Position, &|| ())?.values;
+/// // Before the first block the token that differs is the whole difference, and the others are none of it.
+/// assert!((shares[0][2] - 1.0).abs() < 1e-3 && shares[0][1].abs() < 1e-3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Patching<'a> {
     clean: Run<'a>,
     corrupted: Run<'a>,
@@ -255,7 +275,7 @@ impl<'a> Patching<'a> {
     }
 }
 
-/// A head.
+/// A head. [`ablated`] takes some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Head {
     /// Its block.
@@ -278,7 +298,7 @@ impl Head {
     }
 }
 
-/// Where a path ends.
+/// Where a path ends. [`Patching::path`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Receiver {
     /// At the final residual stream.
@@ -300,7 +320,7 @@ impl Receiver {
     }
 }
 
-/// What is put in the place of a head's output.
+/// What is put in the place of a head's output. [`ablated`] takes it.
 #[derive(Debug, Clone)]
 pub enum Ablation {
     /// Zeros, in the model as it is.
@@ -370,6 +390,19 @@ impl Ablation {
 
 /// The metric with each head ablated at every position, one at a time.
 ///
+/// ```
+/// use gpt2_interpret::{Ablation, Metric, Run, ablation_grid};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let grid = ablation_grid(&run, &Metric::logit_difference(5, 6, 3), &Ablation::RawZero, &|| ())?;
+/// assert_eq!(grid.values, [[0.; 3]; 2], "a number for each layer and head");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// Those of [`Ablation::values`] and of the model.
 pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn Fn()) -> Result<Grid> {
@@ -377,6 +410,21 @@ pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn
 }
 
 /// The metric and the logits of a run with some heads ablated together, at all positions or at one.
+///
+/// ```
+/// use gpt2_interpret::{Ablation, Head, Run, ablated};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let heads = [Head { layer: 0, head: 2 }, Head { layer: 1, head: 0 }];
+/// let (logits, has_changed) = ablated(&run, &heads, None, &Ablation::RawZero)?;
+/// assert_eq!(logits.dims().last(), Some(&11));
+/// assert!(!has_changed, "heads of a model of zeros were zero");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When a head is not there, those of [`Ablation::values`] and of the model.

@@ -6,6 +6,20 @@ use gpt2::{Site, SiteKind};
 use crate::{Head, Record};
 
 /// The attention weights of some heads of a text.
+///
+/// ```
+/// use gpt2_interpret::{Head, Patterns, Run};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let heads = [Head { layer: 1, head: 2 }];
+/// let record = Run::new(&model, &[1, 2, 3, 4])?.record(Patterns::sites(&heads))?;
+/// let patterns = Patterns::of(record, &heads)?;
+/// assert_eq!((patterns.layers, patterns.heads), (vec![1], vec![2]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patterns {
     /// The layers that heads were chosen of.

@@ -14,6 +14,20 @@ use gpt2::QkvProjection;
 use gpt2::{Gpt2LMHead, Site, SiteKind};
 
 /// What leads from a model's values to TransformerLens' of the same model.
+///
+/// ```
+/// use gpt2_interpret::{Processing, Run};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::from_varmap(&candle_nn::VarMap::new(), DType::F32, &Device::Cpu))?;
+///
+/// let site = "resid_pre1".parse()?;
+/// let record = Run::new(&model, &[1, 2, 3, 4])?.record([site])?;
+/// let value = Processing::new(&model)?.apply(site, record.get(site)?)?; // as TransformerLens shows it
+/// assert!(value.mean(2)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|mean| mean.abs() < 1e-4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Processing {
     /// `c_h` of each block, `(H, D)`.
@@ -79,6 +93,14 @@ impl Processing {
 }
 
 /// Values less their mean over the last axis.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32, 2., 6.], [4., 4., 4.]], &Device::Cpu)?;
+/// assert_eq!(gpt2_interpret::centred(&x)?.to_vec2::<f32>()?, [[-2., -1., 3.], [0., 0., 0.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// When candle cannot compute it for the type.

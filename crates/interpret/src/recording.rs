@@ -9,6 +9,22 @@ use crate::{InterpretError, Record, Run};
 const KEY_DIM: usize = 3;
 
 /// A [`Record`] in the making.
+///
+/// ```
+/// use gpt2_interpret::Recording;
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let site = "resid_post1".parse()?;
+/// let mut recording = Recording::new(&model, vec![1, 2, 3, 4, 5], vec![site])?;
+/// while !recording.is_complete() {
+///     recording.advance(&model, 2)?; // two tokens at a time
+/// }
+/// assert_eq!(recording.into_record()?.get(site)?.dims(), [1, 5, 6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Recording {
     ids: Vec<u32>,

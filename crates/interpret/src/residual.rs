@@ -12,7 +12,7 @@ use crate::processing::{Processing, centred};
 use crate::run::rounded;
 use crate::{InterpretError, Measure, Metric, Run};
 
-/// Parts of a residual stream.
+/// Parts of a residual stream. [`decomposed_residual`] gives one.
 #[derive(Debug, Clone)]
 pub struct Stack {
     /// Their names, as TransformerLens has them.
@@ -29,6 +29,18 @@ impl Stack {
 }
 
 /// The residual stream on its way: `0_pre`, with `has_middle` `0_mid`, `1_pre`, …, `final_post`.
+///
+/// ```
+/// use gpt2_interpret::{Run, accumulated_residuals};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let stack = accumulated_residuals(&Run::new(&model, &[1, 2, 3, 4])?, false)?;
+/// assert_eq!(stack.labels, ["0_pre", "1_pre", "final_post"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// Those of the model.
@@ -47,6 +59,18 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
 }
 
 /// The residual stream as the sum of `embed`, `pos_embed`, `0_attn_out`, `0_mlp_out`, ….
+///
+/// ```
+/// use gpt2_interpret::{Run, decomposed_residual};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let stack = decomposed_residual(&Run::new(&model, &[1, 2, 3, 4])?)?;
+/// assert_eq!(stack.labels, ["embed", "pos_embed", "0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// Those of the model.
@@ -70,6 +94,7 @@ fn stack_of(run: &Run, sites: Vec<(Site, String)>) -> Result<Stack> {
 
 /// What each head adds, `L0H0`, `L0H1`, …, and the `remainder` of the last residual stream. With `processing` what the constants of
 /// the heads' values write is in the remainder, as in TransformerLens, and not with the heads.
+/// As [`decomposed_residual`], head by head.
 ///
 /// # Errors
 /// Those of the model.
@@ -95,7 +120,7 @@ pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack>
     Stack::new(parts)
 }
 
-/// What a residual stream is multiplied with, once it is normalized, for the metric.
+/// What a residual stream is multiplied with, once it is normalized, for the metric. [`attribute`] multiplies with it.
 #[derive(Debug, Clone)]
 pub struct Direction {
     /// `(C)`, less its mean.
@@ -127,7 +152,7 @@ impl Direction {
     }
 }
 
-/// The parts that a prediction is divided into.
+/// The parts that a prediction is divided into. [`attribute`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Both embeddings, and attention and MLP of each block.
@@ -142,7 +167,7 @@ pub enum Unit {
     Neuron,
 }
 
-/// What each part says for a prediction.
+/// What each part says for a prediction. [`attribute`] gives it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attribution {
     /// The parts.
@@ -157,6 +182,20 @@ pub struct Attribution {
 }
 
 /// Direct logit attribution.
+///
+/// ```
+/// use gpt2_interpret::{Metric, Run, Unit, attribute};
+/// # use candle_core::{DType, Device};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let parts = attribute(&run, &Metric::logit_difference(5, 6, 3), Unit::Component)?;
+/// assert_eq!(parts.labels.len(), parts.values.len());
+/// assert_eq!(parts.total, 0.0, "a model of zeros expects both alike");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the metric is none of logits, does not fit the run, and those of the model.

@@ -78,12 +78,16 @@ impl<'a> Run<'a> {
 }
 
 /// The input of every block, and the output of the last.
+///
+/// ```
+/// assert_eq!(gpt2_interpret::residual_sites(12).count(), 13);
+/// ```
 pub fn residual_sites(n_layer: usize) -> impl Iterator<Item = Site> {
     let last = n_layer.checked_sub(1).map(|layer| Site::in_block(layer, SiteKind::ResidPost));
     (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre)).chain(last)
 }
 
-/// Which number of the logits at a position is looked at.
+/// Which number of the logits at a position is looked at. Part of a [`Metric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Measure {
     /// The logit of the answer, or its difference to that of another token.
@@ -96,6 +100,15 @@ pub enum Measure {
 }
 
 /// One number that a prediction is summed up in: how much an answer is expected, alone or against another one.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_interpret::Metric;
+///
+/// let logits = Tensor::new(&[[[0f32, 3., 1., 2.]]], &Device::Cpu)?;
+/// assert_eq!(Metric::logit_difference(1, 2, 0).of(&logits)?.to_vec1::<f32>()?, [2.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metric {
     /// The answer.
@@ -141,7 +154,7 @@ impl Metric {
     /// Checks it for a run.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, or the position behind the text.
+    /// When a token is outside the vocabulary, or the position beyond the end of the text.
     pub fn check(&self, run: &Run) -> std::result::Result<(), InterpretError> {
         let vocab_size = run.model.config().vocab_size;
         let mut ids = [Some(self.answer), self.against].into_iter().flatten();

@@ -11,6 +11,21 @@ use crate::{InterpretError, Run};
 
 /// Adds vectors to the input of a block, at the first positions of every text or at all of them. The first positions are those of the
 /// pass that begins a text: of a prompt, or of its window where the context slides.
+///
+/// ```
+/// use gpt2::LogitsFor;
+/// use gpt2_interpret::{Run, Steering};
+/// # use candle_core::{DType, Device, Tensor};
+/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let mut steering = Steering::new(&model, 1, Tensor::ones((2, 6), DType::F32, &Device::Cpu)?)?.everywhere()?;
+/// assert!(!steering.is_nothing()?);
+/// let logits = Run::new(&model, &[1, 2, 3, 4])?.logits(LogitsFor::LastToken, &mut steering)?;
+/// assert_eq!(logits.dims(), [1, 1, 11]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Steering {
     site: Site,

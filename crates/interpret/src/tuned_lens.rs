@@ -15,6 +15,22 @@ use crate::dictionary::{FileError, tensor};
 const LENS_TYPE: &str = "linear_tuned_lens";
 
 /// A linear map of each layer's residual stream.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_interpret::TunedLens;
+///
+/// let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+/// let tensors = BTreeMap::from([
+///     ("0.weight".to_owned(), zeros(&[3, 3])?),
+///     ("0.bias".to_owned(), Tensor::new(&[1f32, 2., 4.], &Device::Cpu)?),
+/// ]);
+/// let lens = TunedLens::from_tensors(&tensors, 1, 3)?;
+/// assert_eq!(lens.translate(0, &zeros(&[3])?)?.to_vec1::<f32>()?, [1., 2., 4.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct TunedLens {
     /// Of each layer `A_l` transposed, `(C, C)`, and `b_l`, `(C)`.

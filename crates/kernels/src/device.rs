@@ -3,7 +3,7 @@
 use candle_core::Device;
 use thiserror::Error;
 
-/// Why a GPU cannot be used.
+/// Why a GPU cannot be used. [`open_cuda`] returns it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -41,6 +41,13 @@ pub enum DeviceError {
 
 /// Opens GPU `index` of the NVIDIA driver.
 ///
+/// ```
+/// match gpt2_kernels::open_cuda(0) {
+///     Ok(device) => assert!(device.is_cuda()),
+///     Err(reason) => println!("on the CPU, then: {reason}"),
+/// }
+/// ```
+///
 /// # Errors
 /// When the feature `cuda` is off, there is no driver, no such GPU, or the GPU does not answer.
 #[cfg(feature = "cuda")]
@@ -61,6 +68,13 @@ pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
 
 /// Opens GPU `index` of the NVIDIA driver.
 ///
+/// ```
+/// match gpt2_kernels::open_cuda(0) {
+///     Ok(device) => assert!(device.is_cuda()),
+///     Err(reason) => println!("on the CPU, then: {reason}"),
+/// }
+/// ```
+///
 /// # Errors
 /// Always: the feature `cuda` is off.
 #[cfg(not(feature = "cuda"))]
@@ -68,7 +82,7 @@ pub fn open_cuda(_: usize) -> Result<Device, DeviceError> {
     Err(DeviceError::NotBuilt { name: "CUDA", feature: "cuda" })
 }
 
-/// Opens GPU `index` of Apple's Metal.
+/// Opens GPU `index` of Apple's Metal. As [`open_cuda`] of the other kind of GPU.
 ///
 /// # Errors
 /// When the feature `metal` is off, or there is no such GPU.
@@ -81,6 +95,11 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
 
 /// Whether products of f32 matrices of several rows on NVIDIA GPUs round their inputs to TF32, with 10 bits after the binary point. A
 /// [`Recording`](crate::Recording) keeps what held when it was made.
+///
+/// ```
+/// gpt2_kernels::use_tf32(true); // faster on GPUs that have it; elsewhere nothing changes
+/// gpt2_kernels::use_tf32(false); // as a program starts
+/// ```
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);
 }

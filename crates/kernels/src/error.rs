@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::kv_dtype::KvDType;
 
-/// An input that an op cannot work with.
+/// An input that an op cannot work with. [`Linear`](crate::Linear) and the others return it inside candle's error type.
 #[derive(Debug, Error, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum KernelError {

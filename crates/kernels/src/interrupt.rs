@@ -7,7 +7,7 @@ use candle_core::Result;
 
 use crate::error::KernelError;
 
-/// Asked whether to end what is being computed.
+/// Asked whether to end what is being computed. [`interruptible`] takes it.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
 thread_local! {

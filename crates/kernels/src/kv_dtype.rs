@@ -7,6 +7,15 @@ use candle_core::DType;
 use gpt2_arithmetic::{KvFormat, KvSizes};
 
 /// The type in which a cache holds keys and values.
+///
+/// ```
+/// use candle_core::DType;
+/// use gpt2_kernels::KvDType;
+///
+/// assert_eq!("f16".parse(), Ok(KvDType::F16));
+/// assert_eq!(KvDType::from(DType::F32), KvDType::F32);
+/// assert_eq!(KvDType::F32.bytes_per_token(12, 64), 2 * 12 * 64 * 4);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvDType {
     /// 32-bit floating point.
@@ -81,7 +90,7 @@ impl From<DType> for KvDType {
     }
 }
 
-/// A name that is none of [`KvDType::NAMES`].
+/// A name that is none of [`KvDType::NAMES`]. What parsing a [`KvDType`] returns then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is no type of keys and values; there are f32, f16 and q8")]
 pub struct UnknownKvDType {

@@ -1,20 +1,9 @@
-//! The arithmetic of a transformer as functions and small layers over candle tensors.
+#![doc = include_str!("../README.md")]
 //!
-//! Everything runs on every device candle has, keeps gradients, and is tested against PyTorch. `layers` chooses who computes:
-//! `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training` has operations with a way back; they are
-//! tested against compositions of candle's operations. What a processor computes is in `candle-gpt2-arithmetic`.
-//! candle's own fused `LayerNorm` and `softmax_last_dim` cut gradients without an error, so neither is used.
-//!
-//! ```
-//! use candle_core::{Device, Tensor};
-//! use gpt2_kernels::Linear;
-//!
-//! let weight = Tensor::new(&[[1f32, 0., 2.], [0., 1., 0.]], &Device::Cpu)?; // (out 2, in 3)
-//! let layer = Linear::new(weight, None)?;
-//! let x = Tensor::new(&[[1f32, 2., 3.]], &Device::Cpu)?;
-//! assert_eq!(layer.forward(&x)?.to_vec2::<f32>()?, [[7., 2.]]);
-//! # Ok::<(), candle_core::Error>(())
-//! ```
+//! In the source, `layers` chooses who computes: `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training`
+//! has operations with a way back; they are tested against compositions of candle's operations.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
@@ -34,11 +23,11 @@ pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use error::KernelError;
-pub use free_memory::free_memory;
+pub use free_memory::{ProcessMemory, free_memory};
 pub use gpt2_arithmetic::{
-    AdamWStep, AttentionDropout, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
-    StoredOrder, WeightFormat, limits, log_sum_exp, map_items, relative_entropy, set_thread_count,
-    thread_count,
+    AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
+    StoredFloat, StoredOrder, Strided, WeightFormat, limits, log_sum_exp, map_items, relative_entropy,
+    set_thread_count, thread_count,
 };
 pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// In bf16 the same holds a half of the memory, and GPUs multiply faster; each value keeps 8 bits. Parameters, their gradients
 /// (but for the roundings of products), the optimizer, norms, softmax and losses stay in f32.
+/// Part of the [`Hyperparameters`](crate::Hyperparameters).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDType {

@@ -8,6 +8,18 @@ use gpt2_pictures::{Axis, Report, Scale};
 use serde::{Deserialize, Serialize};
 
 /// How often the rows of each label were taken for which.
+///
+/// ```
+/// use gpt2_training::Confusion;
+///
+/// let mut confusion = Confusion::new(2);
+/// for (label, said) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
+///     confusion.add(label, said);
+/// }
+/// assert_eq!(confusion.counts(), [[2, 1], [0, 1]]);
+/// assert_eq!(confusion.accuracy(), 0.75);
+/// assert_eq!(confusion.report(&["ham".into(), "spam".into()]).labels[1].precision, 0.5);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Confusion {
@@ -15,7 +27,7 @@ pub struct Confusion {
     counts: Vec<Vec<u64>>,
 }
 
-/// What a classifier says of held-out rows.
+/// What a classifier says of held-out rows. [`Confusion::report`] makes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassificationReport {
     /// Share of the rows whose label was said.
@@ -28,7 +40,7 @@ pub struct ClassificationReport {
     pub confusion: Confusion,
 }
 
-/// What a classifier says of the rows of one label.
+/// What a classifier says of the rows of one label. [`Confusion::report`] makes them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LabelReport {
     /// Its name.

@@ -21,7 +21,7 @@ const READ_BYTES: usize = 1 << 16;
 /// What a place to cut may need to know of the bytes before a piece's end: a character.
 const CHARACTER_BYTES: usize = 4;
 
-/// A part of the data.
+/// A part of the data. A [`Corpus`] has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// To train on.
@@ -31,6 +31,18 @@ pub enum Split {
 }
 
 /// Data files with texts.
+///
+/// ```
+/// use gpt2_training::{Corpus, Split};
+///
+/// let file = tempfile::NamedTempFile::new()?;
+/// std::fs::write(file.path(), "one line\nanother line\nthe last line of this text\n")?;
+/// let corpus = Corpus::open(&[file.path().to_owned()], 0.5)?;
+/// let all = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
+/// assert_eq!(all, 49);
+/// assert!(corpus.bytes(Split::HeldOut) > 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Corpus {
     files: Vec<TextFile>,

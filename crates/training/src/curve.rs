@@ -14,6 +14,17 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 
 /// Draws the losses of a log into the file `path`, in place of what is there; they are of each `predicted` thing, such as `token`.
 ///
+/// ```
+/// use gpt2_training::{Entry, loss_curve};
+///
+/// let entry = |step: u64| Entry { step, loss: Some(1.0 / step as f64), ..Entry::default() };
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("loss.svg");
+/// loss_curve(&[entry(1), entry(2), entry(3)], "token", &file)?;
+/// assert!(std::fs::read_to_string(file)?.starts_with("<svg"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When there is no loss to draw, or the file cannot be written.
 pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(), TrainingError> {

@@ -10,7 +10,7 @@ use gpt2_weights::WeightsError;
 use serde_json::Value;
 use thiserror::Error;
 
-/// A training that cannot start or go on.
+/// A training that cannot start or go on. [`Trainer::step`](crate::Trainer::step) and the others return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainingError {
@@ -197,6 +197,7 @@ impl TrainingError {
 }
 
 /// How a saved training differs from the one that is to go on from it.
+/// [`Run::open`](crate::Run::open) finds it; where a run begins is at [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum StateDifference {

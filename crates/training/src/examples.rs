@@ -9,7 +9,7 @@ use gpt2::{Gpt2Model, Pass};
 
 use crate::{Batch, Windows};
 
-/// Some examples, which one pass computes.
+/// Some examples, which one pass computes. [`Trainer::evaluate`](crate::Trainer::evaluate) takes them.
 pub trait Examples {
     /// What is to be predicted: ids of tokens, or numbers of labels.
     fn targets(&self) -> &[u32];
@@ -35,7 +35,7 @@ pub trait Examples {
     fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor>;
 }
 
-/// All examples of a training, epoch after epoch.
+/// All examples of a training, epoch after epoch. [`Trainer::step`](crate::Trainer::step) takes it; [`Windows`] are such data.
 pub trait Data: Send + Sync {
     /// The examples `first..first + count` of all epochs, counted from the first of the first epoch.
     fn examples(&self, first: u64, count: usize) -> Box<dyn Examples>;

@@ -10,6 +10,20 @@ use crate::windows::{Batch, Tokens};
 use crate::{Confusion, Examples, RowSet, Trainer, TrainingError};
 
 /// What is not trained on.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2::Gpt2Config;
+/// use gpt2_training::{HeldOut, Hyperparameters, Parameters, Trainer};
+///
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let numbers = Hyperparameters { context: 8, ..Hyperparameters::default() };
+/// let trainer = Trainer::new(&sizes, Parameters::initialize(&sizes, 1, &Device::Cpu)?, numbers)?;
+/// let tokens: Vec<u32> = (0..50).map(|index| index % 11).collect();
+/// let evaluation = HeldOut::text(tokens, 100)?.evaluate(&trainer)?;
+/// assert!((evaluation.loss - 11f64.ln()).abs() < 0.1, "an untrained model guesses");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub enum HeldOut {
     /// A text.
     Text {
@@ -27,7 +41,7 @@ pub enum HeldOut {
     },
 }
 
-/// How good a model is on what is held out.
+/// How good a model is on what is held out. [`HeldOut::evaluate`] gives it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean loss of the predictions, in nats: of tokens, or of labels.

@@ -32,6 +32,33 @@ const SAMPLE_TOKENS: usize = 60;
 /// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones, where nothing is
 /// held out); beside them stand `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights,
 /// interrupted or not.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use gpt2::Gpt2Config;
+/// use gpt2_engine::{HubOptions, Silent, Spelling};
+/// use gpt2_training::{Start, TrainJob, TrainOptions};
+///
+/// let folder = tempfile::tempdir()?;
+/// let text = folder.path().join("text.txt");
+/// std::fs::write(&text, "to be, or not to be, that is the question: ".repeat(50))?;
+/// let sizes = Gpt2Config { vocab_size: 270, n_positions: 16, n_embd: 12, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let job = TrainJob {
+///     data: vec![text],
+///     start: Start::Config(Box::new(sizes)),
+///     tokenizer: None, // trained from the text
+///     out: folder.path().join("model"),
+///     options: TrainOptions { steps: 2, batch_size: 3, eval_every: 2, ..TrainOptions::default() },
+///     hub: HubOptions::default(),
+///     spelling: Spelling::Keywords,
+/// };
+/// let reporter: Arc<dyn gpt2_engine::Reporter> = Arc::new(Silent);
+/// let report = job.run(&reporter, &mut |_| ())?;
+/// assert_eq!(report.steps, 2);
+/// assert!(report.out.join("model.safetensors").is_file());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct TrainJob {
     /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line; or one folder of token files, see
@@ -53,7 +80,7 @@ pub struct TrainJob {
     pub spelling: Spelling,
 }
 
-/// What happens in a training.
+/// What happens in a training. [`TrainJob::run`] tells them.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TrainEvent<'a> {
@@ -77,7 +104,7 @@ pub enum TrainEvent<'a> {
     },
 }
 
-/// How a training ended, and on what.
+/// How a training ended, and on what. [`TrainJob::run`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainReport {
     /// The folder.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TrainingError;
 
-/// A line of the log.
+/// A line of the log. A [`Journal`] holds them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
@@ -44,6 +44,16 @@ pub struct Entry {
 }
 
 /// The log file, and what stands in it.
+///
+/// ```
+/// use gpt2_training::{Entry, Journal};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("log.jsonl");
+/// Journal::open(&path, &|_| true)?.add(Entry { step: 5, loss: Some(2.5), ..Entry::default() })?;
+/// assert_eq!(Journal::open(&path, &|_| true)?.entries()[0].loss, Some(2.5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,

@@ -21,9 +21,10 @@ use crate::streams::Stream;
 use crate::{Parameters, TrainingError};
 
 /// The linear layers that an adapter may go with; `c_proj` is that of attention and that of the MLP, as in PEFT.
+/// [`LoraConfig`] names some of them.
 pub const LORA_TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
-/// Size and place of the adapters.
+/// Size and place of the adapters. [`Lora::new`] takes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoraConfig {
     /// Rows of `A`, columns of `B`.
@@ -75,6 +76,21 @@ impl LoraConfig {
 }
 
 /// Fixed weights with adapters beside some of them.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2::Gpt2Config;
+/// use gpt2_training::{Hyperparameters, Lora, LoraConfig, Parameters, Trainer};
+///
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let base = Parameters::initialize(&sizes, 1, &Device::Cpu)?;
+/// let config = LoraConfig { rank: 4, alpha: 8.0, targets: vec!["c_attn".into()] };
+/// let (lora, adapters) = Lora::new(&sizes, config, &base, 1)?;
+/// assert_eq!(adapters.count(), 2 * (4 * 6 + 18 * 4), "of two blocks: `a` (4, 6) and `b` (18, 4)");
+/// let numbers = Hyperparameters { context: 8, ..Hyperparameters::default() };
+/// assert!(Trainer::with_adapters(&sizes, lora, adapters, numbers)?.lora().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Lora {
     config: LoraConfig,

@@ -8,6 +8,17 @@ use crate::{ComputeDType, Hyperparameters};
 /// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
 /// keeps for the backward pass, of each block its input alone where it `recomputes`; the logits that exist at once. Where the CPU's
 /// kernels do not compute, compositions keep the scores of one block's attention besides.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2::Gpt2Config;
+/// use gpt2_training::{Hyperparameters, estimated_bytes};
+///
+/// let numbers = Hyperparameters { context: 1024, ..Hyperparameters::default() };
+/// let bytes = |recomputes| estimated_bytes(&Gpt2Config::gpt2(), &numbers, recomputes, &Device::Cpu);
+/// assert!(bytes(true) < bytes(false));
+/// assert!(bytes(true) > 4 * 4 * 124_000_000, "weights, gradients and two means in f32");
+/// ```
 pub fn estimated_bytes(
     config: &Gpt2Config,
     numbers: &Hyperparameters,

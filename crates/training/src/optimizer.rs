@@ -9,6 +9,7 @@ use crate::{Parameters, TrainingError};
 const CLIP_EPSILON: f64 = 1e-6;
 
 /// The optimizer's state: two running means for each parameter, in the parameters' order.
+/// The [`Trainer`](crate::Trainer) takes its steps with it.
 #[derive(Debug)]
 pub struct AdamW {
     means: Vec<(Var, Var)>,
@@ -16,6 +17,13 @@ pub struct AdamW {
 }
 
 /// Whether a parameter of this shape decays: embeddings and the weights of linear layers do, biases and norms do not.
+///
+/// ```
+/// use gpt2_training::decays;
+///
+/// assert!(decays(&[768, 2304]));
+/// assert!(!decays(&[2304]));
+/// ```
 pub fn decays(shape: &[usize]) -> bool {
     shape.len() >= 2
 }

@@ -14,7 +14,7 @@ const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 /// Types of the written weights: those that safetensors holds.
 const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
 
-/// What a training starts from.
+/// What a training starts from. Part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
     /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model of the hub, or
@@ -247,6 +247,14 @@ impl TrainOptions {
 }
 
 /// The type of this name that a training may write: `f32`, `f16` or `bf16`.
+///
+/// ```
+/// use gpt2_training::written_dtype;
+/// use gpt2_weights::WrittenDType;
+///
+/// assert_eq!(written_dtype("bf16").ok(), Some(WrittenDType::BF16));
+/// assert!(written_dtype("q8_0").is_err(), "no training goes on from integers");
+/// ```
 ///
 /// # Errors
 /// When it is another name.

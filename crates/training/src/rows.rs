@@ -8,7 +8,7 @@ use gpt2::{Gpt2Model, Pass};
 use crate::streams::{Stream, shuffle};
 use crate::{Data, Examples};
 
-/// Tokens, and what is to be predicted at the last of them.
+/// Tokens, and what is to be predicted at the last of them. [`RowSet`] has some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// Ids, at least one.
@@ -18,7 +18,7 @@ pub struct Row {
     pub targets: Arc<[u32]>,
 }
 
-/// Some rows, which one pass computes.
+/// Some rows, which one pass computes. [`RowSet::batches`] gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     inputs: Vec<Arc<[u32]>>,
@@ -29,6 +29,15 @@ pub struct Rows {
 }
 
 /// All rows of a training, in an order that the seed decides, another one in every epoch.
+///
+/// ```
+/// use gpt2_training::{Data, Row, RowSet};
+///
+/// let row = |inputs: &[u32], label: u32| Row { inputs: inputs.into(), targets: [label].into() };
+/// let rows = RowSet::new(vec![row(&[1, 2, 3], 0), row(&[4, 5], 1)], None, 7);
+/// assert_eq!(rows.token_count(), 5);
+/// assert_eq!(rows.examples(0, 2).targets().len(), 2, "an epoch has each of them once");
+/// ```
 pub struct RowSet {
     rows: Vec<Row>,
     label_weights: Option<Vec<f32>>,

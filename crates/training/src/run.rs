@@ -18,6 +18,7 @@ use crate::{
 };
 
 /// When to evaluate, save and stop, and where.
+/// [`Run::open`] takes them; a [`TrainJob`](crate::TrainJob) has them from its options.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     /// The folder of the run.
@@ -43,7 +44,7 @@ impl RunOptions {
     }
 }
 
-/// How a training ended.
+/// How a training ended. [`Run::train`] returns it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Steps taken in all.
@@ -56,7 +57,7 @@ pub struct Outcome {
     pub is_stopped_early: bool,
 }
 
-/// A training in its folder.
+/// A training in its folder. [`TrainJob::open`](crate::TrainJob::open) opens one.
 pub struct Run {
     trainer: Trainer,
     data: TrainingData,
@@ -432,6 +433,12 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 }
 
 /// Whether the folder already holds the state of a run.
+///
+/// ```
+/// let folder = tempfile::tempdir()?;
+/// assert!(!gpt2_training::has_state(folder.path()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn has_state(folder: &Path) -> bool {
     state::path(folder).exists()
 }

@@ -29,7 +29,7 @@ const HEADER_NUMBERS: usize = 256;
 /// Most tokens in a shard of llm.c: its header counts in a signed 32-bit number.
 pub(crate) const MOST_LLM_C_TOKENS: u64 = i32::MAX as u64;
 
-/// How token files are laid out.
+/// How token files are laid out. Part of the [`TokenizeOptions`](crate::TokenizeOptions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShardFormat {
     /// nanoGPT's: the tokens and nothing else.
@@ -41,6 +41,13 @@ pub enum ShardFormat {
 }
 
 /// How wide tokens are written.
+///
+/// ```
+/// use gpt2_training::TokenWidth;
+///
+/// assert_eq!(TokenWidth::of_vocabulary(50_257).bytes(), 2);
+/// assert_eq!(TokenWidth::of_vocabulary(100_000).bytes(), 4);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenWidth {
@@ -152,7 +159,7 @@ struct Shard {
 }
 
 /// The tokens of some shards, one after the other, mapped into memory. Reading lets go of what it has read, so that little of
-/// them is in the process's memory, however many there are.
+/// them is in the process's memory, however many there are. A [`TokenFolder`] has them.
 #[derive(Debug, Default)]
 pub struct Shards {
     shards: Vec<Shard>,
@@ -247,7 +254,7 @@ impl Shard {
     }
 }
 
-/// A folder of token files, opened and checked.
+/// A folder of token files, opened and checked. A [`TokenizeJob`](crate::TokenizeJob) writes one.
 #[derive(Debug)]
 pub struct TokenFolder {
     /// What is trained on.

@@ -7,6 +7,14 @@ use candle_core::{Device, Result, Tensor};
 use crate::{Parameters, TrainingError};
 
 /// One of equal shares of every batch.
+///
+/// ```
+/// use gpt2_training::Share;
+///
+/// let shares: Vec<_> = (0..3).map(|index| Share { index, count: 3 }.of(7)).collect();
+/// assert_eq!(shares.iter().map(|rows| rows.len()).sum::<usize>(), 7);
+/// assert_eq!(Share::WHOLE.of(7), 0..7);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// Which one, from 0.

@@ -8,6 +8,13 @@ use gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// What a training teaches.
+///
+/// ```
+/// use gpt2_training::Task;
+///
+/// assert_eq!("classify".parse().ok(), Some(Task::Classify));
+/// assert_eq!(Task::default(), Task::Text);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
@@ -52,6 +59,14 @@ impl fmt::Display for Task {
 }
 
 /// What the rows of each label count in the loss.
+///
+/// ```
+/// use gpt2_training::ClassWeights;
+///
+/// assert_eq!("balanced".parse().ok(), Some(ClassWeights::Balanced));
+/// let given = [("ham".to_owned(), 1.0), ("spam".to_owned(), 6.5)].into();
+/// assert_eq!("ham=1,spam=6.5".parse().ok(), Some(ClassWeights::Given(given)));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub enum ClassWeights {

@@ -37,6 +37,30 @@ pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 ///
 /// Beside the token files, `train.bin` and `val.bin` or numbered ones, stands `tokens.json`, which says what they are and lets a
 /// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
+///
+/// ```
+/// use gpt2_engine::{HubOptions, Silent, Spelling};
+/// use gpt2_training::{TokenizeJob, TokenizeOptions};
+///
+/// let folder = tempfile::tempdir()?;
+/// let [text, tokenizer] = ["text.txt", "tokenizer.json"].map(|name| folder.path().join(name));
+/// std::fs::write(&text, "to be, or not to be, that is the question: ".repeat(50))?;
+/// std::fs::write(&tokenizer, gpt2_shakespeare::TOKENIZER)?;
+/// let job = TokenizeJob {
+///     data: vec![text],
+///     model: None,
+///     tokenizer: Some(tokenizer),
+///     out: folder.path().join("tokens"),
+///     options: TokenizeOptions::default(),
+///     n_head: None,
+///     hub: HubOptions::default(),
+///     spelling: Spelling::Keywords,
+/// };
+/// let report = job.run(&Silent)?;
+/// assert!(report.training_tokens > 500);
+/// assert!(report.out.join("train.bin").is_file());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct TokenizeJob {
     /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line.
@@ -58,6 +82,7 @@ pub struct TokenizeJob {
 }
 
 /// How texts become token files. As JSON it is an object with the names of the fields, of which any may be left out.
+/// Part of a [`TokenizeJob`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TokenizeOptions {
@@ -79,7 +104,7 @@ impl Default for TokenizeOptions {
     }
 }
 
-/// What became of the texts.
+/// What became of the texts. [`TokenizeJob::run`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenizeReport {
     /// The folder.

@@ -163,7 +163,7 @@ impl Hyperparameters {
     }
 }
 
-/// What a step did.
+/// What a step did. [`Trainer::step`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
     /// The step, counted from 1.

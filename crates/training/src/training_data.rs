@@ -2,7 +2,7 @@
 
 use crate::{Data, HeldOut};
 
-/// The data of a run.
+/// The data of a run. A [`TrainJob`](crate::TrainJob) reads it from its files.
 pub struct TrainingData {
     /// What is trained on.
     pub examples: Box<dyn Data>,
@@ -14,7 +14,7 @@ pub struct TrainingData {
     pub size: DataSize,
 }
 
-/// How much data there is.
+/// How much data there is. Part of the [`TrainingData`] of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DataSize {
     /// Tokens that are trained on.

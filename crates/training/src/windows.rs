@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::TrainingError;
 use crate::streams::{Permutation, Stream, shuffle};
 
-/// Tokens that can be read at any place, by several threads at once: a slice, or files of them.
+/// Tokens that can be read at any place, by several threads at once: a slice, or files of them. [`Windows::new`] takes them.
 pub trait Tokens: Send + Sync {
     /// How many there are.
     fn len(&self) -> usize;
@@ -54,6 +54,17 @@ const MOST_KEPT: usize = 1 << 20;
 
 /// Windows of `context` tokens, each with the tokens that follow. An epoch starts somewhere in the first window, which the
 /// seed decides, cuts what follows into windows side by side, and takes them in an order that the seed decides too.
+///
+/// ```
+/// use gpt2_training::Windows;
+///
+/// let tokens: Vec<u32> = (0..200).collect();
+/// let windows = Windows::new(&tokens, 8, 1)?;
+/// let batch = windows.batch(0, 3);
+/// assert_eq!(batch.inputs.len(), 3 * 8);
+/// assert_eq!(batch.targets[0], batch.inputs[0] + 1, "the token that follows");
+/// # Ok::<(), gpt2_training::TrainingError>(())
+/// ```
 pub struct Windows<'a> {
     tokens: Box<dyn Tokens + 'a>,
     context: usize,
@@ -63,7 +74,7 @@ pub struct Windows<'a> {
     order: Mutex<Order>,
 }
 
-/// Inputs of a step and the token that follows each, row by row.
+/// Inputs of a step and the token that follows each, row by row. [`Windows::batch`] gives one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// `rows · context` tokens.

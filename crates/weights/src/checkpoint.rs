@@ -19,7 +19,7 @@ use crate::{
     tied_head, tokenizer,
 };
 
-/// What [`Checkpoint::verify`] found wrong.
+/// What [`Checkpoint::verify`] found wrong. What [`Checkpoint::verify`] lists.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -51,6 +51,20 @@ impl std::fmt::Display for Problem {
 
 /// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
 /// of an output head that a tied configuration leaves no place for.
+///
+/// ```
+/// use gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
+///
+/// // The model that the program carries; `Checkpoint::open` takes the path of a folder or of a weights file.
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// assert_eq!(checkpoint.format(), Format::Safetensors);
+/// assert_eq!(checkpoint.config().n_layer, 4);
+/// assert_eq!(checkpoint.tensors().len(), 52);
+/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// ```
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(crate) config: Gpt2Config,
@@ -62,7 +76,7 @@ pub struct Checkpoint {
     has_guessed_heads: bool,
 }
 
-/// What to know about a checkpoint besides its place.
+/// What to know about a checkpoint besides its place. [`Checkpoint::open_with`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For

@@ -21,6 +21,13 @@ use crate::progress::{PIECE, go_on};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
 
 /// The element type that a checkpoint is written in.
+///
+/// ```
+/// use gpt2_weights::WrittenDType;
+///
+/// assert_eq!("q8_0".parse(), Ok(WrittenDType::Q8_0));
+/// assert_eq!(WrittenDType::F16.name(), "f16");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WrittenDType {
     /// 32-bit floating point.
@@ -51,7 +58,7 @@ impl WrittenDType {
     }
 }
 
-/// A name that no [`WrittenDType`] has.
+/// A name that no [`WrittenDType`] has. What parsing a [`WrittenDType`] returns then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("expected one of {}", WrittenDType::NAMES.map(|(name, _)| name).join(", "))]
 pub struct UnknownWrittenDType;
@@ -68,6 +75,21 @@ impl FromStr for WrittenDType {
 /// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, where there is a tokenizer, `tokenizer.json`.
 /// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call, and asked whether
 /// to go on.
+///
+/// ```
+/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
+///
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+///
+/// let folder = tempfile::tempdir()?;
+/// let wide = folder.path().join("wide");
+/// write_hugging_face(&checkpoint, None, &wide, WrittenDType::F32, &|_| ())?;
+/// assert_eq!(Checkpoint::open(&wide)?.parameter_bytes(), 2 * checkpoint.parameter_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, the type is not one of safetensors, `folder` exists, or it cannot
@@ -100,6 +122,7 @@ pub fn write_hugging_face(
 
 /// Writes the files of a Hugging Face folder that exists, each in place of the one that is there: first the tokenizer and
 /// the configuration, then the weights. `read` gives a parameter by its name, matrices `(out, in)`.
+/// [`write_hugging_face`] makes such a folder.
 ///
 /// # Errors
 /// Those of `read`, when the type is not one of safetensors, or a file cannot be written.

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::WeightDType;
 
-/// A checkpoint that cannot be used.
+/// A checkpoint that cannot be used. [`Checkpoint::open`](crate::Checkpoint::open) and the others return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WeightsError {
@@ -165,6 +165,7 @@ pub enum WeightsError {
 }
 
 /// A difference between the tensors of a file and those of the configured model. Names and shapes are the file's.
+/// [`Checkpoint::check`](crate::Checkpoint::check) lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {

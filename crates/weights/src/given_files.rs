@@ -9,6 +9,34 @@ use std::sync::Arc;
 use crate::WeightsError;
 
 /// Bytes that are read in parts: a file of a browser, an object of a store.
+///
+/// ```
+/// use std::io::{Error, Result};
+///
+/// use gpt2_weights::ReadAt;
+///
+/// /// Bytes that a store would be asked for, range by range.
+/// #[derive(Debug)]
+/// struct Stored(Vec<u8>);
+///
+/// impl ReadAt for Stored {
+///     fn len(&self) -> u64 {
+///         self.0.len() as u64
+///     }
+///
+///     fn read_at(&self, start: u64, to: &mut [u8]) -> Result<()> {
+///         let start = usize::try_from(start).map_err(Error::other)?;
+///         let bytes = self.0.get(start..).and_then(|rest| rest.get(..to.len()));
+///         to.copy_from_slice(bytes.ok_or_else(|| Error::other("beyond the end"))?);
+///         Ok(())
+///     }
+/// }
+///
+/// let mut two = [0; 2];
+/// Stored(vec![3, 5, 7]).read_at(1, &mut two)?;
+/// assert_eq!(two, [5, 7]);
+/// # Ok::<(), Error>(())
+/// ```
 pub trait ReadAt: Debug + Send + Sync {
     /// Number of bytes.
     fn len(&self) -> u64;
@@ -28,6 +56,7 @@ pub trait ReadAt: Debug + Send + Sync {
 /// The files of a checkpoint that are given, by their names: those that a folder of a disk would have (`model.safetensors`,
 /// `config.json`, `tokenizer.json`, …), or one GGUF file alone. Where a name has folders in front, as a browser's picker of
 /// folders gives it, its last part counts; of several files with one last part, the one in the fewest folders.
+/// [`Checkpoint::open_given`](crate::Checkpoint::open_given) opens them; an example is at [`Checkpoint`](crate::Checkpoint).
 #[derive(Debug, Clone)]
 pub struct GivenFiles {
     pub(crate) name: String,

@@ -1,16 +1,8 @@
-//! From a checkpoint on disk to a [`gpt2::Gpt2LMHead`]: files, names, orientation, verification, tokenizers.
+#![doc = include_str!("../README.md")]
 //!
-//! ```no_run
-//! use gpt2_weights::{Checkpoint, LoadOptions};
-//!
-//! let checkpoint = Checkpoint::open("path/to/gpt2".as_ref())?;
-//! println!("{} blocks", checkpoint.config().n_layer);
-//! let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
-//! # Ok::<(), gpt2_weights::WeightsError>(())
-//! ```
-//!
-//! Opening reads the configuration and the list of tensors, and compares them; loading reads the values. A file is
-//! not trusted: sizes are checked against the file before anything is allocated.
+//! Start with [`Checkpoint`].
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod byte_pairs;
 mod chat_template;

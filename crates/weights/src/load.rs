@@ -14,6 +14,20 @@ use crate::stored::StoredDType;
 use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 
 /// How a model is held in memory. The default is the CPU, with weights as they are stored.
+///
+/// ```
+/// use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
+///
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// let options = LoadOptions { dtype: Some(WeightDType::Q8), ..LoadOptions::default() };
+/// let model = checkpoint.load(&options, &|_| ())?;
+/// assert_eq!(model.parameter_count(), 3_487_232);
+/// assert!(model.weight_bytes() < 3_487_232 * 5 / 4, "8 bits a weight, and scales");
+/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// The device that holds the model and computes.
@@ -33,7 +47,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// A model with a head that checkpoints have.
+/// A model with a head that checkpoints have. [`Checkpoint::load_head`] asks for one.
 pub trait Head: Sized {
     /// Whether a model with this head can be loaded as this type.
     fn is_of(kind: HeadKind) -> bool;

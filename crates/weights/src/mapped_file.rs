@@ -8,6 +8,17 @@ use std::path::{Path, PathBuf};
 use crate::WeightsError;
 
 /// A whole file, to be read as bytes.
+///
+/// ```
+/// use std::io::Write;
+///
+/// use gpt2_weights::MappedFile;
+///
+/// let mut file = tempfile::NamedTempFile::new()?;
+/// file.write_all(b"attention")?;
+/// assert_eq!(MappedFile::open(file.path())?[..3], *b"att");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,

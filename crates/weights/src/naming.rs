@@ -189,6 +189,7 @@ pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
 }
 
 /// How a checkpoint stores the weights of linear layers.
+/// [`Checkpoint::orientation`](crate::Checkpoint::orientation) says which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
     /// `(in, out)`, as OpenAI's and Hugging Face's GPT-2.
@@ -198,6 +199,16 @@ pub enum Orientation {
 }
 
 /// The shape in which a checkpoint stores a parameter.
+///
+/// ```
+/// use gpt2::{Gpt2Config, expected_parameters};
+/// use gpt2_weights::{Orientation, checkpoint_shape};
+///
+/// let parameters = expected_parameters(&Gpt2Config::gpt2());
+/// let c_attn = parameters.iter().find(|one| one.name == "h.0.attn.c_attn.weight").expect("of every block");
+/// assert_eq!(c_attn.shape, [2304, 768]);
+/// assert_eq!(checkpoint_shape(c_attn, Orientation::Conv1D), [768, 2304]);
+/// ```
 pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<usize> {
     let mut shape = parameter.shape.clone();
     if orientation == Orientation::Conv1D && is_linear_weight(&parameter.name) {

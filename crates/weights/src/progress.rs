@@ -7,6 +7,20 @@ pub(crate) const PIECE: usize = 1 << 20;
 
 /// Who hears how far a long job with a checkpoint's files is. A function of the number of bytes is one, for whom nothing ends
 /// early.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use gpt2_weights::ReadProgress;
+///
+/// let total = AtomicU64::new(0);
+/// let progress = |bytes: u64| {
+///     total.fetch_add(bytes, Ordering::Relaxed);
+/// };
+/// progress.advance(5);
+/// progress.advance(7);
+/// assert_eq!(total.into_inner(), 12);
+/// ```
 pub trait ReadProgress: Sync {
     /// As many bytes more were read since the last call. Any thread may tell it.
     fn advance(&self, bytes: u64);

@@ -184,6 +184,7 @@ impl<'a> PackParameters<'a> {
 }
 
 /// Memory that a loaded model takes, and that loading it takes besides.
+/// [`Checkpoint::load_memory`](crate::Checkpoint::load_memory) tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadMemory {
     /// Bytes of the parameters as they are held: matrices packed, everything else in f32.

@@ -8,6 +8,20 @@ use crate::WeightsError;
 /// Writes a file beside its place, makes sure that it is on the disk, and renames it into its place, where it replaces
 /// what was there. `write` is given the path to write to.
 ///
+/// ```
+/// use gpt2_weights::{WeightsError, replace_file};
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("config.json");
+/// for text in ["{}", "[]"] {
+///     replace_file::<WeightsError>(&file, |beside| {
+///         std::fs::write(beside, text).map_err(|error| WeightsError::Read { path: beside.into(), error })
+///     })?;
+/// }
+/// assert_eq!(std::fs::read_to_string(file)?, "[]");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// Those of `write`, and when the file cannot be flushed or renamed; the place then holds what it held before.
 pub fn replace_file<E: From<WeightsError>>(

@@ -8,7 +8,7 @@ use tokenizers::Tokenizer;
 use crate::checkpoint_file::CheckpointFile;
 use crate::stored::StoredTensor;
 
-/// A format of checkpoint files.
+/// A format of checkpoint files. [`Checkpoint::format`](crate::Checkpoint::format) says which a checkpoint has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {

@@ -10,6 +10,7 @@ use crate::stored::StoredTensor;
 use crate::{Checkpoint, ReadProgress, WeightsError};
 
 /// The values of one tensor in numbers. Minimum, maximum, mean and deviation are those of the finite values.
+/// [`Checkpoint::statistics`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Statistics {
     /// Smallest value.
@@ -71,7 +72,7 @@ impl Statistics {
     }
 }
 
-/// How one parameter differs between two checkpoints.
+/// How one parameter differs between two checkpoints. [`differences`] lists them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
     /// The parameter's name, as the model has it.
@@ -80,7 +81,7 @@ pub struct Difference {
     pub kind: DifferenceKind,
 }
 
-/// The kinds of difference.
+/// The kinds of difference. [`differences`] lists them.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DifferenceKind {
     /// Only the first checkpoint has the parameter.
@@ -95,6 +96,17 @@ pub enum DifferenceKind {
 
 /// Compares two checkpoints parameter by parameter, whatever their formats, in the order of the model; parameters that
 /// are equal are left out. `progress` is told how many bytes of both were read, and asked whether to go on.
+///
+/// ```
+/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
+///
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let first = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// assert!(differences(&first, &first, &|_| ())?.is_empty());
+/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// ```
 ///
 /// # Errors
 /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.

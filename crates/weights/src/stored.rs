@@ -16,6 +16,7 @@ use crate::checkpoint_file::CheckpointFile;
 use crate::progress::PIECE;
 
 /// The type of a stored tensor's elements.
+/// Part of a [`StoredTensor`], of which [`Checkpoint::tensors`](crate::Checkpoint::tensors) has a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredDType {
@@ -91,7 +92,7 @@ impl fmt::Display for StoredDType {
     }
 }
 
-/// A tensor of a checkpoint, as its file stores it.
+/// A tensor of a checkpoint, as its file stores it. [`Checkpoint::tensors`](crate::Checkpoint::tensors) lists them.
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
     /// Name in the file.

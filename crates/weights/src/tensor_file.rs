@@ -16,6 +16,7 @@ use crate::{WeightsError, formats};
 const MAX_GROWTH: u64 = 4;
 
 /// What one file holds: safetensors, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
+/// [`write_tensors`](crate::write_tensors) has an example of both.
 #[derive(Debug, Clone)]
 pub struct TensorFile {
     /// Tensors in f32 on the CPU, by name. Those in dictionaries inside others have all keys in their name, `outer.inner`.

@@ -41,12 +41,23 @@ const MOST_ADDED: usize = 16;
 /// assert_eq!(tokens, encode_piece(&tokenizer, text)?);
 /// # Ok::<(), gpt2_weights::WeightsError>(())
 /// ```
+///
+/// ```
+/// use gpt2_weights::{TextEncoder, Tokenizer};
+///
+/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let encoder = TextEncoder::new(&tokenizer);
+/// let (mut session, mut tokens) = (encoder.session(), Vec::new());
+/// session.encode("To be, or not to be", &mut tokens)?;
+/// assert_eq!(tokenizer.decode(&tokens, false)?, "To be, or not to be");
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
     own: Option<Own>,
 }
 
-/// What encodes one text after the other in one thread.
+/// What encodes one text after the other in one thread. [`TextEncoder::session`] begins one.
 pub struct EncoderSession<'a> {
     encoder: &'a TextEncoder<'a>,
     cache: WordCache,

@@ -19,7 +19,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use crate::files::Files;
 use crate::{WeightsError, mistaken_file};
 
-/// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special.
+/// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
@@ -29,6 +29,16 @@ const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json",
 
 /// Loads a tokenizer from a `tokenizer.json`, or from a folder with a `tokenizer.json` or with a vocabulary and merges.
 /// Truncation and padding that a `tokenizer.json` may ask for are switched off: a prompt is taken whole.
+///
+/// ```
+/// use gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
+///
+/// let file = tempfile::NamedTempFile::new()?;
+/// std::fs::write(file.path(), gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = load_tokenizer(file.path())?;
+/// assert_eq!(encode(&tokenizer, END_OF_TEXT)?, [0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When there is none, or it cannot be used.
@@ -65,7 +75,7 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     Ok(tokenizer)
 }
 
-/// The token ids of a text, with the special tokens that the tokenizer puts around it.
+/// The token ids of a text, with the special tokens that the tokenizer puts around it. An example is at [`load_tokenizer`].
 ///
 /// # Errors
 /// When the tokenizer cannot encode it.
@@ -74,6 +84,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsErro
 }
 
 /// The token ids of a piece of a text, with nothing around it.
+/// As [`encode_with_places`] without the places, where a tokenizer puts nothing around a text.
 ///
 /// # Errors
 /// When the tokenizer cannot encode it.
@@ -84,6 +95,16 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
 /// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end not among them: as
 /// transformers tells them, without the space in front of a word where the tokenizer leaves it out. Tokens that stand for a part of
 /// a character have the whole of it, and those that are put around the text nothing, at 0.
+///
+/// ```
+/// use gpt2_weights::{Tokenizer, encode_with_places};
+///
+/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let (ids, places) = encode_with_places(&tokenizer, "noble king")?;
+/// assert_eq!(ids.len(), places.len());
+/// assert_eq!(places.last().map(|place| place.end), Some(10));
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 ///
 /// # Errors
 /// As [`encode`].
@@ -106,6 +127,15 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
 
 /// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
 /// tokenizer with another alphabet those of the token as it is written. `None` where there is no such token.
+///
+/// ```
+/// use gpt2_weights::{Tokenizer, encode, token_bytes};
+///
+/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let bytes: Vec<u8> = encode(&tokenizer, "é")?.into_iter().filter_map(|id| token_bytes(&tokenizer, id)).flatten().collect();
+/// assert_eq!(bytes, "é".as_bytes());
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     let written = tokenizer.id_to_token(id)?;
     let is_special = tokenizer.get_added_tokens_decoder().contains_key(&id);
@@ -125,6 +155,16 @@ pub(crate) fn byte_of(written: char) -> Option<u8> {
 
 /// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
 /// the 256 bytes, then merges. It has fewer tokens where the texts hold no more pairs that occur twice.
+///
+/// ```
+/// use gpt2_weights::{END_OF_TEXT, encode, train_tokenizer};
+///
+/// let texts = ["to be or not to be", "to be is to do"];
+/// let tokenizer = train_tokenizer(texts.into_iter().map(Into::into), 260)?;
+/// assert_eq!(tokenizer.get_vocab_size(true), 260, "the end of a text, 256 bytes and three merges");
+/// assert!(encode(&tokenizer, "to be")?.len() < 5);
+/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// ```
 ///
 /// # Errors
 /// When `vocab_size` has no room for the bytes and the special token, or training fails.
@@ -253,6 +293,15 @@ fn from_vocabulary_and_merges(
 
 /// The text of token `id` where it is an ordinary one, no special token: a configuration that ends texts with it is
 /// usually wrong.
+///
+/// ```
+/// use gpt2_weights::{Tokenizer, encode, ordinary_token};
+///
+/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// assert_eq!(ordinary_token(&tokenizer, 0), None, "the end of a text");
+/// assert_eq!(ordinary_token(&tokenizer, encode(&tokenizer, "K")?[0]).as_deref(), Some("K"));
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let token = tokenizer.id_to_token(id)?;
     let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);

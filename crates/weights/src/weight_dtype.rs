@@ -10,6 +10,15 @@ use thiserror::Error;
 use crate::WeightsError;
 
 /// A type in which the weights of linear layers and embeddings can be held.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2_weights::WeightDType;
+///
+/// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
+/// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());
+/// assert!(WeightDType::BF16.check(&Device::Cpu).is_err(), "that is for GPUs");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WeightDType {
@@ -86,7 +95,7 @@ impl fmt::Display for WeightDType {
     }
 }
 
-/// A name that no [`WeightDType`] has.
+/// A name that no [`WeightDType`] has. What parsing a [`WeightDType`] returns then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("expected one of {}", WeightDType::ALL.map(WeightDType::name).join(", "))]
 pub struct UnknownWeightDType;

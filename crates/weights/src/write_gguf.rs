@@ -24,6 +24,21 @@ const ALIGNMENT: usize = 32;
 /// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
 /// call, and asked whether to go on.
 ///
+/// ```
+/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};
+///
+/// let files = GivenFiles::new("shakespeare")
+///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+///     .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
+///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("shakespeare.gguf");
+/// write_gguf(&checkpoint, &checkpoint.tokenizer(None)?, &file, WrittenDType::Q8_0, &|_| ())?;
+/// assert_eq!(Checkpoint::open(&file)?.config().n_head, 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When the checkpoint is not sound in its structure, llama.cpp's GPT-2 has not the arithmetic of its configuration, a
 /// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] where `progress` says

@@ -36,6 +36,21 @@ impl View for AsF32<'_> {
 
 /// Writes tensors as a safetensors file in f32, one after another, with texts in its metadata.
 ///
+/// ```
+/// use std::collections::{BTreeMap, HashMap};
+///
+/// use candle_core::{Device, Tensor};
+/// use gpt2_weights::{TensorFile, write_tensors};
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("steering.safetensors");
+/// let tensors = BTreeMap::from([("direction".to_owned(), Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]);
+/// write_tensors(&file, &tensors, HashMap::new())?;
+/// let read = TensorFile::read(&file)?;
+/// assert_eq!(read.tensors["direction"].to_vec1::<f32>()?, [1., 2., 3.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When the file cannot be written.
 pub fn write_tensors(

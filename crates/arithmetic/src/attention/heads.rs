@@ -5,6 +5,14 @@ use crate::simd::LANES;
 /// Room of one row in a memory of keys and values: `capacity` tokens from token `start` on, head by head.
 ///
 /// So rows of one memory need not lie side by side or have the same room, and in a tensor rows that do are `(B, H, S, D)`.
+///
+/// ```
+/// use gpt2_arithmetic::KvSlot;
+///
+/// let slots = KvSlot::side_by_side(2, 19);
+/// assert_eq!(slots[1], KvSlot { start: 32, capacity: 19 });
+/// assert_eq!(slots[1].room(), 32);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSlot {
     /// The first token, a multiple of 16.
@@ -48,6 +56,7 @@ impl KvSlot {
 }
 
 /// Values of some heads of some rows of a batch, those of a token and head, `D`, in one piece.
+/// [`slot_attention`](crate::slot_attention) takes queries so.
 #[derive(Debug, Clone)]
 pub struct Heads<'a> {
     values: &'a [f32],

@@ -16,7 +16,7 @@ const MIN_SHARED_VALUES: usize = 1 << 15;
 /// The formats: variant, name and what says how it holds numbers.
 macro_rules! formats {
     ($($(#[$doc:meta])* $variant:ident $name:literal $format:ty;)+) => {
-        /// How a memory on the CPU holds keys and values.
+        /// How a memory on the CPU holds keys and values. A choice of [`KvMemory::new`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum KvFormat {
             $($(#[$doc])* $variant,)+
@@ -103,7 +103,7 @@ trait ChangeUnits {
     fn run<F: Format>(self, units: &mut Units<F>);
 }
 
-/// The sizes of the keys and values of a token.
+/// The sizes of the keys and values of a token. [`KvMemory::new`] takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSizes {
     /// Heads.
@@ -115,6 +115,19 @@ pub struct KvSizes {
 }
 
 /// Keys and values of `tokens` tokens. New memory takes room once something is written there.
+///
+/// ```
+/// use gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot};
+///
+/// let sizes = KvSizes { heads: 2, key_dim: 3, value_dim: 3 };
+/// let mut memory = KvMemory::new(KvFormat::F32, sizes, 16).expect("room for 16 tokens");
+/// let slots = KvSlot::side_by_side(1, 16);
+/// let keys: Vec<f32> = (0..24).map(|value| value as f32).collect(); // (1, 2, 4, 3): four tokens
+/// let heads = Heads::strided(&keys, [1, 2, 4, 3], [24, 12, 3]);
+/// memory.write(&slots, [&heads, &heads], &[0]);
+/// let [read, _] = memory.read(slots[0], 1..2);
+/// assert_eq!(read, [3., 4., 5., 15., 16., 17.], "the second token in both heads");
+/// ```
 pub struct KvMemory {
     sizes: KvSizes,
     tokens: usize,

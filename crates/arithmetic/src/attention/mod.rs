@@ -34,6 +34,20 @@ const PIECES_PER_THREAD: usize = 4;
 
 /// Attention of some queries over what a cache holds, where the rows of a batch have slots of their own.
 ///
+/// ```
+/// use gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
+///
+/// let sizes = KvSizes { heads: 1, key_dim: 2, value_dim: 2 };
+/// let mut memory = KvMemory::new(KvFormat::F32, sizes, 16).expect("room for 16 tokens");
+/// let slots = KvSlot::side_by_side(1, 16);
+/// let values = [1., 2., 3., 4., 5., 6.]; // three tokens of one head
+/// let held = Heads::strided(&values, [1, 1, 3, 2], [6, 6, 2]);
+/// memory.write(&slots, [&held, &held], &[0]);
+///
+/// let query = Heads::strided(&[0., 0.], [1, 1, 1, 2], [2, 2, 2]); // looks at everything evenly
+/// assert_eq!(slot_attention(&query, &memory, &slots, 1.0, &[0..3]), [3., 4.]);
+/// ```
+///
 /// # Shapes
 /// `q` `(B, H, T, D)`; a slot for each of the `B` rows. `visible` has for each of the `B · T` queries the keys that it sees, at
 /// least one of those that its slot has room for. Returns `(B, T, H, Dv)`.

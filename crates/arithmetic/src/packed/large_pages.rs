@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 /// Asks for large pages behind the part of `memory` that fills whole ones. It takes no more memory than before: what a large
 /// page holds besides is not asked for.
 #[cfg(target_os = "linux")]
-pub(super) fn prefer_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
+pub(crate) fn prefer_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
     /// The size of Linux on x86-64 and, with pages of 4 KiB, on AArch64; elsewhere the advice may be declined.
     const LARGE_PAGE: usize = 2 << 20;
     let bytes = size_of_val(memory);
@@ -24,4 +24,4 @@ pub(super) fn prefer_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
 
 /// Other systems choose by themselves.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn prefer_large_pages<T>(_: &mut [MaybeUninit<T>]) {}
+pub(crate) fn prefer_large_pages<T>(_: &mut [MaybeUninit<T>]) {}

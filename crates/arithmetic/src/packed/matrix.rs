@@ -21,6 +21,14 @@ macro_rules! formats {
         /// `p = round(x / a)`, so that `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero, and one that holds
         /// what is not finite makes the row's outputs NaN. A product of a group is `s a Σ q p`, its integer sum exact, so that of
         /// the result's error nothing but these two roundings and the f32 sum over the groups remains.
+        ///
+        /// ```
+        /// use gpt2_arithmetic::WeightFormat;
+        ///
+        /// assert_eq!(WeightFormat::from_name("q8"), Some(WeightFormat::Q8));
+        /// let [f32s, q8s] = [WeightFormat::F32, WeightFormat::Q8].map(|format| format.packed_bytes(3072, 768));
+        /// assert!(3 * q8s < f32s);
+        /// ```
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum WeightFormat {
             $($(#[$doc])* $format,)+
@@ -89,8 +97,8 @@ formats! {
     /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
     /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
     /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
-    /// to the first entry, -127; no two entries are more than 28 apart and the last is 110, so the squared error is at most
-    /// that of `|w - s t[q]| ≤ max|w| (17/127 + 2^-10)` for scales that are normal f16 numbers.
+    /// to the first entry, -32; no two neighbours are more than 7 apart and the last is 28, so the squared error is at most
+    /// that of `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers.
     Q4 "q4" Quantized<Nibbles>;
 }
 
@@ -121,6 +129,18 @@ impl WeightFormat {
 }
 
 /// A weight matrix `(out, in)`, packed.
+///
+/// ```
+/// use gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
+///
+/// let values = [1., 2., 3., 4., 5., 6.]; // (out 2, in 3)
+/// let weight = Strided { values: &values, strides: (3, 1), shape: (2, 3) };
+/// let matrix = PackedMatrix::from_values(weight, WeightFormat::F32)?;
+/// let bias = PanelBias::new(&[10., 20.]);
+/// let after = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
+/// assert_eq!(matrix.product(&[1., 1., 1.], 1, after), [16., 35.]);
+/// # Ok::<(), gpt2_arithmetic::PackError>(())
+/// ```
 pub struct PackedMatrix {
     pub(super) out_features: usize,
     pub(super) in_features: usize,

@@ -20,5 +20,6 @@ mod q6;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use large_pages::prefer_large_pages;
 pub use matrix::{PackedMatrix, WeightFormat};
 pub use pack::{MatrixBytes, PackError, StoredFloat, StoredOrder, Strided};

@@ -19,7 +19,7 @@ const STRIP_PANELS: usize = 4;
 /// keep all threads at work.
 const STEP_BYTES: usize = 2 << 20;
 
-/// The type of little-endian values in a file.
+/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] is told it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredFloat {
     /// 32-bit floating point.
@@ -39,7 +39,7 @@ impl StoredFloat {
     }
 }
 
-/// Which axis of a stored matrix comes first.
+/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] is told it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredOrder {
     /// `(out, in)`, as PyTorch's `nn.Linear` and embeddings have it.
@@ -49,6 +49,7 @@ pub enum StoredOrder {
 }
 
 /// A matrix as it lies in memory or in a mapped file, in row-major order and at any alignment.
+/// [`PackedMatrix::from_bytes`] takes one.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixBytes<'a> {
     /// The values; rows after those that are packed are left out.
@@ -63,7 +64,7 @@ pub struct MatrixBytes<'a> {
     pub in_features: usize,
 }
 
-/// A matrix of f32 in memory, whatever its strides.
+/// A matrix of f32 in memory, whatever its strides. [`PackedMatrix::from_values`] takes one.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
     /// The values, from the matrix's first one on.
@@ -74,7 +75,7 @@ pub struct Strided<'a> {
     pub shape: (usize, usize),
 }
 
-/// A matrix that reaches beyond its memory.
+/// A matrix that reaches beyond its memory. [`PackedMatrix::from_bytes`] and [`PackedMatrix::from_values`] return it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a weight of {out_features} by {in_features} values does not fit into {found} bytes")]
 pub struct PackError {
@@ -89,6 +90,17 @@ pub struct PackError {
 impl PackedMatrix {
     /// Packs a matrix from its bytes, on all threads. `read` is told which of the bytes are not needed any more, so that
     /// a mapped file need not stay in memory beside the packed weights.
+    ///
+    /// ```
+    /// use gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+    ///
+    /// let stored: Vec<u8> = [1f32, 2., 3., 4., 5., 6.].iter().flat_map(|value| value.to_le_bytes()).collect();
+    /// let (dtype, order) = (StoredFloat::F32, StoredOrder::InputMajor); // as GPT-2's checkpoints have them
+    /// let matrix = MatrixBytes { bytes: &stored, dtype, order, out_features: 3, in_features: 2 };
+    /// let packed = PackedMatrix::from_bytes(matrix, WeightFormat::F32, &|_| ())?;
+    /// assert_eq!(packed.rows(&[0]), [1., 4.]);
+    /// # Ok::<(), gpt2_arithmetic::PackError>(())
+    /// ```
     ///
     /// # Errors
     /// When there are fewer bytes than the matrix has.

@@ -222,17 +222,37 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> Floats {
         let quarters = bits.as_chunks::<QUARTER>().0;
-        // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment.
-        std::array::from_fn(|quarter| unsafe {
-            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(quarters[quarter].as_ptr())))
+        std::array::from_fn(|quarter| {
+            let values: float32x4_t;
+            // The intrinsic `vcvt_f32_f16` is stable since Rust 1.94 only.
+            // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment. The instruction only
+            // writes the register that is named.
+            unsafe {
+                asm!(
+                    "fcvtl {values:v}.4s, {bits:v}.4h",
+                    values = lateout(vreg) values, bits = in(vreg) vld1_u16(quarters[quarter].as_ptr()),
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            values
         })
     }
 
     #[inline(always)]
     fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
         for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
-            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment.
-            unsafe { vst1_u16(to.as_mut_ptr(), vreinterpret_u16_f16(vcvt_f16_f32(values))) }
+            let bits: uint16x4_t;
+            // The intrinsic `vcvt_f16_f32` is stable since Rust 1.94 only.
+            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment. The instruction only
+            // writes the register that is named.
+            unsafe {
+                asm!(
+                    "fcvtn {bits:v}.4h, {values:v}.4s",
+                    bits = lateout(vreg) bits, values = in(vreg) values,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+                vst1_u16(to.as_mut_ptr(), bits);
+            }
         }
     }
 

@@ -104,7 +104,7 @@ impl Default for ByteGroup {
     }
 }
 
-/// A number to compute with: f32, or f64 where gradients are checked.
+/// A number to compute with: f32, or f64 where gradients are checked. [`Float`](crate::Float) computes with it.
 pub trait Number:
     Copy
     + Default

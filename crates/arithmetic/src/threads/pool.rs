@@ -30,11 +30,16 @@ static THREADS: OnceLock<usize> = OnceLock::new();
 /// of its container included.
 ///
 /// Returns whether the number could be set: it is fixed when the first computation starts.
+///
+/// ```
+/// assert!(gpt2_arithmetic::set_thread_count(2));
+/// assert_eq!(gpt2_arithmetic::thread_count(), 2);
+/// ```
 pub fn set_thread_count(threads: usize) -> bool {
     THREADS.set(threads.max(1)).is_ok()
 }
 
-/// How many threads compute.
+/// How many threads compute. An example is at [`set_thread_count`].
 pub fn thread_count() -> usize {
     *THREADS.get_or_init(|| available_parallelism().map_or(1, usize::from))
 }

@@ -10,6 +10,18 @@ use crate::threads::{for_each_item, map_items};
 const BLOCK: usize = 1 << 14;
 
 /// The numbers of a step.
+///
+/// ```
+/// use gpt2_arithmetic::{AdamWStep, Float};
+///
+/// let step = AdamWStep {
+///     learning_rate: 0.25, beta_1: 0.9, beta_2: 0.999, epsilon: 0.0, weight_decay: 0.0, step: 1, gradient_factor: 1.0,
+/// };
+/// let (mut parameter, mut mean, mut square) = ([1f64, 2., 3.], [0.; 3], [0.; 3]);
+/// Float::adamw(&mut parameter, &[5., -7., 11.], [&mut mean, &mut square], &step);
+/// // The first step goes by the learning rate against the sign of each gradient.
+/// assert!(parameter.iter().zip([0.75, 2.25, 2.75]).all(|(moved, expected)| (moved - expected).abs() < 1e-9));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
     /// Learning rate.

@@ -16,6 +16,17 @@ use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 const QUERY_BLOCK: usize = 48;
 
 /// Dropout on attention weights: the mask is drawn anew from the seed wherever it is needed, and stored nowhere.
+///
+/// ```
+/// use gpt2_arithmetic::AttentionDropout;
+///
+/// let dropout = AttentionDropout { rate: 0.75, seed: 7 };
+/// let mut mask = dropout.mask(3); // of head 3
+/// let mut kept = [false; 1000];
+/// mask.draw(&mut kept);
+/// assert_eq!(mask.factor(), 4.0);
+/// assert!((150..350).contains(&kept.iter().filter(|is_kept| **is_kept).count()));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDropout {
     /// Share of the weights that become zero, below 1.
@@ -32,7 +43,7 @@ impl AttentionDropout {
     }
 }
 
-/// The mask of one head, drawn query by query.
+/// The mask of one head, drawn query by query. [`AttentionDropout::mask`] gives it.
 #[derive(Debug, Clone)]
 pub struct AttentionMask {
     random: RandomStream,
@@ -54,6 +65,7 @@ impl AttentionMask {
 }
 
 /// Values that are added to the scores, `(B, H, T, S)`: those of a query lie side by side, as many as there are keys.
+/// Part of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {
     /// From the first value on.
@@ -63,6 +75,17 @@ pub struct AddedScores<'a, T> {
 }
 
 /// How the heads of some texts attend. All texts have as many queries, and as many keys.
+///
+/// ```
+/// use gpt2_arithmetic::{Attention, Float};
+///
+/// let causal = Attention {
+///     texts: 1, queries: 3, keys: 3, heads: 1, head_dim: 2, value_dim: 2, scale: 1.0,
+///     visible: &[0..1, 0..2, 0..3], added: None, dropout: None,
+/// };
+/// let (zeros, values) = ([0f64; 6], [1., 2., 3., 4., 5., 6.]);
+/// assert_eq!(Float::attention(&[&zeros, &zeros, &values], causal), [1., 2., 2., 3., 3., 4.]);
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a, T> {
     /// Number of texts, `B`.

@@ -14,7 +14,7 @@ const PART_ROWS: usize = 16;
 /// Rows whose gradients for weight and bias are summed by one thread. Fixed, so that sums do not depend on the threads.
 const GRADIENT_ROWS: usize = 64;
 
-/// The gradients of a layer norm.
+/// The gradients of a layer norm. [`Float::layer_norm_backward`](crate::Float::layer_norm_backward) gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerNormGradients<T> {
     /// Of the input, `(rows, width)`.

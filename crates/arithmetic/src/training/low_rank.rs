@@ -8,6 +8,7 @@ use super::product::{MatrixView, product, product_to};
 use crate::simd::Real;
 
 /// An adapter: a linear layer with it computes `x (W + scale · b a)ᵀ`.
+/// [`Float::add_low_rank`](crate::Float::add_low_rank) takes it.
 #[derive(Debug, Clone, Copy)]
 pub struct LowRank<'a, T> {
     /// `(rank, in)`.
@@ -18,7 +19,7 @@ pub struct LowRank<'a, T> {
     pub scale: f64,
 }
 
-/// The gradients of an adapter.
+/// The gradients of an adapter. [`Float::low_rank_backward`](crate::Float::low_rank_backward) gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LowRankGradients<T> {
     /// Of `a`, `(rank, in)`.

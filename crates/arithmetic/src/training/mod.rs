@@ -31,6 +31,15 @@ macro_rules! floats {
         /// A number that training computes with: f32, or f64 where gradients are checked against finite differences.
         ///
         /// Matrices are in row-major order. All functions use all threads.
+        ///
+        /// ```
+        /// use gpt2_arithmetic::{Float, MatrixView};
+        ///
+        /// let (left, right) = ([1f32, 2., 3., 4., 5., 6.], [1f32, 0., 2.]);
+        /// let product = Float::product(MatrixView::new(&left, 2, 3), MatrixView::new(&right, 3, 1), None);
+        /// assert_eq!(product, [7., 16.]);
+        /// assert_eq!(Float::relu(&[-1f64, 3.]), [0., 3.]);
+        /// ```
         pub trait Float: Number + sealed::Sealed {
             $($(#[$doc])* fn $name($($argument: $kind),*) $(-> $output)?;)+
         }

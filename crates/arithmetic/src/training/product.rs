@@ -22,7 +22,7 @@ const PART_ROWS: usize = 96;
 /// Columns of a part at most.
 const PART_COLUMNS: usize = 256;
 
-/// A matrix inside a slice, of which rows or columns lie in one piece each.
+/// A matrix inside a slice, of which rows or columns lie in one piece each. An example is at [`Float`](crate::Float).
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixView<'a, T> {
     values: &'a [T],

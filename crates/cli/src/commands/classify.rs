@@ -43,7 +43,7 @@ pub(crate) struct ClassifyArguments {
     /// A text that may follow the prompt, of which one is right; give it for every choice
     #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
     pub(crate) choice: Vec<String>,
-    /// Of a text longer than the context take the last N tokens; without it such a text is refused
+    /// Keep the last N tokens of a text that is longer than the context; without it such a text is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) keep_last: Option<usize>,
     /// Print one JSON object: prompt_ids, and labels (name, logit, probability; the best first), or tokens (id, text, start and end in characters, labels), or choices (index, text, logit, probability)

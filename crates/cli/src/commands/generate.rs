@@ -34,7 +34,7 @@ Examples:
   gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
   gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'
 
-What is not said here is taken from generation_config.json, where the checkpoint has one. Where that says nothing
+Options that are not given are taken from generation_config.json, where the checkpoint has one. Where that says nothing
 either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
 the same text on every machine, alone and in any batch.
 An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]

@@ -21,7 +21,7 @@ pub(crate) struct GenerationArguments {
     /// No end-of-text token before N new tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) min_new_tokens: Option<usize>,
-    /// Longest time of a text, looked at after each token
+    /// Longest time for a text, checked after each token
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) max_time: Option<f64>,
     /// Token that ends the text, in place of the checkpoint's; may be given several times
@@ -118,7 +118,7 @@ pub(crate) struct GenerationArguments {
     #[command(flatten)]
     pub(crate) steering: SteeringArguments,
 
-    /// Of a prompt longer than the context keep the last N tokens; without it such a prompt is refused
+    /// Keep the last N tokens of a prompt that is longer than the context; without it such a prompt is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts")]
     pub(crate) keep_last: Option<usize>,
     /// Also keep the first N tokens: of a long prompt, and when the window slides

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// What all texts must conform to; nothing where the program is built without the feature `grammar`.
 #[derive(Debug, Args)]
 pub(crate) struct GrammarArguments {
-    /// Make texts that are JSON by the schema of a file, whatever is drawn; it ends where the JSON does
+    /// Make texts that are JSON and follow the JSON schema in a file; a text ends where its JSON does
     #[cfg(feature = "grammar")]
     #[arg(long, value_name = "FILE", help_heading = "Texts that always parse")]
     pub(crate) json_schema: Option<PathBuf>,

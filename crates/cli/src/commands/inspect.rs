@@ -27,7 +27,7 @@ pub(crate) struct InspectArguments {
     /// Also minimum, maximum, mean and deviation of every tensor, and how many values are zero or not finite
     #[arg(long)]
     pub(crate) tensors: bool,
-    /// Only the parameter counts in circulation, each with its definition
+    /// Print only the parameter counts that people quote (117M, 124M, 163M …), each with its definition
     #[arg(long, conflicts_with_all = ["tensors", "diff"])]
     pub(crate) ledger: bool,
     /// Compare with another checkpoint, parameter by parameter, whatever the formats
@@ -44,7 +44,7 @@ pub(crate) struct InspectArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
-    /// Checkpoint folder, weights file of any format that is read, or a model of the hub (gpt2, owner/name[@revision])
+    /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl

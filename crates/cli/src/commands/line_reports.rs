@@ -28,7 +28,7 @@ pub(crate) struct FileArguments {
     /// Go on with the --output of a run that was interrupted
     #[arg(long, requires = "output", help_heading = "Many prompts")]
     pub(crate) resume: bool,
-    /// Texts that are computed at once; `generate` searches them one by one [default: 8]
+    /// Texts that are computed at once; beams and contrastive searches of `generate` are made one by one [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
     pub(crate) batch_size: Option<usize>,
 }

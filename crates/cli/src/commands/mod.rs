@@ -1,10 +1,13 @@
 //! One file for each command with its arguments; `generate` has one for each source of prompts.
 
+mod begin;
 pub(crate) mod bench;
 pub(crate) mod cache;
 pub(crate) mod classify;
+pub(crate) mod completions;
 mod continued;
 pub(crate) mod convert;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;
 mod generate_file;
@@ -14,6 +17,7 @@ mod grammar;
 pub(crate) mod inspect;
 mod line_reports;
 pub(crate) mod look;
+pub(crate) mod man;
 mod partial_file;
 mod prompt_lines;
 pub(crate) mod score;
@@ -24,3 +28,5 @@ mod texts;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 pub(crate) mod verify;
+
+pub(crate) use begin::begin;

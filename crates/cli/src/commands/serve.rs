@@ -32,10 +32,10 @@ Examples:
 
 A classifier (see `gpt2 classify`) is asked at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
 
-The first line on standard output is the address. OpenAI's clients take it with /v1 behind it as their base URL; a browser
-shows a page to write on. /health says whether the server serves, /metrics how it does, /openapi.json what it takes.
-The environment variable GPT2_API_KEY sets a key too. TLS is the business of a proxy in front of the server.
-SIGTERM and Ctrl-C end it: what has begun is finished first, for at most --drain-timeout; a second one ends it at once.")]
+The first line on standard output is the address. OpenAI's clients take it, followed by /v1, as their base URL; a browser
+shows a page to write on. /health says whether the server is ready, /metrics how busy it is, /openapi.json what it accepts.
+The environment variable GPT2_API_KEY sets a key too. For TLS, put a proxy in front of the server.
+SIGTERM and Ctrl-C end it: running requests are finished first, for at most --drain-timeout; a second one ends it at once.")]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
@@ -49,7 +49,7 @@ pub(crate) struct ServeArguments {
     names: NameArguments,
     #[command(flatten)]
     times: TimeArguments,
-    /// Tell in each answer how many tokens of its prompt had been computed before; equal requests have no longer equal answers then
+    /// Tell in each answer how many tokens of its prompt had been computed before; equal requests then no longer have equal answers
     #[arg(long)]
     enable_prompt_tokens_details: bool,
     /// Write a line on standard error for every request: its number, route, code, counts of tokens and time, never a text
@@ -109,7 +109,7 @@ struct AccessArguments {
     /// Listen without a key where other machines reach the server
     #[arg(long)]
     no_auth: bool,
-    /// A further name that the server is called by, as a proxy or other machines do; may be given more than once
+    /// Another name by which a proxy or other machines call the server; may be given more than once
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
     /// Origin of another server's pages that may use this one, such as https://example.com; may be given more than once
@@ -129,7 +129,7 @@ struct NameArguments {
     /// A further name that requests may use; may be given more than once
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
-    /// How a conversation becomes a prompt: eos-join puts the token that ends texts behind each message; else a file with a Jinja template [default: the checkpoint's own]
+    /// How a conversation becomes a prompt: eos-join puts the token that ends texts after each message; else a file with a Jinja template [default: the checkpoint's own]
     #[arg(long, value_name = "FILE|eos-join")]
     chat_template: Option<PathBuf>,
 }
@@ -140,13 +140,13 @@ struct TimeArguments {
     /// Longest time in the queue; a request that waits longer is answered with code 503
     #[arg(long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds)]
     queue_timeout: Duration,
-    /// Longest time that the texts of a request take to make; what takes longer ends there
+    /// Longest time to make the texts of a request; a text that takes longer ends there
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     max_time: Option<Duration>,
-    /// Longest time for what has begun, once the server is told to end
+    /// Longest time to finish running requests, once the server is told to end
     #[arg(long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds)]
     drain_timeout: Duration,
-    /// Longest time that a client may not take what is sent to it
+    /// Longest time that a client may leave unread what is sent to it
     #[arg(long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = seconds)]
     write_timeout: Duration,
 }

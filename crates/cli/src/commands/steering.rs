@@ -18,7 +18,7 @@ pub(crate) struct SteeringArguments {
     /// The layer before which it is added
     #[arg(long, value_name = "N", requires = "steer", help_heading = "Steering")]
     pub(crate) layer: Option<usize>,
-    /// The factor it is added with
+    /// The factor that it is multiplied by
     #[arg(
         long,
         value_name = "X",

@@ -21,19 +21,19 @@ Examples:
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
 --out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand
-tokens.json, by which damaged files and those of other vocabularies are found, and the tokenizer. A file gets its name when it is
-whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
+the tokenizer, and tokens.json, by which damaged files and files of other vocabularies are recognised. A file gets its name when
+it is whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "FILE", required = true)]
     pub(crate) data: Vec<PathBuf>,
-    /// Checkpoint whose tokenizer is taken: folder, weights file of any format that is read, or a model of the hub
+    /// Checkpoint whose tokenizer is taken: a folder, a weights file in any format that the program reads, or a model of the hub
     #[arg(long, value_name = "CHECKPOINT", required_unless_present = "tokenizer")]
     pub(crate) model: Option<PathBuf>,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Folder to write; it must be new or empty, but with --resume
+    /// Folder to write; it must be new or empty, except with --resume
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Layout of the files: nanogpt (tokens and nothing else) or llm.c (with its header)

@@ -33,12 +33,14 @@ Examples:
 and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state
 of the last step.
 
+The optimizer is AdamW with the betas 0.9 and 0.95.
+
 --task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line
 that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the
 labels of the data, a classifier keeps its own. The last rows of each label are held out, and tell accuracy, F1 of each
 label and which was taken for which (--json, confusion.svg). --task answer learns the `completion` after the `prompt`
-(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, none sees another;
-what is longer than the context loses its first tokens.")]
+(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, and none
+sees another; a row that is longer than the context loses its first tokens.")]
 pub(crate) struct TrainArguments {
     /// What is taught: text, to go on with texts; classify, the labels of texts; answer, completions of prompts
     #[arg(long, value_name = "TASK", default_value = "text")]
@@ -51,7 +53,7 @@ pub(crate) struct TrainArguments {
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the checkpoint's; with --config one is trained from the data]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Folder to write; it must be new or empty, but with --resume
+    /// Folder to write; it must be new or empty, except with --resume
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Go on with the training in --out, where it was stopped; the other options must be the same
@@ -69,7 +71,7 @@ pub(crate) struct TrainArguments {
     /// Tokens in a window, or of the longest row [default: the model's context]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
-    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients: the same result with less memory, in a third more time
+    /// Keep only the inputs of the blocks, and compute the blocks again for their gradients: the same result with less memory, in a third more time
     #[arg(long)]
     pub(crate) recompute: bool,
     /// Train the last N blocks alone, with the final norm and the head; a head that is the token embedding stays as it is
@@ -84,10 +86,10 @@ pub(crate) struct TrainArguments {
     /// What the rows of each label count in the loss, for --task classify: balanced, or as ham=1,spam=6.5 [default: each row once]
     #[arg(long, value_name = "WEIGHTS")]
     pub(crate) class_weights: Option<ClassWeights>,
-    /// Train low-rank adapters of this rank and leave the weights as they are, but for a classifier's head; they are written merged, and by themselves to the folder adapter in PEFT's format
+    /// Train low-rank adapters of this rank and leave the weights as they are, except a classifier's head; the result has them merged into its weights, and its folder adapter holds them alone in PEFT's format
     #[arg(long, value_name = "R", requires = "init", allow_negative_numbers = true)]
     pub(crate) lora_rank: Option<usize>,
-    /// An adapter counts ALPHA / R times [default: twice the rank]
+    /// Each adapter is multiplied by ALPHA / R [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora_rank", allow_negative_numbers = true)]
     pub(crate) lora_alpha: Option<f64>,
     /// Linear layers with adapters: some of c_attn, c_proj, c_fc
@@ -123,7 +125,7 @@ pub(crate) struct TrainArguments {
     /// Share of the data, at the end of each file or of each label's rows, that is not trained on and tells when to stop; 0 for none
     #[arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true)]
     pub(crate) held_out: f64,
-    /// Steps between evaluations on what is held out
+    /// Steps between evaluations on the held-out data
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_every, allow_negative_numbers = true)]
     pub(crate) eval_every: u64,
     /// Steps between saved states
@@ -158,10 +160,10 @@ pub(crate) struct TrainArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct TrainStart {
-    /// Checkpoint to go on with: folder, weights file of any format that is read, or a model of the hub
+    /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a model of the hub
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) init: Option<PathBuf>,
-    /// A config.json whose model is made anew
+    /// A config.json that says which model to make from scratch
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

@@ -690,7 +690,7 @@ fn more_texts_at_once_than_memory_holds_are_refused() {
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
     let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
     // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
-    let told = "40960000 texts at once of up to 48 tokens take 1260000.0 MiB for their keys and values, and ";
+    let told = "40960000 texts at once of up to 48 tokens take 1230.5 GiB for their keys and values, and ";
     assert_refused(&crowd, USAGE, told);
     assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
     assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");

@@ -5,6 +5,7 @@
 mod built_in;
 mod classify;
 mod common;
+mod doctor;
 mod encoder_states;
 mod eval;
 mod generation;
@@ -13,6 +14,7 @@ mod grammar;
 #[cfg(feature = "hub")]
 mod hub;
 mod look;
+mod pages;
 mod program;
 #[cfg(all(feature = "serve", unix))]
 mod serve;

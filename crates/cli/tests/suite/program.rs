@@ -306,7 +306,10 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["x", "--device", "cuda:x"], "expected auto, cpu, cuda, cuda:N or metal");
     refuse(&["x", "--dtype", "q2"], "expected one of f32, f16, bf16, q8, q6, q4");
     refuse(&["x", "--device", "cpu", "--dtype", "bf16"], "the CPU holds weights in f32, f16, q8, q6 or q4");
-    refuse(&["x", "--device", "cpu", "--tf32"], "NVIDIA GPUs have it, and this would run on cpu");
+    refuse(
+        &["x", "--device", "cpu", "--tf32"],
+        "only NVIDIA GPUs have it, and this would run on cpu; leave it out (--tf32)",
+    );
     refuse(&["x", "--colour"], "--colour");
     assert_refused(&run(&["inspect"]), USAGE, "--preset");
     for tolerance in ["nan", "-1", "inf"] {
@@ -410,7 +413,7 @@ fn a_closed_pipe_ends_quietly() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["generate", "score", "inspect", "convert", "verify"] {
+    for command in ["generate", "score", "inspect", "convert", "verify", "doctor", "completions", "man"] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.code, SUCCESS);
         assert!(help.stdout.contains("Examples:"), "{command}");
@@ -594,6 +597,25 @@ fn the_look_at_the_memory_can_be_left_out() {
     // The text has no window, so nothing takes the memory.
     let tried = run(&[&crowd[..], &["--ignore-memory"]].concat());
     assert_refused(&tried, FAILURE, "one window of the context takes 49");
+}
+
+/// A file of llm.c's with GPT-3's sizes, of which nothing is written but the header.
+#[cfg(target_os = "linux")]
+#[test]
+fn weights_that_memory_cannot_hold_are_refused_before_they_are_read() {
+    let (positions, tokens, layers, heads, width, rows) = (2048_u64, 50_257, 96, 96, 12_288_u64, 50_304);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("huge.bin");
+    let mut header = vec![20_240_326_u32, 3];
+    header.extend([positions, tokens, layers, heads, width, rows].map(|size| u32::try_from(size).unwrap()));
+    header.resize(256, 0);
+    let bytes: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
+    std::fs::write(&file, bytes).unwrap();
+    let parameters = (rows + positions) * width + layers * (12 * width * width + 13 * width) + 2 * width;
+    let sparse = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    sparse.set_len(1024 + 4 * parameters).unwrap();
+    let refused = run(&["generate", "--ids", "1", "--model", path(&file), "--offline", "--device", "cpu"]);
+    assert_refused(&refused, FAILURE, "the weights take 650.5 GiB of memory in f32, and ");
 }
 
 /// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).

@@ -16,6 +16,7 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::api::{Progress as HubProgress, RepoInfo};
 use hf_hub::{Cache, Repo, RepoType};
 
+use super::cached::{MODELS, WEIGHTS, holds_a_model};
 use super::error::HubError;
 use super::name::{HubName, Kind};
 use super::options::{HubOptions, Network};
@@ -31,13 +32,6 @@ const SMALL_FILES: [&str; 8] = [
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
-];
-/// The weights to take, best first: a single file, or an index with the beginning and ending of its shards' names.
-const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
-    ("model.safetensors", None),
-    ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
-    ("pytorch_model.bin", None),
-    ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
 ];
 /// How long somebody who wants no more waits at most.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -293,16 +287,10 @@ fn cached(cache: &Cache, repository: &Repo) -> Option<PathBuf> {
     Some(folder.join("snapshots").join(commit.trim())).filter(|folder| folder.is_dir())
 }
 
-/// Whether a snapshot holds a configuration and weights.
-fn holds_a_model(folder: &Path) -> bool {
-    let has_weights = WEIGHTS.iter().any(|(weights, _)| folder.join(weights).exists());
-    folder.join("config.json").exists() && has_weights
-}
-
 /// What the cache holds, in words.
 fn contents(cache: &Cache, kind: Kind) -> String {
     let beginning = match kind {
-        Kind::Model => "models--",
+        Kind::Model => MODELS,
         Kind::Dataset => "datasets--",
     };
     let entries = fs::read_dir(cache.path()).into_iter().flatten().flatten();

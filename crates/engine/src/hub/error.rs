@@ -43,7 +43,7 @@ pub enum HubError {
         cache: String,
     },
     /// The repository is no checkpoint.
-    #[error("{model} has no config.json: it is no checkpoint of transformers")]
+    #[error("{model} has no config.json, so it is no checkpoint of transformers; take another model")]
     NoConfig {
         /// The model.
         model: String,

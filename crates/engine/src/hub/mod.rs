@@ -1,12 +1,14 @@
 //! Models named `owner/name[@revision]`, and files of datasets named `owner/name[@revision]/path`: from the Hugging Face hub, in
 //! the cache that Python's library shares.
 
+mod cached;
 mod error;
 mod name;
 mod options;
 
 use std::path::{Path, PathBuf};
 
+pub use cached::{CachedModel, CachedModels};
 pub use error::HubError;
 use name::HubName;
 pub use options::{HubOptions, Network};

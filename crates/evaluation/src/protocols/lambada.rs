@@ -87,7 +87,7 @@ pub(super) const LAST_TOKEN: Protocol = Protocol {
 /// The last word as white space cuts it, encoded by itself behind a context without white space at its ends.
 pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     name: "lambada:megatron-strict",
-    about: "the last word as white space cuts it, behind a stripped context: whether each of its tokens is the most probable",
+    about: "the last word as white space cuts it, after a stripped context: whether each of its tokens is the most probable",
     source: "NVIDIA/Megatron-LM core_r0.9.0, tasks/zeroshot_gpt, --strict-lambada",
     dataset: DATASET,
     published: &ACC,

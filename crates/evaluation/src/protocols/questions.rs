@@ -93,7 +93,7 @@ pub(super) const OPENBOOKQA: Protocol = Protocol {
 /// Questions of science behind the text that answers them.
 pub(super) const SCIQ: Protocol = Protocol {
     name: "sciq:lm-eval",
-    about: "questions of science behind a text that answers them; by sum and by characters",
+    about: "questions of science after a text that answers them; by sum and by characters",
     source: "lm-evaluation-harness 0.4.13, task sciq",
     dataset: Dataset {
         name: "SciQ, test",

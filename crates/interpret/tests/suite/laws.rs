@@ -350,7 +350,7 @@ fn questions_that_cannot_be_answered_are_refused() -> Result<()> {
     let error = said(patching.path(&[head], Receiver::Final).unwrap_err());
     assert_eq!(error, "there is no head 1.3; the model has 2 layers of 3 heads, counted from 0");
     let behind = Metric { position: 8, ..metric };
-    assert!(said(behind.check(&run).unwrap_err()).contains("behind the text"));
+    assert!(said(behind.check(&run).unwrap_err()).contains("beyond the end of the text"));
     // What is put somewhere must be like what was there.
     let site = Site::in_block(0, SiteKind::AttnOut);
     struct Wrong(Site);

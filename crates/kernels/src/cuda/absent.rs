@@ -42,6 +42,7 @@ pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Res
 }
 
 /// Work of a GPU that can be done again; there is none in a build without the feature `cuda`.
+/// `gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
 #[derive(Debug)]
 pub struct Recording(Infallible);
 
@@ -68,6 +69,15 @@ impl Recording {
 }
 
 /// Does `work`, so that it can be recorded.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::prepared;
+///
+/// let sum = prepared(&Device::Cpu, || Tensor::new(&[1f32, 2., 4.], &Device::Cpu)?.sum_all())?;
+/// assert_eq!(sum.to_scalar::<f32>()?, 7.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// Those of `work`.

@@ -11,6 +11,7 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, C
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, DriverError};
 
 /// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
+/// `gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
 pub struct Recording {
     graph: CudaGraph,
 }

@@ -8,6 +8,16 @@ use candle_core::{Result, Tensor};
 use crate::training::{Lanewise, has_cpu_kernels, in_wide_type, lanewise};
 
 /// An elementwise activation function.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::Activation;
+///
+/// assert_eq!(Activation::from_name("gelu_new"), Some(Activation::GeluTanh));
+/// let x = Tensor::new(&[-2f32, 0., 3.], &Device::Cpu)?;
+/// assert_eq!(Activation::Relu.forward(&x)?.to_vec1::<f32>()?, [0., 0., 3.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`: `gelu_new` and `gelu_pytorch_tanh`.

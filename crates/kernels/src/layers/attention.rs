@@ -9,6 +9,15 @@ use crate::cuda;
 /// wanted. Hidden keys and values must be finite, but for one query in heads up to
 /// [`WIDEST_SINGLE_QUERY`](crate::WIDEST_SINGLE_QUERY) wide.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::prefix_attention_on_gpu;
+///
+/// let q = Tensor::zeros((1, 3, 5, 4), DType::F32, &Device::Cpu)?;
+/// assert!(prefix_attention_on_gpu(&q, &q, &q, 0.5, &[1, 2, 3, 4, 5])?.is_none(), "this is no GPU");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)` and `v` `(B, H, S, Dv)` with any strides. `visible` has for each of the `B · T` queries
 /// the number of keys that it sees, from 1 to `S`. Returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.

@@ -12,6 +12,16 @@ use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
 /// The draws are made in the order of the elements, so the same generator state gives the same mask on every CPU; a GPU draws by
 /// itself, from a seed of the generator's.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::{RandomStream, dropout};
+///
+/// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
+/// let dropped = dropout(&x, 0.75, &mut RandomStream::new(7))?.to_vec1::<f32>()?;
+/// assert!(dropped.iter().all(|value| [0., 4.].contains(value)));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When `rate` is outside `[0, 1]`.
 pub fn dropout(x: &Tensor, rate: f64, generator: &mut RandomStream) -> Result<Tensor> {

@@ -24,6 +24,7 @@ const TOKEN_DIM: usize = 2;
 /// Room for the keys and values of some tokens of one attention layer. A clone is the same memory.
 ///
 /// Rows of a batch have slots of it; slots that are in use at the same time must not overlap.
+/// [`step_attention`](crate::step_attention) reads and writes it.
 #[derive(Debug, Clone)]
 pub struct KvMemory {
     num_heads: usize,

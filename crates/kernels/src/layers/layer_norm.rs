@@ -12,6 +12,16 @@ use super::parameters::ParameterSource;
 use crate::{cuda, training};
 
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::LayerNorm;
+///
+/// let norm = LayerNorm::new(Tensor::ones(4, DType::F32, &Device::Cpu)?, None, 0.0);
+/// let x = Tensor::new(&[[1f32, 1., 5., 5.]], &Device::Cpu)?; // mean 3, deviation 2
+/// assert_eq!(norm.forward(&x)?.to_vec2::<f32>()?, [[-1., -1., 1., 1.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
     weight: Tensor,

@@ -10,6 +10,17 @@ use crate::cpu;
 use crate::error::KernelError;
 
 /// The weight of a linear layer, `(out, in)`.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::{Linear, Matrix, WeightFormat};
+///
+/// let weight = Tensor::ones((5, 64), DType::F32, &Device::Cpu)?;
+/// let layer = Linear::from_matrix(Matrix::pack(&weight, WeightFormat::Q8)?, None)?;
+/// let x = Tensor::ones((3, 64), DType::F32, &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x)?.dims(), [3, 5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum Matrix {
     /// A tensor: contiguous, or the transposed view of an `(in, out)` tensor.
@@ -94,6 +105,19 @@ pub(super) fn tensor_bytes(tensor: &Tensor) -> usize {
 }
 
 /// A matrix that stays as it is, with a trained product of low rank beside it.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::{AdaptedMatrix, Matrix};
+///
+/// let base = Matrix::Dense(Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?);
+/// let (a, b) = (Tensor::new(&[[1f32, 2.]], &Device::Cpu)?, Tensor::new(&[[1f32], [0.], [3.]], &Device::Cpu)?);
+/// let adapted = Matrix::Adapted(Arc::new(AdaptedMatrix::new(base, a, b, 0.5)?));
+/// assert_eq!(adapted.to_tensor()?.to_vec2::<f32>()?, [[0.5, 1.], [0., 0.], [1.5, 3.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct AdaptedMatrix {
     pub(super) base: Matrix,

@@ -6,6 +6,17 @@ use candle_nn::VarBuilder;
 use super::matrix::Matrix;
 
 /// A source of parameters by path: a [`VarBuilder`], or a loader that packs the weights of linear layers as it reads them.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_nn::VarBuilder;
+/// use gpt2_kernels::ParameterSource;
+///
+/// let source = VarBuilder::zeros(DType::F32, &Device::Cpu);
+/// let weight = source.below("h.0").below("ln_1").parameter(6, "weight")?; // `h.0.ln_1.weight`
+/// assert_eq!(weight.dims(), [6]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub trait ParameterSource: Sized {
     /// The same source below `name`.
     fn below(&self, name: impl ToString) -> Self;

@@ -15,6 +15,20 @@ use crate::error::KernelError;
 ///
 /// On an NVIDIA GPU a row without room overwrites its last token.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::{KvMemory, KvSlot, Linear, step_attention};
+///
+/// let projection = Linear::new(Tensor::ones((3 * 6, 4), DType::F32, &Device::Cpu)?, None)?;
+/// let memory = KvMemory::new(2, 3, 16, DType::F32, &Device::Cpu)?; // two heads of width 3
+/// let x = Tensor::ones((1, 1, 4), DType::F32, &Device::Cpu)?;
+/// let lengths = Tensor::new(&[0u32], &Device::Cpu)?;
+/// let slots = KvSlot::side_by_side(1, 16);
+/// let context = step_attention(&projection, &x, &memory, &slots, 0.5, &lengths)?;
+/// assert_eq!(context.to_vec3::<f32>()?, [[[4.; 6]]], "the first token sees its own value");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `x` `(B, 1, C)`; `projection` `C` to `3 · H · D`; a slot for each row, on a GPU side by side; `lengths` `(B)` of u32. Returns the heads' contexts side by side, `(B, 1, H · D)`.
 ///

@@ -13,6 +13,22 @@ use crate::error::KernelError;
 
 /// Changes a parameter and its two running means in place.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor, Var};
+/// use gpt2_kernels::{AdamWStep, adamw_step};
+///
+/// let zeros = || Var::zeros(3, DType::F32, &Device::Cpu);
+/// let (parameter, mean, square) = (zeros()?, zeros()?, zeros()?);
+/// let step = AdamWStep {
+///     learning_rate: 0.25, beta_1: 0.9, beta_2: 0.999, epsilon: 0.0, weight_decay: 0.0, step: 1, gradient_factor: 1.0,
+/// };
+/// adamw_step(&parameter, &Tensor::new(&[2f32, -3., 5.], &Device::Cpu)?, &mean, &square, &step)?;
+/// // The first step goes by the learning rate against the sign of each gradient.
+/// let moved = parameter.to_vec1::<f32>()?;
+/// assert!(moved.iter().zip([-0.25, 0.25, -0.25]).all(|(moved, expected)| (moved - expected).abs() < 1e-5));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// All four alike.
 ///
@@ -65,6 +81,14 @@ fn fused<T: CpuFloat>(
 
 /// The norm of all gradients side by side.
 ///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let gradients = [Tensor::new(&[3f32], &Device::Cpu)?, Tensor::new(&[0f32, 4.], &Device::Cpu)?];
+/// assert_eq!(gpt2_kernels::gradient_norm(&gradients)?, 5.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// When candle cannot read one.
 pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
@@ -85,7 +109,7 @@ pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
     Ok(square.sqrt())
 }
 
-/// The sum of the squares of all elements.
+/// The sum of the squares of all elements. [`gradient_norm`] is the root of such sums.
 ///
 /// # Errors
 /// When candle cannot read the tensor.

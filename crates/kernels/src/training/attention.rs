@@ -14,7 +14,7 @@ use crate::error::KernelError;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// How the heads of some texts attend.
+/// How the heads of some texts attend. [`heads_attention`] takes it.
 #[derive(Debug, Clone)]
 pub struct HeadsAttention {
     /// Number of heads, `H`.
@@ -30,6 +30,18 @@ pub struct HeadsAttention {
 }
 
 /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::{HeadsAttention, heads_attention};
+///
+/// let causal = HeadsAttention { heads: 2, scale: 0.5, visible: vec![0..1, 0..2, 0..3], added: None, dropout: None };
+/// let q = Tensor::zeros((1, 3, 4), DType::F32, &Device::Cpu)?; // looks at everything evenly
+/// let v = Tensor::new(&[[[1f32, 2.], [3., 4.], [5., 6.]]], &Device::Cpu)?;
+/// let context = heads_attention(&[&q, &q, &v], causal)?;
+/// assert_eq!(context.to_vec3::<f32>()?, [[[1., 2.], [2., 3.], [3., 4.]]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Shapes
 /// Queries `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · D)`, the heads side by side: all three side by side in one
@@ -63,6 +75,7 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
 }
 
 /// The same as a composition of candle operations, on any device and in any type; scores and their softmax in f32 at least.
+/// Tests compare [`heads_attention`] with it.
 ///
 /// # Errors
 /// As [`heads_attention`].

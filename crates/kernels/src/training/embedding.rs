@@ -60,6 +60,16 @@ impl Operation for Rows {
 
 /// `x` with the rows of a table from `first` on added to each text.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::add_positions;
+///
+/// let x = Tensor::zeros((1, 2, 3), DType::F32, &Device::Cpu)?;
+/// let table = Tensor::arange(0f32, 15., &Device::Cpu)?.reshape((5, 3))?;
+/// assert_eq!(add_positions(&x, &table, 3)?.to_vec3::<f32>()?, [[[9., 10., 11.], [12., 13., 14.]]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `x` `(B, T, C)`, `table` `(rows, C)`; returns the shape of `x`.
 ///

@@ -22,6 +22,17 @@ const CHUNK_ROWS: usize = 1024;
 
 /// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_kernels::head_loss;
+///
+/// let hidden = Tensor::zeros((5, 3), DType::F32, &Device::Cpu)?;
+/// let weight = Tensor::ones((11, 3), DType::F32, &Device::Cpu)?;
+/// let loss = head_loss(&hidden, &weight, &[1, 2, 3, 4, 10])?.to_scalar::<f32>()?;
+/// assert!((loss - 11f32.ln()).abs() < 1e-6, "eleven tokens alike");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Shapes
 /// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 where `hidden` is of half
 /// precision: products are then computed in its type.
@@ -67,7 +78,7 @@ fn fused<T: CpuFloat>(
     record(&[hidden, weight], on_cpu(vec![loss]), (), HeadLoss { gradients })
 }
 
-/// The same as a composition of candle operations, over all rows at once.
+/// The same as a composition of candle operations, over all rows at once. Tests compare [`head_loss`] with it.
 ///
 /// # Errors
 /// As [`head_loss`].

@@ -35,6 +35,16 @@ pub use operation::{Before, gradients, recomputed, without_gradients};
 /// Whether what is computed from `x` runs as in training: it is where and what the operations here work on, and it leads to
 /// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`] (whose
 /// results are those of training, as constants).
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use gpt2_kernels::runs_as_in_training;
+///
+/// let x = Var::zeros(3, DType::F32, &Device::Cpu)?;
+/// assert!(runs_as_in_training(&x));
+/// assert!(!runs_as_in_training(&x.as_tensor().detach()));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn runs_as_in_training(x: &Tensor) -> bool {
     has_cpu_kernels(x) && (x.track_op() || operation::has_tape())
 }

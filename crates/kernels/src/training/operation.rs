@@ -136,6 +136,16 @@ fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, R
 
 /// Computes without keeping anything for gradients.
 ///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use gpt2_kernels::without_gradients;
+///
+/// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
+/// let sum = without_gradients(|| x.sum_all())?;
+/// assert_eq!(sum.to_scalar::<f32>()?, 3.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of the computation.
 pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -428,7 +438,7 @@ custom_op!(CustomOp1: x => Option<Tensor>, x);
 custom_op!(CustomOp2: x y => (Option<Tensor>, Option<Tensor>), (x, y));
 custom_op!(CustomOp3: x y z => (Option<Tensor>, Option<Tensor>, Option<Tensor>), (x, y, z));
 
-/// What gradients start from.
+/// What gradients start from. [`gradients`] takes it.
 #[derive(Debug)]
 pub enum Before {
     /// Nothing.
@@ -475,6 +485,18 @@ impl Before {
 
 /// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, where it has one.
 ///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use gpt2_kernels::{Before, gradients};
+///
+/// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
+/// let (loss, found) = gradients(&[&x], Before::Nothing, 10.0, || x.sqr()?.sum_all())?;
+/// assert_eq!(loss, 38.);
+/// let gradient = found[0].as_ref().expect("the loss depends on it");
+/// assert_eq!(gradient.to_vec1::<f32>()?, [40., 60., 100.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of the computation; when the loss is no scalar; and when what the gradients start from has other shapes, types or
 /// devices than the variables.
@@ -496,6 +518,17 @@ pub fn gradients(
 
 /// What `compute` makes of `x`, where gradients are asked for: without keeping anything but `x`, and by computing it again
 /// on the way back. It must compute the same each time.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use gpt2_kernels::{Before, gradients, recomputed};
+///
+/// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
+/// let (_, found) = gradients(&[&x], Before::Nothing, 1.0, || recomputed(&x, |x| x.sqr()?.sqr())?.sum_all())?;
+/// let gradient = found[0].as_ref().expect("the loss depends on it");
+/// assert_eq!(gradient.to_vec1::<f32>()?, [32., 108., 500.], "4 x³");
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// Those of the computation.

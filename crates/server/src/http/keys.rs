@@ -27,15 +27,15 @@ impl Keys {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let shown = match (values.next().and_then(bearer), values.next()) {
             (Some(key), None) => padded(key),
-            _ => return Err(refusal("it wants a key: send the header `Authorization: Bearer KEY`")),
+            _ => return Err(refusal("asks for a key: send the header `Authorization: Bearer KEY`")),
         };
-        let shown = shown.ok_or_else(|| refusal("the key is wrong"))?;
+        let shown = shown.ok_or_else(|| refusal("asks for another key than this one"))?;
         // All are compared, whichever it is.
         let mut found = 0_u64;
         for (number, key) in (1_u64..).zip(&self.0) {
             found.conditional_assign(&number, key.ct_eq(&shown));
         }
-        if found == 0 { Err(refusal("the key is wrong")) } else { Ok(found) }
+        if found == 0 { Err(refusal("asks for another key than this one")) } else { Ok(found) }
     }
 }
 
@@ -53,7 +53,7 @@ fn padded(key: &[u8]) -> Option<Padded> {
 }
 
 fn refusal(what: &str) -> ApiError {
-    ApiError::new(401, format!("this server was started with a key: {what}")).with_code("invalid_api_key")
+    ApiError::new(401, format!("this server {what}")).with_code("invalid_api_key")
 }
 
 #[cfg(test)]

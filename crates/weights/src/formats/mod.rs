@@ -286,7 +286,10 @@ fn find_weights(files: &Files, folder: &Path) -> Result<PathBuf, WeightsError> {
     };
     match best.as_slice() {
         [only] => Ok(folder.join(only)),
-        [] => none(format!("{}; add the checkpoint's", among(files.names(folder)?))),
+        [] => none(format!(
+            "{}; add the weights, or name the folder that holds them",
+            among(files.names(folder)?)
+        )),
         several => none(format!(", but several others ({}); {way_out}", several.join(", "))),
     }
 }

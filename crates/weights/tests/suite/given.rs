@@ -287,12 +287,12 @@ fn what_is_missing_is_named() {
     let refused = |files: GivenFiles| open(files).unwrap_err().to_string();
     assert_eq!(
         refused(GivenFiles::new("nothing")),
-        "nothing: there is no model.safetensors, and no other weights file; add the checkpoint's"
+        "nothing: there is no model.safetensors, and no other weights file; add the weights, or name the folder that holds them"
     );
     let beside = fixture_files("tiny-checkpoint", &["tokenizer.json", "config.json"], How::InParts);
     assert_eq!(
         refused(beside),
-        "given: there is no model.safetensors, and no other weights file among config.json, tokenizer.json; add the checkpoint's"
+        "given: there is no model.safetensors, and no other weights file among config.json, tokenizer.json; add the weights, or name the folder that holds them"
     );
     let photo = GivenFiles::new("given").with_bytes("photo.jpg", b"\xff\xd8\xff\xe0 and so on".as_slice());
     assert!(refused(photo).starts_with("given/photo.jpg: "));

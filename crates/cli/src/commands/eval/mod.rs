@@ -28,7 +28,7 @@ Examples:
 
 A name fixes which text is scored, in what pieces, and what the result is divided by. A published figure stands
 beside a result only where the model has its size; data that are not the published file are measured all the same,
-and told. An entry of the data that is wrong ends the run with 1: at once, or with --items after those before it.")]
+and the report says so. A wrong entry in the data ends the run with exit code 1: at once, or with --items after those before it.")]
 pub(crate) struct EvalArguments {
     /// What to measure, see --list; several share one loaded model
     #[arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")]
@@ -44,7 +44,7 @@ pub(crate) struct EvalArguments {
     /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context where that is shorter]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
-    /// Write what the model said to each item to this file, a JSON object a line, as soon as it is known: a kill loses what is being read, about a thousand tokens or one item
+    /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
     #[arg(long, value_name = "FILE")]
     pub(crate) items: Option<PathBuf>,
     /// Go on with the --items of a run that was interrupted

@@ -15,8 +15,8 @@ Examples:
   gpt2 look heads \"the cat sat, and the cat sat\" --model gpt2
   gpt2 look heads --svg heads.svg
 Without a text (standard input is not read), rows of random tokens are each read twice, and a head's score is the mean attention from each token of the second
-half to the one before (previous), to the same token in the first half (duplicate) and to the one after that (induction); of the
-previous token it is the mean over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share
+half to the one before (previous), to the same token in the first half (duplicate) and to the one after that (induction); for the
+previous token the mean is over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share
 of a head's attention that goes to such places.")]
 pub(crate) struct HeadsArguments {
     #[command(flatten)]

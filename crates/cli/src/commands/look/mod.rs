@@ -47,7 +47,7 @@ pub(crate) enum Look {
     Ablate(patching::AblateArguments),
     /// Which part of one text's run carries its prediction over to another text (activation patching)
     Patch(patching::PatchArguments),
-    /// Which way a head's output takes to later heads (path patching)
+    /// Which later heads a head's output reaches, and what it changes there (path patching)
     Path(patching::PathArguments),
     /// What `patch` would say, estimated from one gradient (attribution patching)
     Estimate(patching::EstimateArguments),

@@ -129,8 +129,8 @@ pub(crate) fn patch(arguments: &PatchArguments, hub: &HubOptions) -> Result<()> 
 #[command(after_help = "\
 Examples:
   gpt2 look estimate --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --site z
-One gradient at the corrupted text, times the difference of both runs: `gpt2 look patch` without its runs. It is known to be wrong
-where much is not linear: at the early residual stream and at the first MLP.")]
+One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` finds by a run for
+each part. It is known to be wrong where the model is far from linear: at the early residual stream and at the first MLP.")]
 pub(crate) struct EstimateArguments {
     #[command(flatten)]
     pub(crate) texts: TextsArguments,
@@ -147,8 +147,8 @@ pub(crate) fn estimate(arguments: &EstimateArguments, hub: &HubOptions) -> Resul
 Examples:
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --to final
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --from 8.6 --to 9.9.q
-The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another: heads on the way are
-frozen, norms and MLPs are computed. Without --from every head before the receiver is tried.")]
+The run is that of the clean text, but what a head sends to the receiver is what it sends in the corrupted text. Other heads on the
+way stay as they are in the clean text; norms and MLPs are computed again. Without --from every head before the receiver is tried.")]
 pub(crate) struct PathArguments {
     #[command(flatten)]
     pub(crate) texts: TextsArguments,

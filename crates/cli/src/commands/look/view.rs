@@ -45,7 +45,7 @@ pub(crate) struct ViewArguments {
     /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the order of the axes (the last one fastest; null where there is none), metric before and after
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write a page: one file, which asks for nothing from anywhere
+    /// Write a page: one file that works without a network
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Write a picture for a paper

@@ -1,0 +1,39 @@
+//! `gpt2` alone: how to begin.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::output::write_line;
+
+/// Text, a look inside, a server: each without a file.
+const COMMANDS: [(&str, &str, bool); 3] = [
+    (
+        r#"gpt2 generate "ROMEO:""#,
+        "writes on, with the small model inside the program; --model gpt2 downloads GPT-2 (550 MB)",
+        true,
+    ),
+    (
+        r#"gpt2 look attention "The dog ran" --html page.html"#,
+        "makes a page that shows where each head looks",
+        true,
+    ),
+    (
+        "gpt2 serve",
+        "opens a page to write on, and OpenAI's interface, at http://127.0.0.1:8080",
+        cfg!(feature = "serve"),
+    ),
+];
+
+pub(crate) fn begin() -> Result<ExitCode> {
+    write_line(
+        "GPT-2 in one program: it writes text, shows its inside, learns, and serves. Begin with one of these:",
+    )?;
+    for (command, what, _) in COMMANDS.into_iter().filter(|(.., is_built)| *is_built) {
+        write_line(&format!("  {command:<52} {what}"))?;
+    }
+    write_line(
+        "All commands: gpt2 --help. Examples of one: gpt2 generate --help. What this machine has: gpt2 doctor.",
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,180 @@
+//! `gpt2 doctor`: what this machine has, and how fast it is.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, value_parser};
+use gpt2_engine::{
+    CachedModel, Estimate, GpuSupport, Hub, HubOptions, Machine, Memory, NvidiaDriver, Processor, Speeds,
+    Terminal,
+};
+use serde::Serialize;
+
+use crate::output::{grouped, write_json, write_line};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 doctor
+  gpt2 doctor --json
+  gpt2 doctor --threads 1                            (what one thread reads and multiplies)
+  GPT2_INSTRUCTION_SET=avx2 gpt2 doctor              (what another processor would do)
+
+Measuring takes less than three seconds, and wants a machine that does nothing else. `gpt2 bench` measures a model.")]
+pub(crate) struct DoctorArguments {
+    /// Number of threads [default: as many as this process may use]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Print one JSON object: version, features, system, processor, memory, gpu, hub, has_built_in_model, speeds, estimates (of GPT-2 124M, at most)
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    /// What the program was built with.
+    features: Vec<&'static str>,
+    #[serde(flatten)]
+    machine: Machine,
+    speeds: Speeds,
+    estimates: Vec<Estimate>,
+}
+
+pub(crate) fn run(arguments: &DoctorArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let machine = Machine::seen(hub);
+    let speeds = Speeds::measured(&Terminal)?;
+    let known = [
+        ("built-in", machine.has_built_in_model),
+        ("cuda", machine.gpu.cuda.is_built),
+        ("grammar", cfg!(feature = "grammar")),
+        ("hub", machine.hub.is_built),
+        ("metal", machine.gpu.metal.is_built),
+        ("parquet", cfg!(feature = "parquet")),
+        ("serve", cfg!(feature = "serve")),
+    ];
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        features: known.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect(),
+        machine,
+        speeds,
+        estimates: Estimate::of(&speeds),
+    };
+    if arguments.json {
+        write_json(&report)?
+    } else {
+        print(&report)?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) -> Result<()> {
+    let Report { version, features, machine, speeds, estimates } = report;
+    let line = |name: &str, text: &str| write_line(&format!("{name:<14}{text}"));
+    let Machine { system, processor, memory, gpu, hub, has_built_in_model } = machine;
+    let Processor { name, architecture, instruction_set, instruction_sets, cores, threads } = processor;
+    line("program", &format!("gpt2 {version}, built with {}", listed(features)))?;
+    line("system", &format!("{system}, {architecture}"))?;
+    line("processor", name.as_deref().unwrap_or("its name is not known"))?;
+    let others = instruction_sets.iter().filter(|set| *set != instruction_set).copied().collect::<Vec<_>>();
+    line(
+        "instructions",
+        &format!("{instruction_set}; also {} (GPT2_INSTRUCTION_SET chooses)", listed(&others)),
+    )?;
+    line("cores", &format!("{cores}, of which {threads} compute (--threads)"))?;
+    line("memory", &memory.map_or("not known on this system".to_owned(), told_of_memory))?;
+
+    let driver = match &gpu.nvidia_driver {
+        NvidiaDriver::Version(version) => format!("driver {version}"),
+        NvidiaDriver::Present => "driver of unknown version".to_owned(),
+        NvidiaDriver::Absent => "no driver is visible".to_owned(),
+        NvidiaDriver::Unknown => "not known on this system".to_owned(),
+    };
+    let gpus =
+        if gpu.nvidia_gpus.is_empty() { String::new() } else { format!(", {}", gpu.nvidia_gpus.join(", ")) };
+    line("NVIDIA GPU", &format!("{driver}{gpus}"))?;
+    line("  in gpt2", &told_of_gpu(&gpu.cuda))?;
+    if *system == "macos" || gpu.metal.is_built {
+        line("Apple's GPU", &told_of_gpu(&gpu.metal))?;
+    }
+
+    line(
+        "models",
+        if *has_built_in_model { "built-in, inside the program" } else { "none inside the program" },
+    )?;
+    print_hub(hub, &line)?;
+
+    let billions = |count: f64| format!("{:.1}", count / 1e9);
+    write_line("")?;
+    line("reads", &format!("{} GB/s from memory", billions(speeds.read_bytes_per_s)))?;
+    line(
+        "multiplies",
+        &format!(
+            "{} billion multiply-adds a second in f32, {} in q8",
+            billions(speeds.f32_multiply_adds_per_s),
+            billions(speeds.q8_multiply_adds_per_s)
+        ),
+    )?;
+    write_line("So GPT-2 124M can at most, on this processor (`gpt2 bench` measures what it does):")?;
+    for Estimate { dtype, read_bytes, new_tokens_per_s, prompt_tokens_per_s } in estimates {
+        line(
+            &format!("  {dtype}"),
+            &format!(
+                "write {new_tokens_per_s:>5.0} tokens/s, each reads {:>3.0} MB of weights; and read a prompt at {prompt_tokens_per_s:.0} tokens/s",
+                *read_bytes as f64 / 1e6
+            ),
+        )?;
+    }
+    Ok(())
+}
+
+fn print_hub(hub: &Hub, line: &dyn Fn(&str, &str) -> Result<()>) -> Result<()> {
+    let Hub { is_built, endpoint, is_offline, has_token, cache, models } = hub;
+    if !is_built {
+        return line("hub", "this program was built without the feature `hub`");
+    }
+    let network = match is_offline {
+        true => "offline: only the cache is used (--offline or HF_HUB_OFFLINE)",
+        false => "models are downloaded when they are named (--offline forbids it)",
+    };
+    line("hub", &format!("{endpoint}; {network}"))?;
+    line("  token", if *has_token { "there is one" } else { "none (HF_TOKEN); public models need none" })?;
+    line("  cache", &format!("{cache} (HF_HUB_CACHE or HF_HOME chooses)"))?;
+    for CachedModel { name, bytes, is_whole } in &models.gpt2 {
+        let whole = if *is_whole { "" } else { ", not whole" };
+        line("", &format!("{name}, {} MB{whole}", grouped(usize::try_from(bytes / 1_000_000)?)))?;
+    }
+    match (models.gpt2.len(), models.others) {
+        (0, 0) => line("", "it holds no model"),
+        (_, 0) => Ok(()),
+        (_, others) => line("", &format!("{others} that are not GPT-2")),
+    }
+}
+
+fn told_of_memory(memory: Memory) -> String {
+    let Memory { total_bytes, available_bytes, free_swap_bytes } = memory;
+    let gibibytes = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    let swap = if free_swap_bytes == 0 {
+        "no swap".to_owned()
+    } else {
+        format!("and {} of swap", gibibytes(free_swap_bytes))
+    };
+    format!("{}, of which {} are available, {swap}", gibibytes(total_bytes), gibibytes(available_bytes))
+}
+
+fn told_of_gpu(support: &GpuSupport) -> String {
+    let GpuSupport { device, free_bytes, problem, .. } = support;
+    match (device, problem) {
+        (Some(device), _) => {
+            let free =
+                free_bytes.map(|bytes| format!(", {:.1} GiB are free", bytes as f64 / f64::from(1 << 30)));
+            format!("--device {device} can be used{}", free.unwrap_or_default())
+        }
+        (None, problem) => problem.clone().unwrap_or_default(),
+    }
+}
+
+fn listed(names: &[&str]) -> String {
+    if names.is_empty() { "nothing else".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,61 @@
+//! `gpt2 man`: the manual pages, made from the definitions of the commands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Command, CommandFactory};
+use clap_mangen::Man;
+
+use crate::arguments::Arguments;
+use crate::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 man > gpt2.1 && man ./gpt2.1
+  gpt2 man --out ~/.local/share/man/man1           (then: man gpt2-generate)")]
+pub(crate) struct ManArguments {
+    /// Write a page for each command into this folder: gpt2.1, gpt2-generate.1 and so on
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &ManArguments) -> Result<ExitCode> {
+    // `help` has no page.
+    let without_help = |command: Command| command.disable_help_subcommand(true);
+    let mut command = without_help(Arguments::command()).mut_subcommand("look", without_help);
+    command.build();
+    match &arguments.out {
+        None => output::write_text(&page(&Man::new(command))?)?,
+        Some(folder) => {
+            fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            let pages = write_pages(&command, folder)?;
+            output::write_line(&format!("{}: {pages} pages, the first of them gpt2.1", folder.display()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command and those of its own commands, and says how many they are.
+fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
+    let man = Man::new(command.clone());
+    let path = folder.join(man.get_filename());
+    fs::write(&path, page(&man)?).with_context(|| path.display().to_string())?;
+    command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
+}
+
+/// A page, whose examples keep their lines.
+fn page(man: &Man) -> Result<String> {
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let page = String::from_utf8(page)?;
+    Ok(match page.split_once(".SH EXTRA\n") {
+        None => page,
+        Some((before, after)) => {
+            let (examples, rest) = after.split_at(after.find("\n.SH ").map_or(after.len(), |end| end + 1));
+            format!("{before}.SH EXAMPLES\n.nf\n{examples}.fi\n{rest}")
+        }
+    })
+}

@@ -1,0 +1,92 @@
+//! What commands say, beside what the page says that they say.
+
+use snapbox::filter::NormalizeToExpected;
+use snapbox::report::{Palette, write_diff};
+use snapbox::{Data, Redactions};
+
+use crate::Problem;
+use crate::page::{Expected, Step, StepKind};
+use crate::session::{End, Run, time_limit};
+
+/// Compares exit codes and outputs.
+pub(crate) fn check(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
+    let mut problems = check_codes(steps, runs).err().unwrap_or_default();
+    for (step, run) in steps.iter().zip(runs) {
+        let StepKind::Command(expected) = &step.kind else { continue };
+        if !matches!(run.end, End::Code(_)) {
+            continue;
+        }
+        if let Some(difference) = difference(expected, &run.output) {
+            problems.push(Problem { line: step.line, what: format!("$ {}\n{difference}", step.commands) });
+        }
+    }
+    problems.sort_by_key(|problem| problem.line);
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// Finds commands that failed, though the page does not say so by asking for the exit code.
+pub(crate) fn check_codes(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
+    let is_asked_for = |number: usize| {
+        steps.get(number + 1).is_some_and(|next| next.commands.trim() == "echo $?")
+            && matches!(steps[number].kind, StepKind::Command(_))
+    };
+    let mut problems = Vec::new();
+    for (number, (step, run)) in steps.iter().zip(runs).enumerate() {
+        let what = match &run.end {
+            End::NotRun => continue,
+            End::Code(0) => continue,
+            End::Code(_) if is_asked_for(number) => continue,
+            End::Code(code) => format!("exit code {code}, and `$ echo $?` does not follow"),
+            End::Session(Some(command)) => format!("`{command}` failed"),
+            End::Session(None) => "the session ended here".to_owned(),
+            End::TimeOut => time_limit(),
+        };
+        let what = format!("$ {}\n{what}; it said:\n{}", step.commands, run.output.trim_end());
+        problems.push(Problem { line: step.line, what });
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// The page with what the commands really said, where it differs.
+pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
+    let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
+    for (step, run) in steps.iter().zip(runs).rev() {
+        let StepKind::Command(expected) = &step.kind else { continue };
+        if !matches!(run.end, End::Code(_)) || difference(expected, &run.output).is_none() {
+            continue;
+        }
+        let (first, count) = expected.lines;
+        let said = trimmed(&run.output);
+        let said = said.lines().map(|line| format!("{}{line}", expected.indent));
+        lines.splice(first..first + count, said);
+    }
+    lines.join("\n") + "\n"
+}
+
+/// How an output differs from the one expected, in which `[..]` stands for anything in a line and `...` for any lines.
+fn difference(expected: &Expected, output: &str) -> Option<String> {
+    let expected = Data::text(trimmed(&expected.text));
+    let redactions = Redactions::new();
+    let output =
+        NormalizeToExpected::new().redact_with(&redactions).normalize(Data::text(trimmed(output)), &expected);
+    if expected == output {
+        return None;
+    }
+    let mut difference = String::new();
+    write_diff(
+        &mut difference,
+        &expected,
+        &output,
+        Some(&"the page"),
+        Some(&"the command"),
+        Palette::plain(),
+    )
+    .expect("a string takes everything");
+    Some(difference)
+}
+
+/// Without spaces at the ends of lines and without empty lines at the end, which nobody sees.
+fn trimmed(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().map(str::trim_end).collect();
+    lines.join("\n")
+}

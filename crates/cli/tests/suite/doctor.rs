@@ -1,0 +1,147 @@
+//! `gpt2 doctor`: what it says is what the machine has.
+
+use std::fs;
+use std::path::Path;
+use std::thread::available_parallelism;
+
+use serde_json::{Value, json};
+
+use crate::common::{Run, SUCCESS, USAGE, assert_refused, path, program, run};
+
+fn cache(folder: &Path) {
+    let write = |name: &str, text: &str| {
+        let file = folder.join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    let config = r#"{"model_type": "gpt2"}"#;
+    write("models--openai-community--gpt2/snapshots/1/config.json", config);
+    write("models--openai-community--gpt2/snapshots/1/model.safetensors", "");
+    write("models--openai-community--gpt2/blobs/a", &"x".repeat(3_000_000));
+    write("models--openai-community--gpt2/blobs/b", config);
+    // Without links the files are in the snapshot; the weights never came.
+    write("models--someone--half/snapshots/1/config.json", config);
+    write("models--someone--bert/snapshots/1/config.json", r#"{"model_type": "bert"}"#);
+    write("models--someone--empty/refs/main", "1");
+    write("datasets--someone--texts/snapshots/1/texts.jsonl", "{}");
+}
+
+fn doctor(arguments: &[&str], folder: &Path) -> Run {
+    let mut command = program(&[&["doctor"], arguments].concat());
+    let output = command
+        .env("HF_HUB_CACHE", path(folder))
+        .env("HF_ENDPOINT", "http://hub.example/")
+        .env_remove("HF_HUB_OFFLINE")
+        .env("HF_TOKEN", "secret")
+        .env_remove("GPT2_INSTRUCTION_SET")
+        .output()
+        .unwrap();
+    Run::of(&output)
+}
+
+#[test]
+fn doctor_says_what_the_machine_has() {
+    let folder = tempfile::tempdir().unwrap();
+    cache(folder.path());
+    let told = doctor(&["--json"], folder.path());
+    assert!(!told.stdout.contains("secret"));
+    let report = told.json();
+    let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
+    let expected = [
+        "version",
+        "features",
+        "system",
+        "processor",
+        "memory",
+        "gpu",
+        "hub",
+        "has_built_in_model",
+        "speeds",
+        "estimates",
+    ];
+    assert_eq!(keys, expected);
+    assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(report["has_built_in_model"], true);
+    let features: Vec<&str> =
+        report["features"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert_eq!(features.contains(&"serve"), cfg!(feature = "serve"));
+    assert_eq!(features.contains(&"cuda"), cfg!(feature = "cuda"));
+    assert_eq!(report["system"], std::env::consts::OS);
+
+    let processor = &report["processor"];
+    let cores = available_parallelism().unwrap().get();
+    assert_eq!((&processor["cores"], &processor["threads"]), (&json!(cores), &json!(cores)));
+    let sets = processor["instruction_sets"].as_array().unwrap();
+    assert_eq!(sets[0], "portable");
+    assert_eq!(sets.last(), Some(&processor["instruction_set"]), "the fastest is taken");
+
+    let hub = &report["hub"];
+    assert_eq!((&hub["endpoint"], &hub["is_offline"]), (&json!("http://hub.example"), &json!(false)));
+    assert_eq!((&hub["cache"], &hub["has_token"]), (&json!(path(folder.path())), &json!(true)));
+    let models = json!({
+        "gpt2": [
+            {"name": "openai-community/gpt2", "bytes": 3_000_022, "is_whole": true},
+            {"name": "someone/half", "bytes": 22, "is_whole": false},
+        ],
+        "others": 2,
+    });
+    assert_eq!(hub["models"], models);
+
+    if cfg!(target_os = "linux") {
+        let number = |key: &str| report["memory"][key].as_u64().unwrap();
+        assert!(number("total_bytes") >= number("available_bytes") && number("available_bytes") > 0);
+        let driver = Path::new("/proc/driver/nvidia/version").exists();
+        assert_eq!(report["gpu"]["nvidia_driver"]["version"].is_string(), driver, "{}", report["gpu"]);
+    }
+    if !cfg!(feature = "cuda") {
+        let expected = json!({
+            "is_built": false, "device": null, "free_bytes": null,
+            "problem": "this program was built without CUDA; build it with --features cuda",
+        });
+        assert_eq!(report["gpu"]["cuda"], expected);
+    }
+}
+
+/// Limits that no machine of today reaches: 10 TB/s from memory, and 1000 multiply-adds a core in each of 10 billion cycles.
+#[test]
+fn doctor_measures_what_a_machine_can_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = doctor(&["--json", "--threads", "1", "--offline"], folder.path()).json();
+    assert_eq!(report["processor"]["threads"], 1);
+    assert_eq!(report["hub"]["is_offline"], true);
+    assert_eq!(report["hub"]["models"], json!({"gpt2": [], "others": 0}));
+    let speed = |key: &str| report["speeds"][key].as_f64().unwrap();
+    assert!((1e7..1e13).contains(&speed("read_bytes_per_s")), "{}", report["speeds"]);
+    for key in ["f32_multiply_adds_per_s", "q8_multiply_adds_per_s"] {
+        assert!((1e7..1e13).contains(&speed(key)), "{}", report["speeds"]);
+    }
+    let estimates = report["estimates"].as_array().unwrap();
+    let dtypes: Vec<&Value> = estimates.iter().map(|estimate| &estimate["dtype"]).collect();
+    assert_eq!(dtypes, ["f32", "f16", "q8"]);
+    for estimate in estimates {
+        let (read, tokens) =
+            (estimate["read_bytes"].as_f64().unwrap(), estimate["new_tokens_per_s"].as_f64().unwrap());
+        assert!(tokens > 0.0 && tokens * read <= speed("read_bytes_per_s") * 1.000_001, "{estimate}");
+    }
+}
+
+#[test]
+fn doctor_tells_it_in_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    cache(folder.path());
+    let told = doctor(&[], folder.path());
+    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
+    for part in [
+        "program       gpt2 ",
+        "\ninstructions  ",
+        "\n              openai-community/gpt2, 3 MB\n",
+        "\n              someone/half, 0 MB, not whole\n",
+        "\n              2 that are not GPT-2\n",
+        " GB/s from memory\n",
+        "\n  q8          write ",
+    ] {
+        assert!(told.stdout.contains(part), "`{part}` is not in: {}", told.stdout);
+    }
+    assert!(!told.stdout.contains("secret"));
+    assert_refused(&run(&["doctor", "--threads", "0"]), USAGE, "--threads");
+}

@@ -1,0 +1,408 @@
+//! What this machine has for the models of this project, and how fast its processor reads memory and multiplies.
+//!
+//! [`Machine`] holds facts: they are read, nothing is started or changed for them, and what a system does not tell is `None`. Most of
+//! them are known on Linux alone. [`Speeds`] are measured, in less than three seconds, and [`Estimate`] says what they mean for GPT-2.
+
+use std::fs;
+use std::path::Path;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use candle_core::Device;
+use gpt2::Gpt2Config;
+use gpt2_kernels::{
+    Epilogue, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits, open_cuda,
+    open_metal,
+};
+use serde::Serialize;
+
+use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
+
+/// What a machine has, as far as this process may use it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Machine {
+    /// The operating system, as `linux`.
+    pub system: &'static str,
+    /// Its processor.
+    pub processor: Processor,
+    /// Its memory, where the system says.
+    pub memory: Option<Memory>,
+    /// Its GPUs.
+    pub gpu: Gpu,
+    /// Where models of the hub come from.
+    pub hub: Hub,
+    /// Whether there is a model inside the program, [`BUILT_IN`](crate::BUILT_IN).
+    pub has_built_in_model: bool,
+}
+
+/// A processor, and what of it is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Processor {
+    /// Its name, where the system says.
+    pub name: Option<String>,
+    /// Its architecture, as `x86_64`.
+    pub architecture: &'static str,
+    /// The instruction set that the kernels take.
+    pub instruction_set: &'static str,
+    /// Those that it has and the kernels know, slowest first.
+    pub instruction_sets: Vec<&'static str>,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// The memory of a machine or, where that is less, of the control group that the process is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// All of it, in bytes.
+    pub total_bytes: u64,
+    /// What a model can take, in bytes.
+    pub available_bytes: u64,
+    /// Room on the disk to which memory can be moved, in bytes.
+    pub free_swap_bytes: u64,
+}
+
+/// GPUs, and whether this program can use them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// The driver of NVIDIA's GPUs, whatever this program was built with.
+    pub nvidia_driver: NvidiaDriver,
+    /// The names of NVIDIA's GPUs, where the driver tells them.
+    pub nvidia_gpus: Vec<String>,
+    /// NVIDIA's GPUs in this program.
+    pub cuda: GpuSupport,
+    /// Apple's GPU in this program.
+    pub metal: GpuSupport,
+}
+
+/// Whether NVIDIA's driver is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NvidiaDriver {
+    /// It is, in this version.
+    Version(String),
+    /// It is, and does not tell its version.
+    Present,
+    /// It is not.
+    Absent,
+    /// The system does not tell.
+    Unknown,
+}
+
+/// Whether this program can use a kind of GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuSupport {
+    /// Whether the program was built for it.
+    pub is_built: bool,
+    /// The device's name for `--device` where it can be used.
+    pub device: Option<String>,
+    /// Bytes of its memory that are free, where the driver says.
+    pub free_bytes: Option<u64>,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
+}
+
+/// Where models of the hub come from, and which are here already.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Hub {
+    /// Whether this program was built with the feature `hub`.
+    pub is_built: bool,
+    /// Address of the hub.
+    pub endpoint: String,
+    /// Whether the network may not be used.
+    pub is_offline: bool,
+    /// Whether there is a token for models that are not open to everyone.
+    pub has_token: bool,
+    /// Folder of the cache.
+    pub cache: String,
+    /// What it holds.
+    pub models: CachedModels,
+}
+
+impl Machine {
+    /// What this machine has. A GPU is opened where the program was built for it, as loading a model on it would.
+    pub fn seen(hub: &HubOptions) -> Self {
+        let read = |path: &str| fs::read_to_string(path).ok();
+        let memory = ProcessMemory::now().map(|memory| Memory {
+            total_bytes: memory.total as u64,
+            available_bytes: memory.available as u64,
+            free_swap_bytes: memory.swap as u64,
+        });
+        Self {
+            system: std::env::consts::OS,
+            processor: Processor {
+                name: read("/proc/cpuinfo").as_deref().and_then(processor_name),
+                architecture: std::env::consts::ARCH,
+                instruction_set: process::instruction_set(),
+                instruction_sets: limits::instruction_sets(),
+                cores: available_parallelism().map_or(1, usize::from),
+                threads: process::thread_count(),
+            },
+            memory,
+            gpu: Gpu {
+                nvidia_driver: nvidia_driver(),
+                nvidia_gpus: nvidia_gpus(),
+                cuda: GpuSupport::of(cfg!(feature = "cuda"), DeviceChoice::Cuda(0)),
+                metal: GpuSupport::of(cfg!(feature = "metal"), DeviceChoice::Metal),
+            },
+            hub: Hub {
+                is_built: cfg!(feature = "hub"),
+                endpoint: hub.endpoint.clone(),
+                is_offline: hub.network == Network::Offline,
+                has_token: hub.token.is_some(),
+                cache: hub.cache.display().to_string(),
+                models: CachedModels::of(hub),
+            },
+            has_built_in_model: cfg!(feature = "built-in"),
+        }
+    }
+}
+
+impl GpuSupport {
+    fn of(is_built: bool, choice: DeviceChoice) -> Self {
+        let opened = match choice {
+            DeviceChoice::Metal => open_metal(0),
+            DeviceChoice::Cuda(index) => open_cuda(index),
+            DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Device::Cpu),
+        };
+        match opened {
+            Ok(device) => Self {
+                is_built,
+                device: Some(choice.to_string()),
+                free_bytes: free_memory(&device).map(|bytes| bytes as u64),
+                problem: None,
+            },
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                let problem = format!("{error}{}", cause.unwrap_or_default());
+                Self { is_built, device: None, free_bytes: None, problem: Some(problem) }
+            }
+        }
+    }
+}
+
+/// The first processor's name in Linux' `/proc/cpuinfo`. (Processors of ARM have none there.)
+fn processor_name(cpuinfo: &str) -> Option<String> {
+    let (_, name) = cpuinfo.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty() && name != "unknown")
+}
+
+/// The driver as Linux shows it: its own files, its device in a container that hides those, or that of Windows' Linux.
+fn nvidia_driver() -> NvidiaDriver {
+    if std::env::consts::OS != "linux" {
+        return NvidiaDriver::Unknown;
+    }
+    if let Ok(told) = fs::read_to_string("/proc/driver/nvidia/version") {
+        return driver_version(&told).map_or(NvidiaDriver::Present, NvidiaDriver::Version);
+    }
+    let is_present =
+        ["/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"].iter().any(|path| Path::new(path).exists());
+    if is_present { NvidiaDriver::Present } else { NvidiaDriver::Absent }
+}
+
+/// The version in the driver's first line, the first word of numbers with points between them.
+fn driver_version(told: &str) -> Option<String> {
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    told.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn nvidia_gpus() -> Vec<String> {
+    let folders = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let told = folders.filter_map(|folder| fs::read_to_string(folder.path().join("information")).ok());
+    let mut names: Vec<String> = told.filter_map(|told| gpu_name(&told)).collect();
+    names.sort();
+    names
+}
+
+fn gpu_name(told: &str) -> Option<String> {
+    told.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()))
+}
+
+/// How fast this processor is, with the project's own kernels on all threads: the best of some short rounds each.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Speeds {
+    /// Bytes a second that are read from memory.
+    pub read_bytes_per_s: f64,
+    /// Bytes that were read in turns. Where a processor's caches hold as much, part of them came from there.
+    pub read_bytes: u64,
+    /// Multiply-adds a second of a product with weights in f32.
+    pub f32_multiply_adds_per_s: f64,
+    /// Multiply-adds a second of a product with weights in q8.
+    pub q8_multiply_adds_per_s: f64,
+}
+
+/// Rounds of each measurement at most,
+const ROUNDS: usize = 12;
+/// and the time after which none begins: three of these, and what is prepared for them, take less than three seconds.
+const TIME: Duration = Duration::from_millis(500);
+/// Memory that is read: more than the caches of most processors hold, and an eighth of what is free at most.
+const READ_BYTES: usize = 256 << 20;
+/// What of it is timed at once: little enough that some rounds pass undisturbed on a machine that does other things too.
+const READ_AT_ONCE: usize = 32 << 20;
+/// The product: GPT-2's widest layer, for a prompt of so many tokens.
+const PRODUCT: (usize, usize) = (3072, 768);
+const PRODUCT_ROWS: usize = 128;
+
+impl Speeds {
+    /// Measures them.
+    ///
+    /// # Errors
+    /// None that can happen: the matrices are of the right size.
+    pub fn measured(reporter: &dyn Reporter) -> Result<Self, PackError> {
+        let progress = reporter.start("measuring", 3, Unit::Items("speeds"));
+        let free = ProcessMemory::now().map_or(usize::MAX, |memory| memory.available);
+        let pieces = (READ_BYTES.min(free / 8) / READ_AT_ONCE).max(1);
+        let values = limits::values_to_read(pieces * READ_AT_ONCE / size_of::<f32>());
+        let mut piece = values.chunks_exact(READ_AT_ONCE / size_of::<f32>()).cycle();
+        let read_s = fastest_s(ROUNDS * pieces, || {
+            std::hint::black_box(piece.next().map(limits::read));
+        });
+        drop(values);
+        progress.advance(1);
+        let f32_multiply_adds_per_s = multiply_adds_per_s(WeightFormat::F32)?;
+        progress.advance(1);
+        let q8_multiply_adds_per_s = multiply_adds_per_s(WeightFormat::Q8)?;
+        progress.advance(1);
+        let (read_bytes, read_bytes_per_s) = ((pieces * READ_AT_ONCE) as u64, READ_AT_ONCE as f64 / read_s);
+        Ok(Self { read_bytes_per_s, read_bytes, f32_multiply_adds_per_s, q8_multiply_adds_per_s })
+    }
+}
+
+fn multiply_adds_per_s(format: WeightFormat) -> Result<f64, PackError> {
+    let (out_features, in_features) = PRODUCT;
+    // Every output has the same weights, since only the time counts.
+    let weights: Vec<f32> = (0..in_features).map(|index| (index % 7) as f32 - 3.0).collect();
+    let weights = Strided { values: &weights, strides: (0, 1), shape: PRODUCT };
+    let matrix = PackedMatrix::from_values(weights, format)?;
+    let x: Vec<f32> = (0..PRODUCT_ROWS * in_features).map(|index| (index % 11) as f32 - 5.0).collect();
+    let seconds = fastest_s(ROUNDS, || {
+        std::hint::black_box(matrix.product(&x, PRODUCT_ROWS, Epilogue::default()));
+    });
+    Ok((PRODUCT_ROWS * out_features * in_features) as f64 / seconds)
+}
+
+/// The shortest time that the work takes.
+fn fastest_s(rounds: usize, mut work: impl FnMut()) -> f64 {
+    let (start, mut best) = (Instant::now(), Duration::MAX);
+    for _ in 0..rounds {
+        let round = Instant::now();
+        work();
+        best = best.min(round.elapsed());
+        if start.elapsed() > TIME {
+            break;
+        }
+    }
+    // A clock that is too coarse to see the work must not make it infinitely fast.
+    best.max(Duration::from_nanos(1)).as_secs_f64()
+}
+
+/// What a processor with these speeds can reach at most with GPT-2 124M. Attention, norms and whatever else runs take more.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The type of the weights.
+    pub dtype: &'static str,
+    /// Bytes of the weights that each new token reads.
+    pub read_bytes: u64,
+    /// New tokens a second of one text: all weights are read for each of them.
+    pub new_tokens_per_s: f64,
+    /// Tokens of a prompt a second: its tokens share what is read, and each is multiplied with all weights but the head's.
+    pub prompt_tokens_per_s: f64,
+}
+
+impl Estimate {
+    /// One for each of these types of weights.
+    pub fn of(speeds: &Speeds) -> Vec<Self> {
+        let formats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8];
+        formats.into_iter().map(|format| Self::in_format(format, speeds)).collect()
+    }
+
+    fn in_format(format: WeightFormat, speeds: &Speeds) -> Self {
+        let config = Gpt2Config::gpt2();
+        let (width, inner) = (config.n_embd, config.inner_width());
+        let layers = [(3 * width, width), (width, width), (inner, width), (width, inner)];
+        let head = (config.vocab_size, width);
+        let bytes = |(outputs, inputs): (usize, usize)| format.packed_bytes(outputs, inputs);
+        let read_bytes = config.n_layer as u64 * layers.map(bytes).iter().sum::<u64>() + bytes(head);
+        let blocks = (config.n_layer * layers.iter().map(|(out, into)| out * into).sum::<usize>()) as f64;
+        let multiply_adds_per_s = match format {
+            // Weights in f16 are multiplied in f32.
+            WeightFormat::F32 | WeightFormat::F16 => speeds.f32_multiply_adds_per_s,
+            _ => speeds.q8_multiply_adds_per_s,
+        };
+        let multiplied = blocks + (head.0 * head.1) as f64;
+        Self {
+            dtype: format.name(),
+            read_bytes,
+            new_tokens_per_s: (speeds.read_bytes_per_s / read_bytes as f64)
+                .min(multiply_adds_per_s / multiplied),
+            prompt_tokens_per_s: multiply_adds_per_s / blocks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_tells_is_read() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags\t: fpu\nmodel name\t: other\n";
+        assert_eq!(processor_name(cpuinfo).as_deref(), Some("AMD EPYC 9V74"));
+        assert_eq!(processor_name("processor\t: 0\nBogoMIPS\t: 50.00\n"), None);
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Wed Jan  8 16:01:21 UTC 2025\nGCC version: 12.2.0\n";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n";
+        assert_eq!(driver_version(closed).as_deref(), Some("570.86.10"));
+        assert_eq!(driver_version(open).as_deref(), Some("580.65.06"));
+        assert_eq!(driver_version("something else"), None);
+        assert_eq!(gpu_name("Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n").as_deref(), Some("NVIDIA H200"));
+    }
+
+    /// 84,934,656 weights in the blocks' matrices and 38,597,376 in the head; panels are 16 outputs wide, which 50,257 does not fill.
+    #[test]
+    fn estimates_are_speeds_over_sizes() {
+        let speeds = Speeds {
+            read_bytes_per_s: 50e9,
+            read_bytes: 1,
+            f32_multiply_adds_per_s: 100e9,
+            q8_multiply_adds_per_s: 400e9,
+        };
+        let weights = 84_934_656 + 50_272 * 768;
+        let [f32, f16, q8] = Estimate::of(&speeds).try_into().unwrap();
+        assert_eq!((f32.dtype, f32.read_bytes), ("f32", 4 * weights));
+        assert_eq!((f16.dtype, f16.read_bytes), ("f16", 2 * weights));
+        assert_eq!(
+            (q8.dtype, q8.read_bytes),
+            ("q8", weights * 34 / 32),
+            "with a scale of two bytes for 32 weights"
+        );
+        assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);
+        assert_eq!(f32.prompt_tokens_per_s, 100e9 / 84_934_656.0);
+        assert_eq!(f16.prompt_tokens_per_s, f32.prompt_tokens_per_s);
+        assert_eq!(q8.prompt_tokens_per_s, 400e9 / 84_934_656.0);
+        let slow = Speeds { q8_multiply_adds_per_s: 1e9, ..speeds };
+        assert_eq!(
+            Estimate::of(&slow)[2].new_tokens_per_s,
+            1e9 / 123_532_032.0,
+            "multiplying takes longer than reading"
+        );
+    }
+
+    #[test]
+    fn rounds_are_bounded_and_the_best_counts() {
+        let mut rounds = 0;
+        let best = fastest_s(3, || {
+            rounds += 1;
+            std::thread::sleep(Duration::from_millis(if rounds == 2 { 1 } else { 50 }));
+        });
+        assert_eq!(rounds, 3);
+        assert!((0.001..0.05).contains(&best), "{best}");
+        let mut slow = 0;
+        fastest_s(ROUNDS, || {
+            slow += 1;
+            std::thread::sleep(TIME / 2 + Duration::from_millis(1));
+        });
+        assert_eq!(slow, 2, "none begins when the time is over");
+    }
+}

@@ -1,0 +1,89 @@
+//! What the cache of the hub holds: `models--owner--name` with its `snapshots` and, where the system has links, its `blobs`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::HubOptions;
+
+/// The weights of a model, best first: a single file, or an index with the beginning and ending of its shards' names.
+pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
+    ("model.safetensors", None),
+    ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
+    ("pytorch_model.bin", None),
+    ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
+];
+
+/// What the folder of a kind of repository begins with.
+pub(super) const MODELS: &str = "models--";
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CachedModel {
+    /// Its name on the hub, `owner/name`.
+    pub name: String,
+    /// Bytes that it takes on the disk, all of its revisions together.
+    pub bytes: u64,
+    /// Whether a revision of it has configuration and weights: what an interrupted download left has not.
+    pub is_whole: bool,
+}
+
+/// The models in a cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct CachedModels {
+    /// GPT-2's, by name: those whose configuration says so.
+    pub gpt2: Vec<CachedModel>,
+    /// How many others there are, or of which no configuration is there.
+    pub others: usize,
+}
+
+impl CachedModels {
+    /// What the cache of these options holds; nothing where there is no such folder.
+    pub fn of(options: &HubOptions) -> Self {
+        let mut models = Self::default();
+        for folder in folders_in(&options.cache) {
+            let name = folder.file_name().and_then(|name| name.to_str()?.strip_prefix(MODELS));
+            let Some(name) = name.map(|name| name.replace("--", "/")) else { continue };
+            let snapshots = folders_in(&folder.join("snapshots"));
+            if !snapshots.iter().any(|snapshot| is_gpt2(snapshot)) {
+                models.others += 1;
+                continue;
+            }
+            let blobs = folder.join("blobs");
+            let held = if blobs.is_dir() { blobs } else { folder.join("snapshots") };
+            let is_whole = snapshots.iter().any(|snapshot| holds_a_model(snapshot));
+            models.gpt2.push(CachedModel { name, bytes: bytes_in(&held), is_whole });
+        }
+        models.gpt2.sort_by(|a, b| a.name.cmp(&b.name));
+        models
+    }
+}
+
+/// Whether a snapshot holds a configuration and weights.
+pub(super) fn holds_a_model(snapshot: &Path) -> bool {
+    let has_weights = WEIGHTS.iter().any(|(weights, _)| snapshot.join(weights).exists());
+    snapshot.join("config.json").exists() && has_weights
+}
+
+fn is_gpt2(snapshot: &Path) -> bool {
+    let config = fs::read(snapshot.join("config.json")).ok();
+    let config = config.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+    config.is_some_and(|config| config["model_type"] == "gpt2")
+}
+
+fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => bytes_in(&entry.path()),
+        Ok(found) => found.len(),
+        Err(_) => 0,
+    });
+    bytes.sum()
+}

@@ -1,0 +1,47 @@
+//! How do I change what the model may say with a function of my own?
+#![expect(clippy::print_stdout, reason = "what the example shows")]
+
+use gpt2_generation::{
+    GenerationConfig, LogitsFunction, LogitsProcessor, Request, TextStream, TokenGenerator,
+};
+use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode, token_bytes};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = GivenFiles::new("shakespeare")
+        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+    let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+    let (model, tokenizer) =
+        (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
+
+    // No token that holds the letter e.
+    let ids = 0..u32::try_from(model.config().vocab_size)?;
+    let has_e = |id: u32| token_bytes(&tokenizer, id).is_some_and(|bytes| bytes.contains(&b'e'));
+    let forbidden: Vec<usize> = ids.filter(|id| has_e(*id)).map(|id| id as usize).collect();
+    println!("{} of {} tokens hold an e", forbidden.len(), model.config().vocab_size);
+    let without_e = LogitsFunction::new(move |_history, logits| {
+        for id in &forbidden {
+            logits[*id] = f32::NEG_INFINITY;
+        }
+        Ok(())
+    });
+
+    let config = GenerationConfig {
+        max_new_tokens: 40,
+        do_sample: true,
+        top_k: 40,
+        seed: 7,
+        ..GenerationConfig::default()
+    };
+    for processors in [vec![], vec![LogitsProcessor::Function(without_e)]] {
+        let request = Request { processors, ..Request::new(encode(&tokenizer, "JULIET:")?, config.clone()) };
+        let mut stream = TextStream::new(&tokenizer);
+        let mut text = String::from("JULIET:");
+        for id in TokenGenerator::of_request(&model, request, Some(&tokenizer))? {
+            text += &stream.push(id?)?;
+        }
+        println!("\n{text}{}", stream.finish()?);
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! How do I build a model of my own sizes, and run it on token ids?
+#![expect(clippy::print_stdout, reason = "what the example shows")]
+
+use candle_core::{D, DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sizes = Gpt2Config {
+        vocab_size: 61,
+        n_positions: 32,
+        n_embd: 24,
+        n_layer: 2,
+        n_head: 3,
+        ..Gpt2Config::gpt2()
+    };
+    sizes.check()?;
+    let parameters = VarMap::new(); // fresh ones; a checkpoint's come from `candle-gpt2-weights`
+    let model = Gpt2LMHead::load(&sizes, &VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu))?;
+    println!("{} parameters, {} bytes", model.parameter_count(), model.weight_bytes());
+
+    // At once: the logits of the token after each token of the prompt.
+    let ids = [5u32, 7, 11, 13];
+    let prompt = Tensor::new(&ids, &Device::Cpu)?.unsqueeze(0)?; // (B, T)
+    let logits = model.forward(&prompt, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    println!("logits {:?}", logits.dims()); // (B, T, V)
+
+    // Greedily, token by token: each step computes one token, with the keys and values of those before it.
+    let mut cache = model.new_cache(1, sizes.n_positions)?;
+    let mut next = prompt;
+    for _ in 0..5 {
+        let logits = model.forward(&next, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+        next = logits.squeeze(1)?.argmax(D::Minus1)?.unsqueeze(0)?; // (B, 1)
+        println!("after {} tokens comes {}", cache.lengths()[0], next.flatten_all()?.to_vec1::<u32>()?[0]);
+    }
+    Ok(())
+}

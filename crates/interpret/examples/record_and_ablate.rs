@@ -1,0 +1,43 @@
+//! Where do the heads of a model look, and which of them does a prediction need?
+#![expect(clippy::print_stdout, reason = "what the example shows")]
+
+use gpt2::Site;
+use gpt2_interpret::{Ablate, Chain, Metric, Place, Run};
+use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = GivenFiles::new("shakespeare")
+        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+    let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+    let (model, tokenizer) =
+        (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
+    let (ids, answers) = (encode(&tokenizer, "Thou, my lord,")?, encode(&tokenizer, " art are")?);
+    let run = Run::new(&model, &ids)?;
+    let (n_layer, n_head) = (model.config().n_layer, model.config().n_head);
+
+    // Record: attention weights of the last token of every head, `(B, H, T, S)`.
+    let record = run.record(Site::matching("pattern", n_layer)?)?;
+    let of_first = record.get("pattern3".parse()?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
+    println!(
+        "how much each head of the last block looks back at the first token, {:?}",
+        tokenizer.decode(&ids[..1], false)?
+    );
+    for (head, weights) in of_first.squeeze(1)?.to_vec2::<f32>()?.iter().enumerate() {
+        println!("  3.{head}: {:.2}", weights[0]);
+    }
+
+    // Ablate: the same text with one head's output set to zero.
+    let metric = Metric::logit_difference(answers[0], answers[1], ids.len() - 1);
+    let whole = metric.of_run(&run, &mut Chain(vec![]))?;
+    println!("`art` is {whole:.2} above `are`; without one head it is");
+    for layer in 0..n_layer {
+        let values = (0..n_head).map(|head| {
+            let mut edit = Ablate::zero(format!("z{layer}").parse()?)?.at(Place::head(head));
+            Ok(format!("{:7.2}", metric.of_run(&run, &mut edit)?))
+        });
+        println!("  layer {layer}: {}", values.collect::<Result<String, Box<dyn std::error::Error>>>()?);
+    }
+    Ok(())
+}

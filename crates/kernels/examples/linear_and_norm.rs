@@ -1,0 +1,37 @@
+//! Do our layers give what candle's operations give?
+#![expect(clippy::print_stdout, reason = "what the example shows")]
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, WeightFormat};
+
+const EPSILON: f64 = 1e-5;
+
+fn main() -> Result<()> {
+    let device = Device::Cpu;
+    let x = Tensor::randn(0f32, 1., (2, 5, 48), &device)?; // (B, T, C)
+    let weight = Tensor::randn(0f32, 0.1, (64, 48), &device)?; // (out, in)
+    let bias = Tensor::randn(0f32, 0.1, 64, &device)?;
+
+    let norm = LayerNorm::new(Tensor::ones(48, DType::F32, &device)?, None, EPSILON);
+    let normed = norm.forward(&x)?;
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+    let expected = centred.broadcast_div(&(variance + EPSILON)?.sqrt()?)?;
+    println!("layer norm: largest difference {:.1e}", difference(&normed, &expected)?);
+
+    let expected = normed.broadcast_matmul(&weight.t()?)?.broadcast_add(&bias)?.gelu()?;
+    for (name, format) in WeightFormat::NAMES {
+        let layer = Linear::from_matrix(Matrix::pack(&weight, *format)?, Some(bias.clone()))?;
+        let found = layer.forward_activated(&normed, Activation::GeluTanh)?; // product, bias and GELU in one pass
+        let bytes = layer.bytes();
+        println!(
+            "linear and GELU, {name}: {bytes} bytes, largest difference {:.1e}",
+            difference(&found, &expected)?
+        );
+    }
+    Ok(())
+}
+
+fn difference(left: &Tensor, right: &Tensor) -> Result<f32> {
+    (left - right)?.abs()?.flatten_all()?.max(0)?.to_scalar()
+}

@@ -1,0 +1,59 @@
+//! Files of the repository that the book names in its sentences are there: what stands in backquotes and begins with the name of one
+//! of its folders. Links are followed by another test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders whose files are named.
+const FOLDERS: [&str; 7] = ["crates/", "scripts/", "models/", "docs/", "python/", "examples/", "web/"];
+/// What is made by a command, and what stands for a name.
+const NOT_FILES: [&str; 2] = ["web/dist", "NAME"];
+
+#[test]
+fn files_that_the_book_names_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for page in pages(&root.join("docs/src")).into_iter().chain([root.join("README.md")]) {
+        let text = fs::read_to_string(&page).unwrap();
+        let mut is_block = false;
+        for (number, line) in text.lines().enumerate() {
+            is_block ^= line.trim_start().starts_with("```");
+            // What stands between the first and the second backquote, between the third and the fourth, and so on.
+            let quoted = line.split('`').skip(1).step_by(2).filter(|_| !is_block);
+            for name in quoted.flat_map(str::split_whitespace) {
+                let is_file = FOLDERS.iter().any(|folder| name.starts_with(folder));
+                if !is_file || NOT_FILES.iter().any(|other| name.contains(other)) {
+                    continue;
+                }
+                count += 1;
+                if !is_there(&root, name.trim_end_matches([',', ';', ':'])) {
+                    missing.push(format!("{}:{}: {name}", page.display(), number + 1));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
+    assert!(count > 50, "found {count} names alone");
+}
+
+/// All pages in a folder and below it.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found = paths.flat_map(|path| if path.is_dir() { pages(&path) } else { vec![path] });
+    found.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect()
+}
+
+/// Whether there is the file or the folder, or one that fits a name with a star or with a choice in braces.
+fn is_there(root: &Path, name: &str) -> bool {
+    if let Some((before, (choices, after))) =
+        name.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    {
+        return choices.split(',').all(|choice| is_there(root, &format!("{before}{choice}{after}")));
+    }
+    let Some((before, after)) = name.split_once('*') else { return root.join(name).exists() };
+    let (folder, start) = before.rsplit_once('/').unwrap_or(("", before));
+    let names = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.any(|name| name.starts_with(start) && name.ends_with(after))
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Packs every crate that is published, builds the program in an empty folder from the packed files alone, and compares its text
+# with that of the repository's program. Only our own crates are compiled, where the others are in the target folder already.
+# usage: scripts/check_packages.sh [--allow-dirty]   (which packs files that are not committed, too)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+largest=10000000 # bytes that crates.io takes of one crate
+target=${CARGO_TARGET_DIR:-$PWD/target}
+folder=$target/packed
+prompt=(generate "ROMEO:" --max-new-tokens 5)
+
+packages=()
+for manifest in crates/*/Cargo.toml models/*/Cargo.toml; do
+  grep -q '^publish = false' "$manifest" || packages+=("$(awk -F'"' '/^name = / { print $2; exit }' "$manifest")")
+done
+version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
+# Cargo says of each crate which tests it leaves out; that is asked for by `include`.
+cargo package --no-verify --locked --quiet "$@" "${packages[@]/#/--package=}" 2> >(grep -vE 'warning: ignoring (test|benchmark) ' >&2)
+
+rm -rf "$folder"
+mkdir -p "$folder"
+{
+  printf '[workspace]\nresolver = "3"\nmembers = ["*"]\n\n[patch.crates-io]\n'
+  for package in "${packages[@]}"; do
+    echo "$package = { path = \"$package-$version\" }"
+  done
+  printf '\n'
+  # The same profiles, so that the compiled dependencies are those of the repository.
+  awk '/^\[/ { is_profile = /^\[profile[.]dev/ } is_profile' Cargo.toml
+} >"$folder/Cargo.toml"
+cp Cargo.lock "$folder"
+
+for package in "${packages[@]}"; do
+  archive=$target/package/$package-$version.crate
+  bytes=$(wc -c <"$archive")
+  printf '%9d bytes  %s\n' "$bytes" "$package"
+  [ "$bytes" -lt "$largest" ] || { echo "$package is larger than crates.io takes" >&2; exit 1; }
+  # The archives' times are all the same, and cargo compiles what is newer than it was.
+  tar --extract --gzip --touch --file "$archive" --directory "$folder"
+  for file in README.md LICENSE-MIT LICENSE-APACHE; do
+    [ -s "$folder/$package-$version/$file" ] || { echo "$package is packed without $file" >&2; exit 1; }
+  done
+done
+strays=$(find "$folder" -type l -o -name tests -o -name fixtures)
+[ -z "$strays" ] || { echo "packed, and should not be: $strays" >&2; exit 1; }
+
+(cd "$folder" && cargo build --offline --package candle-gpt2-cli --target-dir "$target")
+empty=$(mktemp -d)
+trap 'rm -rf "$empty"' EXIT
+packed=$(cd "$empty" && "$target/debug/gpt2" "${prompt[@]}" 2>/dev/null)
+# This puts the repository's program back in its place.
+ours=$(cargo run --locked --quiet -- "${prompt[@]}" 2>/dev/null)
+if [ -z "$packed" ] || [ "$packed" != "$ours" ]; then
+  printf 'packed:\n%s\nours:\n%s\n' "$packed" "$ours" >&2
+  exit 1
+fi
+echo "${#packages[@]} crates are packed; the program that is built from them alone writes what ours does"

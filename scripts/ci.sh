@@ -1,0 +1,340 @@
+#!/usr/bin/env bash
+# What is checked, as jobs. scripts/check.sh runs those of the gate; the workflows in .github run each on a machine of its own.
+# usage: scripts/ci.sh JOB…     scripts/ci.sh --list
+# What needs a tool, a toolchain or a target that is not installed is left out, and named where it stands and at the end. Nothing
+# is installed here. A run in which everything is left out fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+took=()
+step() {
+  printf '\n== %s\n' "$*"
+  local begin=$SECONDS
+  "$@"
+  took+=("$((SECONDS - begin)) s: $*")
+}
+
+left_out=()
+# leave_out WHAT MISSING HOW: says what is not checked here, what it needs, and how to get that.
+leave_out() {
+  left_out+=("left out: $1 needs $2 ($3)")
+  printf '\n== %s\n' "${left_out[-1]}"
+}
+# Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
+has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
+has() { command -v "$1" >/dev/null; }
+has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
+
+# From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
+portable=(candle-gpt2-arithmetic candle-gpt2-kernels candle-gpt2-attention candle-gpt2 candle-gpt2-weights candle-gpt2-generation candle-gpt2-interpret candle-gpt2-pictures candle-gpt2-engine candle-gpt2-look candle-gpt2-browser)
+
+# Format, lints, documentation, dependencies, spelling, scripts.
+job-check() {
+  step cargo fmt --all --check
+  if has typos; then
+    step typos
+  else
+    leave_out "the check of spelling" "typos" "cargo install --locked typos-cli"
+  fi
+  if has shellcheck; then
+    step shellcheck --exclude=SC1091 scripts/*.sh
+  else
+    leave_out "the check of shell scripts" "shellcheck" "apt-get install shellcheck"
+  fi
+  step workflows_are_sound
+  if has cargo-deny; then
+    # Without advisories, which come by the network: they are a job of their own.
+    step cargo deny --locked check licenses bans sources
+  else
+    leave_out "the check of licences and sources" "cargo-deny" "cargo install --locked cargo-deny"
+  fi
+  step cargo clippy --workspace --all-targets --locked -- -D warnings
+  step cargo clippy --package candle-gpt2-cli --no-default-features --locked -- -D warnings
+  step cargo clippy --package candle-gpt2-engine --no-default-features --all-targets --locked -- -D warnings
+  step env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+  step light_program
+  local release
+  release=$(git tag --list 'v*' --sort=-version:refname 2>/dev/null | head -n 1)
+  if [ -z "$release" ]; then
+    leave_out "the check that interfaces keep their version's promise" "a published version" "the first release, see CONTRIBUTING.md"
+  elif has cargo-semver-checks; then
+    step cargo semver-checks --workspace --baseline-rev "$release"
+  else
+    leave_out "the check that interfaces keep their version's promise" "cargo-semver-checks" "cargo install --locked cargo-semver-checks"
+  fi
+}
+
+# Every workflow parses, and calls jobs that exist; every job is called.
+workflows_are_sound() {
+  local called known
+  known=$(list)
+  called=$(sed -nE 's/.*(scripts\/ci\.sh |[{ -]job: )([a-z][a-z0-9-]*).*/\2/p' .github/workflows/*.yml | sort -u)
+  diff <(echo "$known") <(echo "$called") || { echo "the jobs of scripts/ci.sh (<) are not those of the workflows (>)"; return 1; }
+  if has actionlint; then
+    actionlint
+  elif python3 -c 'import yaml' 2>/dev/null; then
+    python3 -c 'import sys, yaml; [yaml.safe_load(open(path))["jobs"] for path in sys.argv[1:]]' .github/workflows/*.yml
+  else
+    leave_out "the syntax of workflows" "actionlint, or PyYAML" "pip install pyyaml"
+  fi
+}
+
+# The plain program stays light, and what `serve` and `grammar` add is counted.
+crates_of() { cargo tree --package candle-gpt2-cli --edges normal --prefix none --locked "$@" | awk '{print $1}' | sort -u; }
+light_program() {
+  local plain served
+  plain=$(crates_of --no-default-features)
+  served=$(crates_of --no-default-features --features serve)
+  if grep -xE 'tokio|hyper|llguidance' <<<"$plain"; then
+    echo "the plain program needs what only the server does"
+    return 1
+  fi
+  local more
+  more=$(comm -13 <(echo "$plain") <(echo "$served") | grep -cv '^candle-gpt2')
+  echo "the server adds $more crates"
+  [ "$more" -le 30 ]
+}
+
+# Known vulnerabilities of what we depend on; asks the network.
+job-advisories() {
+  if has cargo-deny; then
+    step cargo deny --locked check advisories
+  else
+    leave_out "the check of advisories" "cargo-deny" "cargo install --locked cargo-deny"
+  fi
+}
+
+# 64-bit ARM: everything compiles for it, and what uses its instructions runs, in an emulator where the machine is another one.
+job-aarch64() {
+  local target=aarch64-unknown-linux-gnu
+  if ! has_target $target; then
+    leave_out "the check for NEON" "a target" "rustup target add $target"
+    return
+  fi
+  # Without the hub, whose encryption is C and would want a compiler for that machine.
+  step cargo check --target $target --locked --no-default-features \
+    --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch "${portable[@]/#/--package=}"
+  local run=() skipped=()
+  if [ "$(uname -m)" != aarch64 ]; then
+    if ! has qemu-aarch64 || ! has aarch64-linux-gnu-gcc; then
+      leave_out "the tests of NEON" "an emulator and a linker" "apt-get install qemu-user gcc-aarch64-linux-gnu"
+      return
+    fi
+    run=(env CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+      CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu")
+    # Those that try thousands of shapes take an emulator minutes each.
+    skipped=(--skip attention_equals_the_reference --skip packed::tests::a_row_has_the_same_bits --skip packed::tests::products_equal_the_reference)
+  fi
+  step "${run[@]}" cargo test --target $target --package candle-gpt2-arithmetic --lib --locked -- "${skipped[@]}"
+}
+
+# Browsers, and WebAssembly under Node.
+job-wasm32() {
+  if has_target wasm32-unknown-unknown; then
+    step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
+  else
+    leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
+  fi
+  # The kernels and the loader.
+  if has_target wasm32-wasip1 && has node; then
+    local in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128"
+      cargo test --target wasm32-wasip1 --locked)
+    step "${in_wasm[@]}" --package candle-gpt2-arithmetic --lib
+    step "${in_wasm[@]}" --package candle-gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
+  else
+    leave_out "the tests of kernels and loader as WebAssembly" "a target, and node from 20 on" "rustup target add wasm32-wasip1, apt-get install nodejs"
+  fi
+}
+
+# The oldest Rust that the manifests promise: one for the workspace, an older one for the crate that needs no candle.
+job-oldest-rust() {
+  builds_with_oldest Cargo.toml --workspace
+  builds_with_oldest crates/arithmetic/Cargo.toml --package candle-gpt2-arithmetic
+}
+builds_with_oldest() {
+  local oldest toolchain
+  oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$1")
+  toolchain=$(rustup toolchain list 2>/dev/null | grep "^${oldest}[.-]" | cut -d ' ' -f 1 | tail -n 1) || true
+  if [ -n "$toolchain" ]; then
+    step rustup run "$toolchain" cargo check "${@:2}" --locked --target-dir "target/rust-$oldest"
+  else
+    leave_out "the check with the oldest Rust of $1" "a toolchain" "rustup toolchain install $oldest --profile minimal"
+  fi
+}
+
+# CUDA kernels on the CPU, and compiled where there is a toolkit.
+job-cuda-check() {
+  if has g++; then
+    step scripts/check_cuda_kernels.sh
+  else
+    leave_out "the check of the CUDA kernels" "g++" "apt-get install g++"
+  fi
+  if has nvcc; then
+    step cargo check --package candle-gpt2-cli --features cuda --locked
+  else
+    leave_out "the build for NVIDIA GPUs" "nvcc" "scripts/cuda_toolchain.sh, then . target/cuda-toolchain/env"
+  fi
+}
+
+# The fuzzer is C++. Its crate is a workspace of its own.
+job-fuzz-build() {
+  if has g++; then
+    step cargo check --manifest-path crates/fuzz/Cargo.toml --locked --target-dir target/fuzz
+  else
+    leave_out "the check of the fuzz targets" "g++" "apt-get install g++"
+  fi
+}
+
+# Some minutes: every target for this many seconds.
+job-fuzz() {
+  if has g++; then
+    step scripts/fuzz.sh 20
+  else
+    leave_out "fuzzing" "g++" "apt-get install g++"
+  fi
+}
+
+# What shares memory between threads, and packing. Without the tests of thousands of regions: Miri interprets. The pool's threads
+# live as long as the program, which Miri would call a leak.
+job-miri() {
+  if has_miri; then
+    step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package candle-gpt2-arithmetic --lib --locked \
+      --target-dir target/miri -- pool:: parts:: packed::tests::packing_reads \
+      attention::tests::copies attention::heads:: \
+      --skip regions_of_several_callers --skip sleeping_threads
+  else
+    leave_out "the check of the pool's memory" "Miri" "rustup +nightly component add miri rust-src"
+  fi
+}
+
+# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints.
+job-test() {
+  if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
+    leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
+  fi
+  step cargo test --workspace --locked
+  step cargo test --package candle-gpt2-evaluation --features parquet --locked --test suite data::
+  step cargo run --locked -- generate "ROMEO:" --max-new-tokens 20
+}
+
+# Every crate's examples run by themselves, and show what the crate exports.
+job-examples() {
+  # As the tests built them.
+  step cargo build --workspace --examples --locked
+  local example empty
+  empty=$(mktemp -d)
+  for example in crates/*/examples/*.rs; do
+    [ -e "$example" ] || continue
+    step run_in "$empty" "${CARGO_TARGET_DIR:-$PWD/target}/debug/examples/$(basename "$example" .rs)"
+  done
+  rm -r "$empty"
+  if has python3; then
+    step python3 scripts/check_examples.py
+  else
+    leave_out "the check that everything exported has an example" "Python" "apt-get install python3"
+  fi
+}
+run_in() { (cd "$1" && "${@:2}" >/dev/null); }
+
+# The book as pages. Its blocks are run by the tests.
+job-book() {
+  if has mdbook; then
+    step mdbook build docs --dest-dir "$PWD/target/book"
+  else
+    leave_out "the book's pages" "mdbook" "cargo install --locked mdbook"
+  fi
+}
+
+job-packages() { step scripts/check_packages.sh; }
+
+# The page in the browser. Its own script says which tool it lacks.
+job-browser() {
+  local tools
+  if tools=$(scripts/build_web.sh --tools 2>&1); then
+    step scripts/build_web.sh
+    step node --test web/package/test.mjs
+    step env GPT2_WEB="$PWD/web/dist" cargo test --package candle-gpt2-browser --locked
+  else
+    leave_out "the page in the browser" "its tools" "$tools"
+  fi
+}
+
+# The Python package, in a virtual environment of its own, whose packages come from the registry once.
+environment=$PWD/target/python
+# environment_of FOLDER PYTHON PACKAGE…: makes the environment, unless it is there.
+environment_of() {
+  [ -x "$1/bin/pytest" ] && return
+  "$2" -m venv "$1" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check numpy pytest pytest-timeout "${@:3}"
+}
+version_of() { "$1" -c 'import sys; assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+# Another Python than that of the environment, the newest.
+second_python() {
+  local python version
+  for python in python3.1{4,3,2,1} "$HOME"/.pyenv/versions/3.1{4,3,2,1}.*/bin/python; do
+    version=$(version_of "$python") && [ "$version" != "$(version_of "$environment/bin/python")" ] && echo "$python" && return
+  done
+  return 1
+}
+job-python() {
+  local other
+  if version_of python3 >/dev/null && environment_of "$environment" python3 'maturin>=1.9.4,<2' mypy; then
+    step env VIRTUAL_ENV="$environment" "$environment/bin/maturin" develop --profile dev --locked
+    if ! "$environment/bin/python" -c 'import ray.data' 2>/dev/null; then
+      leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
+    fi
+    step cargo build --package candle-gpt2-cli --locked
+    step env GPT2_PROGRAM="$PWD/target/debug/gpt2" "$environment/bin/python" -m pytest python/tests
+    # The same module, which is for every Python from 3.11 on.
+    if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
+      step env PYTHONPATH="$PWD/python" "$environment-$(version_of "$other")/bin/python" -m pytest python/tests -m "not slow"
+    else
+      leave_out "the tests on another Python" "a second one, from 3.11 on" "apt-get install python3.13 python3.13-venv, or pyenv install 3.13"
+    fi
+  else
+    leave_out "the tests of the Python package" "Python from 3.11 on, and maturin, numpy, mypy, pytest and pytest-timeout from its registry" \
+      "apt-get install python3 python3-venv"
+  fi
+}
+
+# The program as it is handed out, for this machine: dist/gpt2-VERSION-TARGET.tar.gz and its checksum.
+job-release() {
+  local version target name folder
+  version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
+  target=$(rustc -vV | sed -n 's/^host: //p')
+  name=gpt2-$version-$target
+  folder=target/$name
+  step cargo build --package candle-gpt2-cli --profile dist --locked
+  local program=${CARGO_TARGET_DIR:-target}/dist/gpt2
+  case $target in *windows*) program=$program.exe ;; esac
+  rm -rf "$folder"
+  mkdir -p "$folder/man" "$folder/completions" dist
+  cp "$program" README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$folder"
+  "$program" man --out "$folder/man" >/dev/null
+  local shell
+  for shell in bash elvish fish powershell zsh; do
+    "$program" completions $shell >"$folder/completions/gpt2.$shell"
+  done
+  tar -czf "dist/$name.tar.gz" -C target "$name"
+  # Linux and Windows' bash have the one, macOS has the other.
+  (cd dist && if has sha256sum; then sha256sum "$name.tar.gz"; else shasum -a 256 "$name.tar.gz"; fi >"$name.tar.gz.sha256")
+  ls -l "dist/$name.tar.gz" && cat "dist/$name.tar.gz.sha256"
+}
+
+list() { declare -F | sed -n 's/^declare -f job-//p' | sort; }
+
+if [ "${1:-}" = --list ]; then
+  list
+  exit
+fi
+[ $# -gt 0 ] || { echo "which job? $(list | xargs)" >&2; exit 2; }
+for job in "$@"; do
+  declare -F "job-$job" >/dev/null || { echo "there is no job $job; there are: $(list | xargs)" >&2; exit 2; }
+done
+for job in "$@"; do
+  "job-$job"
+done
+[ ${#took[@]} -gt 0 ] || { echo "everything was left out" >&2; exit 1; }
+printf '\n'
+printf '%s\n' "${took[@]}" | grep -vE '^[0-4] s' | sort -n || true
+printf '\nall checks passed\n'
+[ ${#left_out[@]} -eq 0 ] || printf '%s\n' "${left_out[@]}"
