@@ -1,5 +1,4 @@
 #![doc = include_str!("../README.md")]
-
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod answer;
