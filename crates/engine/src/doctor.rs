@@ -19,6 +19,15 @@ use serde::Serialize;
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
 
 /// What a machine has, as far as this process may use it.
+///
+/// ```
+/// use gpt2_engine::{HubOptions, Machine};
+///
+/// let machine = Machine::seen(&HubOptions::default());
+/// assert_eq!(machine.system, std::env::consts::OS);
+/// assert!(machine.processor.instruction_sets.contains(&machine.processor.instruction_set));
+/// assert!(machine.processor.cores >= 1 && machine.hub.is_offline);
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
     /// The operating system, as `linux`.
@@ -36,6 +45,8 @@ pub struct Machine {
 }
 
 /// A processor, and what of it is used.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Processor {
     /// Its name, where the system says.
@@ -53,6 +64,8 @@ pub struct Processor {
 }
 
 /// The memory of a machine or, where that is less, of the control group that the process is in.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// All of it, in bytes.
@@ -64,6 +77,8 @@ pub struct Memory {
 }
 
 /// GPUs, and whether this program can use them.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
     /// The driver of NVIDIA's GPUs, whatever this program was built with.
@@ -77,6 +92,8 @@ pub struct Gpu {
 }
 
 /// Whether NVIDIA's driver is there.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NvidiaDriver {
@@ -91,6 +108,8 @@ pub enum NvidiaDriver {
 }
 
 /// Whether this program can use a kind of GPU.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuSupport {
     /// Whether the program was built for it.
@@ -104,6 +123,8 @@ pub struct GpuSupport {
 }
 
 /// Where models of the hub come from, and which are here already.
+///
+/// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hub {
     /// Whether this program was built with the feature `hub`.
@@ -221,6 +242,8 @@ fn gpu_name(told: &str) -> Option<String> {
 }
 
 /// How fast this processor is, with the project's own kernels on all threads: the best of some short rounds each.
+///
+/// See [`Estimate`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speeds {
     /// Bytes a second that are read from memory.
@@ -299,6 +322,21 @@ fn fastest_s(rounds: usize, mut work: impl FnMut()) -> f64 {
 }
 
 /// What a processor with these speeds can reach at most with GPT-2 124M. Attention, norms and whatever else runs take more.
+///
+/// ```
+/// use gpt2_engine::{Estimate, Speeds};
+///
+/// // In a program: `Speeds::measured(&Silent)?`, which takes some seconds.
+/// let speeds = Speeds {
+///     read_bytes_per_s: 20e9,
+///     read_bytes: 1 << 28,
+///     f32_multiply_adds_per_s: 200e9,
+///     q8_multiply_adds_per_s: 400e9,
+/// };
+/// let estimates = Estimate::of(&speeds);
+/// assert_eq!(estimates[0].dtype, "f32");
+/// assert!((estimates[0].new_tokens_per_s - 20e9 / estimates[0].read_bytes as f64).abs() < 1e-6);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
     /// The type of the weights.

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let subject = Subject::new(&model, "built-in".into(), &reader);
 
     // How much does the last token look at the one before it, in head 3 of layer 2?
-    let text = Text::Words("Good night, good night! Parting is such sweet sorrow".into());
+    let text = Text::Words("Good night, good night! Parting is such sweet".into());
     let question = OneHead { text, head: Head { layer: 2, head: 3 }, query: -1, key: -2 };
     let steps = question.check(&reader)?.look(&subject)?;
 

@@ -20,6 +20,8 @@ pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
 pub(super) const MODELS: &str = "models--";
 
 /// A model in the cache.
+///
+/// Part of [`CachedModels`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CachedModel {
     /// Its name on the hub, `owner/name`.
@@ -31,6 +33,13 @@ pub struct CachedModel {
 }
 
 /// The models in a cache.
+///
+/// ```
+/// use gpt2_engine::{CachedModels, HubOptions};
+///
+/// let nowhere = HubOptions { cache: "no/such/folder".into(), ..HubOptions::default() };
+/// assert!(CachedModels::of(&nowhere).gpt2.is_empty());
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CachedModels {
     /// GPT-2's, by name: those whose configuration says so.
