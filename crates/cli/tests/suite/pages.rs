@@ -7,6 +7,12 @@ use std::process::{Command, Stdio};
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, run};
 
+/// Says that a program is not installed, so that something is not tried.
+#[expect(clippy::print_stderr, reason = "a test that is left out says so")]
+fn say_absent(program: &str) {
+    eprintln!("{program} is not installed: what it would read is not read");
+}
+
 /// What a program says of a text that it reads; nothing where it is not installed.
 fn told(program: &str, arguments: &[&str], input: &str) -> Option<(bool, String)> {
     let mut child = Command::new(program)
@@ -49,7 +55,7 @@ fn shells_read_their_completions() {
         let Some(flag) = checked else { continue };
         match told(shell, &[flag], &script.stdout) {
             Some(said) => assert_eq!(said, (true, String::new()), "{shell}"),
-            None => eprintln!("{shell} is not installed: its completions are not read"),
+            None => say_absent(shell),
         }
     }
     assert_refused(
@@ -89,7 +95,7 @@ fn manual_pages_have_every_command_and_no_mistake() {
         match told("groff", &["-man", "-Kutf8", "-ww", "-z"], &read(&name)) {
             Some(said) => assert_eq!(said, (true, String::new()), "{name}"),
             None => {
-                eprintln!("groff is not installed: the manual pages are not read");
+                say_absent("groff");
                 break;
             }
         }
