@@ -67,8 +67,13 @@ def libraries(names):
 
 def document(crates):
     """One run of cargo writes what rustdoc knows of each crate to `target/doc/*.json`."""
+    # The format is offered by nightly compilers; it is only read here. The variable is for rustdoc alone: build scripts watch it.
+    wrapper = ROOT / "target" / "rustdoc-json.sh"
+    wrapper.parent.mkdir(exist_ok=True)
+    wrapper.write_text('#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc "$@"\n')
+    wrapper.chmod(0o755)
     environment = os.environ | {
-        "RUSTC_BOOTSTRAP": "1",  # the format is offered by nightly compilers; it is only read here
+        "RUSTDOC": str(wrapper),
         "RUSTDOCFLAGS": "-Z unstable-options --output-format json",
     }
     command = ["cargo", "doc", "--locked", "--no-deps", "--lib", "--quiet"]

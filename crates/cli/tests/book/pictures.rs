@@ -38,7 +38,9 @@ pub(crate) fn check_terminal(root: &Path) -> Result<(), String> {
     let mut screen = String::new();
     for typed in TYPED {
         let Some(answer) = answer(typed)? else {
-            eprintln!("the picture of a terminal is not drawn: util-linux' `script`, which makes one, is missing");
+            eprintln!(
+                "the picture of a terminal is not drawn: util-linux' `script`, which makes one, is missing"
+            );
             return Ok(());
         };
         screen += &format!("\x1b[1m$ {typed}\x1b[0m\n{}\n\n", answer.replace("\r\n", "\n").trim_end());
@@ -48,13 +50,16 @@ pub(crate) fn check_terminal(root: &Path) -> Result<(), String> {
 
 /// What the program answers at a terminal, without its remarks on time; none where no terminal can be made.
 fn answer(typed: &str) -> Result<Option<String>, String> {
-    let at_terminal = format!("{} 2>/dev/null", typed.replacen("gpt2", &format!("'{}'", program().display()), 1));
+    let at_terminal =
+        format!("{} 2>/dev/null", typed.replacen("gpt2", &format!("'{}'", program().display()), 1));
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &at_terminal, "/dev/null"]);
     // No settings of the user's: those of colours, widths and threads would be seen.
     script.env_remove("NO_COLOR").env("COLUMNS", "120").env("TERM", "xterm-256color");
     match script.output() {
-        Ok(output) if output.status.success() => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
+        Ok(output) if output.status.success() => {
+            Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+        }
         Ok(output) => Err(format!("{typed}: {}", String::from_utf8_lossy(&output.stdout))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(format!("{typed}: {error}")),
