@@ -86,6 +86,7 @@ fn markdown_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Runs the blocks of one page.
+#[cfg_attr(not(unix), expect(clippy::print_stderr, reason = "says what is not tested"))]
 fn run(root: &Path, path: &Path) -> Result<(), String> {
     let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
     let text = fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;

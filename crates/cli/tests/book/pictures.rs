@@ -33,6 +33,7 @@ fn compare(path: &Path, made: &[u8]) -> Result<(), String> {
 }
 
 /// Types at a terminal, as `script` of Linux makes one, and compares its picture with the README's.
+#[expect(clippy::print_stderr, reason = "says what is not tested")]
 pub(crate) fn check_terminal(root: &Path) -> Result<(), String> {
     let mut screen = String::new();
     for typed in TYPED {
