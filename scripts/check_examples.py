@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 KNOWN_FORMATS = range(45, 60)
 EXPORTED = {"struct", "enum", "union", "trait", "function", "macro", "proc_macro", "constant", "static", "type_alias"}
 # The words in a fence's info string under which rustdoc takes a block for Rust and compiles it.
@@ -67,10 +68,13 @@ def libraries(names):
 
 def document(crates):
     """One run of cargo writes what rustdoc knows of each crate to `target/doc/*.json`."""
-    environment = os.environ | {
-        "RUSTC_BOOTSTRAP": "1",  # the format is offered by nightly compilers; it is only read here
-        "RUSTDOCFLAGS": "-Z unstable-options --output-format json",
-    }
+    # The format is offered by nightly compilers, and is only read here. RUSTC_BOOTSTRAP is for rustdoc alone: build scripts of
+    # dependencies look at it, so that all of them would be compiled anew.
+    rustdoc = TARGET / "rustdoc_with_json.sh"
+    rustdoc.parent.mkdir(parents=True, exist_ok=True)
+    rustdoc.write_text('#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc "$@"\n')
+    rustdoc.chmod(0o755)
+    environment = os.environ | {"RUSTDOC": str(rustdoc), "RUSTDOCFLAGS": "-Z unstable-options --output-format json"}
     command = ["cargo", "doc", "--locked", "--no-deps", "--lib", "--quiet"]
     for crate in crates:
         command += ["-p", crate.package]
@@ -106,8 +110,7 @@ class Crate:
         self.library = package["library"].replace("-", "_")
 
     def read(self):
-        target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
-        data = json.loads((Path(target) / "doc" / f"{self.library}.json").read_text())
+        data = json.loads((TARGET / "doc" / f"{self.library}.json").read_text())
         if data["format_version"] not in KNOWN_FORMATS:
             print(f"rustdoc's JSON is of version {data['format_version']}, which this script may misread", file=sys.stderr)
         self.index, self.paths = data["index"], data["paths"]

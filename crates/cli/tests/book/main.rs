@@ -12,6 +12,8 @@ mod links;
 mod outputs;
 mod page;
 #[cfg(unix)]
+mod pictures;
+#[cfg(unix)]
 mod self_test;
 #[cfg(unix)]
 mod session;
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
         let root = root.clone();
         Trial::test("links", move || links::check(&root).map_err(Into::into))
     }];
-    #[cfg(target_os = "linux")]
+    #[cfg(unix)]
     trials.push({
         let root = root.clone();
         Trial::test("mistakes_are_found", move || self_test::check(&root).map_err(Into::into))

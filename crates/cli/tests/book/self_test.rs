@@ -73,7 +73,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     let found = page::steps(WRONG_AS_IT_STANDS).err().map(lines);
     assert_eq!(found, Some(vec![2, 9, 12, 20]));
     let steps = page::steps(WRONG_WHEN_RUN).unwrap_or_default();
-    let runs = session::run(root, Path::new("/bin/sh"), &steps)?;
+    let (runs, _) = session::run(root, Path::new("/bin/sh"), &steps)?;
     let found = outputs::check(&steps, &runs).err().map(lines);
     assert_eq!(found, Some(vec![3, 5, 33]));
     let rewritten = outputs::rewrite(WRONG_WHEN_RUN, &steps, &runs);
