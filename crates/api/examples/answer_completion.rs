@@ -1,4 +1,4 @@
-//! How do I answer an OpenAI client without HTTP? Whole, and piece by piece: `cargo run --example answer_completion`.
+//! How do I answer an OpenAI client without HTTP? Whole, and piece by piece: `cargo run -p candle-gpt2-api --example answer_completion`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

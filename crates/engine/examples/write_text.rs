@@ -1,4 +1,4 @@
-//! How do I write a text and see how far everything is? `cargo run --example write_text`.
+//! How do I write a text and see how far everything is? `cargo run -p candle-gpt2-engine --example write_text`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

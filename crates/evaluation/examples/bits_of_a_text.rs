@@ -1,4 +1,4 @@
-//! How many bits does a model need for each byte of a text? `cargo run --example bits_of_a_text`.
+//! How many bits does a model need for each byte of a text? `cargo run -p candle-gpt2-evaluation --example bits_of_a_text`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! How do I measure a task of my own? Here: which of two words ends a line. `cargo run --example own_protocol`.
+//! How do I measure a task of my own? Here: which of two words ends a line. `cargo run -p candle-gpt2-evaluation --example own_protocol`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

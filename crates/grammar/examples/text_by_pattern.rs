@@ -1,4 +1,4 @@
-//! How do I make a model keep to a form? By a regular expression, and by a JSON schema: `cargo run --example text_by_pattern`.
+//! How do I make a model keep to a form? By a regular expression, and by a JSON schema: `cargo run -p candle-gpt2-grammar --example text_by_pattern`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

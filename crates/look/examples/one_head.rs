@@ -1,4 +1,4 @@
-//! How does a head come to look at a token? Query, key, score, weight: `cargo run --example one_head`.
+//! How does a head come to look at a token? Query, key, score, weight: `cargo run -p candle-gpt2-look --example one_head`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! How do I draw a matrix of my own? As a table, an SVG picture and a page: `cargo run --example draw_matrix`.
+//! How do I draw a matrix of my own? As a table, an SVG picture and a page: `cargo run -p candle-gpt2-pictures --example draw_matrix`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

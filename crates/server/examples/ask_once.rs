@@ -1,4 +1,4 @@
-//! How do I serve a model from my own program? Start, ask once, stop: `cargo run --example ask_once`.
+//! How do I serve a model from my own program? Start, ask once, stop: `cargo run -p candle-gpt2-server --example ask_once`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
