@@ -70,7 +70,7 @@ pub struct GenerationConfig {
     pub epsilon_cutoff: f64,
     /// Removes tokens below the smaller of this and of its root times `exp(-entropy)`; in [0, 1), 0 removes none.
     pub eta_cutoff: f64,
-    /// Seed of the draws (ChaCha8): the same seed gives the same tokens on every machine.
+    /// Seed of the draws (ChaCha8): the same seed gives the same draws on every machine.
     pub seed: u64,
 
     /// Divides positive and multiplies negative logits of every token so far; above 0, 1 changes nothing.

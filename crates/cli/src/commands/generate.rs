@@ -36,7 +36,7 @@ Examples:
 
 Options that are not given are taken from generation_config.json, where the checkpoint has one. Where that says nothing
 either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
-the same text on every machine, alone and in any batch.
+the same text again, alone and in any batch.
 An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
