@@ -6,10 +6,11 @@
 use std::fs;
 use std::path::Path;
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use candle_core::Device;
 use gpt2::Gpt2Config;
+use gpt2_generation::Clock;
 use gpt2_kernels::{
     Epilogue, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits, open_cuda,
     open_metal,
@@ -269,51 +270,51 @@ const PRODUCT: (usize, usize) = (3072, 768);
 const PRODUCT_ROWS: usize = 128;
 
 impl Speeds {
-    /// Measures them.
+    /// Measures them by a clock of the caller's.
     ///
     /// # Errors
     /// None that can happen: the matrices are of the right size.
-    pub fn measured(reporter: &dyn Reporter) -> Result<Self, PackError> {
+    pub fn measured(clock: &Clock, reporter: &dyn Reporter) -> Result<Self, PackError> {
         let progress = reporter.start("measuring", 3, Unit::Items("speeds"));
         let free = ProcessMemory::now().map_or(usize::MAX, |memory| memory.available);
         let pieces = (READ_BYTES.min(free / 8) / READ_AT_ONCE).max(1);
         let values = limits::values_to_read(pieces * READ_AT_ONCE / size_of::<f32>());
         let mut piece = values.chunks_exact(READ_AT_ONCE / size_of::<f32>()).cycle();
-        let read_s = fastest_s(ROUNDS * pieces, || {
+        let read_s = fastest_s(clock, ROUNDS * pieces, || {
             std::hint::black_box(piece.next().map(limits::read));
         });
         drop(values);
         progress.advance(1);
-        let f32_multiply_adds_per_s = multiply_adds_per_s(WeightFormat::F32)?;
+        let f32_multiply_adds_per_s = multiply_adds_per_s(clock, WeightFormat::F32)?;
         progress.advance(1);
-        let q8_multiply_adds_per_s = multiply_adds_per_s(WeightFormat::Q8)?;
+        let q8_multiply_adds_per_s = multiply_adds_per_s(clock, WeightFormat::Q8)?;
         progress.advance(1);
         let (read_bytes, read_bytes_per_s) = ((pieces * READ_AT_ONCE) as u64, READ_AT_ONCE as f64 / read_s);
         Ok(Self { read_bytes_per_s, read_bytes, f32_multiply_adds_per_s, q8_multiply_adds_per_s })
     }
 }
 
-fn multiply_adds_per_s(format: WeightFormat) -> Result<f64, PackError> {
+fn multiply_adds_per_s(clock: &Clock, format: WeightFormat) -> Result<f64, PackError> {
     let (out_features, in_features) = PRODUCT;
     // Every output has the same weights, since only the time counts.
     let weights: Vec<f32> = (0..in_features).map(|index| (index % 7) as f32 - 3.0).collect();
     let weights = Strided { values: &weights, strides: (0, 1), shape: PRODUCT };
     let matrix = PackedMatrix::from_values(weights, format)?;
     let x: Vec<f32> = (0..PRODUCT_ROWS * in_features).map(|index| (index % 11) as f32 - 5.0).collect();
-    let seconds = fastest_s(ROUNDS, || {
+    let seconds = fastest_s(clock, ROUNDS, || {
         std::hint::black_box(matrix.product(&x, PRODUCT_ROWS, Epilogue::default()));
     });
     Ok((PRODUCT_ROWS * out_features * in_features) as f64 / seconds)
 }
 
 /// The shortest time that the work takes.
-fn fastest_s(rounds: usize, mut work: impl FnMut()) -> f64 {
-    let (start, mut best) = (Instant::now(), Duration::MAX);
+fn fastest_s(clock: &Clock, rounds: usize, mut work: impl FnMut()) -> f64 {
+    let (start, mut best) = (clock(), Duration::MAX);
     for _ in 0..rounds {
-        let round = Instant::now();
+        let round = clock();
         work();
-        best = best.min(round.elapsed());
-        if start.elapsed() > TIME {
+        best = best.min(clock().saturating_sub(round));
+        if clock().saturating_sub(start) > TIME {
             break;
         }
     }
@@ -326,7 +327,7 @@ fn fastest_s(rounds: usize, mut work: impl FnMut()) -> f64 {
 /// ```
 /// use gpt2_engine::{Estimate, Speeds};
 ///
-/// // In a program: `Speeds::measured(&Silent)?`, which takes some seconds.
+/// // In a program: `Speeds::measured(&clock, &Silent)?`, which takes some seconds.
 /// let speeds = Speeds {
 ///     read_bytes_per_s: 20e9,
 ///     read_bytes: 1 << 28,
@@ -437,7 +438,7 @@ mod tests {
         assert_eq!(rounds, 3);
         assert!((0.001..0.05).contains(&best), "{best}");
         let mut slow = 0;
-        fastest_s(ROUNDS, || {
+        fastest_s(clock, ROUNDS, || {
             slow += 1;
             std::thread::sleep(TIME / 2 + Duration::from_millis(1));
         });

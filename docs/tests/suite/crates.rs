@@ -158,7 +158,6 @@ fn the_drawing_of_the_crates_is_that_of_their_manifests() {
     );
 }
 
-const CLOCK: &str = "it reads no clock";
 /// What a crate's code does not name, and why.
 const NEVER: [(&[&str], &[&str], &str); 4] = [
     (&["arithmetic", "pictures"], &["candle_core", "candle_nn"], "it knows no tensor"),
@@ -170,7 +169,7 @@ const NEVER: [(&[&str], &[&str], &str); 4] = [
     (
         &["kernels", "attention", "gpt2", "weights", "generation", "interpret", "engine", "look", "grammar"],
         &["Instant::now", "SystemTime::now"],
-        CLOCK,
+        "it reads no clock",
     ),
     (&["grammar", "api", "engine", "look"], &["std::net", "tokio", "hyper"], "it has no connections"),
 ];
@@ -187,9 +186,8 @@ fn each_crate_keeps_to_its_part() {
                         folders.push(path);
                         continue;
                     }
-                    // Pictures and pages stand beside the code. `gpt2 doctor` measures how fast the machine is.
-                    let is_doctor = path.ends_with("engine/src/doctor.rs") && why == CLOCK;
-                    if is_doctor || path.extension().is_none_or(|ending| ending != "rs") {
+                    // Pictures and pages stand beside the code.
+                    if path.extension().is_none_or(|ending| ending != "rs") {
                         continue;
                     }
                     let code = std::fs::read_to_string(&path).unwrap();

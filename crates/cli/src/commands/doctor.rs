@@ -10,6 +10,7 @@ use gpt2_engine::{
 };
 use serde::Serialize;
 
+use super::texts::clock;
 use crate::output::{grouped, write_json, write_line};
 
 #[derive(Debug, Args)]
@@ -44,7 +45,7 @@ struct Report {
 
 pub(crate) fn run(arguments: &DoctorArguments, hub: &HubOptions) -> Result<ExitCode> {
     let machine = Machine::seen(hub);
-    let speeds = Speeds::measured(&Terminal)?;
+    let speeds = Speeds::measured(&clock(), &Terminal)?;
     let known = [
         ("built-in", machine.has_built_in_model),
         ("cuda", machine.gpu.cuda.is_built),
@@ -116,7 +117,9 @@ fn print(report: &Report) -> Result<()> {
             billions(speeds.q8_multiply_adds_per_s)
         ),
     )?;
-    write_line("So GPT-2 124M can at most, on this processor (`gpt2 bench` measures what it does):")?;
+    write_line(
+        "At these speeds GPT-2 124M can at most (a busy machine measures too little; `gpt2 bench` measures a model):",
+    )?;
     for Estimate { dtype, read_bytes, new_tokens_per_s, prompt_tokens_per_s } in estimates {
         line(
             &format!("  {dtype}"),
