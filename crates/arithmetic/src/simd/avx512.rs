@@ -196,8 +196,8 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the load needs no alignment.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast())) }
+        // SAFETY: AVX-512 as `self` exists; both are 32 bytes, any of which are values.
+        unsafe { _mm512_cvtph_ps(std::mem::transmute::<[u16; LANES], __m256i>(*bits)) }
     }
 
     #[inline(always)]
@@ -273,8 +273,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn load_signed_bytes(self, bytes: &[u8; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen bytes, and the load needs no alignment.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
+        // SAFETY: AVX-512 as `self` exists; both are 16 bytes, any of which are values.
+        unsafe {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(std::mem::transmute::<[u8; LANES], __m128i>(*bytes)))
+        }
     }
 
     #[inline(always)]
