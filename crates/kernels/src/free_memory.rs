@@ -7,6 +7,13 @@ use candle_core::Device;
 
 /// The memory that this process can use on the CPU, in bytes: that of the machine, or what the control groups leave that the process
 /// is in, whichever is less.
+///
+/// ```
+/// // Linux tells; other systems do not.
+/// if let Some(memory) = gpt2_kernels::ProcessMemory::now() {
+///     assert!(memory.available <= memory.total);
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessMemory {
     /// All memory, used or not.
