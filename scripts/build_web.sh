@@ -23,7 +23,10 @@ version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.
 # The program reads what the library of the same version wrote.
 [ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $version" ] ||
   missing "wasm-bindgen $version" cargo install wasm-bindgen-cli --version "$version" --root target/web-tools
-[ "$profile" != web ] || command -v wasm-opt >/dev/null || missing wasm-opt npm install --prefix target/web-tools binaryen
+# Old ones (108, which Debian 12 has) spoil the table of JavaScript's objects.
+oldest=120
+has_wasm_opt() { [ "$(wasm-opt --version 2>/dev/null | sed -n 's/^wasm-opt version \([0-9]*\).*/\1/p')" -ge $oldest ] 2>/dev/null; }
+[ "$profile" != web ] || has_wasm_opt || missing "wasm-opt from $oldest on" npm install --prefix target/web-tools binaryen
 rustup target list --installed 2>/dev/null | grep -x wasm32-unknown-unknown >/dev/null ||
   missing "the target wasm32-unknown-unknown" rustup target add wasm32-unknown-unknown
 [ "$mode" != --tools ] || exit 0

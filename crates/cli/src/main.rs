@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use arguments::{Arguments, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gpt2_engine::{HubOptions, Network, process};
 
 fn main() -> ExitCode {
@@ -74,7 +74,7 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Verify(arguments) => commands::verify::run(arguments, hub),
         Command::Bench(arguments) => commands::bench::run(arguments, hub),
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
-        Command::Completions(arguments) => commands::completions::run(arguments),
-        Command::Man(arguments) => commands::man::run(arguments),
+        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
+        Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
     }
 }

@@ -1,12 +1,14 @@
 //! Everything the program prints: results on standard output, the rest on standard error.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
+use std::path::Path;
 
 use anstyle::Style;
-use anyhow::Result;
+use anyhow::{Context, Result};
 pub(crate) use gpt2_engine::grouped;
 use gpt2_engine::terminal::printable;
 use gpt2_engine::{Reporter, Terminal};
+use gpt2_weights::replace_file;
 use serde::Serialize;
 
 /// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
@@ -24,6 +26,23 @@ fn write(text: &str) -> Result<()> {
     let mut out = stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
+}
+
+/// Writes a text file, which is there as a whole or not at all.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    /// An error on the way to a file.
+    struct Failed(anyhow::Error);
+
+    impl From<gpt2_weights::WeightsError> for Failed {
+        fn from(error: gpt2_weights::WeightsError) -> Self {
+            Self(error.into())
+        }
+    }
+
+    replace_file(path, |partial| {
+        std::fs::write(partial, text).with_context(|| path.display().to_string()).map_err(Failed)
+    })
+    .map_err(|Failed(error)| error)
 }
 
 /// Writes the result as one line of JSON.

@@ -3,10 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::arguments::Arguments;
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -23,9 +22,10 @@ pub(crate) struct CompletionsArguments {
     shell: Shell,
 }
 
-pub(crate) fn run(arguments: &CompletionsArguments) -> Result<ExitCode> {
+/// Prints the completions of the whole program, `program`.
+pub(crate) fn run(arguments: &CompletionsArguments, mut program: Command) -> Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Arguments::command(), "gpt2", &mut script);
+    clap_complete::generate(arguments.shell, &mut program, "gpt2", &mut script);
     output::write_text(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }

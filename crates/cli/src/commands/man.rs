@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_mangen::Man;
 
-use crate::arguments::Arguments;
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -22,10 +21,11 @@ pub(crate) struct ManArguments {
     out: Option<PathBuf>,
 }
 
-pub(crate) fn run(arguments: &ManArguments) -> Result<ExitCode> {
+/// Writes the pages of the whole program, `program`.
+pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode> {
     // `help` has no page.
     let without_help = |command: Command| command.disable_help_subcommand(true);
-    let mut command = without_help(Arguments::command()).mut_subcommand("look", without_help);
+    let mut command = without_help(program).mut_subcommand("look", without_help);
     command.build();
     match &arguments.out {
         None => output::write_text(&page(&Man::new(command))?)?,
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &ManArguments) -> Result<ExitCode> {
 fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     let man = Man::new(command.clone());
     let path = folder.join(man.get_filename());
-    fs::write(&path, page(&man)?).with_context(|| path.display().to_string())?;
+    output::write_file(&path, &page(&man)?)?;
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }
 

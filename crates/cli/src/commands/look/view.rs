@@ -1,6 +1,6 @@
 //! What every `gpt2 look` command takes, and how each shows what it found: as a table, JSON, a page or a picture.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -9,7 +9,6 @@ use gpt2_engine::{HubOptions, LoadedModel, Spelling};
 use gpt2_interpret::Measure;
 use gpt2_look::{Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice};
 use gpt2_pictures::{PictureError, Width, page, svg, table};
-use gpt2_weights::replace_file;
 
 use crate::exit::UsageError;
 use crate::input::InputArguments;
@@ -66,10 +65,10 @@ impl ViewArguments {
         let picture = self.svg.as_ref().map(|path| Ok((path, svg(report, width)?)));
         let picture = picture.transpose().map_err(|error: PictureError| UsageError(error.to_string()))?;
         if let Some(path) = &self.html {
-            write_file(path, &page(report))?;
+            output::write_file(path, &page(report))?;
         }
         if let Some((path, picture)) = picture {
-            write_file(path, &picture)?;
+            output::write_file(path, &picture)?;
         }
         if self.json {
             return output::write_json(found);
@@ -82,22 +81,6 @@ impl ViewArguments {
         }
         Ok(())
     }
-}
-
-fn write_file(path: &Path, text: &str) -> Result<()> {
-    /// An error on the way to a file.
-    struct Failed(anyhow::Error);
-
-    impl From<gpt2_weights::WeightsError> for Failed {
-        fn from(error: gpt2_weights::WeightsError) -> Self {
-            Self(error.into())
-        }
-    }
-
-    replace_file(path, |partial| {
-        std::fs::write(partial, text).with_context(|| path.display().to_string()).map_err(Failed)
-    })
-    .map_err(|Failed(error)| error)
 }
 
 impl LookArguments {
