@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Builds the engine for browsers, and puts the page and the npm package together. usage: scripts/build_web.sh [--install | --tools]
+# Builds the engine for browsers, and puts the page and the npm package together. usage: scripts/build_web.sh [--install] [--tools]
 # The page goes to web/dist/gpt2.html (one file) and web/dist/ (for a static host), the package to web/dist/npm/. It needs cargo with the
 # target wasm32-unknown-unknown, node, wasm-bindgen and wasm-opt, which it finds on the PATH or in target/web-tools; --install puts there
-# what is missing (node excepted), --tools only says what is. GPT2_WEB_PROFILE=release builds faster, without the last optimisations.
+# what is missing (node excepted), --tools ends there, before anything is built. GPT2_WEB_PROFILE=release builds faster, without the last optimisations.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=${GPT2_WEB_PROFILE:-web}
 export PATH="$PWD/target/web-tools/bin:$PWD/target/web-tools/node_modules/.bin:$PATH"
 
-mode=${1:-}
+asked=" $* "
 # missing NAME COMMAND…: gets it by the command, with --install; says the command, without.
 missing() {
-  if [ "$mode" = --install ]; then
+  if [[ $asked == *" --install "* ]]; then
     "${@:2}"
   else
     echo "$1 is missing: ${*:2}, or scripts/build_web.sh --install" >&2
@@ -29,7 +29,7 @@ has_wasm_opt() { [ "$(wasm-opt --version 2>/dev/null | sed -n 's/^wasm-opt versi
 [ "$profile" != web ] || has_wasm_opt || missing "wasm-opt from $oldest on" npm install --prefix target/web-tools binaryen
 rustup target list --installed 2>/dev/null | grep -x wasm32-unknown-unknown >/dev/null ||
   missing "the target wasm32-unknown-unknown" rustup target add wasm32-unknown-unknown
-[ "$mode" != --tools ] || exit 0
+[[ $asked != *" --tools "* ]] || exit 0
 
 # simd128 is in every browser since 2023; relaxed instructions would make texts differ from the program's.
 export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="-C target-feature=+simd128 -C strip=none"

@@ -198,6 +198,23 @@ pub fn temporary_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(place).expect("a temporary folder")
 }
 
+/// The files of a folder with what is in them, by name.
+///
+/// # Panics
+/// When one cannot be read.
+pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("a folder entry"))
+        .map(|entry| {
+            let name = entry.file_name().into_string().expect("a name in UTF-8");
+            (name, std::fs::read(entry.path()).expect("a file to read"))
+        })
+        .collect();
+    files.sort();
+    files
+}
+
 /// A copy of a checkpoint in a temporary folder, to be changed or damaged.
 pub struct CheckpointFolder {
     folder: tempfile::TempDir,

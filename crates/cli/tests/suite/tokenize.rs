@@ -1,25 +1,13 @@
 //! `gpt2 tokenize` as its users call it: its files, a training on them, going on after a kill, refusals.
 
 use std::fs;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use gpt2_testing::CheckpointFolder;
+use gpt2_testing::{CheckpointFolder, files};
 use serde_json::Value;
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run};
-
-/// The files of a folder, by name.
-fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut files: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .collect();
-    files.sort();
-    files
-}
 
 #[test]
 fn texts_become_files_that_a_training_reads() {

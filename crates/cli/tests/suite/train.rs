@@ -8,9 +8,8 @@ use std::time::Duration;
 use gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-const SUCCESS: i32 = 0;
-const FAILURE: i32 = 1;
-const USAGE: i32 = 2;
+use crate::common::{FAILURE, SUCCESS, USAGE};
+
 #[cfg(unix)]
 const INTERRUPTED: i32 = 130;
 
@@ -54,18 +53,18 @@ impl Bench {
     }
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]
-fn assert_success(output: &Output) -> Value {
+pub(crate) fn assert_success(output: &Output) -> Value {
     assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(output));
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
 #[track_caller]
-fn assert_refused(output: &Output, code: i32, expected: &str) {
+pub(crate) fn assert_refused(output: &Output, code: i32, expected: &str) {
     let message = stderr(output);
     assert_eq!(output.status.code(), Some(code), "{message}");
     assert!(message.contains(expected), "`{expected}` is not in: {message}");
@@ -89,7 +88,7 @@ fn kill_once_saved(training: &mut Child, folder: &str) {
     training.wait().unwrap();
 }
 
-fn read(folder: &str, name: &str) -> Vec<u8> {
+pub(crate) fn read(folder: &str, name: &str) -> Vec<u8> {
     fs::read(Path::new(folder).join(name)).unwrap()
 }
 

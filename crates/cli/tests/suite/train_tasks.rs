@@ -8,9 +8,8 @@ use std::time::Duration;
 use gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-const SUCCESS: i32 = 0;
-const FAILURE: i32 = 1;
-const USAGE: i32 = 2;
+use crate::common::{FAILURE, SUCCESS, USAGE};
+use crate::train::{assert_refused, assert_success, read, stderr};
 
 const NAMES: [&str; 6] = ["ada", "bob", "cid", "dan", "eve", "fay"];
 const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 20, "n_embd": 32, "n_layer": 2, "n_head": 4,
@@ -59,28 +58,6 @@ impl Bench {
     fn train(&self, task: &str, data: &str, out: &str, more: &[&str]) -> Output {
         self.command(task, data, out, more).output().unwrap()
     }
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-fn assert_success(output: &Output) -> Value {
-    assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(output));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
-}
-
-#[track_caller]
-fn assert_refused(output: &Output, code: i32, expected: &str) {
-    let message = stderr(output);
-    assert_eq!(output.status.code(), Some(code), "{message}");
-    assert!(message.contains(expected), "`{expected}` is not in: {message}");
-    assert!(!message.contains("internal error"), "{message}");
-}
-
-fn read(folder: &str, name: &str) -> Vec<u8> {
-    fs::read(Path::new(folder).join(name)).unwrap()
 }
 
 /// The tiny checkpoint with an end token of its own vocabulary.

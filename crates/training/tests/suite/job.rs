@@ -39,7 +39,8 @@ impl Reporter for Interrupter {
     }
 }
 
-fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
+/// A training on some lines that are always the same, in a folder.
+pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
     let data = folder.join("text.txt");
     if !data.exists() {
         let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);

@@ -1,30 +1,14 @@
 //! Several runs that share every step of one training: the sums of what they compute are what one run computes.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{HubOptions, Reporter, Silent, Spelling};
-use gpt2_training::{Entry, Run, Share, Start, TrainJob, TrainOptions, TrainingError};
+use gpt2_engine::{Reporter, Silent};
+use gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions, TrainingError};
 
-const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
+use crate::job::job;
+
 const STEPS: u64 = 8;
-
-fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
-    let data = folder.join("text.txt");
-    let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
-    fs::write(&data, (0..200).map(line).collect::<String>()).unwrap();
-    TrainJob {
-        data: vec![data],
-        start: Start::Config(Box::new(Gpt2Config::from_json(CONFIG).unwrap())),
-        tokenizer: None,
-        out: folder.join(out),
-        options,
-        hub: HubOptions::default(),
-        spelling: Spelling::Keywords,
-    }
-}
 
 fn options() -> TrainOptions {
     TrainOptions {

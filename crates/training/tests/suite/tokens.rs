@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpt2::Gpt2Config;
 use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
-use gpt2_testing::CheckpointFolder;
+use gpt2_testing::{CheckpointFolder, files};
 use gpt2_training::{
     ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport, Tokens,
     TrainJob, TrainOptions, TrainingError,
@@ -136,17 +136,6 @@ fn all(tokens: &impl Tokens) -> Vec<u32> {
     let mut found = Vec::new();
     tokens.read(0, tokens.len(), &mut found);
     found
-}
-
-/// The files of a folder, by name.
-fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut files: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .collect();
-    files.sort();
-    files
 }
 
 #[test]
