@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use gpt2::Gpt2Config;
 use gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use gpt2_generation::LogitsProcessor;
-use gpt2_grammar::{Compiler, Grammar, GrammarError};
+use gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
 use crate::ApiError;
@@ -101,6 +101,9 @@ pub struct ApiOptions {
     pub parallel: usize,
     /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
     pub now: fn() -> u64,
+    /// The program that reads the grammars of requests, so that nothing they do to it is noticed here; without it they are read
+    /// on threads of this process.
+    pub grammar_reader: Option<GrammarReader>,
 }
 
 impl Default for ApiOptions {
@@ -114,6 +117,7 @@ impl Default for ApiOptions {
             prompt_tokens_details: false,
             parallel: 0,
             now: system_time,
+            grammar_reader: None,
         }
     }
 }
@@ -185,7 +189,11 @@ impl ServedModel {
                 source.and_then(|source| source.map(Template::new).transpose())
             }
         };
-        let compiler = Compiler::new(vocabulary).ok();
+        let compiler = match options.grammar_reader.clone() {
+            Some(reader) => Compiler::isolated(vocabulary, reader),
+            None => Compiler::new(vocabulary),
+        };
+        let compiler = compiler.ok();
         let compiler = compiler.map(|compiler| Box::new(compiler) as Box<dyn Compiles>);
         let served = Self { template, compiler, ..Self::of_completions(model, options)? };
         if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {

@@ -74,6 +74,10 @@ pub(crate) enum Command {
     Completions(CompletionsArguments),
     /// Print the manual page, or write those of all commands into a folder
     Man(ManArguments),
+    /// Read grammars for a server, which starts this itself
+    #[cfg(feature = "serve")]
+    #[command(hide = true)]
+    ReadGrammars,
 }
 
 impl Command {
@@ -96,6 +100,8 @@ impl Command {
             Self::Verify(arguments) => &arguments.common,
             Self::Doctor(arguments) => return arguments.threads.map(usize::from),
             Self::Completions(_) | Self::Man(_) => return None,
+            #[cfg(feature = "serve")]
+            Self::ReadGrammars => return None,
         };
         common.threads.map(usize::from)
     }

@@ -76,5 +76,7 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
         Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
+        #[cfg(feature = "serve")]
+        Command::ReadGrammars => Ok(gpt2_grammar::read_grammars().map(|()| ExitCode::SUCCESS)?),
     }
 }

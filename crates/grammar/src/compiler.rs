@@ -7,23 +7,24 @@ use std::thread;
 use std::time::Duration;
 
 use gpt2_engine::{Spelling, Vocabulary};
-use gpt2_generation::{GenerationConfig, LogitsProcessor, SearchMode};
+use gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
 use gpt2_weights::Tokenizer;
-use llguidance::api::ParserLimits;
-use llguidance::{Matcher, ParserFactory};
 
-use crate::constraint::GrammarConstraint;
-use crate::error::told;
-use crate::tokens::Tokens;
+use crate::prepared::Prepared;
+use crate::process::{Processes, GrammarReader};
+use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
 /// The library reads grammars by recursion, of a depth that it bounds: far below this for all that it accepts.
-const COMPILER_STACK_BYTES: usize = 64 << 20;
-/// Longest time to read a grammar. Schemas of tools take milliseconds; the library bounds its memory, but not in all cases its
-/// time.
-const LONGEST: Duration = Duration::from_secs(5);
-/// Most grammars that are read at once; others wait. One that took too long cannot be stopped, and counts until its reading ends.
-const MOST_AT_ONCE: usize = 4;
+pub(crate) const STACK_BYTES: usize = 64 << 20;
+/// Longest time to read a grammar. Schemas of tools take milliseconds.
+pub(crate) const LONGEST: Duration = Duration::from_secs(5);
+/// Most grammars that are read at once.
+const MOST_AT_ONCE: usize = 3;
+/// Most grammars that wait for their turn.
+const MOST_WAITING: usize = 8;
+/// How long one waits for its turn, before whoever asked is told to ask again.
+const LONGEST_WAIT: Duration = Duration::from_millis(800);
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
 ///
@@ -43,17 +44,20 @@ pub struct Compiler(Arc<Inner>);
 struct Inner {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
-    /// What is built when the first grammar comes.
+    /// What is built when the first grammar is read in this process.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
-    /// Grammars that are being read.
-    reading: Mutex<usize>,
+    /// Where grammars are read in processes of their own.
+    processes: Option<Processes>,
+    turns: Mutex<Turns>,
     has_ended: Condvar,
 }
 
-/// What all grammars of a vocabulary share.
-struct Prepared {
-    tokens: Arc<Tokens>,
-    factory: ParserFactory,
+#[derive(Default)]
+struct Turns {
+    /// Grammars that are being read.
+    reading: usize,
+    /// Grammars that wait to be.
+    waiting: usize,
 }
 
 /// One of the grammars that are read at once.
@@ -66,15 +70,32 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// A compiler for the tokens of a vocabulary. It costs nothing before the first grammar.
+    /// A compiler for the tokens of a vocabulary, which reads grammars on a thread of this process. It costs nothing before the
+    /// first grammar.
     ///
     /// # Errors
     /// When there is no tokenizer.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
+        Self::with_processes(vocabulary, None)
+    }
+
+    /// A compiler for grammars of strangers: each is read and followed in a process of its own, a fork of the one that `reader`
+    /// starts, whose memory and time the system bounds. What such a process cannot do in time is an error of that text alone.
+    ///
+    /// Only Linux bounds a process as this needs it; elsewhere this is [`Compiler::new`].
+    ///
+    /// # Errors
+    /// When there is no tokenizer.
+    pub fn isolated(vocabulary: &Vocabulary, reader: GrammarReader) -> Result<Self, GrammarError> {
+        Self::with_processes(vocabulary, Processes::new(reader))
+    }
+
+    fn with_processes(vocabulary: &Vocabulary, processes: Option<Processes>) -> Result<Self, GrammarError> {
         let tokenizer = Arc::clone(vocabulary.tokenizer().ok_or(GrammarError::NoTokenizer)?);
         let vocab_size = vocabulary.config().vocab_size;
-        let (prepared, reading) = (OnceLock::new(), Mutex::default());
-        Ok(Self(Arc::new(Inner { tokenizer, vocab_size, prepared, reading, has_ended: Condvar::new() })))
+        let (prepared, turns) = (OnceLock::new(), Mutex::default());
+        let inner = Inner { tokenizer, vocab_size, prepared, processes, turns, has_ended: Condvar::new() };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token where it is not token by token.
@@ -95,95 +116,92 @@ impl Compiler {
 
     /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end where nothing may
     /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's; the
-    /// thread waits for it, five seconds at most, and as long for others before it.
+    /// thread waits for it, five seconds at most, and a second at most for others before it.
     ///
     /// # Errors
     /// When the tokenizer cannot be used, or the grammar is wrong, too large, takes too long, or begins with what no token
-    /// writes.
+    /// writes; [`GrammarError::Busy`] while others are read.
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
         let kind = grammar.kind();
         grammar.check_length()?;
-        let wrong = |what: String| GrammarError::Grammar { kind, what };
-        let reading = Reading::begin(&self.0).ok_or(GrammarError::Busy { kind, most: MOST_AT_ONCE })?;
-        let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
-        let (read, result) = sync_channel(1);
-        let work = move || {
-            let result = reading.0.read(&grammar, &end_tokens);
-            drop(reading);
-            // Whoever asked may have gone.
-            _ = read.send(result);
+        let reading = Reading::begin(&self.0).ok_or(GrammarError::Busy { kind })?;
+        let constraint = match &self.0.processes {
+            Some(processes) => {
+                let constraint = processes.read(|| self.0.words(), grammar, end_tokens);
+                drop(reading);
+                Arc::new(constraint?) as Arc<dyn Constraint>
+            }
+            None => read_on_a_thread(reading, grammar, end_tokens)?,
         };
-        let spawned = thread::Builder::new().stack_size(COMPILER_STACK_BYTES).spawn(work);
-        spawned.map_err(|error| wrong(format!("no thread to read it: {error}")))?;
-        let constraint = result.recv_timeout(LONGEST).map_err(|error| match error {
-            RecvTimeoutError::Timeout => wrong("it takes too long to read; make it simpler".into()),
-            RecvTimeoutError::Disconnected => wrong("it cannot be read".into()),
-        })??;
-        Ok(LogitsProcessor::Constraint(Arc::new(constraint)))
+        Ok(LogitsProcessor::Constraint(constraint))
     }
+}
+
+/// The library bounds what a grammar costs, but perhaps not in all cases: what takes too long is left to itself.
+fn read_on_a_thread(
+    reading: Reading,
+    grammar: &Grammar,
+    end_tokens: &[u32],
+) -> Result<Arc<dyn Constraint>, GrammarError> {
+    let kind = grammar.kind();
+    let wrong = |what: String| GrammarError::Grammar { kind, what };
+    let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
+    let (read, result) = sync_channel(1);
+    let work = move || {
+        let result =
+            reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
+        drop(reading);
+        // Whoever asked may have gone.
+        _ = read.send(result);
+    };
+    let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+    spawned.map_err(|error| wrong(format!("no thread to read it: {error}")))?;
+    let constraint = result.recv_timeout(LONGEST).map_err(|error| match error {
+        RecvTimeoutError::Timeout => wrong("it takes too long to read; make it simpler".into()),
+        RecvTimeoutError::Disconnected => wrong("it cannot be read".into()),
+    })??;
+    Ok(Arc::new(constraint))
 }
 
 impl Inner {
-    fn read(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<GrammarConstraint, GrammarError> {
-        let prepared = self.prepared.get_or_init(|| self.prepare()).as_ref().map_err(Clone::clone)?;
-        let parser = grammar.parser(&prepared.factory)?;
-        GrammarConstraint::new(
-            grammar.kind(),
-            Matcher::new(Ok(parser)),
-            Arc::clone(&prepared.tokens),
-            end_tokens,
-        )
+    fn words(&self) -> Result<Words, GrammarError> {
+        Words::new(&self.tokenizer, self.vocab_size)
     }
 
-    fn reading(&self) -> MutexGuard<'_, usize> {
-        // A number is whole at any moment.
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    fn prepared(&self) -> Result<&Prepared, GrammarError> {
+        let prepared = self.prepared.get_or_init(|| Prepared::new(self.words()?));
+        prepared.as_ref().map_err(Clone::clone)
     }
 
-    fn prepare(&self) -> Result<Prepared, GrammarError> {
-        let tokens = Arc::new(Tokens::new(&self.tokenizer, self.vocab_size)?);
-        let failed = |what: String| GrammarError::Tokenizer { what: told(&what) };
-        let built = ParserFactory::new_simple(&tokens.trie);
-        let mut factory = built.map_err(|error| failed(format!("{error:#}")))?;
-        factory.quiet();
-        *factory.limits_mut() = limits();
-        Ok(Prepared { tokens, factory })
-    }
-}
-
-/// What a grammar may cost, in the library's units.
-fn limits() -> ParserLimits {
-    /// States of its lexer, each about a kilobyte.
-    const MAX_LEXER_STATES: usize = 50_000;
-    /// Items of its parser for a token, of which usual grammars have tens: texts of others wait for each step.
-    const MAX_STEP_ITEMS: usize = 10_000;
-    const MAX_ROW_ITEMS: usize = 500;
-    ParserLimits {
-        max_lexer_states: MAX_LEXER_STATES,
-        step_max_items: MAX_STEP_ITEMS,
-        max_items_in_row: MAX_ROW_ITEMS,
-        verbose_errors: false,
-        ..ParserLimits::default()
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        // Numbers are whole at any moment.
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Reading {
-    /// Waits for its turn; not for ever.
+    /// Waits for its turn, where not too many do; not for ever.
     fn begin(inner: &Arc<Inner>) -> Option<Self> {
-        let is_full = |reading: &mut usize| *reading >= MOST_AT_ONCE;
-        let waited = inner.has_ended.wait_timeout_while(inner.reading(), LONGEST, is_full);
-        let (mut reading, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut turns = inner.turns();
+        if turns.reading >= MOST_AT_ONCE && turns.waiting >= MOST_WAITING {
+            return None;
+        }
+        turns.waiting += 1;
+        let is_full = |turns: &mut Turns| turns.reading >= MOST_AT_ONCE;
+        let waited = inner.has_ended.wait_timeout_while(turns, LONGEST_WAIT, is_full);
+        let (mut turns, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        turns.waiting -= 1;
         if waited.timed_out() {
             return None;
         }
-        *reading += 1;
+        turns.reading += 1;
         Some(Self(Arc::clone(inner)))
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        *self.0.reading() -= 1;
+        self.0.turns().reading -= 1;
         self.0.has_ended.notify_one();
     }
 }

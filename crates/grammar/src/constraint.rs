@@ -53,6 +53,12 @@ impl GrammarConstraint {
         Ok(Self { rules, start: Arc::new(start), states: States::default() })
     }
 
+    /// The tokens that may follow, a bit each, the first in the lowest bit.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn allowed(&self, generated: &[u32]) -> Result<Vec<u32>, GenerationError> {
+        Ok(self.state(generated)?.allowed.as_slice().to_vec())
+    }
+
     fn state(&self, generated: &[u32]) -> Result<Arc<State>, GenerationError> {
         if generated.is_empty() {
             return Ok(Arc::clone(&self.start));

@@ -35,13 +35,11 @@ pub enum GrammarError {
         /// Its bytes.
         found: usize,
     },
-    /// Too many grammars are being read.
-    #[error("{kind}: {most} others are being read that take long; try again")]
+    /// Others are being read, or followed, that take long or are large.
+    #[error("{kind}: other grammars take all that is there for them; try again")]
     Busy {
         /// What the grammar is, as above.
         kind: &'static str,
-        /// Most grammars at once.
-        most: usize,
     },
     /// The grammar is wrong, asks for what is not there, or allows no text that the vocabulary can write.
     #[error("{kind}: {what}")]

@@ -2,9 +2,11 @@
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{SPECIAL_TOKENS, told};
+use crate::prepared::check_first_step;
 use crate::{GrammarError, schema};
 
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
@@ -36,7 +38,7 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Grammar {
     /// A JSON object.
@@ -90,6 +92,7 @@ impl Grammar {
             }
             Self::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
         };
+        check_first_step(source.clone(), factory).map_err(wrong)?;
         let parser = factory.create_parser(source).map_err(|error| {
             let message = format!("{error:#}");
             let place = match self {

@@ -4,6 +4,12 @@ mod compiler;
 mod constraint;
 mod error;
 mod grammar;
+mod prepared;
+#[cfg(target_os = "linux")]
+mod process;
+#[cfg(not(target_os = "linux"))]
+#[path = "no_process.rs"]
+mod process;
 mod schema;
 mod states;
 mod tokens;
@@ -11,3 +17,4 @@ mod tokens;
 pub use compiler::Compiler;
 pub use error::GrammarError;
 pub use grammar::{Grammar, MAX_SOURCE_BYTES};
+pub use process::{GrammarReader, read_grammars};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use gpt2_weights::{Tokenizer, ordinary_token, token_bytes};
+use serde::{Deserialize, Serialize};
 use tokenizers::DecoderWrapper;
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
@@ -14,7 +15,52 @@ const MAX_TOKEN_BYTES: usize = 512;
 /// Most bytes of all tokens together, each of which may be a node of the trie; it has room for four million.
 const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 
-/// What each token of a vocabulary adds to a text.
+/// What each token of a vocabulary adds to a text, as plain data, which another process can be given.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Words {
+    /// The bytes that each token writes; empty where that is nothing, or what another one writes.
+    bytes: Vec<Vec<u8>>,
+    /// Tokens that write what another one writes, with that one.
+    twins: Vec<(u32, u32)>,
+    /// Tokens that write something else at the beginning of a text than inside it.
+    other_at_start: Vec<u32>,
+}
+
+impl Words {
+    /// What the tokens of `tokenizer` write, of a model with `vocab_size` rows. Special tokens and rows without a token write
+    /// nothing.
+    pub(crate) fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, GrammarError> {
+        let refused = |what: String| GrammarError::Tokenizer { what };
+        let too_many = || refused(format!("{vocab_size} tokens are too many"));
+        let end = u32::try_from(vocab_size).ok().filter(|end| *end < u32::MAX).ok_or_else(too_many)?;
+        let writes = Writes::of(tokenizer)?;
+        let mut words = Self { bytes: Vec::new(), twins: Vec::new(), other_at_start: Vec::new() };
+        let mut by_word: HashMap<Vec<u8>, u32> = HashMap::new();
+        let mut total_bytes = 0;
+        for id in 0..end {
+            words.bytes.push(Vec::new());
+            let written = writes.written_by(id).filter(|written| is_usable(&written.inside));
+            let Some(Written { inside, is_other_at_start }) = written else { continue };
+            if is_other_at_start {
+                words.other_at_start.push(id);
+            }
+            match by_word.entry(inside) {
+                Entry::Occupied(first) => words.twins.push((id, *first.get())),
+                Entry::Vacant(place) => {
+                    total_bytes += place.key().len();
+                    words.bytes.last_mut().into_iter().for_each(|word| word.clone_from(place.key()));
+                    place.insert(id);
+                }
+            }
+        }
+        match total_bytes > MAX_VOCABULARY_BYTES {
+            true => Err(too_many()),
+            false => Ok(words),
+        }
+    }
+}
+
+/// The tokens of a vocabulary as grammars need them.
 pub(crate) struct Tokens {
     /// The tokens that write something, each text once, and one more which stands for the end of the text.
     pub(crate) trie: TokEnv,
@@ -22,48 +68,22 @@ pub(crate) struct Tokens {
     pub(crate) end: u32,
     /// Tokens that write what another one writes, with that one, which is in the trie.
     twins: HashMap<u32, u32>,
-    /// Tokens that write something else at the beginning of a text than inside it.
     other_at_start: Vec<u32>,
     /// Whether each token writes something.
     is_written: Vec<bool>,
 }
 
 impl Tokens {
-    /// What the tokens of `tokenizer` write, of a model with `vocab_size` rows. Special tokens and rows without a token write
-    /// nothing.
-    pub(crate) fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, GrammarError> {
-        let refused = |what: String| GrammarError::Tokenizer { what };
-        let too_many = || refused(format!("{vocab_size} tokens are too many"));
-        let end = u32::try_from(vocab_size).map_err(|_| too_many())?;
-        let writes = Writes::of(tokenizer)?;
-        let mut words: Vec<Vec<u8>> = Vec::new();
-        let mut by_word: HashMap<Vec<u8>, u32> = HashMap::new();
-        let (mut twins, mut other_at_start, mut is_written) = (HashMap::new(), Vec::new(), Vec::new());
-        let mut total_bytes = 0;
-        for id in 0..end {
-            let written = writes.written_by(id).filter(|written| is_usable(&written.inside));
-            is_written.push(written.is_some());
-            words.push(Vec::new());
-            let Some(Written { inside, is_other_at_start }) = written else { continue };
-            if is_other_at_start {
-                other_at_start.push(id);
-            }
-            match by_word.entry(inside) {
-                Entry::Occupied(first) => _ = twins.insert(id, *first.get()),
-                Entry::Vacant(place) => {
-                    total_bytes += place.key().len();
-                    words.last_mut().into_iter().for_each(|word| word.clone_from(place.key()));
-                    place.insert(id);
-                }
-            }
-        }
-        if total_bytes > MAX_VOCABULARY_BYTES {
-            return Err(too_many());
-        }
-        words.push(Vec::new());
-        let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
+    pub(crate) fn new(words: Words) -> Self {
+        let Words { mut bytes, twins, other_at_start } = words;
+        // `Words::new` has counted them.
+        let end = u32::try_from(bytes.len()).unwrap_or(u32::MAX - 1);
+        let twins: HashMap<u32, u32> = twins.into_iter().collect();
+        let is_written = (0..).zip(&bytes).map(|(id, word)| !word.is_empty() || twins.contains_key(&id)).collect();
+        bytes.push(Vec::new());
+        let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &bytes);
         let trie: TokEnv = std::sync::Arc::new(ApproximateTokEnv::new(trie));
-        Ok(Self { trie, end, twins, other_at_start, is_written })
+        Self { trie, end, twins, other_at_start, is_written }
     }
 
     /// The token of the trie that writes the same.

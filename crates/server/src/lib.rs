@@ -27,8 +27,9 @@ use http::{Listener, Shared, Work};
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
 
-/// Threads that tokenise and check requests, beside the one of the connections and the engine's.
-const WORKERS: usize = 4;
+/// Threads that tokenise and check requests, beside the one of the connections and the engine's: more than those that can wait
+/// for grammars to be read.
+const WORKERS: usize = 16;
 
 /// What is served.
 ///

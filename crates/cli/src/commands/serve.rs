@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use gpt2_engine::{BUILT_IN, HubOptions};
+use gpt2_grammar::GrammarReader;
 use gpt2_server::{ChatTemplateChoice, Limits, Listening, Model, ServerOptions, Timeouts};
 
 use crate::exit::UsageError;
@@ -175,6 +176,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     let mut api = defaults.api;
     api.name = names.served_model_name.clone().unwrap_or_else(|| name_of(&model.model));
     api.aliases.clone_from(&names.alias);
+    api.grammar_reader = grammar_reader();
     api.prompt_tokens_details = arguments.enable_prompt_tokens_details;
     api.chat_template = chat_template(names.chat_template.as_deref())?;
     api.limits = Limits { max_n: capacity.max_n, max_prompts: capacity.max_prompts, ..Limits::default() };
@@ -204,6 +206,14 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
         log_requests: arguments.log_requests,
         signals: true,
     })
+}
+
+/// This program reads the grammars of requests, in processes of their own.
+fn grammar_reader() -> Option<GrammarReader> {
+    // On Linux the file of a running program may have been replaced; this is still the one that runs.
+    let running = PathBuf::from("/proc/self/exe");
+    let program = if running.exists() { running } else { env::current_exe().ok()? };
+    Some(GrammarReader { program, arguments: vec!["read-grammars".into()] })
 }
 
 /// The keys of the file and of the environment.
