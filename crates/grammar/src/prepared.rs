@@ -48,8 +48,8 @@ fn limits() -> ParserLimits {
     /// States of its lexer, each about a kilobyte.
     const MAX_LEXER_STATES: usize = 50_000;
     /// Items of its parser for a token, of which usual grammars have tens: texts of others wait for each step.
-    const MAX_STEP_ITEMS: usize = 10_000;
-    const MAX_ROW_ITEMS: usize = 500;
+    const MAX_STEP_ITEMS: usize = 2_000;
+    const MAX_ROW_ITEMS: usize = 200;
     ParserLimits {
         max_lexer_states: MAX_LEXER_STATES,
         step_max_items: MAX_STEP_ITEMS,

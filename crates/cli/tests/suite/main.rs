@@ -18,6 +18,8 @@ mod pages;
 mod program;
 #[cfg(all(feature = "serve", unix))]
 mod serve;
+#[cfg(all(feature = "serve", target_os = "linux"))]
+mod serve_grammars;
 mod threads;
 mod tokenize;
 mod train;

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use crate::common::{FAILURE, USAGE, assert_refused, program, run};
 
 /// A server of the model inside the program, which is killed when this is dropped.
-struct Served {
-    child: Child,
+pub(crate) struct Served {
+    pub(crate) child: Child,
     /// Its first line.
     address: String,
 }
@@ -23,7 +23,7 @@ impl Drop for Served {
 }
 
 impl Served {
-    fn start(arguments: &[&str]) -> Self {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut child = program(&[&["serve"], arguments].concat())
             .env("GPT2_API_KEY", "")
             .stdin(Stdio::null())
@@ -36,7 +36,7 @@ impl Served {
         Self { child, address: address.trim_end().to_owned() }
     }
 
-    fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address.strip_prefix("http://").expect("an address")).expect("a connection")
     }
 
@@ -54,7 +54,7 @@ impl Served {
 }
 
 /// Sends a request that closes its connection, and reads all.
-fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, body: &str) -> String {
+pub(crate) fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, body: &str) -> String {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n"
@@ -65,7 +65,7 @@ fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, bod
     answer
 }
 
-const JSON: &str = "Content-Type: application/json\r\n";
+pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
 
 #[test]
 fn the_first_line_is_the_address_and_a_signal_ends_it() {

@@ -69,6 +69,11 @@ fn wrong_grammars_are_refused_with_what_and_where() {
         (lark("start: a\na[stop=\"x\"]: /.*/"), "stop= removes what was written"),
         (lark("root ::= \"a\" | \"b\" root"), "this looks like GBNF"),
         (lark("start: A\nA: \"x\" A\n"), "circular reference in token \"A\""),
+        // The library takes the first step of this one's lexer without a limit, and gigabytes.
+        (
+            lark("start: A\nA: /(.|\\n)*a(.|\\n){30}/ & ~/(.|\\n)*b(.|\\n){30}/ & ~/(.|\\n)*c(.|\\n){31}/\n"),
+            "it is too complex",
+        ),
     ];
     for (grammar, expected) in cases {
         let found = refused(grammar.clone());

@@ -1,0 +1,48 @@
+//! Grammars of strangers, with the small model's tokens: what is read of them, and what may follow some tokens. The first byte
+//! says what the rest is.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use gpt2_engine::{ModelOptions, Silent};
+use gpt2_generation::LogitsProcessor;
+use gpt2_grammar::{Compiler, Grammar, GrammarError};
+
+static COMPILER: LazyLock<(Compiler, usize)> = LazyLock::new(|| {
+    let opened = ModelOptions::default().open(&Silent).expect("the model inside the program");
+    let compiler = Compiler::new(opened.vocabulary()).expect("a tokenizer");
+    (compiler, opened.config().vocab_size)
+});
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let Some((kind, source)) = input.split_first() else { return };
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let grammar = match kind % 3 {
+        0 => Grammar::Regex(source.into()),
+        1 => Grammar::Lark(source.into()),
+        _ => match serde_json::from_str(source) {
+            Ok(schema) => Grammar::JsonSchema(schema),
+            Err(_) => return,
+        },
+    };
+    let (compiler, vocab_size) = &*COMPILER;
+    let constraint = match compiler.compile(&grammar, &[]) {
+        Ok(LogitsProcessor::Constraint(constraint)) => constraint,
+        Ok(_) => unreachable!("a grammar is a constraint"),
+        Err(error) => return assert!(!matches!(error, GrammarError::Busy { .. }), "{error}"),
+    };
+    let mut generated = Vec::new();
+    for step in 0..16 {
+        let mut allowed = vec![false; *vocab_size];
+        // What may follow can be too much to find out, which ends the text.
+        if constraint.allow(&generated, &mut allowed).is_err() {
+            break;
+        }
+        let ids: Vec<usize> = (0..*vocab_size).filter(|id| allowed[*id]).collect();
+        if ids.is_empty() {
+            break;
+        }
+        let chosen = usize::from(input[step % input.len()]) * 7919 % ids.len();
+        generated.push(u32::try_from(ids[chosen]).expect("an id"));
+    }
+});
