@@ -11,7 +11,7 @@ use gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode}
 use gpt2_weights::Tokenizer;
 
 use crate::prepared::Prepared;
-use crate::process::{Processes, GrammarReader};
+use crate::process::{GrammarReader, Processes};
 use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
@@ -148,8 +148,7 @@ fn read_on_a_thread(
     let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
     let (read, result) = sync_channel(1);
     let work = move || {
-        let result =
-            reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
+        let result = reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
         drop(reading);
         // Whoever asked may have gone.
         _ = read.send(result);

@@ -1,9 +1,10 @@
 //! What all grammars of a vocabulary share, and the limits under which the library reads them.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::{Logger, Matcher, ParserFactory};
+use llguidance::{Logger, Matcher, ParserFactory, panic_utils};
 
 use crate::constraint::GrammarConstraint;
 use crate::error::told;
@@ -34,12 +35,7 @@ impl Prepared {
         end_tokens: &[u32],
     ) -> Result<GrammarConstraint, GrammarError> {
         let parser = grammar.parser(&self.factory)?;
-        GrammarConstraint::new(
-            grammar.kind(),
-            Matcher::new(Ok(parser)),
-            Arc::clone(&self.tokens),
-            end_tokens,
-        )
+        GrammarConstraint::new(grammar.kind(), Matcher::new(Ok(parser)), Arc::clone(&self.tokens), end_tokens)
     }
 }
 
@@ -62,10 +58,21 @@ fn limits() -> ParserLimits {
 /// Fails where the first step of the grammar's lexer is beyond its limits. The library takes that step without any when it makes
 /// a parser (llguidance 1.9.1, `Lexer::from`), and does not come back from some expressions with `&` and `~`.
 pub(crate) fn check_first_step(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<(), String> {
+    // What the library panics at is wrong with the grammar otherwise, too.
+    let checked = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(first_step(grammar, factory))));
+    checked.unwrap_or(Ok(()))
+}
+
+fn first_step(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<(), String> {
     let mut limits = factory.limits().clone();
     let (tokens, logger) = (factory.tok_env().clone(), &mut Logger::new(0, 0));
     // What is wrong with it otherwise is said by the parser.
-    let read = GrammarInit::Serialized(grammar).to_cgrammar(Some(tokens), logger, limits.clone(), factory.extra_lexemes());
+    let read = GrammarInit::Serialized(grammar).to_cgrammar(
+        Some(tokens),
+        logger,
+        limits.clone(),
+        factory.extra_lexemes(),
+    );
     let Ok(read) = read else { return Ok(()) };
     let Ok(mut lexer) = read.lexer_spec().to_regex_vec(&mut limits) else { return Ok(()) };
     lexer.set_fuel(limits.initial_lexer_fuel);

@@ -20,8 +20,8 @@ use std::{fs, thread};
 
 use gpt2_generation::{Constraint, GenerationError};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -205,7 +205,10 @@ impl RemoteConstraint {
         let failed = |what: String| GenerationError::Constraint { what };
         let too_much = || {
             let after = generated.len();
-            failed(format!("{} after {after} tokens: it takes too much time or memory; make it simpler", self.kind))
+            failed(format!(
+                "{} after {after} tokens: it takes too much time or memory; make it simpler",
+                self.kind
+            ))
         };
         let stream = socket.as_ref().ok_or_else(too_much)?;
         let asked = || -> io::Result<(usize, Result<Vec<u8>, String>)> {
@@ -215,10 +218,13 @@ impl RemoteConstraint {
             let (bytes, answer) = answer.split_first_chunk().ok_or(io::ErrorKind::InvalidData)?;
             let (is_error, answer) = answer.split_first().ok_or(io::ErrorKind::InvalidData)?;
             let bytes = usize::try_from(u64::from_le_bytes(*bytes)).unwrap_or(usize::MAX);
-            Ok((bytes, match is_error {
-                0 => Ok(answer.to_vec()),
-                _ => Err(String::from_utf8_lossy(answer).into_owned()),
-            }))
+            Ok((
+                bytes,
+                match is_error {
+                    0 => Ok(answer.to_vec()),
+                    _ => Err(String::from_utf8_lossy(answer).into_owned()),
+                },
+            ))
         };
         let Ok((bytes, answer)) = asked() else {
             *socket = None;
@@ -365,7 +371,11 @@ fn bound_time(time: Duration) -> io::Result<()> {
     #[expect(unsafe_code, reason = "the standard library has no timers")]
     // SAFETY: the pointer is to a value that lives through the call; the old value is not asked for.
     let set = unsafe {
-        libc::setitimer(libc::ITIMER_PROF, &libc::itimerval { it_interval: zero, it_value: value }, std::ptr::null_mut())
+        libc::setitimer(
+            libc::ITIMER_PROF,
+            &libc::itimerval { it_interval: zero, it_value: value },
+            std::ptr::null_mut(),
+        )
     };
     match set {
         0 => Ok(()),
@@ -381,7 +391,8 @@ fn send(mut socket: &UnixStream, message: &[u8]) -> io::Result<()> {
 fn receive(mut socket: &UnixStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     socket.read_exact(&mut length)?;
-    let length = usize::try_from(u64::from_le_bytes(length)).ok().filter(|length| *length <= MAX_MESSAGE_BYTES);
+    let length =
+        usize::try_from(u64::from_le_bytes(length)).ok().filter(|length| *length <= MAX_MESSAGE_BYTES);
     let mut message = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
     socket.read_exact(&mut message)?;
     Ok(message)

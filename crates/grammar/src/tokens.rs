@@ -79,7 +79,8 @@ impl Tokens {
         // `Words::new` has counted them.
         let end = u32::try_from(bytes.len()).unwrap_or(u32::MAX - 1);
         let twins: HashMap<u32, u32> = twins.into_iter().collect();
-        let is_written = (0..).zip(&bytes).map(|(id, word)| !word.is_empty() || twins.contains_key(&id)).collect();
+        let is_written =
+            (0..).zip(&bytes).map(|(id, word)| !word.is_empty() || twins.contains_key(&id)).collect();
         bytes.push(Vec::new());
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &bytes);
         let trie: TokEnv = std::sync::Arc::new(ApproximateTokEnv::new(trie));

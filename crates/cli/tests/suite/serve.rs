@@ -54,7 +54,13 @@ impl Served {
 }
 
 /// Sends a request that closes its connection, and reads all.
-pub(crate) fn ask(mut stream: impl Read + Write, method: &str, path: &str, lines: &str, body: &str) -> String {
+pub(crate) fn ask(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    lines: &str,
+    body: &str,
+) -> String {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n"

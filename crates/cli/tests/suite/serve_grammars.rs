@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// byte alone. The library sets out to write them down.
 fn product() -> String {
     let alternatives = |letter: char| {
-        let each = (0..100).map(|index| format!("[a{}]{letter}{index}", char::from(b'b' + (index % 25) as u8)));
+        let each =
+            (0..100).map(|index| format!("[a{}]{letter}{index}", char::from(b'b' + (index % 25) as u8)));
         format!("/({})z*/", each.collect::<Vec<_>>().join("|"))
     };
     let operands: Vec<_> = "pqrstuvw".chars().map(alternatives).collect();
@@ -72,23 +73,32 @@ fn a_process_of_its_own_changes_no_text() {
     let served = Served::start(&["--port", "0"]);
     for pattern in ["[0-3][0-9] (May|June) 1[0-9]{3}", "(yes|no)( sir)?", "[A-Z][a-z]{2,9}, .{10,20}!"] {
         let here =
-            run(&["generate", "ROMEO:", "--regex", pattern, "--greedy", "--max-new-tokens", "40", "--json"]).json();
+            run(&["generate", "ROMEO:", "--regex", pattern, "--greedy", "--max-new-tokens", "40", "--json"])
+                .json();
         let body = serde_json::json!({ "prompt": "ROMEO:", "guided_regex": pattern, "temperature": 0, "max_tokens": 40 });
         let (status, there) = complete(&served, &body);
         assert_eq!(status, "HTTP/1.1 200 OK", "{there}");
         let there: serde_json::Value = serde_json::from_str(&there).expect("JSON");
         let text = there["choices"][0]["text"].as_str().expect("a text");
-        assert!(!text.is_empty() && here.to_string().contains(&serde_json::to_string(text).expect("JSON")), "{here}: {text}");
+        assert!(
+            !text.is_empty() && here.to_string().contains(&serde_json::to_string(text).expect("JSON")),
+            "{here}: {text}"
+        );
     }
 }
 
 #[test]
 fn a_grammar_that_costs_too_much_ends_and_gives_its_memory_back() {
     let served = Served::start(&["--port", "0"]);
-    let simple = serde_json::json!({ "prompt": "x", "guided_regex": "[ab]{3}", "max_tokens": 5, "temperature": 0 });
+    let simple =
+        serde_json::json!({ "prompt": "x", "guided_regex": "[ab]{3}", "max_tokens": 5, "temperature": 0 });
     let idle = memory(&[served.child.id()]);
     let hostile = [
-        ("it is too complex", "start: A\nA: /(.|\\n)*a(.|\\n){30}/ & ~/(.|\\n)*b(.|\\n){30}/ & ~/(.|\\n)*c(.|\\n){31}/".to_owned()),
+        (
+            "it is too complex",
+            "start: A\nA: /(.|\\n)*a(.|\\n){30}/ & ~/(.|\\n)*b(.|\\n){30}/ & ~/(.|\\n)*c(.|\\n){31}/"
+                .to_owned(),
+        ),
         ("it takes too much time or memory to read", product()),
     ];
     for (expected, grammar) in hostile {
@@ -109,7 +119,10 @@ fn a_grammar_that_costs_too_much_ends_and_gives_its_memory_back() {
         // The one that waits is left.
         until("no process for a grammar is left", || descendants(served.child.id()).len() <= 1);
         let (status, answer) = complete(&served, &simple);
-        assert!(status.contains(" 200 ") && answer.contains("\"finish_reason\":\"stop\""), "{status} {answer}");
+        assert!(
+            status.contains(" 200 ") && answer.contains("\"finish_reason\":\"stop\""),
+            "{status} {answer}"
+        );
     }
 }
 
@@ -120,10 +133,13 @@ fn the_process_that_waits_is_started_again_and_ends_with_the_server() {
     assert!(complete(&served, &body).0.contains(" 200 "));
     until("one process waits", || descendants(served.child.id()).len() == 1);
     let first = descendants(served.child.id());
-    assert!(Command::new("kill").args(["-KILL", &first[0].to_string()]).status().expect("`kill` runs").success());
+    assert!(
+        Command::new("kill").args(["-KILL", &first[0].to_string()]).status().expect("`kill` runs").success()
+    );
     until("it has another state", || memory(&first) == 0);
     assert!(complete(&served, &body).0.contains(" 200 "));
-    let second = descendants(served.child.id()).into_iter().find(|process| *process != first[0]).expect("a process");
+    let second =
+        descendants(served.child.id()).into_iter().find(|process| *process != first[0]).expect("a process");
     served.child.kill().expect("the server ends");
     served.child.wait().expect("an end");
     until("no process is left", || !fs::exists(format!("/proc/{second}")).expect("an answer"));
@@ -131,6 +147,7 @@ fn the_process_that_waits_is_started_again_and_ends_with_the_server() {
 
 #[test]
 fn what_is_no_vocabulary_ends_the_command_for_servers() {
-    let ended = program(&["read-grammars"]).stdin(std::process::Stdio::null()).output().expect("the program runs");
+    let ended =
+        program(&["read-grammars"]).stdin(std::process::Stdio::null()).output().expect("the program runs");
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
 }
