@@ -262,10 +262,11 @@ impl Cached {
     /// When something is there already, a tensor cannot be read, or the file cannot be written.
     pub fn write(&self, path: &Path, format: CacheFormat) -> Result<u64> {
         create_file(path, |partial| {
-            Ok(match format {
+            match format {
                 CacheFormat::Npz => write_npz(partial, &self.tensors)?,
                 CacheFormat::Safetensors => write_tensors(partial, &self.tensors, self.metadata.clone())?,
-            })
+            }
+            Ok(())
         })?;
         let size = File::open(path).and_then(|file| file.metadata());
         let unreadable = |error| WeightsError::Read { path: path.to_owned(), error };

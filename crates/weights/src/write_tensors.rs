@@ -301,11 +301,11 @@ mod tests {
     }
 
     /// A disk with room for so many bytes.
-    struct Disk(Cursor<Vec<u8>>, usize);
+    struct Disk(Cursor<Vec<u8>>, u64);
 
     impl Write for Disk {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            match self.0.position() as usize + bytes.len() > self.1 {
+            match self.0.position() + bytes.len() as u64 > self.1 {
                 true => Err(io::Error::other("the disk is full")),
                 false => self.0.write(bytes),
             }
@@ -324,9 +324,9 @@ mod tests {
 
     #[test]
     fn an_archive_that_finds_no_room_says_so_wherever_it_ends() {
-        let mut whole = Disk(Cursor::new(Vec::new()), usize::MAX);
+        let mut whole = Disk(Cursor::new(Vec::new()), u64::MAX);
         write_archive(&mut whole, Path::new("cache.npz"), &tensors()).unwrap();
-        let bytes = whole.0.into_inner().len();
+        let bytes = whole.0.into_inner().len() as u64;
         for room in 0..bytes {
             let mut disk = Disk(Cursor::new(Vec::new()), room);
             let told = write_archive(&mut disk, Path::new("cache.npz"), &tensors()).unwrap_err();
