@@ -198,7 +198,8 @@ impl<'a> Partial<'a> {
     fn at_target(&self, error: Failure) -> WeightsError {
         match error.downcast::<WeightsError>().map(|error| *error) {
             Ok(WeightsError::Unwritable { path, what }) => {
-                let within = path.strip_prefix(self.folder.path()).map(|path| parent(self.target).join(path));
+                let within =
+                    path.strip_prefix(self.folder.path()).map(|path| self.target.with_file_name(path));
                 WeightsError::Unwritable { path: within.unwrap_or(path), what }
             }
             Ok(error) => error,
