@@ -4,11 +4,11 @@ use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::Path;
 
 use anstyle::Style;
-use anyhow::{Context, Result};
+use anyhow::Result;
 pub(crate) use gpt2_engine::grouped;
 use gpt2_engine::terminal::printable;
 use gpt2_engine::{Reporter, Terminal};
-use gpt2_weights::replace_file;
+use gpt2_weights::create_file;
 use serde::Serialize;
 
 /// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
@@ -28,21 +28,9 @@ fn write(text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Writes a text file, which is there as a whole or not at all.
+/// Writes a text file, which is there as a whole or not at all; nothing that exists is overwritten.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
-    /// An error on the way to a file.
-    struct Failed(anyhow::Error);
-
-    impl From<gpt2_weights::WeightsError> for Failed {
-        fn from(error: gpt2_weights::WeightsError) -> Self {
-            Self(error.into())
-        }
-    }
-
-    replace_file(path, |partial| {
-        std::fs::write(partial, text).with_context(|| path.display().to_string()).map_err(Failed)
-    })
-    .map_err(|Failed(error)| error)
+    Ok(create_file(path, |partial| Ok(std::fs::write(partial, text)?))?)
 }
 
 /// Writes the result as one line of JSON.

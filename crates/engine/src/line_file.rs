@@ -1,10 +1,11 @@
 //! A file of lines that one process at a time adds to: a line counts once its line break is written, so that whoever goes on
 //! with it after an interruption loses and repeats none.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use gpt2_weights::open_locked;
 use serde::Serialize;
 
 /// An open file of lines, locked against other processes.
@@ -50,14 +51,8 @@ impl LineFile {
     /// # Errors
     /// When it cannot be read and written, or another process holds it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"))
-            }
-            // A file system without locks has none to wait for.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(Self { file }),
-        }
+        let mut options = OpenOptions::new();
+        Ok(Self { file: open_locked(path, options.read(true).append(true).create(true))? })
     }
 
     /// Shows every whole line with its line break, and gives back what follows the last one.

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use gpt2::{LogitsFor, Observer, Site, SiteKind};
 use gpt2_engine::Spelling;
 use gpt2_interpret::{Chain, Processing, Record};
 use gpt2_pictures::Token;
-use gpt2_weights::{WeightsError, replace_file, write_tensors};
+use gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
 
 use crate::error::{Result, wrong};
-use crate::{LookError, Numbers, Ranges, Reader, Subject, Text};
+use crate::{Numbers, Ranges, Reader, Subject, Text};
 
 /// The axis of tokens in logits, `(B, T, V)`.
 const TOKEN_DIM: usize = 1;
@@ -256,22 +256,18 @@ impl Cached {
         SCHEMA
     }
 
-    /// Writes a file, whole or not at all; gives its size in bytes.
+    /// Writes a file, whole or not at all, where there is none; gives its size in bytes.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When something is there already, a tensor cannot be read, or the file cannot be written.
     pub fn write(&self, path: &Path, format: CacheFormat) -> Result<u64> {
-        let whole = |partial: &Path| -> Result<()> {
-            if format == CacheFormat::Npz {
-                let in_f32 = |(name, value): (&String, &Tensor)| {
-                    Ok::<_, LookError>((name.clone(), value.to_dtype(DType::F32)?))
-                };
-                let tensors = self.tensors.iter().map(in_f32).collect::<Result<Vec<_>>>()?;
-                return Ok(Tensor::write_npz(&tensors, partial)?);
+        create_file(path, |partial| {
+            match format {
+                CacheFormat::Npz => write_npz(partial, &self.tensors)?,
+                CacheFormat::Safetensors => write_tensors(partial, &self.tensors, self.metadata.clone())?,
             }
-            Ok(write_tensors(partial, &self.tensors, self.metadata.clone())?)
-        };
-        replace_file(path, whole)?;
+            Ok(())
+        })?;
         let size = File::open(path).and_then(|file| file.metadata());
         let unreadable = |error| WeightsError::Read { path: path.to_owned(), error };
         Ok(size.map_err(unreadable)?.len())

@@ -215,6 +215,19 @@ pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+/// The names in a folder, in their order.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn entries(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name().into_string();
+    let names =
+        std::fs::read_dir(folder).expect("a folder").map(|entry| name(entry).expect("a name in UTF-8"));
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
 /// A copy of a checkpoint in a temporary folder, to be changed or damaged.
 pub struct CheckpointFolder {
     folder: tempfile::TempDir,

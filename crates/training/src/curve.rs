@@ -1,5 +1,6 @@
 //! The loss curve as an SVG picture: training loss of every step, held-out loss of every evaluation.
 
+use std::fs;
 use std::path::Path;
 
 use gpt2_weights::replace_file;
@@ -42,8 +43,8 @@ pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(),
         return Err(failed("the log has no loss".into()));
     }
     let margin = ((highest - lowest) * 0.05).max(0.05);
-    let draw = |target: &Path| -> Result<(), Box<dyn std::error::Error>> {
-        let root = SVGBackend::new(target, SIZE).into_drawing_area();
+    let draw = |picture: &mut String| -> Result<(), Box<dyn std::error::Error>> {
+        let root = SVGBackend::with_string(picture, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&root)
             .margin(15)
@@ -75,5 +76,7 @@ pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(),
             .draw()?;
         Ok(root.present()?)
     };
-    replace_file(path, |partial| draw(partial).map_err(|error| failed(error.to_string())))
+    let mut picture = String::new();
+    draw(&mut picture).map_err(|error| failed(error.to_string()))?;
+    Ok(replace_file(path, |partial| Ok(fs::write(partial, picture)?))?)
 }

@@ -49,6 +49,12 @@ pub enum TrainingError {
         /// The options that help.
         advice: String,
     },
+    /// Another process writes the folder.
+    #[error("{folder}: another process is writing this folder; wait until it ends, or choose another name")]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The job was interrupted.
     #[error(
         "interrupted{}",

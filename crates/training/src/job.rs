@@ -15,7 +15,8 @@ use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, r
 use serde::Serialize;
 use tempfile::TempDir;
 
-use crate::run::interrupted;
+use crate::job_folder::JobFolder;
+use crate::run::{LOG, RESULTS, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
     ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, Lora, Parameters, Run, RunOptions,
@@ -217,10 +218,7 @@ impl TrainJob {
     fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), TrainingError> {
         let path = self.out.join("confusion.svg");
         match gpt2_pictures::svg(&report.picture(), gpt2_pictures::Width::OneColumn) {
-            Ok(picture) => replace_file(&path, |partial| {
-                fs::write(partial, &picture)
-                    .map_err(|error| TrainingError::File { path: path.clone(), error })
-            }),
+            Ok(picture) => Ok(replace_file(&path, |partial| Ok(fs::write(partial, picture)?))?),
             // Of very many labels there is no picture; the numbers are there all the same.
             Err(error) => {
                 reporter.note(&format!("no {}: {error}", path.display()));
@@ -253,6 +251,7 @@ impl TrainJob {
         };
         let workplace = apart.as_deref().map_or(self.out.as_path(), TempDir::path);
         if apart.is_none() {
+            JobFolder::expect_unused(&self.out)?;
             self.check_folder()?;
         }
         let source = Source::open(&self.data, options, self.spelling)?;
@@ -279,8 +278,14 @@ impl TrainJob {
             let own = Hyperparameters { batch_size, ..numbers.clone() };
             self.check_memory(&prepared.config, &own, &device)?;
         }
-        fs::create_dir_all(workplace)
-            .map_err(|error| TrainingError::File { path: workplace.to_owned(), error })?;
+        let job_folder = match apart {
+            None => Some(JobFolder::take(&self.out, &RESULTS)?),
+            Some(_) => None,
+        };
+        if apart.is_none() {
+            // Another process may have used it since it was looked at.
+            self.check_folder()?;
+        }
         let encoder = (&*prepared.tokenizer, &prepared.config);
         let data = source.encode(assignment, encoder, &numbers, workplace, &**reporter)?;
         let trainer = self.trainer(&prepared, numbers, &device, reporter)?;
@@ -293,12 +298,11 @@ impl TrainJob {
             share,
             apart,
         };
-        Run::open(trainer, data, prepared.tokenizer, run_options)
+        Run::open_in(job_folder, trainer, data, prepared.tokenizer, run_options)
     }
 
     /// A folder that holds something is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
-        let failed = |error| TrainingError::File { path: self.out.clone(), error };
         let refuse = |what: &str| {
             let what = format!("{} {}: {what}", self.spelling.of("out"), self.out.display());
             Err(TrainingError::Call { what })
@@ -306,8 +310,9 @@ impl TrainJob {
         if self.out.exists() && !self.out.is_dir() {
             return refuse("it is no folder; choose another name");
         }
-        let is_empty = !self.out.exists() || fs::read_dir(&self.out).map_err(failed)?.next().is_none();
-        match (is_empty || self.options.resume, has_state(&self.out)) {
+        // The log of a training that failed before it saved a state is begun anew.
+        let is_free = JobFolder::is_free(&self.out, &RESULTS, Some(LOG))?;
+        match (is_free || self.options.resume, has_state(&self.out)) {
             (true, _) => Ok(()),
             (false, false) => refuse("the folder is not empty; choose another name"),
             (false, true) => refuse(&format!(

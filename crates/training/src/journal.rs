@@ -73,9 +73,7 @@ impl Journal {
         let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
         let entries: Vec<Entry> = entries.filter(is_known).collect();
         let kept: String = entries.iter().map(line).collect();
-        replace_file(path, |path| {
-            fs::write(path, &kept).map_err(|error| TrainingError::File { path: path.to_owned(), error })
-        })?;
+        replace_file(path, |partial| Ok(fs::write(partial, &kept)?))?;
         let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, entries })
     }

@@ -12,6 +12,7 @@ mod error;
 mod examples;
 mod held_out;
 mod job;
+mod job_folder;
 mod journal;
 mod lora;
 mod memory;

@@ -12,7 +12,7 @@ use std::path::Path;
 use candle_core::{Result, Shape, Tensor, Var};
 use gpt2::{Gpt2Config, HeadKind};
 use gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
-use gpt2_weights::{WeightsError, replace_file};
+use gpt2_weights::{replace_file, write_tensors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -176,11 +176,7 @@ impl Lora {
     /// # Errors
     /// When a file cannot be written.
     pub fn save(&self, adapters: &Parameters, folder: &Path) -> std::result::Result<(), TrainingError> {
-        let failed = |path: &Path, error: &dyn std::fmt::Display| {
-            let what = format!("cannot be written: {error}");
-            TrainingError::from(WeightsError::Unwritable { path: path.to_owned(), what })
-        };
-        fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+        fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.to_owned(), error })?;
         let has_head = adapters.iter().any(|(name, _)| HeadKind::of_parameter(name).is_some());
         // PEFT's `fan_in_fan_out` says that the layers of GPT-2 store their weights as (in, out).
         let mut config = json!({
@@ -191,18 +187,15 @@ impl Lora {
         if has_head {
             config["modules_to_save"] = json!(["score"]);
         }
-        replace_file(&folder.join("adapter_config.json"), |path| {
-            fs::write(path, format!("{config:#}\n")).map_err(|error| failed(path, &error))
-        })?;
-        replace_file(&folder.join("adapter_model.safetensors"), |path| {
-            let tensors = adapters.iter().map(|(name, variable)| {
-                let within = if HeadKind::of_parameter(name).is_some() { "" } else { "transformer." };
-                (format!("base_model.model.{within}{name}"), variable.as_tensor().detach())
-            });
-            let metadata = [("format".to_owned(), "pt".to_owned())].into();
-            safetensors::serialize_to_file(tensors, Some(metadata), path)
-                .map_err(|error| failed(path, &error))
-        })
+        let written = format!("{config:#}\n");
+        replace_file(&folder.join("adapter_config.json"), |partial| Ok(fs::write(partial, written)?))?;
+        let tensors = adapters.iter().map(|(name, variable)| {
+            let within = if HeadKind::of_parameter(name).is_some() { "" } else { "transformer." };
+            (format!("base_model.model.{within}{name}"), variable.as_tensor().detach())
+        });
+        let (tensors, metadata) = (tensors.collect(), [("format".to_owned(), "pt".to_owned())].into());
+        let file = folder.join("adapter_model.safetensors");
+        Ok(replace_file(&file, |partial| Ok(write_tensors(partial, &tensors, metadata)?))?)
     }
 }
 

@@ -11,10 +11,29 @@ use candle_core::Device;
 use gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
+use crate::job_folder::JobFolder;
 use crate::state::{self, Best, Progress};
+use crate::text_data::TOKENS;
 use crate::{
     Confusion, Entry, Evaluation, Journal, Share, StepReport, Trainer, TrainingData, TrainingError,
     loss_curve, share,
+};
+
+/// The log of every step.
+pub(crate) const LOG: &str = "log.jsonl";
+/// The files of a checkpoint and its adapters.
+const CHECKPOINT: [&str; 5] = [
+    "model.safetensors",
+    "config.json",
+    "tokenizer.json",
+    "adapter/adapter_config.json",
+    "adapter/adapter_model.safetensors",
+];
+/// The files and folders that a run replaces as a whole.
+pub(crate) const RESULTS: [&str; 10] = {
+    let [weights, config, tokenizer, adapter_config, adapter] = CHECKPOINT;
+    let drawn = ["loss.svg", "confusion.svg"];
+    [weights, config, tokenizer, adapter_config, adapter, state::FILE_NAME, LOG, drawn[0], drawn[1], TOKENS]
 };
 
 /// When to evaluate, save and stop, and where.
@@ -72,14 +91,29 @@ pub struct Run {
     is_saved: bool,
     /// When the step that is being taken began.
     step_start_s: f64,
+    /// Locked to the end; absent where another run writes the folder.
+    _folder: Option<JobFolder>,
 }
 
 impl Run {
     /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one.
     ///
     /// # Errors
-    /// When a number is out of its range, the folder holds the state of another run, or it cannot be written.
+    /// When a number is out of its range, the folder holds the state of another run, another process writes it, or it cannot be
+    /// written.
     pub fn open(
+        trainer: Trainer,
+        data: TrainingData,
+        tokenizer: Arc<Tokenizer>,
+        options: RunOptions,
+    ) -> Result<Self, TrainingError> {
+        let folder = options.writes().then(|| JobFolder::take(&options.folder, &RESULTS)).transpose()?;
+        Self::open_in(folder, trainer, data, tokenizer, options)
+    }
+
+    /// The same in a folder that is locked already, unless another run writes it.
+    pub(crate) fn open_in(
+        job_folder: Option<JobFolder>,
         mut trainer: Trainer,
         data: TrainingData,
         tokenizer: Arc<Tokenizer>,
@@ -93,15 +127,14 @@ impl Run {
         }
         options.share.check()?;
         let folder = &options.folder;
-        if options.writes() {
-            fs::create_dir_all(folder)
-                .map_err(|error| TrainingError::File { path: folder.clone(), error })?;
-            remove_leftovers(folder);
-        }
         let (mut best, mut evaluations_since, mut is_evaluation_due) = (None, 0, false);
         if let Some(progress) = state::load(folder, &mut trainer, data.fingerprint)? {
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
             is_evaluation_due = progress.is_evaluation_due;
+        }
+        // The folder is that of this training: what is left of it may go.
+        if let Some(folder) = &job_folder {
+            folder.remove_leftovers();
         }
         // What is told of steps that are taken again, or of an evaluation that is made again, is told again.
         let steps_done = trainer.steps_done();
@@ -110,7 +143,7 @@ impl Run {
             entry.step <= steps_done && !is_due
         };
         let log_folder = options.apart.as_deref().map_or(folder.as_path(), TempDir::path);
-        let journal = Journal::open(&log_folder.join("log.jsonl"), &is_known)?;
+        let journal = Journal::open(&log_folder.join(LOG), &is_known)?;
         Ok(Self {
             trainer,
             data,
@@ -122,6 +155,7 @@ impl Run {
             is_evaluation_due,
             is_saved: true,
             step_start_s: 0.0,
+            _folder: job_folder,
         })
     }
 
@@ -130,7 +164,7 @@ impl Run {
     /// [asked](Trainer::interrupted_by) whether to go on.
     ///
     /// # Errors
-    /// When a loss is not a number, or a file cannot be written: the last saved state is then still there; and
+    /// When a loss is not a number, or a file cannot be written: the last saved state, if there is one, is still there; and
     /// [`TrainingError::Interrupted`] once the state of the last step is saved.
     pub fn train(
         &mut self,
@@ -296,14 +330,43 @@ impl Run {
         elapsed_s: &dyn Fn() -> f64,
         report: &mut dyn FnMut(&Entry, &Trainer),
     ) -> Result<(), TrainingError> {
-        if self.is_evaluation_due {
-            self.evaluate(self.trainer.steps_done(), elapsed_s, report)?;
-            (self.is_evaluation_due, self.is_saved) = (false, false);
+        self.undone_without_state(|run| {
+            if run.is_evaluation_due {
+                run.evaluate(run.trainer.steps_done(), elapsed_s, report)?;
+                (run.is_evaluation_due, run.is_saved) = (false, false);
+            }
+            if run.is_due(run.options.save_every) || run.is_stale() {
+                run.save()?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes files. If that fails and there is no state to resume from, the files of a checkpoint that it has added go again:
+    /// the same call can then begin anew, which overwrites no weights.
+    fn undone_without_state<T>(
+        &mut self,
+        write: impl FnOnce(&mut Self) -> Result<T, TrainingError>,
+    ) -> Result<T, TrainingError> {
+        if !self.options.writes() {
+            return write(self);
         }
-        if self.is_due(self.options.save_every) || self.is_stale() {
-            self.save()?;
+        let folder = self.options.folder.clone();
+        let mut added: Vec<PathBuf> = CHECKPOINT.iter().map(|name| folder.join(name)).collect();
+        added.retain(|file| !file.exists());
+        let written = write(self);
+        if written.is_err() && !has_state(&folder) {
+            for file in added {
+                let _ = fs::remove_file(file);
+            }
+            if !folder.join(CHECKPOINT[0]).exists() {
+                // What is measured next is written.
+                self.best = None;
+            }
+            // Only if it is empty.
+            let _ = fs::remove_dir(folder.join("adapter"));
         }
-        Ok(())
+        written
     }
 
     /// Whether what is done at every so many steps is due after the last one.
@@ -367,15 +430,17 @@ impl Run {
     /// Writes the state, unless another share's run does.
     ///
     /// # Errors
-    /// When a file cannot be written: the state before is then still there.
+    /// When a file cannot be written: the state before, if there was one, is still there.
     pub fn save(&mut self) -> Result<(), TrainingError> {
         if !self.options.writes() {
             return Ok(());
         }
-        if self.data.held_out.is_none() {
-            self.write_checkpoint()?;
-        }
-        state::save(&self.options.folder, &self.trainer, &self.progress())?;
+        self.undone_without_state(|run| {
+            if run.data.held_out.is_none() {
+                run.write_checkpoint()?;
+            }
+            state::save(&run.options.folder, &run.trainer, &run.progress())
+        })?;
         self.is_saved = true;
         Ok(())
     }
@@ -417,16 +482,6 @@ impl Run {
     }
 }
 
-/// Removes what a run that was killed while it wrote may have left: the safetensors library writes to a file `.tmp…` first.
-fn remove_leftovers(folder: &Path) {
-    // Nothing depends on it: what cannot be listed or removed stays.
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(b".tmp") {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
 /// What a training in this folder ends with that is interrupted.
 pub(crate) fn interrupted(folder: &Path) -> TrainingError {
     TrainingError::Interrupted { state: has_state(folder).then(|| state::path(folder)) }
@@ -440,5 +495,5 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn has_state(folder: &Path) -> bool {
-    state::path(folder).exists()
+    state::path(folder).is_file()
 }

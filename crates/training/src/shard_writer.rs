@@ -1,7 +1,7 @@
 //! Writes token files so that an interruption, of whatever kind, costs no more than what came after the last save: a file gets its
 //! name when it is whole, and the manifest says how much of the one in the making counts.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -110,12 +110,25 @@ impl<'a> ShardWriter<'a> {
         manifest.write(self.folder)
     }
 
+    /// Removes every file that the shards of a manifest are written to.
+    pub(crate) fn remove_all(folder: &Path, manifest: &Manifest) {
+        for split in [Split::Training, Split::HeldOut] {
+            for index in 0.. {
+                let path = folder.join(manifest.shard_name(split, index));
+                let removed = [fs::remove_file(partial(&path)), fs::remove_file(&path)];
+                if manifest.shard_tokens.is_none() || removed.iter().all(Result::is_err) {
+                    break;
+                }
+            }
+        }
+    }
+
     fn create(&self, split: Split) -> Result<OpenShard, TrainingError> {
         let file = self.manifest.shard_name(split, self.manifest.part(split).shards.len());
         let path = self.folder.join(&file);
         let header = vec![0; self.manifest.format.header_bytes()];
         let create = || -> io::Result<File> {
-            let mut file = lock(&partial(&path))?;
+            let mut file = open(&partial(&path))?;
             file.set_len(0)?;
             file.write_all(&header)?;
             Ok(file)
@@ -136,7 +149,7 @@ impl<'a> ShardWriter<'a> {
                 // It became whole after the last save.
                 fs::rename(&path, &partial)?;
             }
-            let mut file = lock(&partial)?;
+            let mut file = open(&partial)?;
             if file.metadata()?.len() < length as u64 {
                 let what = "it is shorter than it was; remove the folder and begin again";
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
@@ -176,14 +189,7 @@ fn partial(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Opens a file that one process at a time writes.
-fn lock(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"))
-        }
-        // A file system without locks has none to wait for.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
+/// Opens the shard in the making, or makes it.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }

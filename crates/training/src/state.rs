@@ -3,11 +3,11 @@
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
 //! state: they follow from the seed and the number of the step.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use gpt2_weights::{MappedFile, WeightsError, replace_file};
+use gpt2_weights::{MappedFile, WeightsError, replace_file, write_tensors};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
 
 /// Name of the file in the folder of the run.
-const FILE_NAME: &str = "training-state.safetensors";
+pub(crate) const FILE_NAME: &str = "training-state.safetensors";
 /// Key of the numbers in the file's metadata.
 const KEY: &str = "gpt2-training";
 
@@ -52,29 +52,35 @@ pub(crate) fn path(folder: &Path) -> PathBuf {
 /// Saves the state of a training.
 pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
-    replace_file(&path(folder), |path| {
-        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|error| {
-            let what = format!("cannot be written: {error}; the state before it is still there");
-            WeightsError::Unwritable { path: path.to_owned(), what }.into()
-        })
-    })
+    let path = path(folder);
+    let has_one = path.is_file();
+    match replace_file(&path, |partial| Ok(write_tensors(partial, &tensors, metadata)?)) {
+        Err(WeightsError::Unwritable { path, what }) if has_one => {
+            let what = format!("{what}; the state before it is still there");
+            Err(WeightsError::Unwritable { path, what }.into())
+        }
+        written => Ok(written?),
+    }
 }
 
 /// The state of a training as the file holds it.
 pub(crate) fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
+    let on_cpu =
+        |(name, tensor): (String, Tensor)| candle_core::Result::Ok((name, tensor.to_device(&Device::Cpu)?));
+    let tensors = tensors.into_iter().map(on_cpu).collect::<candle_core::Result<Vec<_>>>()?;
     Ok(safetensors::serialize(tensors, Some(metadata)).map_err(candle_core::Error::wrap)?)
 }
 
 /// Tensors by name, and the metadata with what is said besides.
-type Content = (Vec<(String, Tensor)>, HashMap<String, String>);
+type Content = (BTreeMap<String, Tensor>, HashMap<String, String>);
 
 fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingError> {
     let text = serde_json::to_string(progress).map_err(candle_core::Error::wrap)?;
-    let mut tensors = Vec::new();
+    let mut tensors = BTreeMap::new();
     for ((name, parameter), (mean, square)) in trainer.parameters().iter().zip(trainer.optimizer().means()) {
         for (kind, variable) in [("parameter", parameter), ("mean", mean), ("square", square)] {
-            tensors.push((format!("{kind}.{name}"), variable.detach().to_device(&Device::Cpu)?));
+            tensors.insert(format!("{kind}.{name}"), variable.detach());
         }
     }
     Ok((tensors, [(KEY.to_owned(), text)].into()))

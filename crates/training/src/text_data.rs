@@ -1,20 +1,23 @@
 //! What a training of a language model learns from: texts, which become token files for the time of the training, or a folder of
 //! token files.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gpt2::Gpt2Config;
 use gpt2_engine::{Reporter, Spelling};
 use gpt2_kernels::thread_count;
-use gpt2_weights::{Tokenizer, load_tokenizer, train_tokenizer};
+use gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
+use tempfile::TempDir;
 
 use crate::tokenize::{TOKENIZER_FILE, Vocabulary, nothing_written, write};
 use crate::{
     Corpus, DataSize, HeldOut, Hyperparameters, ShardFormat, Shards, Split, TokenFolder, TokenWidth, Tokens,
     TrainingData, TrainingError, Windows,
 };
+
+/// What the folder that texts are encoded into is a part of: it is gone when the training is at its end.
+pub(crate) const TOKENS: &str = "tokens";
 
 /// Where tokens come from.
 pub(crate) enum TextSource {
@@ -90,14 +93,9 @@ impl TextSource {
                 (TokenFolder::open(folder, (tokenizer, config.vocab_size), reporter)?, None)
             }
             Self::Texts(corpus) => {
-                let removed = Removed(folder.join("tokens"));
-                let path = &removed.0;
-                let failed = |error| TrainingError::File { path: path.clone(), error };
-                if path.exists() {
-                    // Of a run that was killed.
-                    fs::remove_dir_all(path).map_err(failed)?;
-                }
-                fs::create_dir(path).map_err(failed)?;
+                let failed = |error| TrainingError::File { path: folder.to_owned(), error };
+                let removed = partial_folder(&folder.join(TOKENS)).map_err(failed)?;
+                let path = removed.path();
                 let end = config.end_tokens().first().copied();
                 let vocabulary = Vocabulary { tokenizer, size: config.vocab_size, end };
                 let layout = (ShardFormat::NanoGpt, TokenWidth::of_vocabulary(config.vocab_size), None);
@@ -156,7 +154,7 @@ pub(crate) fn trained_tokenizer(
 struct TemporaryTokens {
     // Unmapped before the folder goes.
     shards: Shards,
-    _removed: Option<Arc<Removed>>,
+    _removed: Option<Arc<TempDir>>,
 }
 
 impl Tokens for TemporaryTokens {
@@ -166,15 +164,5 @@ impl Tokens for TemporaryTokens {
 
     fn read(&self, start: usize, count: usize, tokens: &mut Vec<u32>) {
         self.shards.read(start, count, tokens);
-    }
-}
-
-/// A folder that goes with it, also where it was not made to the end.
-struct Removed(PathBuf);
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        // Nothing depends on it.
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpt2_weights::{Tokenizer, WeightsError, replace_file};
+use gpt2_weights::{Tokenizer, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::corpus::TextFile;
 use crate::{ShardFormat, Split, TokenWidth, TrainingError};
 
 /// Name of the file.
-const FILE_NAME: &str = "tokens.json";
+pub(crate) const FILE_NAME: &str = "tokens.json";
 /// Largest one that is read: a million shards.
 const MAX_BYTES: u64 = 128 << 20;
 
@@ -78,11 +78,6 @@ impl Manifest {
         folder.join(FILE_NAME)
     }
 
-    /// What a run that was killed while it wrote the manifest leaves.
-    pub(crate) fn partial_path(folder: &Path) -> PathBuf {
-        folder.join(format!("{FILE_NAME}.partial"))
-    }
-
     /// The manifest of a folder that has one.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, TrainingError> {
         let path = Self::path(folder);
@@ -114,14 +109,8 @@ impl Manifest {
 
     /// Writes it to a folder, in place of the one that is there.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
-        let path = Self::path(folder);
-        let unwritable = |what: String| WeightsError::Unwritable { path: path.clone(), what };
-        replace_file(&path, |partial| {
-            let text = serde_json::to_string_pretty(self).map_err(|error| unwritable(error.to_string()))?;
-            fs::write(partial, text + "\n")
-                .map_err(|error| unwritable(format!("cannot be written: {error}")))?;
-            Ok(())
-        })
+        let write = |partial: &Path| Ok(fs::write(partial, serde_json::to_string_pretty(self)? + "\n")?);
+        Ok(replace_file(&Self::path(folder), write)?)
     }
 
     pub(crate) fn part(&self, split: Split) -> &Part {

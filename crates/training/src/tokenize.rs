@@ -17,9 +17,10 @@ use gpt2_weights::{
 use serde::{Deserialize, Serialize};
 
 use crate::corpus::{Cuts, Piece, TextFile};
+use crate::job_folder::JobFolder;
 use crate::shard_writer::{Encoded, ShardWriter};
 use crate::shards::MOST_LLM_C_TOKENS;
-use crate::token_manifest::{Manifest, Part, SourceFile, vocabulary_checksum};
+use crate::token_manifest::{FILE_NAME, Manifest, Part, SourceFile, vocabulary_checksum};
 use crate::{Corpus, ShardFormat, Split, TokenWidth, TrainingError};
 
 /// Bytes of text between two saves.
@@ -32,6 +33,8 @@ const CHECKED_BYTES: usize = 1 << 16;
 const LLM_C_SHARD_TOKENS: usize = 100_000_000;
 /// The tokenizer beside the tokens.
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The files that are replaced as a whole.
+const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 
 /// Texts that become a folder of token files.
 ///
@@ -158,26 +161,32 @@ impl TokenizeJob {
     fn tokenize(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, TrainingError> {
         let clock = Instant::now();
         self.check_options()?;
+        JobFolder::expect_unused(&self.out)?;
         let corpus = Corpus::open(&self.data, self.options.held_out)?;
         let (tokenizer, size, end) = self.vocabulary(reporter)?;
         let vocabulary = Vocabulary { tokenizer: &tokenizer, size, end };
         let manifest = self.manifest(&corpus, &vocabulary)?;
-        let manifest = self.begun(manifest)?;
+        if self.out.exists() && !self.out.is_dir() {
+            return Err(self.refusal("it is no folder; choose another name"));
+        }
+        let folder = JobFolder::take(&self.out, &RESULTS)?;
+        let found = Manifest::read(&self.out)?;
+        let is_begun = found.is_some();
+        let manifest = self.begun(manifest, found)?;
+        folder.remove_leftovers();
         let done = |manifest: &Manifest| manifest.sources.iter().map(|source| source.read).sum::<u64>();
         let before = done(&manifest);
-        fs::create_dir_all(&self.out).map_err(|error| failed(&self.out, error))?;
         let manifest = match manifest.complete {
             true => manifest,
             false => {
-                manifest.write(&self.out)?;
-                let path = self.out.join(TOKENIZER_FILE);
-                replace_file(&path, |partial| {
-                    let what = |error| format!("cannot be written: {error}");
-                    let unwritable =
-                        |error| WeightsError::Unwritable { path: path.clone(), what: what(error) };
-                    tokenizer.save(partial, true).map_err(unwritable)
-                })?;
-                write(&corpus, &vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)?
+                let written = self.write((&corpus, &vocabulary), manifest.clone(), reporter);
+                if let Err(error) = &written
+                    && !is_begun
+                    && !self.can_resume(error)
+                {
+                    self.remove_all(&manifest);
+                }
+                written?
             }
         };
         let shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
@@ -193,6 +202,44 @@ impl TokenizeJob {
             encoded_bytes: done(&manifest) - before,
             elapsed_s: clock.elapsed().as_secs_f64(),
         })
+    }
+
+    fn write(
+        &self,
+        (corpus, vocabulary): (&Corpus, &Vocabulary),
+        manifest: Manifest,
+        reporter: &dyn Reporter,
+    ) -> Result<Manifest, TrainingError> {
+        manifest.write(&self.out)?;
+        replace_file(&self.out.join(TOKENIZER_FILE), |partial| vocabulary.tokenizer.save(partial, true))?;
+        write(corpus, vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)
+    }
+
+    /// Whether the same call with `resume` can go on after an error: when it was interrupted, or found no room for more. Texts
+    /// that have to be changed are encoded from their beginning, for their tokens are those of other texts then.
+    fn can_resume(&self, error: &TrainingError) -> bool {
+        let is_of_disk = matches!(
+            error,
+            TrainingError::File { .. } | TrainingError::Weights(WeightsError::Unwritable { .. })
+        );
+        let has_tokens = || match Manifest::read(&self.out) {
+            Ok(Some(saved)) => saved.sources.iter().any(|source| source.read > 0),
+            _ => false,
+        };
+        error.is_interrupted() || (is_of_disk && has_tokens())
+    }
+
+    /// Removes all that was written, so that the corrected call can be made.
+    fn remove_all(&self, manifest: &Manifest) {
+        ShardWriter::remove_all(&self.out, manifest);
+        for file in RESULTS {
+            let _ = fs::remove_file(self.out.join(file));
+        }
+    }
+
+    fn refusal(&self, what: &str) -> TrainingError {
+        let what = format!("{} {}: {what}", self.spelling.of("out"), self.out.display());
+        TrainingError::Call { what }
     }
 
     fn check_options(&self) -> Result<(), TrainingError> {
@@ -260,22 +307,13 @@ impl TokenizeJob {
         Ok(nothing_written(corpus, vocabulary, layout))
     }
 
-    /// What an interrupted run has made, where the folder holds that.
-    fn begun(&self, wanted: Manifest) -> Result<Manifest, TrainingError> {
+    /// What an interrupted run has made, if the folder has the manifest of one.
+    fn begun(&self, wanted: Manifest, found: Option<Manifest>) -> Result<Manifest, TrainingError> {
         let out = &self.out;
-        let refuse = |what: &str| {
-            let what = format!("{} {}: {what}", self.spelling.of("out"), out.display());
-            Err(TrainingError::Call { what })
-        };
-        if out.exists() && !out.is_dir() {
-            return refuse("it is no folder; choose another name");
-        }
-        let Some(found) = Manifest::read(out)? else {
-            let is_empty = !out.exists() || is_empty_but(out, &Manifest::partial_path(out))?;
-            return if is_empty {
-                Ok(wanted)
-            } else {
-                refuse("the folder is not empty; choose another name")
+        let Some(found) = found else {
+            return match JobFolder::is_free(out, &RESULTS, None)? {
+                true => Ok(wanted),
+                false => Err(self.refusal("the folder is not empty; choose another name")),
             };
         };
         match (self.options.resume, found.complete) {
@@ -284,23 +322,13 @@ impl TokenizeJob {
                 found.sources.iter().try_for_each(check_unchanged)?;
                 Ok(found)
             }
-            (false, true) => refuse("it holds tokens already; choose another name"),
-            (false, false) => refuse(&format!(
+            (false, true) => Err(self.refusal("it holds tokens already; choose another name")),
+            (false, false) => Err(self.refusal(&format!(
                 "it holds what an interrupted run has made; give {} to go on with it, or choose another name",
                 self.spelling.of("resume")
-            )),
+            ))),
         }
     }
-}
-
-/// Whether a folder has no other file than this one: all that a run which was killed at its very begin can have left.
-fn is_empty_but(folder: &Path, leftover: &Path) -> Result<bool, TrainingError> {
-    for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
-        if entry.map_err(|error| failed(folder, error))?.path() != leftover {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Refuses a text of which what was read is not what it was.

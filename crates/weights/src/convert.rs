@@ -1,23 +1,19 @@
-//! Writing a checkpoint as a Hugging Face folder, and what all writers share.
-//!
-//! What is written appears whole or not at all: it is made beside its place and renamed.
+//! Writing a checkpoint as a Hugging Face folder, and what all writers of checkpoints share.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::str::FromStr;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
+use gpt2::{Gpt2Config, expected_parameters};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, View};
+use safetensors::tensor::Dtype;
 use thiserror::Error;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
 use crate::progress::{PIECE, go_on};
+use crate::replace::create_folder;
+use crate::write_tensors::{LazyTensor, serialize};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
 
 /// The element type that a checkpoint is written in.
@@ -103,21 +99,21 @@ pub fn write_hugging_face(
 ) -> Result<(), WeightsError> {
     checkpoint.check()?;
     let safetensors_dtype = safetensors_dtype(dtype, folder)?;
-    let partial = Partial::new(folder)?;
-    fs::create_dir(&partial.path).map_err(|error| unwritable(folder, &error))?;
     let read = |name: &str| parameter(checkpoint, name, progress);
-    write_safetensors(
-        &partial.path.join("model.safetensors"),
-        checkpoint.config(),
-        &read,
-        safetensors_dtype,
-        progress,
-    )?;
-    write_config(&partial.path.join("config.json"), checkpoint.config(), safetensors_dtype)?;
-    if let Some(tokenizer) = tokenizer {
-        write_tokenizer(&partial.path.join("tokenizer.json"), tokenizer)?;
-    }
-    partial.finish(folder)
+    create_folder(folder, |folder| {
+        write_safetensors(
+            &folder.join("model.safetensors"),
+            checkpoint.config(),
+            &read,
+            safetensors_dtype,
+            progress,
+        )?;
+        fs::write(folder.join("config.json"), config_text(checkpoint.config(), safetensors_dtype)?)?;
+        if let Some(tokenizer) = tokenizer {
+            tokenizer.save(folder.join("tokenizer.json"), true)?;
+        }
+        Ok(())
+    })
 }
 
 /// Writes the files of a Hugging Face folder that exists, each in place of the one that is there: first the tokenizer and
@@ -134,10 +130,10 @@ pub fn replace_hugging_face(
     dtype: WrittenDType,
 ) -> Result<(), WeightsError> {
     let dtype = safetensors_dtype(dtype, folder)?;
-    replace_file(&folder.join("tokenizer.json"), |path| write_tokenizer(path, tokenizer))?;
-    replace_file(&folder.join("config.json"), |path| write_config(path, config, dtype))?;
+    replace_file(&folder.join("tokenizer.json"), |path| tokenizer.save(path, true))?;
+    replace_file(&folder.join("config.json"), |path| Ok(fs::write(path, config_text(config, dtype)?)?))?;
     replace_file(&folder.join("model.safetensors"), |path| {
-        write_safetensors(path, config, read, dtype, &|_| ())
+        Ok(write_safetensors(path, config, read, dtype, &|_| ())?)
     })
 }
 
@@ -163,116 +159,55 @@ fn write_safetensors(
     dtype: Dtype,
     progress: &dyn ReadProgress,
 ) -> Result<(), WeightsError> {
-    let failure = RefCell::new(None);
     let tensors = expected_parameters(config).into_iter().map(|parameter| {
         let prefix = if is_of_head(&parameter.name) { "" } else { MODEL_PREFIX };
         let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
         let name = format!("{prefix}{}", parameter.name);
-        (name, LazyTensor { read, path, parameter, shape, dtype, progress, failure: &failure })
+        let read = move || bytes(&parameter.name, read, (path, dtype), progress);
+        (name, LazyTensor { dtype, shape, read })
     });
-    let written = serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into());
-    match failure.into_inner() {
-        Some(error) => Err(error),
-        None => written,
-    }
+    serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into())
 }
 
-/// Writes a safetensors file.
-pub(crate) fn serialize<S: AsRef<str> + Ord + std::fmt::Display, V: View>(
-    path: &Path,
-    tensors: impl IntoIterator<Item = (S, V)>,
-    metadata: HashMap<String, String>,
-) -> Result<(), WeightsError> {
-    // The library writes through a temporary file, which is its owner's alone; the result is as any other file.
-    let permissions =
-        File::create(path).and_then(|file| file.metadata()).map(|metadata| metadata.permissions());
-    let permissions = permissions.map_err(|error| unwritable(path, &error))?;
-    safetensors::serialize_to_file(tensors, Some(metadata), path)
-        .map_err(|error| unwritable(path, &error))?;
-    fs::set_permissions(path, permissions).map_err(|error| unwritable(path, &error))
-}
-
-fn write_config(path: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), WeightsError> {
+fn config_text(config: &Gpt2Config, dtype: Dtype) -> Result<String, serde_json::Error> {
     let mut config = config.to_json();
     config["dtype"] = match dtype {
         Dtype::F16 => "float16".into(),
         Dtype::BF16 => "bfloat16".into(),
         _ => "float32".into(),
     };
-    let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(path, &error))?;
-    fs::write(path, text + "\n").map_err(|error| unwritable(path, &error))
+    Ok(serde_json::to_string_pretty(&config)? + "\n")
 }
 
-fn write_tokenizer(path: &Path, tokenizer: &Tokenizer) -> Result<(), WeightsError> {
-    tokenizer.save(path, true).map_err(|error| unwritable(path, &error))
-}
-
-/// A parameter that is read when its turn comes to be written.
-struct LazyTensor<'a> {
-    read: &'a dyn Fn(&str) -> Result<Tensor, WeightsError>,
-    /// The file that is written.
-    path: &'a Path,
-    parameter: Parameter,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    progress: &'a dyn ReadProgress,
-    /// The first error, since `View` has no way to return one.
-    failure: &'a RefCell<Option<WeightsError>>,
-}
-
-impl LazyTensor<'_> {
-    fn bytes(&self) -> Result<Vec<u8>, WeightsError> {
-        let mut tensor = (self.read)(&self.parameter.name)?;
-        // The shape would not tell: `attn.c_proj` is square.
-        if is_linear_weight(&self.parameter.name) {
-            tensor = tensor.t()?;
-        }
-        let values = tensor.flatten_all()?.to_vec1::<f32>()?;
-        if self.dtype == Dtype::F16 {
-            let refuse = |what| WeightsError::Unwritable { path: self.path.to_owned(), what };
-            check_range(&self.parameter.name, &values).map_err(refuse)?;
-        }
-        let mut bytes = Vec::with_capacity(self.data_len());
-        for piece in values.chunks(PIECE) {
-            go_on(self.progress)?;
-            match self.dtype {
-                Dtype::F16 => {
-                    bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()))
-                }
-                Dtype::BF16 => {
-                    bytes.extend(piece.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
-                }
-                _ => bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes())),
+/// A parameter as the file `path` holds it.
+fn bytes(
+    name: &str,
+    read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
+    (path, dtype): (&Path, Dtype),
+    progress: &dyn ReadProgress,
+) -> Result<Vec<u8>, WeightsError> {
+    let mut tensor = read(name)?;
+    // The shape would not tell: `attn.c_proj` is square.
+    if is_linear_weight(name) {
+        tensor = tensor.t()?;
+    }
+    let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+    if dtype == Dtype::F16 {
+        let refuse = |what| WeightsError::Unwritable { path: path.to_owned(), what };
+        check_range(name, &values).map_err(refuse)?;
+    }
+    let mut bytes = Vec::with_capacity(values.len() * dtype.bitsize() / 8);
+    for piece in values.chunks(PIECE) {
+        go_on(progress)?;
+        match dtype {
+            Dtype::F16 => bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+            Dtype::BF16 => {
+                bytes.extend(piece.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
             }
+            _ => bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes())),
         }
-        Ok(bytes)
     }
-}
-
-impl View for LazyTensor<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        // The file is thrown away once something failed, so nothing more is read for it.
-        if self.failure.borrow().is_some() {
-            return Cow::Borrowed(&[]);
-        }
-        let failed = |error| {
-            self.failure.borrow_mut().get_or_insert(error);
-            Vec::new()
-        };
-        self.bytes().unwrap_or_else(failed).into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
+    Ok(bytes)
 }
 
 /// A finite value that f16 would make infinite is refused.
@@ -304,38 +239,4 @@ fn parameter(
     let missing =
         || WeightsError::Candle(candle_core::Error::Msg(format!("the checkpoint has no parameter `{name}`")));
     tensor.ok_or_else(missing)
-}
-
-/// A file or folder in the making, removed again unless it is finished.
-pub(crate) struct Partial {
-    pub(crate) path: PathBuf,
-}
-
-impl Partial {
-    pub(crate) fn new(target: &Path) -> Result<Self, WeightsError> {
-        let refuse = |what: &str| WeightsError::Unwritable { path: target.to_owned(), what: what.to_owned() };
-        if target.exists() {
-            return Err(refuse("it exists already; remove it, or choose another name"));
-        }
-        let Some(name) = target.file_name() else { return Err(refuse("it has no name")) };
-        let mut name = name.to_owned();
-        // The keys of a hasher are random: two programs that write at once do not meet.
-        name.push(format!(".partial-{:x}", RandomState::new().build_hasher().finish()));
-        Ok(Self { path: target.with_file_name(name) })
-    }
-
-    pub(crate) fn finish(self, target: &Path) -> Result<(), WeightsError> {
-        fs::rename(&self.path, target).map_err(|error| unwritable(target, &error))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // Gone already where it was finished; otherwise nothing more can be done than try.
-        let _ = if self.path.is_dir() { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
-    }
-}
-
-pub(crate) fn unwritable(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
-    WeightsError::Unwritable { path: path.to_owned(), what: format!("cannot be written: {error}") }
 }

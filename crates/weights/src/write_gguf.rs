@@ -11,10 +11,11 @@ use std::path::Path;
 use candle_core::quantized::{GgmlDType, QTensor};
 use gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
 
-use crate::convert::{Partial, check_finite, check_range, unwritable};
+use crate::convert::{check_finite, check_range};
 use crate::naming::gguf_name;
 use crate::progress::PIECE;
 use crate::readers::ReadParameters;
+use crate::replace::{create_file, unwritable};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 
 /// Tensors start at multiples of this many bytes.
@@ -60,26 +61,25 @@ pub fn write_gguf(
         .map(|parameter| WrittenTensor::new(parameter, dtype))
         .collect();
     tensors.iter().try_for_each(|tensor| tensor.check_rows(dtype)).map_err(&refuse)?;
-    let partial = Partial::new(file)?;
-    let failed = |error: std::io::Error| unwritable(file, &error);
-    let mut writer = BufWriter::new(File::create(&partial.path).map_err(failed)?);
     let header = header(&metadata, &tensors);
-    writer.write_all(&header).map_err(failed)?;
-    write_padding(&mut writer, header.len()).map_err(failed)?;
     let reader = ReadParameters { checkpoint, progress };
-    for tensor in &tensors {
-        let mut written = 0;
-        reader.for_each_piece(&tensor.parameter.name, PIECE, &mut |piece| {
-            tensor.check_values(&piece.flatten_all()?.to_vec1()?).map_err(&refuse)?;
-            let piece = QTensor::quantize(piece, tensor.dtype)?;
-            let bytes = piece.data()?;
-            written += bytes.len();
-            writer.write_all(&bytes).map_err(failed)
-        })?;
-        write_padding(&mut writer, written).map_err(failed)?;
-    }
-    writer.into_inner().map_err(|error| unwritable(file, &error))?;
-    partial.finish(file)
+    create_file(file, |partial| {
+        let mut writer = BufWriter::new(File::create(partial)?);
+        writer.write_all(&header)?;
+        write_padding(&mut writer, header.len())?;
+        for tensor in &tensors {
+            let mut written = 0;
+            reader.for_each_piece(&tensor.parameter.name, PIECE, &mut |piece| {
+                tensor.check_values(&piece.flatten_all()?.to_vec1()?).map_err(&refuse)?;
+                let piece = QTensor::quantize(piece, tensor.dtype)?;
+                let bytes = piece.data()?;
+                written += bytes.len();
+                writer.write_all(&bytes).map_err(|error| unwritable(file, &error))
+            })?;
+            write_padding(&mut writer, written)?;
+        }
+        Ok(writer.flush()?)
+    })
 }
 
 /// A tensor of the file.

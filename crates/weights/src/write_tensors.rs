@@ -1,38 +1,24 @@
 //! Writing tensors that are no checkpoint.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
 use safetensors::tensor::{Dtype, View};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
 
 use crate::WeightsError;
-use crate::convert::serialize;
+use crate::replace::unwritable;
 
-/// A tensor as it is written, in f32.
-struct AsF32<'a>(&'a Tensor);
-
-impl View for AsF32<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.0.dims()
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let values = self.0.to_dtype(DType::F32).and_then(|values| values.flatten_all()?.to_vec1::<f32>());
-        // Reading the values of a tensor in memory does not fail; if a device's did, they would be not-a-number here.
-        let values = values.unwrap_or_else(|_| vec![f32::NAN; self.0.elem_count()]);
-        Cow::Owned(values.into_iter().flat_map(f32::to_le_bytes).collect())
-    }
-
-    fn data_len(&self) -> usize {
-        self.0.elem_count() * size_of::<f32>()
-    }
-}
+/// What the file format of NumPy begins with, and its version.
+const NPY_MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
+/// What the header of such a file is filled up to multiples of.
+const NPY_ALIGNMENT: usize = 16;
 
 /// Writes tensors as a safetensors file in f32, one after another, with texts in its metadata.
 ///
@@ -52,12 +38,303 @@ impl View for AsF32<'_> {
 /// ```
 ///
 /// # Errors
-/// When the file cannot be written.
+/// When a tensor cannot be read, or the file cannot be written: no file is left then. What was there before is kept by
+/// [`replace_file`](crate::replace_file) alone.
 pub fn write_tensors(
     path: &Path,
     tensors: &BTreeMap<String, Tensor>,
     metadata: HashMap<String, String>,
 ) -> Result<(), WeightsError> {
-    let tensors = tensors.iter().map(|(name, tensor)| (name, AsF32(tensor)));
-    serialize(path, tensors, metadata)
+    let lazy = tensors.iter().map(|(name, tensor)| {
+        let shape = tensor.dims().to_vec();
+        (name.clone(), LazyTensor { dtype: Dtype::F32, shape, read: || f32_bytes(path, name, tensor) })
+    });
+    serialize(path, lazy, metadata)
+}
+
+/// Writes tensors in f32 as NumPy's archive, one after another: `numpy.load` reads it.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{Device, Tensor};
+/// use gpt2_weights::write_npz;
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("cache.npz");
+/// let tensors = BTreeMap::from([("direction".to_owned(), Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]);
+/// write_npz(&file, &tensors)?;
+/// assert_eq!(Tensor::read_npz(&file)?[0].1.to_vec1::<f32>()?, [1., 2., 3.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a tensor cannot be read, or the file cannot be written.
+pub fn write_npz(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), WeightsError> {
+    let failed = |error: io::Error| unwritable(path, &error);
+    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    write_archive(&mut file, path, tensors)?;
+    file.flush().map_err(failed)
+}
+
+/// Writes the archive that `path` is to hold.
+fn write_archive(
+    to: impl Write + Seek,
+    path: &Path,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<(), WeightsError> {
+    let failure = RefCell::new(None);
+    let mut zip = ZipWriter::new(UntilFailure { to, position: 0, failure: &failure });
+    let mut fill = || {
+        for (name, tensor) in tensors {
+            if failure.borrow().is_some() {
+                break;
+            }
+            let bytes = f32_bytes(path, name, tensor)?;
+            // The archive has to know beforehand of what needs more than 32 bits for its length.
+            let is_large = bytes.len() > u32::MAX as usize / 2;
+            let options = SimpleFileOptions::default()
+                .compression_method(CompressionMethod::Stored)
+                .large_file(is_large);
+            zip.start_file(format!("{name}.npy"), options).map_err(|error| unwritable(path, &error))?;
+            zip.write_all(&npy_header(tensor.dims())).map_err(|error| unwritable(path, &error))?;
+            zip.write_all(&bytes).map_err(|error| unwritable(path, &error))?;
+        }
+        Ok(())
+    };
+    let filled = fill();
+    let finished = zip.finish().map(drop).map_err(|error| unwritable(path, &error));
+    match failure.into_inner() {
+        Some(error) => Err(unwritable(path, &error)),
+        None => filled.and(finished),
+    }
+}
+
+/// The header of a file of NumPy's with f32 in rows.
+fn npy_header(shape: &[usize]) -> Vec<u8> {
+    let sizes: String = shape.iter().map(|size| format!("{size},")).collect();
+    let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
+    // The length takes two bytes, and a line break ends the header.
+    let length = (NPY_MAGIC.len() + 2 + text.len() + 1).next_multiple_of(NPY_ALIGNMENT);
+    let padded = length - NPY_MAGIC.len() - 2 - 1;
+    text = format!("{text:padded$}\n");
+    // A tensor has a handful of axes.
+    let text_length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    [NPY_MAGIC, &text_length.to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// A writer that keeps its first error and takes in everything after it: the zip library prints what it cannot finish when
+/// it is dropped.
+struct UntilFailure<'a, W> {
+    to: W,
+    /// Where the next byte would go.
+    position: u64,
+    failure: &'a RefCell<Option<io::Error>>,
+}
+
+impl<W> UntilFailure<'_, W> {
+    /// Does something, unless it failed before or fails now.
+    fn attempt<T>(&mut self, operation: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<Option<T>> {
+        if self.failure.borrow().is_some() {
+            return Ok(None);
+        }
+        match operation(&mut self.to) {
+            Ok(done) => Ok(Some(done)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                *self.failure.borrow_mut() = Some(error);
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl<W: Write> Write for UntilFailure<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.attempt(|to| to.write(bytes))?.unwrap_or(bytes.len());
+        self.position += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.attempt(Write::flush).map(|_| ())
+    }
+}
+
+impl<W: Seek> Seek for UntilFailure<'_, W> {
+    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+        let sought = self.attempt(|to| to.seek(place))?;
+        self.position = sought.unwrap_or(match place {
+            SeekFrom::Start(position) => position,
+            SeekFrom::Current(distance) => self.position.saturating_add_signed(distance),
+            SeekFrom::End(_) => self.position,
+        });
+        Ok(self.position)
+    }
+}
+
+/// The values of a tensor as they are written.
+fn f32_bytes(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
+    let values = tensor.to_dtype(DType::F32).and_then(|values| values.flatten_all()?.to_vec1::<f32>());
+    let failed = |error| {
+        let what = format!("tensor `{name}` cannot be read: {error}");
+        WeightsError::Unwritable { path: path.to_owned(), what }
+    };
+    Ok(values.map_err(failed)?.into_iter().flat_map(f32::to_le_bytes).collect())
+}
+
+/// A tensor whose bytes are read when its turn comes to be written.
+pub(crate) struct LazyTensor<R> {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) read: R,
+}
+
+/// Writes a safetensors file. Nothing is read or made any more once a tensor could not be read.
+pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, LazyTensor<R>)>,
+    metadata: HashMap<String, String>,
+) -> Result<(), WeightsError> {
+    let failed = |error: io::Error| unwritable(path, &error);
+    let failure = RefCell::new(None);
+    // The library makes files that nobody else may read; this one gets the rights of an ordinary file.
+    let rights = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
+    let views = tensors.into_iter().map(|(name, tensor)| (name, LazyView { tensor, failure: &failure }));
+    let written = safetensors::serialize_to_file(views, Some(metadata), path);
+    let written = match failure.into_inner() {
+        Some(error) => Err(error),
+        None => written.map_err(|error| unwritable(path, &error)),
+    };
+    if written.is_err() {
+        let _ = fs::remove_file(path);
+        return written;
+    }
+    fs::set_permissions(path, rights).map_err(failed)
+}
+
+/// What the library writes.
+struct LazyView<'a, R> {
+    tensor: LazyTensor<R>,
+    /// The first error, since [`View`] has no way to return one.
+    failure: &'a RefCell<Option<WeightsError>>,
+}
+
+impl<R: Fn() -> Result<Vec<u8>, WeightsError>> View for LazyView<'_, R> {
+    fn dtype(&self) -> Dtype {
+        self.tensor.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.tensor.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        // The file is thrown away once something failed, so nothing more is read for it.
+        if self.failure.borrow().is_some() {
+            return Cow::Borrowed(&[]);
+        }
+        let failed = |error| {
+            self.failure.borrow_mut().get_or_insert(error);
+            Vec::new()
+        };
+        (self.tensor.read)().unwrap_or_else(failed).into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.shape.iter().product::<usize>() * self.tensor.dtype.bitsize() / 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use candle_core::Device;
+    use gpt2_testing::{pattern, temporary_folder};
+
+    use super::*;
+    use crate::replace_file;
+
+    /// A tensor of a type that nothing can convert, beside a sound one.
+    fn unreadable() -> BTreeMap<String, Tensor> {
+        let file = safetensors::tensor::TensorView::new(Dtype::F4, vec![2, 4], &[7; 4]).unwrap();
+        let bytes = safetensors::serialize([("scores", file)], None).unwrap();
+        let mut tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap();
+        tensors.insert("direction".into(), pattern(&[3], 1.0, 0));
+        tensors.into_iter().collect()
+    }
+
+    #[test]
+    fn a_tensor_that_cannot_be_read_is_an_error_and_no_file() {
+        let folder = temporary_folder();
+        let path = folder.path().join("cache");
+        for write in [
+            &|path: &Path| write_tensors(path, &unreadable(), HashMap::new()) as Result<_, _>,
+            &|path: &Path| write_npz(path, &unreadable()),
+        ] as [&dyn Fn(&Path) -> Result<(), WeightsError>; 2]
+        {
+            let told = replace_file(&path, |partial| Ok(write(partial)?)).unwrap_err().to_string();
+            let expected = format!("{}: tensor `scores` cannot be read: ", path.display());
+            assert!(told.starts_with(&expected), "{told}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        }
+        write_tensors(&path, &unreadable(), HashMap::new()).unwrap_err();
+        assert!(!path.exists());
+    }
+
+    fn tensors() -> BTreeMap<String, Tensor> {
+        let shapes: [(&str, &[usize]); 3] =
+            [("a", &[2, 3]), ("blocks.0.hook_z", &[1, 5, 2, 7]), ("scalar", &[])];
+        shapes.into_iter().map(|(name, shape)| (name.to_owned(), pattern(shape, 1.0, 9))).collect()
+    }
+
+    /// candle's writer, which loses errors of the archive's end, gives the same bytes.
+    #[test]
+    fn an_archive_is_that_of_candle() {
+        let folder = temporary_folder();
+        let [own, theirs] = ["own.npz", "theirs.npz"].map(|name| folder.path().join(name));
+        write_npz(&own, &tensors()).unwrap();
+        let of_candle: Vec<(String, Tensor)> = tensors().into_iter().collect();
+        Tensor::write_npz(&of_candle, &theirs).unwrap();
+        assert!(fs::read(own).unwrap() == fs::read(theirs).unwrap());
+    }
+
+    /// A disk with room for so many bytes.
+    struct Disk(Cursor<Vec<u8>>, u64);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.position() + bytes.len() as u64 > self.1 {
+                true => Err(io::Error::other("the disk is full")),
+                false => self.0.write(bytes),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Disk {
+        fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+            self.0.seek(place)
+        }
+    }
+
+    #[test]
+    fn an_archive_that_finds_no_room_says_so_wherever_it_ends() {
+        let mut whole = Disk(Cursor::new(Vec::new()), u64::MAX);
+        write_archive(&mut whole, Path::new("cache.npz"), &tensors()).unwrap();
+        let bytes = whole.0.into_inner().len() as u64;
+        for room in 0..bytes {
+            let mut disk = Disk(Cursor::new(Vec::new()), room);
+            let told = write_archive(&mut disk, Path::new("cache.npz"), &tensors()).unwrap_err();
+            assert_eq!(
+                told.to_string(),
+                "cache.npz: cannot be written: the disk is full",
+                "{room} of {bytes}"
+            );
+        }
+    }
 }

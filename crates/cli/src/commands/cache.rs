@@ -8,6 +8,7 @@ use clap::Args;
 use gpt2::Site;
 use gpt2_engine::{HubOptions, Spelling};
 use gpt2_look::{Activations, CacheFormat, Numbers};
+use gpt2_weights::expect_free;
 use serde_json::json;
 
 use super::look::view::{OpeningArguments, named, ranges, text};
@@ -39,7 +40,7 @@ pub(crate) struct CacheArguments {
     /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
     #[arg(long, value_name = "POSITIONS", allow_hyphen_values = true)]
     pub(crate) positions: Option<String>,
-    /// The file: .safetensors or .npz
+    /// The file: .safetensors or .npz; one that exists is not overwritten
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// The numbers of the checkpoint as it is, or those that TransformerLens' compatibility mode shows of it (layer norms folded, centred, value biases moved)
@@ -59,6 +60,7 @@ pub(crate) struct CacheLook {
 
 pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCode> {
     let format = CacheFormat::of(&arguments.out, Spelling::Flags)?;
+    expect_free(&arguments.out)?;
     let opening = &arguments.look.look;
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {
         let activations = Activations {

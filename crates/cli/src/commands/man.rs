@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use clap_mangen::Man;
+use gpt2_weights::replace_file;
 
 use crate::output;
 
@@ -42,7 +43,9 @@ pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode
 fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     let man = Man::new(command.clone());
     let path = folder.join(man.get_filename());
-    output::write_file(&path, &page(&man)?)?;
+    let page = page(&man)?;
+    // The pages of an older version make room.
+    replace_file(&path, |partial| Ok(fs::write(partial, page)?))?;
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }
 

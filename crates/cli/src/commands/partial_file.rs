@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpt2_engine::LineFile;
+use gpt2_weights::{create_file, expect_free};
 use serde::Serialize;
 use serde_json::Value;
-use tempfile::NamedTempFile;
 
 use crate::output;
 
@@ -56,9 +56,9 @@ impl Sink {
         let file = LineFile::open(&path).with_context(|| shown.to_string())?;
         let mut partial = Partial { file, path: path.clone(), output: output.to_owned() };
         // Looked at under the lock: another run may just have finished.
-        if output.exists() {
+        if let Err(error) = expect_free(output) {
             partial.drop_if_empty();
-            bail!("{}: it exists already; remove it, or choose another name", output.display());
+            return Err(error.into());
         }
         let written = partial.complete_lines(settings, is_of).with_context(|| shown.to_string())?;
         Ok(Self { written, partial: Some(partial) })
@@ -130,20 +130,13 @@ impl Partial {
 
     /// Gives the lines without the settings their name.
     fn finish(self) -> Result<()> {
-        let copy = || -> Result<()> {
+        create_file(&self.output, |complete| {
             let mut reader = BufReader::new(self.file.as_file());
             reader.seek(SeekFrom::Start(0))?;
             reader.skip_until(b'\n')?;
-            let folder = self.output.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let mut complete = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
-            io::copy(&mut reader, &mut complete)?;
-            complete.as_file().sync_all()?;
-            // A temporary file is its owner's alone; the result is as any other file.
-            complete.as_file().set_permissions(self.file.as_file().metadata()?.permissions())?;
-            complete.persist_noclobber(&self.output)?;
+            io::copy(&mut reader, &mut fs::File::create(complete)?)?;
             Ok(())
-        };
-        copy().with_context(|| self.output.display().to_string())?;
+        })?;
         fs::remove_file(&self.path).with_context(|| self.path.display().to_string())
     }
 }

@@ -732,8 +732,8 @@ fn metadata(file: &Path) -> Value {
 
 #[test]
 fn caches_are_those_of_transformer_lens_key_by_key() {
-    let folder = tempfile::tempdir().unwrap();
     for case in CASES.map(Case::open) {
+        let folder = tempfile::tempdir().unwrap();
         let ids = joined(&case.clean());
         for (numbers, recorded, expected) in
             [("raw", "raw", &case.raw), ("transformer-lens", "transformer_lens", &case.compat)]
@@ -800,6 +800,7 @@ fn a_cache_has_the_layers_and_positions_that_were_asked_for() {
             let flags =
                 ["cache", "--ids", &ids, "--model", path(&case.model), "--out", path(&file), "--as", numbers];
             let cached = |more: &[&str]| {
+                let _ = std::fs::remove_file(&file);
                 let run = run(&[&flags[..], more].concat());
                 assert_eq!((run.code, run.stderr.as_str()), (SUCCESS, ""));
                 safetensors::load(&file, &Device::Cpu).unwrap()
@@ -1127,6 +1128,46 @@ fn every_look_writes_whole_pages_and_pictures() {
     assert!(dom.contains("data-wrong=\"0\""), "{}", &dom[dom.len() - 200..]);
 }
 
+/// As `gpt2 convert` and `--output` do.
+#[test]
+fn nothing_that_exists_is_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("precious");
+    for (ending, arguments) in [
+        ("npz", &["cache", "The dog", "--sites", "z", "--out"][..]),
+        ("safetensors", &["cache", "The dog", "--sites", "z", "--out"]),
+        ("html", &["look", "attention", "The dog", "--html"]),
+        ("svg", &["look", "lens", "The dog", "--svg"]),
+    ] {
+        let file = file.with_extension(ending);
+        std::fs::write(&file, "mine").unwrap();
+        let told = format!("{}: it exists already; remove it, or choose another name", file.display());
+        assert_told(&run(&[arguments, &[path(&file)]].concat()), FAILURE, &told);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    }
+    assert_eq!(names_in(&folder).len(), 4, "nothing else is left");
+}
+
+/// Files of this process tree may not grow beyond 4 KiB.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_told_with_the_name_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for ending in ["npz", "safetensors"] {
+        let file = folder.path().join("cache").with_extension(ending);
+        let mut limited = std::process::Command::new("sh");
+        // Without the signal that would end the program, writing fails as it does on a full disk.
+        limited.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_gpt2")]);
+        limited.args(["cache", "The dog", "--sites", "resid_post", "--out", path(&file)]);
+        let told = Run::of(&limited.output().unwrap());
+        let expected = format!("error: {}: cannot be written: ", file.display());
+        assert!(told.stderr.starts_with(&expected) && told.stderr.lines().count() == 1, "{}", told.stderr);
+        assert!(told.stderr.contains("File too large"), "{}", told.stderr);
+        assert_eq!(told.code, FAILURE);
+        assert_eq!(names_in(&folder), [""; 0], "nothing half written is left");
+    }
+}
+
 #[test]
 fn an_unwritable_path_ends_with_code_1_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -1260,7 +1301,9 @@ fn residual(folder: &TempDir, word: &str) -> Tensor {
     let file = folder.path().join("residual.safetensors");
     let run = run(&["cache", word, "--sites", "2.resid_pre", "--out", path(&file), "--json"]).json();
     assert_eq!(run["tokens"].as_array().unwrap().len(), 1, "{word}");
-    safetensors::load(&file, &Device::Cpu).unwrap()["blocks.2.hook_resid_pre"].squeeze(0).unwrap()
+    let found = safetensors::load(&file, &Device::Cpu).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    found["blocks.2.hook_resid_pre"].squeeze(0).unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use gpt2_testing::{CheckpointFolder, files};
+use gpt2_testing::{CheckpointFolder, entries, files};
 use serde_json::Value;
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run};
@@ -68,7 +68,8 @@ fn what_was_killed_goes_on_to_the_same_files() {
         process.wait().unwrap();
         // What has a shard's name is whole.
         let expected = files(&whole);
-        for (name, bytes) in files(&killed).into_iter().filter(|(name, _)| name.ends_with(".bin")) {
+        for name in entries(&killed).into_iter().filter(|name| name.ends_with(".bin")) {
+            let bytes = fs::read(killed.join(&name)).unwrap();
             assert!(expected.contains(&(name.clone(), bytes)), "{name}");
         }
         let (model, out) = (path(tiny.path()), tiny.file("trained"));
@@ -77,6 +78,19 @@ fn what_was_killed_goes_on_to_the_same_files() {
     }
     assert_eq!(call(&killed, "2").status().unwrap().code(), Some(SUCCESS));
     assert!(files(&killed) == files(&whole), "other files");
+}
+
+#[test]
+fn a_call_with_a_bad_line_leaves_nothing_and_can_be_corrected() {
+    let tiny = CheckpointFolder::tiny();
+    let (text, out) = (tiny.file("rows.jsonl"), tiny.file("tokens"));
+    let arguments =
+        ["tokenize", path(&text), "--model", path(tiny.path()), "--out", path(&out), "--held-out", "0"];
+    fs::write(&text, "{\"text\": \"What say you?\"}\n{\"txt\": 1}\n").unwrap();
+    assert_refused(&run(&arguments), FAILURE, "rows.jsonl: line 2: the object has no `text`");
+    assert!(!out.exists());
+    fs::write(&text, "{\"text\": \"What say you?\"}\n{\"text\": \"Nothing.\"}\n").unwrap();
+    assert_eq!(run(&arguments).code, SUCCESS);
 }
 
 #[test]

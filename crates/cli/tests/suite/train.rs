@@ -419,7 +419,55 @@ fn an_end_token_beyond_the_vocabulary_is_left_out_and_said() {
     assert_success(&resumed);
 }
 
-/// Files of this process tree may not grow beyond 60 KiB: more than the weights take, less than the state.
+/// The program where files may not grow beyond 60 KiB: more than the weights take, less than the state.
+#[cfg(unix)]
+fn on_a_full_disk(program: &Command) -> Output {
+    let mut limited = Command::new("sh");
+    // Without the signal that would end the program, writing fails as it does on a full disk.
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 120; exec \"$@\"", "sh"]);
+    limited.arg(program.get_program()).args(program.get_args()).output().unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_in_the_first_step_is_told_and_the_same_call_works_when_there_is_room() {
+    let bench = Bench::new();
+    for held_out in ["0", "0.1"] {
+        let out = format!("held-out-{held_out}");
+        let run = ["--steps", "1", "--eval-every", "1", "--save-every", "1", "--held-out", held_out];
+        let output = on_a_full_disk(&bench.command("text.txt", &out, &run));
+        let state = Path::new(&bench.path(&out)).join("training-state.safetensors");
+        assert_refused(&output, FAILURE, &format!("{}: cannot be written: ", state.display()));
+        assert!(!stderr(&output).contains("the state before"), "{}", stderr(&output));
+        let again = bench.train(&out, &run);
+        assert_eq!(again.status.code(), Some(SUCCESS), "{}", stderr(&again));
+        assert!(state.is_file() && !Path::new(&bench.path(&out)).join(".lock").exists());
+    }
+}
+
+/// The second with and without `--resume`, while the first is at it; and after a kill the lock is nobody's.
+#[test]
+fn two_trainings_do_not_share_a_folder() {
+    let bench = Bench::new();
+    let run = ["--steps", "5000", "--save-every", "2", "--eval-every", "5000"];
+    let mut first = bench.command("text.txt", "model", &run).spawn().unwrap();
+    let state = Path::new(&bench.path("model")).join("training-state.safetensors");
+    while !state.exists() {
+        assert!(first.try_wait().unwrap().is_none(), "the training ended without a state");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let told = format!("error: {}: another process is writing this folder", bench.path("model"));
+    for more in [&[][..], &["--resume"]] {
+        let second = bench.train("model", &[&run[..], more].concat());
+        assert_refused(&second, FAILURE, &told);
+        assert!(first.try_wait().unwrap().is_none(), "the first goes on");
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let other = bench.train("model", &["--steps", "1", "--resume"]);
+    assert_refused(&other, FAILURE, "steps is 5000 there and 1 here");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_the_last_state() {
@@ -431,18 +479,15 @@ fn a_full_disk_leaves_the_last_state() {
     let saved = fs::read(&state).unwrap();
     assert!(saved.len() > 60 << 10, "{} bytes", saved.len());
 
-    let program = bench.command("text.txt", "model", &run);
-    let mut limited = Command::new("sh");
-    // Without the signal that would end the program, writing fails as it does on a full disk.
-    limited.args(["-c", "trap '' XFSZ; ulimit -f 120; exec \"$@\"", "sh"]);
-    let output = limited.arg(program.get_program()).args(program.get_args()).output().unwrap();
+    let output = on_a_full_disk(&bench.command("text.txt", "model", &run));
     assert_refused(&output, FAILURE, "the state before it is still there");
     assert!(fs::read(&state).unwrap() == saved, "the state has changed");
     let names = |folder: &str| -> Vec<String> {
         let entries = fs::read_dir(bench.path(folder)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
-    assert!(!names("model").iter().any(|name| name.contains("tmp")), "{:?}", names("model"));
+    let is_partial = |name: &String| name.contains("tmp") || name.contains("partial");
+    assert!(!names("model").iter().any(is_partial), "{:?}", names("model"));
 
     let output = bench.train("model", &run);
     assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(&output));

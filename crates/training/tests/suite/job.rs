@@ -144,14 +144,14 @@ fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
 fn an_interrupt_before_the_first_step_leaves_no_state() {
     let folder = tempfile::tempdir().unwrap();
     let job = job(folder.path(), "out", TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() });
-    // While the tokenizer is trained, and while the data is encoded, when there is a folder already.
+    // While the tokenizer is trained, and while the data is encoded, when there is a folder, which goes again.
     for at in [1, 4] {
         let interrupter = Interrupter::new(at);
         interrupter.has_begun.store(true, Ordering::Relaxed);
         let reporter: Arc<dyn Reporter> = Arc::new(interrupter);
         let error = job.run(&reporter, &mut |_| {}).unwrap_err();
         assert!(matches!(error, TrainingError::Interrupted { state: None }), "{error}");
-        assert_eq!((error.to_string().as_str(), job.out.exists()), ("interrupted", at == 4));
+        assert_eq!((error.to_string().as_str(), job.out.exists()), ("interrupted", false));
     }
     run(&job).unwrap();
 }
@@ -261,6 +261,90 @@ fn a_folder_that_holds_something_is_not_overwritten() {
     let resumed = TrainOptions { resume: true, steps: 2, ..options };
     let told = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
     assert!(told.contains("other options: steps is 1 there and 2 here"), "{told}");
+}
+
+/// A lock of the system, which ends with its process.
+#[test]
+fn one_training_at_a_time_writes_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() };
+    let first = job(folder.path(), "out", options.clone());
+    let running = first.open(&silent()).unwrap();
+    let before = gpt2_testing::entries(&first.out);
+    for resume in [false, true] {
+        let second = job(folder.path(), "out", TrainOptions { resume, ..options.clone() });
+        let refused = second.open(&silent()).err().unwrap();
+        assert!(!refused.is_usage());
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "{}: another process is writing this folder; wait until it ends, or choose another name",
+                second.out.display()
+            )
+        );
+    }
+    assert_eq!(gpt2_testing::entries(&first.out), before, "the refused ones have touched nothing");
+    drop(running);
+    run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
+    assert!(!gpt2_testing::entries(&first.out).contains(&".lock".to_owned()));
+}
+
+/// Names that a process which was killed leaves, and names of others that look alike.
+#[test]
+fn a_resumed_training_removes_its_own_leftovers_only() {
+    const OWN: [&str; 3] = ["model.safetensors.partial-aB3dE6", "tokens.partial-000000", "adapter"];
+    const OTHERS: [&str; 4] = [".tmpfile", "notes.partial-aB3dE6", "log.jsonl.partial-short", "tokens"];
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() };
+    let first = job(folder.path(), "out", options.clone());
+    run(&first).unwrap();
+    for name in OWN.iter().chain(&OTHERS[1..]) {
+        fs::create_dir(first.out.join(name)).unwrap();
+        fs::write(first.out.join(name).join("content"), "x").unwrap();
+    }
+    fs::create_dir(first.out.join("adapter/adapter_config.json.partial-aB3dE6")).unwrap();
+    fs::write(first.out.join(OTHERS[0]), "x").unwrap();
+    let before = gpt2_testing::entries(&first.out);
+
+    let refused = job(folder.path(), "out", TrainOptions { resume: true, steps: 3, ..options.clone() });
+    run(&refused).unwrap_err();
+    assert_eq!(gpt2_testing::entries(&first.out), before, "a training that is refused removes nothing");
+    run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
+    let left: Vec<String> = before.into_iter().filter(|name| !OWN[..2].contains(&name.as_str())).collect();
+    assert_eq!(gpt2_testing::entries(&first.out), left);
+    assert_eq!(gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
+}
+
+/// As a full disk does it, before there is a state to resume from.
+#[test]
+fn a_training_that_cannot_save_its_first_state_can_be_called_again() {
+    for held_out in [0.0, 0.05] {
+        let folder = tempfile::tempdir().unwrap();
+        let once = TrainOptions {
+            steps: 1,
+            batch_size: 2,
+            eval_every: 1,
+            save_every: 1,
+            held_out,
+            ..TrainOptions::default()
+        };
+        let job = job(folder.path(), "out", once);
+        let blocked = job.out.join("training-state.safetensors");
+        let error = job.run(&silent(), &mut |event| {
+            if let TrainEvent::Entry(_) = event
+                && !blocked.exists()
+            {
+                // No file replaces a folder.
+                fs::create_dir(&blocked).unwrap();
+            }
+        });
+        let told = error.unwrap_err().to_string();
+        assert!(told.starts_with(&format!("{}: cannot be written: ", blocked.display())), "{told}");
+        fs::remove_dir(&blocked).unwrap();
+        assert_eq!(gpt2_testing::entries(&job.out), ["log.jsonl"], "held out: {held_out}");
+        run(&job).unwrap();
+        assert_eq!(log(&job).len(), if held_out > 0.0 { 2 } else { 1 }, "the log is begun anew");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpt2::Gpt2Config;
 use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
-use gpt2_testing::{CheckpointFolder, files};
+use gpt2_testing::{CheckpointFolder, entries, files};
 use gpt2_training::{
     ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport, Tokens,
     TrainJob, TrainOptions, TrainingError,
@@ -274,8 +274,10 @@ fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
 /// What a process that is killed after a save can leave: more in the shard in the making, its header and its name, the next one begun,
 /// and the manifest in the making.
 fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], turn: u64) {
-    fs::write(folder.join("tokens.json.partial"), "{\"comp").unwrap();
-    let partial = files(folder).into_iter().map(|(name, _)| name).find(|name| name.ends_with(".bin.partial"));
+    let manifest = folder.join("tokens.json.partial-aB3dE6");
+    fs::create_dir(&manifest).unwrap();
+    fs::write(manifest.join("tokens.json"), "{\"comp").unwrap();
+    let partial = entries(folder).into_iter().find(|name| name.ends_with(".bin.partial"));
     let Some(name) = partial else { return };
     let partial = folder.join(&name);
     let mut bytes = fs::read(&partial).unwrap();
@@ -349,6 +351,56 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
         "{error}"
     );
     assert_eq!(files(&work.path("taken")), [("notes".to_owned(), b"mine".to_vec())]);
+}
+
+/// Makes the same folder while another job is at it.
+struct Meddler(TokenizeJob);
+
+impl Reporter for Meddler {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        if what == "encoding" {
+            let before = entries(&self.0.out);
+            let refused = self.0.run(&Silent).unwrap_err();
+            let told = "another process is writing this folder; wait until it ends, or choose another name";
+            assert_eq!(refused.to_string(), format!("{}: {told}", self.0.out.display()));
+            assert!(matches!(refused, TrainingError::InUse { .. }) && !refused.is_usage());
+            assert_eq!(entries(&self.0.out), before, "it has touched nothing");
+        }
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+}
+
+#[test]
+fn one_job_at_a_time_writes_a_folder() {
+    let work = Work::new();
+    for resume in [false, true] {
+        let job = work.job(&format!("resume-{resume}"), TokenizeOptions { resume, ..tenth() });
+        job.run(&Meddler(job.clone())).unwrap();
+        assert_eq!(entries(&job.out), ["tokenizer.json", "tokens.json", "train.bin", "val.bin"]);
+    }
+}
+
+/// With shards that are whole already, and one in the making.
+#[test]
+fn a_job_that_fails_on_its_texts_leaves_nothing_and_can_be_corrected() {
+    let work = Work::new();
+    let rows = fs::read_to_string(work.path("rows.jsonl")).unwrap();
+    for (is_there, shard_tokens) in [(false, None), (false, Some(100)), (true, Some(1000))] {
+        fs::write(work.path("rows.jsonl"), format!("{rows}\n{{\"txt\": 1}}\n")).unwrap();
+        let job =
+            work.job(&format!("{is_there}-{shard_tokens:?}"), TokenizeOptions { shard_tokens, ..tenth() });
+        if is_there {
+            fs::create_dir(&job.out).unwrap();
+        }
+        let told = job.run(&Silent).unwrap_err().to_string();
+        assert!(told.contains("rows.jsonl: line 41: the object has no `text`"), "{told}");
+        assert_eq!(job.out.exists(), is_there, "a folder that was there stays");
+        assert!(!is_there || entries(&job.out).is_empty(), "{:?}", entries(&job.out));
+        fs::write(work.path("rows.jsonl"), &rows).unwrap();
+        job.run(&Silent).unwrap();
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
+use crate::error::ShapeOf;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
@@ -313,8 +314,13 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
             held.end - held.start
         )
     };
-    let elements =
-        shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size)).ok_or_else(outside)?;
+    // An axis without elements leaves none, and the others may still be beyond any tensor.
+    let others =
+        shape.iter().filter(|size| **size > 0).try_fold(1usize, |count, size| count.checked_mul(*size));
+    let others = others.ok_or_else(|| {
+        format!("its shape {} is beyond any tensor; the file is damaged, download it again", ShapeOf(shape))
+    })?;
+    let elements = if shape.contains(&0) { 0 } else { others };
     // The last element that the view reaches.
     let reach = shape.iter().zip(strides).try_fold(0usize, |reach, (size, stride)| {
         reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
@@ -339,6 +345,7 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
     })
 }
 
+/// Whether the elements lie in rows. The product of the sizes fits, as [`stored`] has checked.
 fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     shape.iter().zip(strides).rev().all(|(size, stride)| {
@@ -407,4 +414,29 @@ fn nano_gpt(
         Some(Gpt2Config { activation_function: Activation::Gelu, tie_word_embeddings: is_tied, ..config }),
         is_bias_free,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pickle::Storage;
+    use super::*;
+
+    fn stored_shape(shape: &[usize], strides: &[usize]) -> Result<StoredTensor, String> {
+        let storage = Storage { dtype: "Float".into(), key: "0".into(), elements: 6 }.into();
+        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        let tensor = TensorReference { storage, offset: 0, shape, strides };
+        stored("wte.weight", &tensor, &[("0".to_owned(), 0..24)].into())
+    }
+
+    #[test]
+    fn sizes_whose_product_overflows_are_refused() {
+        const LARGE: usize = 1 << 40;
+        let told = "its shape (0, 1099511627776, 1099511627776) is beyond any tensor; the file is damaged, download it again";
+        assert_eq!(stored_shape(&[0, LARGE, LARGE], &[1, 1, 1]).unwrap_err(), told);
+        assert!(stored_shape(&[LARGE, LARGE, 0], &[0, 0, 1]).is_err());
+        assert_eq!(stored_shape(&[0, 3], &[3, 1]).unwrap().bytes, 0..0);
+        let rows = stored_shape(&[2, 3], &[3, 1]).unwrap();
+        assert_eq!((rows.bytes, rows.strides), (0..24, None));
+        assert_eq!(stored_shape(&[3, 2], &[1, 3]).unwrap().strides, Some(vec![1, 3]));
+    }
 }

@@ -9,6 +9,7 @@ use gpt2_engine::{HubOptions, LoadedModel, Spelling};
 use gpt2_interpret::Measure;
 use gpt2_look::{Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice};
 use gpt2_pictures::{PictureError, Width, page, svg, table};
+use gpt2_weights::expect_free;
 
 use crate::exit::UsageError;
 use crate::input::InputArguments;
@@ -90,6 +91,8 @@ impl LookArguments {
         hub: &HubOptions,
         asked: impl FnOnce(&Reader) -> Result<L>,
     ) -> Result<()> {
+        let files = [&self.view.html, &self.view.svg];
+        files.into_iter().flatten().try_for_each(|file| expect_free(file))?;
         let (loaded, reader, (look, checked)) = self.opening.open(hub, |reader| {
             let look = asked(reader)?;
             let checked = look.check(reader)?;

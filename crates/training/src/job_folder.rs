@@ -1,0 +1,107 @@
+//! The folder that a job writes: one process at a time, and what a process that was killed left unfinished is told from the
+//! files of users.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gpt2_weights::{open_locked, partials};
+
+use crate::TrainingError;
+
+/// Locked while a process writes the folder. Only a process that was killed leaves it behind, unlocked.
+const LOCK: &str = ".lock";
+
+/// A folder that no other process writes until this is dropped. It is removed again if it was made for nothing.
+#[derive(Debug)]
+pub(crate) struct JobFolder {
+    path: PathBuf,
+    _lock: File,
+    is_new: bool,
+    /// What killed processes left, at the time that it was locked.
+    leftovers: Vec<PathBuf>,
+}
+
+impl JobFolder {
+    /// Locks a folder, which is made if there is none. `results` are the files that the job replaces as a whole.
+    ///
+    /// # Errors
+    /// When another process writes it, or it cannot be written.
+    pub(crate) fn take(path: &Path, results: &[&str]) -> Result<Self, TrainingError> {
+        let failed = |error| TrainingError::File { path: path.to_owned(), error };
+        let is_new = !path.exists();
+        fs::create_dir_all(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let lock = open_locked(&path.join(LOCK), options.write(true).create(true).truncate(false));
+        let _lock = lock.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => in_use(path),
+            _ => failed(error),
+        })?;
+        let leftovers = leftovers(path, results)?;
+        Ok(Self { path: path.to_owned(), _lock, is_new, leftovers })
+    }
+
+    /// Refuses a folder that another process writes, and touches nothing.
+    ///
+    /// # Errors
+    /// When another process writes it.
+    pub(crate) fn expect_unused(path: &Path) -> Result<(), TrainingError> {
+        match open_locked(&path.join(LOCK), OpenOptions::new().write(true)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use(path)),
+            // Whatever else is wrong with it is told when it is taken.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a job may begin in a folder: there is none, or it has nothing but what one that failed or was killed at its
+    /// beginning leaves, which may include a file called `begun`.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub(crate) fn is_free(path: &Path, results: &[&str], begun: Option<&str>) -> Result<bool, TrainingError> {
+        if !path.exists() {
+            return Ok(true);
+        }
+        let failed = |error| TrainingError::File { path: path.to_owned(), error };
+        let leftovers = leftovers(path, results)?;
+        for entry in fs::read_dir(path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let is_own = [Some(LOCK), begun].into_iter().flatten().any(|name| entry.file_name() == name);
+            if !is_own && !leftovers.contains(&entry.path()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes what killed processes left.
+    pub(crate) fn remove_leftovers(&self) {
+        for leftover in &self.leftovers {
+            // Nothing depends on it: what cannot be removed stays.
+            let _ = fs::remove_dir_all(leftover);
+        }
+    }
+}
+
+impl Drop for JobFolder {
+    fn drop(&mut self) {
+        // Nothing more can be done than try. A folder with something in it is not removed.
+        let _ = fs::remove_file(self.path.join(LOCK));
+        if self.is_new {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+fn leftovers(path: &Path, results: &[&str]) -> Result<Vec<PathBuf>, TrainingError> {
+    let mut found = Vec::new();
+    for result in results {
+        let left = partials(&path.join(result));
+        found.extend(left.map_err(|error| TrainingError::File { path: path.to_owned(), error })?);
+    }
+    Ok(found)
+}
+
+fn in_use(path: &Path) -> TrainingError {
+    TrainingError::InUse { folder: path.to_owned() }
+}
