@@ -44,23 +44,13 @@ then is the ``partial`` of the ``KeyboardInterrupt``.
 import os as _os
 
 
-def _set_pools(threads: int) -> None:
-    """Tells candle's own pools how many threads to take; they read it when they start."""
-    for variable in ("CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"):
-        _os.environ[variable] = str(threads)
-
-
 def _threads_of_environment() -> int | None:
     """What OMP_NUM_THREADS says, of which the first number counts."""
     first = _os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return min(int(first), 1024) if first.isdecimal() and int(first) > 0 else None
 
 
-# Before the native module is there, since candle's pools read the environment. Otherwise they would spin so long after
-# each operation that they kept the kernels' threads from their processors.
-_os.environ.setdefault("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100")
-
-from ._native import (  # noqa: E402
+from ._native import (
     BatchStream,
     Cache,
     Classifier,
@@ -74,31 +64,18 @@ from ._native import (  # noqa: E402
     convert,
     inspect,
     protocols,
-    set_thread_count as _set_thread_count,
+    set_threads,
     thread_count,
     tokenize,
     train,
     verify,
 )
 
-from .rows import Rows  # noqa: E402
+from .rows import Rows
 
 _threads = _threads_of_environment()
 if _threads is not None:
-    _set_thread_count(_threads)
-    _set_pools(_threads)
-else:
-    # candle would count the cores of the machine, of which a container may use only some.
-    _os.environ.setdefault("CANDLE_NUM_THREADS", str(thread_count()))
-
-
-def set_threads(threads: int) -> None:
-    """Sets how many threads compute, of all models of this process.
-
-    To be called before the first model is opened; later it raises :class:`Gpt2Error`, since the threads run by then.
-    """
-    _set_thread_count(threads)
-    _set_pools(threads)
+    set_threads(_threads)
 
 
 __all__ = [

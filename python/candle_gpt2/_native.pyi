@@ -489,7 +489,7 @@ def convert(
     offline: bool = False,
 ) -> dict[str, Any]: ...
 def protocols() -> list[dict[str, Any]]: ...
-def set_thread_count(threads: int) -> None: ...
+def set_threads(threads: int) -> None: ...
 def thread_count() -> int: ...
 def tokenize(
     data: _Path | Sequence[_Path],
@@ -563,7 +563,7 @@ __all__ = [
     "convert",
     "inspect",
     "protocols",
-    "set_thread_count",
+    "set_threads",
     "thread_count",
     "tokenize",
     "train",

@@ -167,6 +167,38 @@ print(candle_gpt2.thread_count())
     ]
 
 
+ENVIRONMENT = """
+import ctypes, json, os, sys
+
+def of_c():
+    names = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found = []
+    while (entry := names[len(found)]) is not None:
+        found.append(entry.decode())
+    return sorted(found)
+
+before = dict(os.environ), of_c()
+import candle_gpt2
+imported = dict(os.environ), of_c()
+candle_gpt2.set_threads(int(sys.argv[1]))
+model = candle_gpt2.Model.from_pretrained()
+model.logits([1] * 200, last_only=False)
+used = dict(os.environ), of_c()
+pools = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+print(json.dumps([imported == before, used == before, sum(name.startswith("candle-bp-") for name in pools)]))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="this system does not list a process's threads")
+@pytest.mark.parametrize("set_already", [{}, {"CANDLE_NUM_THREADS": "7", "CANDLE_BARRIER_POOL_SPIN_LIMIT": "5"}])
+def test_the_environment_of_the_process_stays_as_it_was(set_already):
+    command = [sys.executable, "-c", ENVIRONMENT, "3"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("CANDLE_", "RAYON_"))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**clean, **set_already})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, True, 2], "candle's pool has the thread that asks and two more"
+
+
 def test_texts_do_not_depend_on_the_number_of_threads(python, model):
     script = f"import candle_gpt2; print(repr(candle_gpt2.Model.from_pretrained().generate({PROMPT!r}, seed=1)))"
     texts = {python(script, OMP_NUM_THREADS=str(threads)).stdout.strip() for threads in (1, 2, 3)}
@@ -178,6 +210,21 @@ def test_threads_share_a_model(model):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         made = pool.map(lambda seed: model.generate(PROMPT, seed=seed, max_new_tokens=30), range(8))
         assert list(made) == expected
+
+
+def test_a_function_that_computes_or_waits_for_one_ends(model):
+    """On a GPU too: a hook and a logits processor that use the model on their own thread, and on one that they wait for."""
+    expected = model.generate(PROMPT, seed=1, max_new_tokens=3)
+
+    def on_both(*_):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(model.generate, PROMPT, seed=1, max_new_tokens=3)
+            made.append((model.generate(PROMPT, seed=1, max_new_tokens=3), elsewhere.result(timeout=60)))
+
+    made = []
+    model.run_with_cache(PROMPT, "embed", hooks=[("blocks.1.hook_resid_post", on_both)])
+    model.generate(PROMPT, seed=2, max_new_tokens=2, logits_processor=on_both)
+    assert made == [(expected, expected)] * 3
 
 
 def test_threads_share_a_stream(model):

@@ -5,7 +5,7 @@
 //! others. The tensors are written in place, so a cache is for inference; training runs without one.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2_kernels::{KvDType, KvMemory, KvSlot};
+use gpt2_kernels::{KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::AttentionError;
 
@@ -46,7 +46,8 @@ pub struct KvCacheShape {
 #[derive(Debug)]
 pub struct KvCache {
     memory: KvMemory,
-    slots: Vec<KvSlot>,
+    /// Those of the rows, in their order.
+    slots: Vec<TakenSlot>,
     lengths: Vec<usize>,
 }
 
@@ -59,12 +60,18 @@ impl KvCache {
         let KvCacheShape { batch, num_heads, capacity, head_dim } = shape;
         let tokens = batch.saturating_mul(KvSlot::room_of(capacity));
         let memory = KvMemory::new(num_heads, head_dim, tokens, dtype, device)?;
-        Ok(Self::in_memory(&memory, &KvSlot::side_by_side(batch, capacity)))
+        Self::with_slots(memory, &KvSlot::side_by_side(batch, capacity))
+    }
+
+    /// A cache without rows, for [`KvCache::insert_row`].
+    pub fn in_memory(memory: &KvMemory) -> Self {
+        Self { memory: memory.clone(), slots: Vec::new(), lengths: Vec::new() }
     }
 
     /// An empty cache with rows in these slots of a memory.
-    pub fn in_memory(memory: &KvMemory, slots: &[KvSlot]) -> Self {
-        Self { memory: memory.clone(), slots: slots.to_vec(), lengths: vec![0; slots.len()] }
+    fn with_slots(memory: KvMemory, slots: &[KvSlot]) -> Result<Self> {
+        let slots = slots.iter().map(|slot| memory.claim(*slot)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { lengths: vec![0; slots.len()], memory, slots })
     }
 
     /// Tokens held by each row.
@@ -83,7 +90,7 @@ impl KvCache {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         self.expect(batch, num_heads, head_dim)?;
         self.expect_room(added)?;
-        self.memory.write(&self.slots, [keys, values], &self.lengths)?;
+        self.memory.write(&self.slots(), [keys, values], &self.lengths)?;
         self.lengths.iter_mut().for_each(|length| *length += added);
         Ok(())
     }
@@ -102,7 +109,7 @@ impl KvCache {
         }
         let mut both = [Vec::new(), Vec::new()];
         for (slot, length) in self.slots.iter().zip(&self.lengths) {
-            for (rows, held) in both.iter_mut().zip(self.memory.read(*slot, 0..*length)?) {
+            for (rows, held) in both.iter_mut().zip(self.memory.read(slot.place(), 0..*length)?) {
                 rows.push(held.pad_with_zeros(TOKEN_DIM, 0, longest - length)?);
             }
         }
@@ -113,14 +120,14 @@ impl KvCache {
     /// The same as views of the memory, where it is made of tensors and the rows lie side by side. After its own tokens a shorter
     /// row has what a row before it left there, which may be NaN: for who reads none of it.
     pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
-        let Some([keys, values]) = self.memory.side_by_side(&self.slots)? else { return Ok(None) };
+        let Some([keys, values]) = self.memory.side_by_side(&self.slots())? else { return Ok(None) };
         let view = |memory: Tensor| memory.narrow(TOKEN_DIM, 0, self.longest());
         Ok(Some([view(keys)?, view(values)?]))
     }
 
-    /// The memory, and the slots of the rows in it.
-    pub(crate) fn slots(&self) -> (&KvMemory, &[KvSlot]) {
-        (&self.memory, &self.slots)
+    /// Where the rows are in the memory.
+    pub fn slots(&self) -> Vec<KvSlot> {
+        self.slots.iter().map(TakenSlot::place).collect()
     }
 
     /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
@@ -157,7 +164,7 @@ impl KvCache {
         self.expect_rows(rows)?;
         let mut tokens = 0;
         let slot = |row: &usize| {
-            let slot = KvSlot { start: tokens, ..self.slots[*row] };
+            let slot = KvSlot { start: tokens, ..self.slots[*row].place() };
             tokens += slot.room();
             slot
         };
@@ -165,7 +172,7 @@ impl KvCache {
         let memory = &self.memory;
         let (num_heads, head_dim) = (memory.num_heads(), memory.head_dim());
         let memory = KvMemory::new(num_heads, head_dim, tokens, memory.dtype(), memory.device())?;
-        let mut fork = Self::in_memory(&memory, &slots);
+        let mut fork = Self::with_slots(memory, &slots)?;
         for (to, row) in rows.iter().enumerate() {
             fork.copy_row(to, self, *row, self.lengths[*row])?;
         }
@@ -180,29 +187,34 @@ impl KvCache {
         self.expect_rows(&[row])?;
         source.expect_rows(&[source_row])?;
         self.expect(self.slots.len(), source.memory.num_heads(), source.memory.head_dim())?;
-        let (held, capacity) = (source.lengths[source_row], self.slots[row].capacity);
+        let (held, to) = (source.lengths[source_row], self.slots[row].place());
+        let capacity = to.capacity;
         if added > held {
             return Err(AttentionError::Truncate { row: source_row, kept: added, held }.into());
         }
         if added > capacity {
             return Err(AttentionError::CacheFull { past: 0, added, capacity }.into());
         }
-        self.memory.copy(self.slots[row], &source.memory, source.slots[source_row], 0..added)?;
+        self.memory.copy(to, &source.memory, source.slots[source_row].place(), 0..added)?;
         self.lengths[row] = added;
         Ok(())
     }
 
-    /// Adds a row as number `row`, in a slot that no other row has and that no other cache writes to meanwhile; those from `row` on
-    /// move down.
+    /// Adds a row as number `row`, in a slot of the same memory; those from `row` on move down. Its first `length` tokens are what
+    /// the slot holds.
     ///
     /// # Errors
-    /// When there are fewer rows than `row`, or the slot has no room for `length` tokens.
-    pub fn insert_row(&mut self, row: usize, slot: KvSlot, length: usize) -> Result<()> {
+    /// When there are fewer rows than `row`, the slot is another memory's, or has no room for `length` tokens; the cache is then
+    /// unchanged.
+    pub fn insert_row(&mut self, row: usize, slot: TakenSlot, length: usize) -> Result<()> {
         if row > self.slots.len() {
             return Err(AttentionError::NoSuchRow { rows: vec![row], held: self.lengths.len() }.into());
         }
-        if length > slot.capacity {
-            let capacity = slot.capacity;
+        if !self.memory.has(&slot) {
+            return Err(AttentionError::OtherMemory.into());
+        }
+        let capacity = slot.place().capacity;
+        if length > capacity {
             return Err(AttentionError::CacheFull { past: 0, added: length, capacity }.into());
         }
         self.slots.insert(row, slot);
@@ -214,20 +226,20 @@ impl KvCache {
     ///
     /// # Errors
     /// When the row does not exist.
-    pub fn remove_row(&mut self, row: usize) -> Result<(KvSlot, usize)> {
+    pub fn remove_row(&mut self, row: usize) -> Result<(TakenSlot, usize)> {
         self.expect_rows(&[row])?;
         Ok((self.slots.remove(row), self.lengths.remove(row)))
     }
 
     /// Gives the cache these of its rows, in this order; each at most once. The slots of the others are free.
     pub fn select_rows(&mut self, rows: &[usize]) {
-        self.slots = rows.iter().filter_map(|row| self.slots.get(*row).copied()).collect();
-        self.lengths = rows.iter().filter_map(|row| self.lengths.get(*row).copied()).collect();
+        let mut held: Vec<_> = self.slots.drain(..).zip(self.lengths.drain(..)).map(Some).collect();
+        (self.slots, self.lengths) = rows.iter().filter_map(|row| held.get_mut(*row)?.take()).unzip();
     }
 
     /// The memory that holds the rows.
-    pub fn memory(&self) -> KvMemory {
-        self.memory.clone()
+    pub fn memory(&self) -> &KvMemory {
+        &self.memory
     }
 
     /// Copies the tokens of row `from` to row `to`, whose first `shared` tokens are the same already.
@@ -236,12 +248,13 @@ impl KvCache {
     /// When a row does not exist, or the tokens do not fit; the cache is then unchanged.
     pub fn copy_within(&mut self, from: usize, to: usize, shared: usize) -> Result<()> {
         self.expect_rows(&[from, to])?;
-        let (length, capacity) = (self.lengths[from], self.slots[to].capacity);
+        let (length, place) = (self.lengths[from], self.slots[to].place());
+        let capacity = place.capacity;
         if length > capacity {
             return Err(AttentionError::CacheFull { past: 0, added: length, capacity }.into());
         }
         let shared = shared.min(length).min(self.lengths[to]);
-        self.memory.copy(self.slots[to], &self.memory, self.slots[from], shared..length)?;
+        self.memory.copy(place, &self.memory, self.slots[from].place(), shared..length)?;
         self.lengths[to] = length;
         Ok(())
     }
@@ -265,16 +278,45 @@ impl KvCache {
 
     /// Refuses more tokens than a row has room for.
     fn expect_room(&self, added: usize) -> Result<()> {
-        let rows = self.lengths.iter().zip(&self.slots);
-        match rows.into_iter().find(|(past, slot)| *past + added > slot.capacity) {
-            Some((past, slot)) => {
-                Err(AttentionError::CacheFull { past: *past, added, capacity: slot.capacity }.into())
-            }
+        let mut rows = self.lengths.iter().zip(self.slots.iter().map(|slot| slot.place().capacity));
+        match rows.find(|(past, capacity)| past.saturating_add(added) > *capacity) {
+            Some((past, capacity)) => Err(AttentionError::CacheFull { past: *past, added, capacity }.into()),
             None => Ok(()),
         }
     }
 
     fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn rows_of_caches_in_one_memory_never_overlap() {
+        let memory = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
+        let mut caches = [KvCache::in_memory(&memory), KvCache::in_memory(&memory)];
+        for (row, cache) in caches.iter_mut().enumerate() {
+            cache.insert_row(0, memory.take(20).unwrap(), 0).unwrap();
+            let keys = Tensor::full(row as f32 + 1.0, (1, 3, 20, 4), &Device::Cpu).unwrap();
+            cache.append(&keys, &keys).unwrap();
+        }
+        for (row, cache) in caches.iter().enumerate() {
+            let [keys, _] = cache.tensors().unwrap();
+            let values = keys.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert!(values.iter().all(|value| *value == row as f32 + 1.0), "row {row}");
+            assert!(memory.claim(cache.slots()[0]).is_err(), "it has an owner");
+        }
+        assert!(memory.take(1).is_none());
+        let (slot, length) = caches[0].remove_row(0).unwrap();
+        assert_eq!((slot.place().start, length, memory.tokens_taken()), (0, 20, 64));
+        let other = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
+        let refusal = KvCache::in_memory(&other).insert_row(0, slot, 20).unwrap_err().to_string();
+        assert!(refusal.contains("the slot was taken from another memory"), "{refusal}");
+        assert_eq!(memory.tokens_taken(), 32, "and it was given back");
     }
 }

@@ -88,6 +88,9 @@ pub enum AttentionError {
         /// Rows of the cache.
         held: usize,
     },
+    /// A slot of another memory was given to a cache.
+    #[error("key-value cache: the slot was taken from another memory; take one from the cache's own")]
+    OtherMemory,
     /// A row was cut to more tokens than it holds.
     #[error("key-value cache: cannot keep {kept} tokens of row {row}, which holds {held}")]
     Truncate {
@@ -98,6 +101,14 @@ pub enum AttentionError {
         /// Tokens held.
         held: usize,
     },
+}
+
+/// Refuses sizes of zero: there is no softmax over no keys, and nothing to compute without queries.
+pub(crate) fn expect_sizes(sizes: &[(&'static str, usize)]) -> candle_core::Result<()> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((name, _)) => Err(AttentionError::ZeroSize { name }.into()),
+        None => Ok(()),
+    }
 }
 
 impl From<AttentionError> for candle_core::Error {

@@ -19,7 +19,7 @@ pub mod transformer;
 pub use cache::{KvCache, KvCacheShape};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
-pub use gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, gradients, without_gradients};
+pub use gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, TakenSlot, gradients, without_gradients};
 pub use mask::AttentionMask;
 pub use multi_head::{
     AttentionMemory, HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,

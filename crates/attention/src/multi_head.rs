@@ -7,6 +7,7 @@ use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::{Linear, add, step_attention};
 
+use crate::error::expect_sizes;
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site, SiteKind};
 
 /// Axis of the batch in a `(B, T, d_in)` tensor.
@@ -436,8 +437,7 @@ impl MultiHeadAttention {
                 return Err(AttentionError::NotAStep.into());
             };
             cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
-            let (memory, slots) = cache.slots();
-            return step_attention(layer, x, memory, slots, self.attention.scale, lengths);
+            return step_attention(layer, x, cache.memory(), &cache.slots(), self.attention.scale, lengths);
         }
         let mut projections = match memory {
             Some(AttentionMemory(memory)) => self.projection.over(x, memory)?,
@@ -512,11 +512,7 @@ fn merge_heads(x: &Tensor) -> Result<Tensor> {
 }
 
 fn divided_width(width: usize, num_heads: usize) -> Result<usize> {
-    for (name, size) in [("number of heads", num_heads), ("width", width)] {
-        if size == 0 {
-            return Err(AttentionError::ZeroSize { name }.into());
-        }
-    }
+    expect_sizes(&[("number of heads", num_heads), ("width", width)])?;
     if !width.is_multiple_of(num_heads) {
         return Err(AttentionError::HeadsDoNotDivideWidth { num_heads, width }.into());
     }

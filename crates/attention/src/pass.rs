@@ -98,7 +98,8 @@ impl<'a> Pass<'a> {
 
     /// The same pass as a step of one new token for each row, whose caches hold `lengths` `(B)` tokens of u32. Their numbers
     /// are read from the device's memory wherever they count, so that a recording of the step serves all steps; each must be
-    /// below the capacity of the cache and the model's number of positions. The lengths of the caches themselves stay
+    /// below the capacity of the cache and the model's number of positions, and the ids of the step, which are not read back from
+    /// a GPU either, below the size of the vocabulary. The lengths of the caches themselves stay
     /// as they are: [`KvCache::advance`](crate::KvCache::advance).
     pub fn after(self, lengths: Tensor) -> Self {
         Self { lengths: Some(lengths), ..self }
@@ -107,6 +108,11 @@ impl<'a> Pass<'a> {
     /// The same pass, computed in `dtype` between the layers, whatever the type of the parameters: layers cast theirs.
     pub fn computed_in(self, dtype: DType) -> Self {
         Self { dtype: Some(dtype), ..self }
+    }
+
+    /// The type given to [`Pass::computed_in`].
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
     }
 
     /// `x`, which the first layer is given, in the type that the pass is computed in.

@@ -12,6 +12,7 @@ use gpt2_kernels::{
     HeadsAttention, WIDEST_SINGLE_QUERY, has_cpu_kernels, heads_attention, prefix_attention_on_gpu, softmax,
 };
 
+use crate::error::expect_sizes;
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
 use crate::{KvCache, SiteKind};
@@ -63,7 +64,7 @@ impl ScaledDotProduct {
     /// tokens that each row held before these queries, or is empty without a cache.
     ///
     /// # Errors
-    /// When the shapes do not fit together.
+    /// When the shapes do not fit together, or a size is 0: a softmax over no keys is not defined.
     pub fn forward(
         &self,
         q: &Tensor,
@@ -75,6 +76,7 @@ impl ScaledDotProduct {
     ) -> Result<Tensor> {
         let (batch, num_heads, query_len, _) = q.dims4()?;
         let key_len = k.dim(TOKEN_DIM)?;
+        expect_some([q, k, v])?;
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
         if rows.is_empty() {
@@ -119,7 +121,7 @@ impl ScaledDotProduct {
     /// `q`, and the new `keys` and `values` `(B, H, T, D)`; returns `(B, H, T, D)`.
     ///
     /// # Errors
-    /// When the shapes are not those of the cache, or a row has no room; the cache is then unchanged.
+    /// When the shapes are not those of the cache, a size is 0, or a row has no room; the cache is then unchanged.
     pub fn forward_cached(
         &self,
         q: &Tensor,
@@ -129,17 +131,18 @@ impl ScaledDotProduct {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let past_lengths = cache.lengths().to_vec();
+        expect_some([q, keys, values])?;
         cache.append(keys, values)?;
         let (batch, _, query_len, head_dim) = q.dims4()?;
         let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
         let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
         let rows: Vec<_> = past_lengths.iter().map(row).collect();
-        let (memory, slots) = cache.slots();
+        let memory = cache.memory();
         if memory.has_kernel()
             && self.is_fused(q, pass)
             && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
         {
-            return memory.attention(q, slots, self.scale, &visible);
+            return memory.attention(q, &cache.slots(), self.scale, &visible);
         }
         // The kernel for one query reads nothing after a row's own tokens, so rows of other lengths are not copied for it.
         if query_len == 1
@@ -170,6 +173,11 @@ impl ScaledDotProduct {
         let tensors: Vec<&Tensor> = projections.iter().collect();
         let [Some(first), Some(last)] = [tensors.first(), tensors.last()] else { return Ok(None) };
         let lengths = (first.dim(1)?, last.dim(1)?);
+        expect_sizes(&[
+            ("number of rows", first.dim(0)?),
+            ("number of queries", lengths.0),
+            ("number of keys", lengths.1),
+        ])?;
         let Some(visible) = self.seen_by_kernel(&tensors, mask, lengths, pass) else { return Ok(None) };
         self.of_projections(projections, num_heads, visible, mask, pass).map(Some)
     }
@@ -291,6 +299,21 @@ impl ScaledDotProduct {
         }
         Tensor::cat(&outputs, TOKEN_DIM)
     }
+}
+
+/// Refuses queries, keys and values `(B, H, …, D)` of which there are none.
+fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
+    let (batch, num_heads, query_len, head_dim) = q.dims4()?;
+    let (_, _, key_len, _) = k.dims4()?;
+    let (_, _, _, value_dim) = v.dims4()?;
+    expect_sizes(&[
+        ("number of rows", batch),
+        ("number of heads", num_heads),
+        ("number of queries", query_len),
+        ("number of keys", key_len),
+        ("width of a head", head_dim),
+        ("width of a value", value_dim),
+    ])
 }
 
 /// Whether somebody looks at what the kernels keep to themselves.

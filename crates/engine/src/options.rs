@@ -172,8 +172,8 @@ impl ModelOptions {
         OpenOptions { n_head: self.n_head }
     }
 
-    /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded, so one thread at a
-    /// time may give that device work, see [`Gpt2LMHead::with_recorded_steps`].
+    /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded while no other thread uses
+    /// that device, see [`Gpt2LMHead::with_recorded_steps`].
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room; when `reporter` wants no more of it, see

@@ -14,12 +14,43 @@ use crate::EngineError;
 /// candle's own pools stay as they are; [`set_threads`] sets those too.
 pub use gpt2_kernels::{set_thread_count, thread_count, use_tf32};
 
-/// What candle's own pools read when they start: that of its elementwise operations, and that of its matrix products.
+/// How many threads candle's own pools have: that of its elementwise operations, and that of its matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 /// How long candle's threads spin after an operation, in loops: by default about half a millisecond, in which they would
 /// keep the kernels' threads from their processors.
 const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
+
+/// What candle's own pools are to find in the environment when they start, and no way around it leads there: names and values. A
+/// number of `threads` goes before what the environment says; without one, and for all else, what is set there stays.
+///
+/// [`set_threads`] sets them for a program. An interpreter that leaves its environment alone sets them for as long as
+/// [`start_candles_pools`] takes.
+///
+/// ```
+/// use gpt2_engine::process::candles_settings;
+///
+/// let settings = candles_settings(Some(3));
+/// assert!(settings.contains(&("CANDLE_NUM_THREADS", "3".to_owned())));
+/// ```
+pub fn candles_settings(threads: Option<usize>) -> Vec<(&'static str, String)> {
+    let count = threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)).to_string();
+    let counts = VARIABLES.map(|variable| (variable, count.clone(), threads.is_some()));
+    let all = counts.into_iter().chain([(SPIN_LIMIT.0, SPIN_LIMIT.1.to_owned(), false)]);
+    let is_open =
+        |(variable, _, overrides): &(&str, String, bool)| *overrides || std::env::var_os(variable).is_none();
+    all.filter(is_open).map(|(variable, value, _)| (variable, value)).collect()
+}
+
+/// Starts the pools of candle that have not been started yet; they read [`candles_settings`] here and never again.
+///
+/// ```
+/// gpt2_engine::process::start_candles_pools();
+/// ```
+pub fn start_candles_pools() {
+    candle_core::utils::barrier_pool();
+    candle_core::utils::init_global_threadpool();
+}
 
 /// Names the instruction set that the kernels are to take, such as `avx2` where the processor has more: to measure what others
 /// would get. The program reads it from here; without it they take the fastest.
@@ -72,14 +103,8 @@ pub fn instruction_set() -> &'static str {
 /// ```
 #[expect(unsafe_code, reason = "candle takes these from the environment only")]
 pub unsafe fn set_threads(threads: Option<usize>) -> bool {
-    let count = threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
-    let is_set = set_thread_count(count);
-    let count = count.to_string();
-    let counts = VARIABLES.map(|variable| (variable, count.as_str(), threads.is_some()));
-    for (variable, value, overrides) in counts.into_iter().chain([(SPIN_LIMIT.0, SPIN_LIMIT.1, false)]) {
-        if !overrides && std::env::var_os(variable).is_some() {
-            continue;
-        }
+    let is_set = set_thread_count(threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)));
+    for (variable, value) in candles_settings(threads) {
         // SAFETY: the caller sees to it that there is one thread.
         unsafe { std::env::set_var(variable, value) };
     }

@@ -1,10 +1,7 @@
 //! The key-value caches of all blocks, and the memory that they share.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use candle_core::{Device, Result};
-use gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot};
+use gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::recorder::Steps;
 use crate::{Gpt2Config, Gpt2LMHead, ModelError};
@@ -28,12 +25,7 @@ use crate::{Gpt2Config, Gpt2LMHead, ModelError};
 #[derive(Debug, Clone)]
 pub struct KvPool {
     layers: Vec<KvMemory>,
-    tokens: usize,
-    taken: Arc<Mutex<Taken>>,
 }
-
-/// The slots that are in use: the end of each by its start.
-type Taken = BTreeMap<usize, usize>;
 
 impl KvPool {
     /// Memory for `tokens` tokens, and for what is missing to a multiple of 16. On a CPU it is there from the start and takes room
@@ -48,16 +40,15 @@ impl KvPool {
         device: &Device,
     ) -> Result<Self> {
         let dtype = dtype.into();
-        let tokens = KvSlot::room_of(tokens);
         let memory = |_| KvMemory::new(config.n_head, config.head_dim(), tokens, dtype, device);
         let layers = (0..config.n_layer).map(memory).collect::<Result<_>>()?;
-        Ok(Self { layers, tokens, taken: Arc::default() })
+        Ok(Self { layers })
     }
 
     /// A cache without rows, for [`Gpt2Cache::insert`].
     pub fn empty_cache(&self) -> Gpt2Cache {
-        let layers = self.layers.iter().map(|memory| KvCache::in_memory(memory, &[])).collect();
-        Gpt2Cache { layers, slots: Vec::new(), pool: self.clone(), steps: Steps::default() }
+        let layers = self.layers.iter().map(KvCache::in_memory).collect();
+        Gpt2Cache { layers, pool: self.clone(), steps: Steps::default(), is_whole: true }
     }
 
     /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` where there is no room for a row in one piece.
@@ -69,47 +60,30 @@ impl KvPool {
 
     /// Tokens that there is memory for.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.layers.last().map_or(0, KvMemory::tokens)
     }
 
     /// Tokens of the slots in use.
     pub fn tokens_in_use(&self) -> usize {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.iter().map(|(start, end)| end - start).sum()
+        self.layers.last().map_or(0, KvMemory::tokens_taken)
     }
 
-    /// The first room in one piece.
-    fn take(&self, capacity: usize) -> Option<TakenSlot> {
-        let room = KvSlot::room_of(capacity);
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut start = 0;
-        for (next, end) in taken.iter() {
-            if next - start >= room {
-                break;
-            }
-            start = *end;
-        }
-        let end = start.checked_add(room).filter(|end| *end <= self.tokens)?;
-        // Room for no tokens takes no place.
-        if capacity > 0 {
-            taken.insert(start, end);
-        }
-        Some(TakenSlot { place: KvSlot { start, capacity }, taken: Arc::clone(&self.taken) })
+    /// The first room in one piece: the same slot of every layer, in their order.
+    ///
+    /// The last layer decides. Whoever gives slots back does so in the order of the layers, so a place that is free there is free
+    /// in all of them.
+    fn take(&self, capacity: usize) -> Option<Vec<TakenSlot>> {
+        let (last, others) = self.layers.split_last()?;
+        let decided = last.take(capacity)?;
+        let claimed = others.iter().map(|memory| memory.claim(decided.place()).ok());
+        let mut slots = claimed.collect::<Option<Vec<_>>>()?;
+        slots.push(decided);
+        Some(slots)
     }
-}
 
-/// A slot that is one row's until it is dropped.
-#[derive(Debug)]
-struct TakenSlot {
-    place: KvSlot,
-    taken: Arc<Mutex<Taken>>,
-}
-
-impl Drop for TakenSlot {
-    fn drop(&mut self) {
-        if self.place.capacity > 0 {
-            self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place.start);
-        }
+    fn is_same(&self, other: &Self) -> bool {
+        let memories = self.layers.last().zip(other.layers.last());
+        memories.is_some_and(|(memory, other)| memory.is_same(other))
     }
 }
 
@@ -133,11 +107,11 @@ impl Drop for TakenSlot {
 #[derive(Debug)]
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,
-    /// Those of the rows, in their order.
-    slots: Vec<TakenSlot>,
     pool: KvPool,
     /// On NVIDIA GPUs: the recording of a step that reads and writes these layers.
     pub(crate) steps: Steps,
+    /// Whether no change has ended halfway, in some layers alone.
+    is_whole: bool,
 }
 
 impl Gpt2Cache {
@@ -168,7 +142,7 @@ impl Gpt2Cache {
     /// # Errors
     /// When the row holds fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|layer| layer.truncate(row, kept))
+        self.in_each_layer(|layer| layer.truncate(row, kept))
     }
 
     /// An independent copy of the given rows in this order, in memory of its own.
@@ -176,14 +150,10 @@ impl Gpt2Cache {
     /// # Errors
     /// When a row does not exist, or the memory cannot be allocated.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
+        self.expect_whole()?;
         let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<Vec<_>>>()?;
-        let memories = layers.iter().map(KvCache::memory).collect();
-        let places = || rows.iter().map(|row| self.slots[*row].place);
-        let tokens = places().map(KvSlot::room).sum();
-        let pool = KvPool { layers: memories, tokens, taken: Arc::default() };
-        let slots = places().map(|place| pool.take(place.capacity)).collect::<Option<_>>();
-        let slots = slots.ok_or(ModelError::NoCacheRoom { tokens: pool.tokens })?;
-        Ok(Self { layers, slots, pool, steps: Steps::default() })
+        let pool = KvPool { layers: layers.iter().map(|layer| layer.memory().clone()).collect() };
+        Ok(Self { layers, pool, steps: Steps::default(), is_whole: true })
     }
 
     /// Replaces the tokens of `row` by the first `tokens` of a row of another cache, such as a prompt that was computed alone.
@@ -195,8 +165,12 @@ impl Gpt2Cache {
             let (expected, found) = (self.layers.len(), source.layers.len());
             return Err(ModelError::CacheLayers { expected, found }.into());
         }
-        let layers = self.layers.iter_mut().zip(&source.layers);
-        layers.into_iter().try_for_each(|(layer, source)| layer.copy_row(row, source, source_row, tokens))
+        source.expect_whole()?;
+        let mut sources = source.layers.iter();
+        self.in_each_layer(|layer| match sources.next() {
+            Some(source) => layer.copy_row(row, source, source_row, tokens),
+            None => Ok(()),
+        })
     }
 
     /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, where it is the number of rows, after
@@ -204,27 +178,31 @@ impl Gpt2Cache {
     ///
     /// # Errors
     /// When the caches share no memory, or there are fewer rows than `row`; `self` is then unchanged.
-    pub fn insert(&mut self, row: usize, other: Self) -> Result<()> {
-        if !Arc::ptr_eq(&self.pool.taken, &other.pool.taken) {
+    pub fn insert(&mut self, row: usize, mut other: Self) -> Result<()> {
+        self.expect_whole()?;
+        other.expect_whole()?;
+        if !self.pool.is_same(&other.pool) {
             return Err(ModelError::OtherPool.into());
         }
-        if row > self.slots.len() {
-            return Err(ModelError::NoSuchRow { row, held: self.slots.len() }.into());
+        if row > self.lengths().len() {
+            return Err(ModelError::NoSuchRow { row, held: self.lengths().len() }.into());
         }
-        for (layer, other_layer) in self.layers.iter_mut().zip(&other.layers) {
-            for ((slot, length), row) in other.slots.iter().zip(other_layer.lengths()).zip(row..) {
-                layer.insert_row(row, slot.place, *length)?;
-            }
-        }
-        self.slots.splice(row..row, other.slots);
         self.steps = Steps::default();
-        Ok(())
+        let mut others = other.layers.iter_mut();
+        self.in_each_layer(|layer| {
+            let Some(other) = others.next() else { return Ok(()) };
+            for row in row..row + other.lengths().len() {
+                let (slot, length) = other.remove_row(0)?;
+                layer.insert_row(row, slot, length)?;
+            }
+            Ok(())
+        })
     }
 
     /// How many rows of this cache lie before the rows of another one in the memory that they share.
     pub fn rows_before(&self, other: &Self) -> usize {
-        let start = other.slots.iter().map(|slot| slot.place.start).min().unwrap_or(0);
-        self.slots.iter().filter(|slot| slot.place.start < start).count()
+        let start = other.slots().iter().map(|slot| slot.start).min().unwrap_or(0);
+        self.slots().iter().filter(|slot| slot.start < start).count()
     }
 
     /// Takes a row out of the cache, as a cache of its own; the rows after it move up. Nothing is copied.
@@ -232,16 +210,15 @@ impl Gpt2Cache {
     /// # Errors
     /// When the row does not exist.
     pub fn take(&mut self, row: usize) -> Result<Self> {
-        let mut taken = Vec::with_capacity(self.layers.len());
-        for (layer, memory) in self.layers.iter_mut().zip(&self.pool.layers) {
+        self.expect_whole()?;
+        let mut taken = self.pool.empty_cache();
+        let mut others = taken.layers.iter_mut();
+        self.in_each_layer(|layer| {
             let (slot, length) = layer.remove_row(row)?;
-            let mut cache = KvCache::in_memory(memory, &[]);
-            cache.insert_row(0, slot, length)?;
-            taken.push(cache);
-        }
+            others.next().map_or(Ok(()), |other| other.insert_row(0, slot, length))
+        })?;
         self.steps = Steps::default();
-        let slots = vec![self.slots.remove(row)];
-        Ok(Self { layers: taken, slots, pool: self.pool.clone(), steps: Steps::default() })
+        Ok(taken)
     }
 
     /// Removes a row; the last one takes its number and its place in memory, where its tokens are copied to. So rows of the same
@@ -250,11 +227,11 @@ impl Gpt2Cache {
     /// # Errors
     /// When the row does not exist, or has too little room for the last one.
     pub fn swap_remove(&mut self, row: usize) -> Result<()> {
-        let rows = self.slots.len();
+        let rows = self.lengths().len();
         let last = rows.checked_sub(1).filter(|last| row <= *last);
         let last = last.ok_or(ModelError::NoSuchRow { row, held: rows })?;
         if row < last {
-            self.layers.iter_mut().try_for_each(|layer| layer.copy_within(last, row, 0))?;
+            self.in_each_layer(|layer| layer.copy_within(last, row, 0))?;
         }
         self.take(last).map(drop)
     }
@@ -266,12 +243,23 @@ impl Gpt2Cache {
     /// not copied.
     ///
     /// # Errors
-    /// When a row does not exist, or there is no room for another one; the cache must then not be used any more.
+    /// When a row does not exist; the cache is then unchanged. When there is no room for another one: some rows may then be
+    /// overwritten, so the cache refuses all further use.
     pub fn reorder(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
-        let rows = self.slots.len();
+        self.expect_whole()?;
+        let rows = self.lengths().len();
         if let Some(missing) = sources.iter().find(|source| **source >= rows) {
             return Err(ModelError::NoSuchRow { row: *missing, held: rows }.into());
         }
+        self.is_whole = false;
+        self.rearrange(sources, shared)?;
+        self.is_whole = true;
+        Ok(())
+    }
+
+    /// Gives the cache rows that exist; after an error nothing is certain.
+    fn rearrange(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
+        let rows = self.lengths().len();
         let mut gone: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
         // The place of each new row; the first of a source stays.
         let mut places = Vec::with_capacity(sources.len());
@@ -280,8 +268,9 @@ impl Gpt2Cache {
                 places.push(*source);
                 continue;
             }
-            let capacity = self.slots[*source].place.capacity;
-            let has_room = |row: &usize| self.slots[*row].place.capacity >= capacity;
+            let slots = self.slots();
+            let capacity = slots[*source].capacity;
+            let has_room = |row: &usize| slots[*row].capacity >= capacity;
             let best = gone.iter().copied().filter(has_room).max_by_key(|row| shared(*row, *source));
             let (place, known) = match best {
                 Some(row) => (row, shared(row, *source)),
@@ -291,34 +280,52 @@ impl Gpt2Cache {
             self.layers.iter_mut().try_for_each(|layer| layer.copy_within(*source, place, known))?;
             places.push(place);
         }
-        if places.iter().copied().eq(0..self.slots.len()) {
-            return Ok(());
+        if !places.iter().copied().eq(0..self.lengths().len()) {
+            self.steps = Steps::default();
+            self.layers.iter_mut().for_each(|layer| layer.select_rows(&places));
         }
-        self.steps = Steps::default();
-        self.layers.iter_mut().for_each(|layer| layer.select_rows(&places));
-        let mut slots: Vec<Option<TakenSlot>> = self.slots.drain(..).map(Some).collect();
-        self.slots.extend(places.into_iter().filter_map(|place| slots.get_mut(place)?.take()));
         Ok(())
     }
 
     /// Adds an empty row, and says which it is.
     fn add_row(&mut self, capacity: usize) -> Result<usize> {
-        let slot = self.pool.take(capacity).ok_or(ModelError::NoCacheRoom { tokens: capacity })?;
-        let row = self.slots.len();
-        self.layers.iter_mut().try_for_each(|layer| layer.insert_row(row, slot.place, 0))?;
-        self.slots.push(slot);
+        let slots = self.pool.take(capacity).ok_or(ModelError::NoCacheRoom { tokens: capacity })?;
+        let row = self.lengths().len();
+        let layers = self.layers.iter_mut().zip(slots);
+        layers.into_iter().try_for_each(|(layer, slot)| layer.insert_row(row, slot, 0))?;
         Ok(row)
+    }
+
+    /// Changes all layers alike. The first one, which an error leaves unchanged, refuses what all would; an error of a later one
+    /// leaves the cache without use.
+    fn in_each_layer(&mut self, mut change: impl FnMut(&mut KvCache) -> Result<()>) -> Result<()> {
+        self.expect_whole()?;
+        let Some((first, others)) = self.layers.split_first_mut() else { return Ok(()) };
+        change(first)?;
+        self.is_whole = false;
+        others.iter_mut().try_for_each(change)?;
+        self.is_whole = true;
+        Ok(())
+    }
+
+    /// Refuses a cache in which a change ended halfway.
+    pub(crate) fn expect_whole(&self) -> Result<()> {
+        if self.is_whole { Ok(()) } else { Err(ModelError::BrokenCache.into()) }
+    }
+
+    /// Where the rows are in the memory of each layer.
+    fn slots(&self) -> Vec<KvSlot> {
+        self.layers.first().map_or_else(Vec::new, KvCache::slots)
     }
 
     /// Tokens that each row still has room for.
     pub fn rooms(&self) -> Vec<usize> {
-        let rows = self.slots.iter().zip(self.lengths());
-        rows.map(|(slot, length)| slot.place.capacity - length).collect()
+        self.slots().iter().zip(self.lengths()).map(|(slot, length)| slot.capacity - length).collect()
     }
 
     /// Tokens that each row can hold; of rows with different room the least.
     pub(crate) fn capacity(&self) -> usize {
-        self.slots.iter().map(|slot| slot.place.capacity).min().unwrap_or(0)
+        self.slots().iter().map(|slot| slot.capacity).min().unwrap_or(0)
     }
 
     /// Counts a token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
@@ -326,7 +333,7 @@ impl Gpt2Cache {
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.
     pub fn advance(&mut self) -> Result<()> {
-        self.layers.iter_mut().try_for_each(KvCache::advance)
+        self.in_each_layer(KvCache::advance)
     }
 
     /// Number of blocks the cache is for.
@@ -382,7 +389,7 @@ mod tests {
     }
 
     fn start(cache: &Gpt2Cache) -> usize {
-        cache.slots[0].place.start
+        cache.slots()[0].start
     }
 
     #[test]
@@ -411,7 +418,7 @@ mod tests {
         let middle = rows.take(1).unwrap();
         assert_eq!((start(&middle), rows.lengths().len(), pool.tokens_in_use()), (16, 2, 48));
         rows.insert(1, middle).unwrap();
-        let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
+        let starts: Vec<usize> = rows.slots().iter().map(|slot| slot.start).collect();
         assert_eq!(starts, [0, 16, 32]);
         assert!(rows.take(3).is_err());
         assert!(rows.insert(3, elsewhere).is_err(), "another pool");
@@ -425,9 +432,50 @@ mod tests {
         assert_eq!(pool.tokens_in_use(), 16);
         let mut rows = pool.cache(3, 3).unwrap();
         rows.swap_remove(0).unwrap();
-        let starts: Vec<usize> = rows.slots.iter().map(|slot| slot.place.start).collect();
+        let starts: Vec<usize> = rows.slots().iter().map(|slot| slot.start).collect();
         assert_eq!(starts, [0, 16], "the last one went into the place of the first");
         rows.swap_remove(1).unwrap();
         assert!(rows.swap_remove(1).is_err());
+    }
+
+    #[test]
+    fn a_cache_that_was_left_halfway_refuses_use() {
+        let pool = pool(48);
+        let mut rows = pool.cache(2, 16).unwrap();
+        assert!(rows.reorder(&[0, 2], |_, _| 0).is_err(), "there is no third row");
+        rows.reorder(&[1, 0], |_, _| 0).unwrap();
+        let _rest = pool.cache(1, 16).unwrap();
+        let no_room = rows.reorder(&[0, 0, 1], |_, _| 0).unwrap_err().to_string();
+        assert!(no_room.starts_with("no room for the keys and values of 16 more tokens"), "{no_room}");
+        let other = pool.empty_cache();
+        for (what, refused) in [
+            ("truncate", rows.truncate(0, 0)),
+            ("fork", rows.fork(&[0]).map(drop)),
+            ("copy", pool.empty_cache().copy_row(0, &rows, 0, 0)),
+            ("copy to it", rows.copy_row(0, &other, 0, 0)),
+            ("insert", rows.insert(0, other)),
+            ("take", rows.take(0).map(drop)),
+            ("swap_remove", rows.swap_remove(0)),
+            ("reorder", rows.reorder(&[0], |_, _| 0)),
+            ("advance", rows.advance()),
+            ("be inserted", pool.empty_cache().insert(0, rows)),
+        ] {
+            let refusal = refused.unwrap_err().to_string();
+            assert!(
+                refusal.starts_with("the cache was left halfway by a change that failed"),
+                "{what}: {refusal}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_change_that_is_refused_leaves_the_cache_usable() {
+        let pool = pool(48);
+        let (mut rows, other) = (pool.cache(2, 16).unwrap(), self::pool(16).cache(1, 16).unwrap());
+        assert!(rows.truncate(0, 1).is_err() && rows.truncate(2, 1).is_err());
+        assert!(rows.copy_row(0, &other, 0, 1).is_err() && rows.copy_row(2, &other, 0, 0).is_err());
+        assert!(rows.take(2).is_err() && rows.swap_remove(2).is_err() && rows.fork(&[2]).is_err());
+        rows.swap_remove(0).unwrap();
+        assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (1, 16));
     }
 }

@@ -113,6 +113,11 @@ pub enum ModelError {
         /// Rows of the cache.
         held: usize,
     },
+    /// A change of a cache ended with an error in some of its layers.
+    #[error(
+        "the cache was left halfway by a change that failed before, so its rows no longer belong together; make a new one"
+    )]
+    BrokenCache,
     /// Rows are to move into a cache that has other memory.
     #[error("rows move between caches of one pool only; copy them")]
     OtherPool,

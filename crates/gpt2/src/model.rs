@@ -20,7 +20,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use gpt2_attention::{
     FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site, SiteKind,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add, add_positions, go_on};
+use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add, add_positions, go_on, using};
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::recorder::StepRecorder;
@@ -172,10 +172,12 @@ impl Gpt2Model {
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
     /// pass is [ended](gpt2_kernels::interruptible). The cache then holds what it held before.
     pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
-        or_as_before(cache, |cache| {
-            self.watched(pass, |pass| {
-                let x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
-                self.blocks_from(0, x, cache, pass)
+        using(self.device(), || {
+            or_as_before(cache, |cache| {
+                self.watched(pass, |pass| {
+                    let x = self.embed(ids, cache.as_deref().map_or(&[], Gpt2Cache::lengths), pass)?;
+                    self.blocks_from(0, x, cache, pass)
+                })
             })
         })
     }
@@ -206,10 +208,12 @@ impl Gpt2Model {
         if layer > self.blocks.len() {
             return Err(ModelError::NoSuchBlock { layer, n_layer: self.blocks.len() }.into());
         }
-        self.watched(pass, |pass| {
-            let (batch, tokens, _) = x.dims3()?;
-            pass.begin(&vec![0; batch], tokens);
-            self.blocks_from(layer, x, None, pass)
+        using(self.device(), || {
+            self.watched(pass, |pass| {
+                let (batch, tokens, _) = x.dims3()?;
+                pass.begin(&vec![0; batch], tokens);
+                self.blocks_from(layer, x, None, pass)
+            })
         })
     }
 
@@ -307,7 +311,10 @@ impl Gpt2Model {
         }
         pass.enter_layer(None);
         pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
-        let token_embeddings = self.wte.embedding(ids)?; // (B, T, C)
+        let token_embeddings = match pass.lengths() {
+            Some(_) => self.wte.embedding_on_device(ids)?,
+            None => self.wte.embedding(ids)?,
+        }; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
             // Somebody wants both apart.
             let zeros = token_embeddings.zeros_like()?;
@@ -331,7 +338,7 @@ impl Gpt2Model {
                 positions.extend(0..u32::try_from(*length).map_err(candle_core::Error::wrap)?);
             }
             let positions = Tensor::from_vec(positions, (1, tokens), x.device())?;
-            add(x, &Linear::new(self.wpe.clone(), None)?.embedding(&positions)?)
+            add(x, &Linear::new(self.wpe.clone(), None)?.embedding_on_device(&positions)?)
         } else if past_lengths.iter().all(|length| *length == past) {
             add_positions(x, &self.wpe, past)
         } else {
@@ -423,14 +430,16 @@ impl Gpt2LMHead {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
-            && let Some(logits) = recorder.step(self, ids, cache, pass)?
+            && let Some(logits) = recorder.step(self, ids, logits_for, cache, pass)?
         {
             return Ok(logits);
         }
-        or_as_before(cache, |cache| {
-            self.transformer.watched(pass, |pass| {
-                let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
-                pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+        using(self.device(), || {
+            or_as_before(cache, |cache| {
+                self.transformer.watched(pass, |pass| {
+                    let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
+                    pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+                })
             })
         })
     }
@@ -449,9 +458,11 @@ impl Gpt2LMHead {
         logits_for: LogitsFor,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        self.transformer.watched(pass, |pass| {
-            let hidden_states = self.transformer.forward_from(layer, x, pass)?;
-            pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+        using(self.device(), || {
+            self.transformer.watched(pass, |pass| {
+                let hidden_states = self.transformer.forward_from(layer, x, pass)?;
+                pass.show(SiteKind::Logits, self.head(&hidden_states, logits_for)?)
+            })
         })
     }
 
@@ -501,8 +512,10 @@ impl Gpt2LMHead {
     /// # Errors
     /// When the width is another, or tokens are wanted that are not there.
     pub fn logits(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
-        self.transformer.watched(&mut Pass::inference(), |pass| {
-            pass.show(SiteKind::Logits, self.head(hidden_states, logits_for)?)
+        using(self.device(), || {
+            self.transformer.watched(&mut Pass::inference(), |pass| {
+                pass.show(SiteKind::Logits, self.head(hidden_states, logits_for)?)
+            })
         })
     }
 
@@ -590,6 +603,7 @@ fn or_as_before(
     mut cache: Option<&mut Gpt2Cache>,
     compute: impl FnOnce(Option<&mut Gpt2Cache>) -> Result<Tensor>,
 ) -> Result<Tensor> {
+    cache.as_deref().map_or(Ok(()), Gpt2Cache::expect_whole)?;
     let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
     let computed = compute(cache.as_deref_mut());
     if let (Err(_), Some(cache), Some(held)) = (&computed, cache, held) {

@@ -10,7 +10,7 @@ use std::mem;
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
-use gpt2_kernels::{Recording, prepared};
+use gpt2_kernels::{Recording, expect_ids, prepared, using};
 
 use crate::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 
@@ -69,23 +69,11 @@ impl StepRecorder {
         &self,
         model: &Gpt2LMHead,
         ids: &Tensor,
+        logits_for: LogitsFor,
         cache: &mut Gpt2Cache,
         pass: &Pass,
     ) -> Result<Option<Tensor>> {
-        let is_step = ids.device().is_cuda()
-            && ids.dtype() == DType::U32
-            && ids.dims() == [cache.lengths().len(), 1]
-            && pass.is_inference()
-            && !model.is_observed()
-            && !model.has_encoder_states()
-            && pass.encoder_states().is_none()
-            && pass.lengths().is_none()
-            && cache.layer_count() == model.config().n_layer
-            && cache
-                .lengths()
-                .iter()
-                .all(|length| *length < cache.capacity().min(model.config().n_positions));
-        if !is_step {
+        if !ids.device().is_cuda() || !is_step(model, ids, logits_for, cache, pass) {
             return Ok(None);
         }
         match &mut cache.steps {
@@ -96,12 +84,15 @@ impl StepRecorder {
             }
             _ => {}
         }
+        using(ids.device(), || expect_ids(ids, model.config().vocab_size))?;
         let steps = mem::take(&mut cache.steps);
         match self.next(model, ids, cache, steps) {
             Ok((logits, steps)) => {
                 cache.steps = steps;
-                cache.advance()?;
-                Ok(Some(logits))
+                if logits.is_some() {
+                    cache.advance()?;
+                }
+                Ok(logits)
             }
             Err(_) if gpt2_kernels::is_interrupted() => Ok(None),
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
@@ -113,49 +104,84 @@ impl StepRecorder {
         }
     }
 
-    /// The logits of a step, and the state after it. The lengths of the cache stay as they are.
+    /// The logits of a step, and the state after it; no logits where it was to be recorded, while other threads use the device. The
+    /// lengths of the cache stay as they are.
     fn next(
         &self,
         model: &Gpt2LMHead,
         ids: &Tensor,
         cache: &mut Gpt2Cache,
         steps: Steps,
-    ) -> Result<(Tensor, Steps)> {
+    ) -> Result<(Option<Tensor>, Steps)> {
         let device = ids.device();
         let counted = |length: &usize| u32::try_from(*length).map_err(candle_core::Error::wrap);
         let lengths = cache.lengths().iter().map(counted).collect::<Result<Vec<_>>>()?;
-        let lengths = Tensor::from_vec(lengths, cache.lengths().len(), device)?;
+        let lengths = using(device, || Tensor::from_vec(lengths, cache.lengths().len(), device))?;
         let is_ours = |memory: &StepMemory| Arc::ptr_eq(&memory.model, &self.model);
         let (mut recording, memory) = match steps {
-            Steps::Recorded(recording, memory) if is_ours(&memory) => {
-                memory.set(ids, &lengths)?;
-                (recording, memory)
-            }
+            Steps::Recorded(recording, memory) if is_ours(&memory) => (recording, memory),
             Steps::Prepared(memory) if is_ours(&memory) => {
-                memory.set(ids, &lengths)?;
                 let step = || {
                     let logits = compute(model, &memory.ids, &memory.lengths, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
                 // SAFETY: it is replayed by models with this mark only, which hold the weights, and with this cache only, which
                 // holds the layers and this memory; a step uploads shapes and strides, and nothing leaves the closure.
-                (unsafe { Recording::of(device, step)? }, memory)
-            }
-            _ => {
-                let (ids, model_id) = (ids.contiguous()?.copy()?, Arc::clone(&self.model));
-                let logits = prepared(device, || compute(model, &ids, &lengths, cache))?;
-                if logits.track_op() {
-                    candle_core::bail!("a recording has no gradients, and some weights want theirs");
+                match unsafe { Recording::of(device, step)? } {
+                    Some(recording) => (recording, memory),
+                    None => return Ok((None, Steps::Prepared(memory))),
                 }
-                let memory = StepMemory { ids, lengths, logits: logits.zeros_like()?, model: model_id };
-                // As the recording will: every kernel of it has then run once.
-                memory.logits.slice_set(&logits, 0, 0)?;
-                return Ok((logits, Steps::Prepared(memory)));
             }
+            _ => return using(device, || self.prepare(model, ids, lengths, cache)),
         };
-        recording.replay()?;
-        Ok((memory.logits.copy()?, Steps::Recorded(recording, memory)))
+        using(device, || {
+            memory.set(ids, &lengths)?;
+            recording.replay()?;
+            Ok((Some(memory.logits.copy()?), Steps::Recorded(recording, memory)))
+        })
     }
+
+    /// Computes a step as it will be recorded.
+    fn prepare(
+        &self,
+        model: &Gpt2LMHead,
+        ids: &Tensor,
+        lengths: Tensor,
+        cache: &mut Gpt2Cache,
+    ) -> Result<(Option<Tensor>, Steps)> {
+        let ids = ids.contiguous()?.copy()?;
+        let logits = prepared(ids.device(), || compute(model, &ids, &lengths, cache))?;
+        if logits.track_op() {
+            candle_core::bail!("a recording has no gradients, and some weights want theirs");
+        }
+        let memory =
+            StepMemory { ids, lengths, logits: logits.zeros_like()?, model: Arc::clone(&self.model) };
+        // As the recording will: every kernel of it has then run once.
+        memory.logits.slice_set(&logits, 0, 0)?;
+        Ok((Some(logits), Steps::Prepared(memory)))
+    }
+}
+
+/// Whether a pass is what a recording does: inference of one token after those of each row, whose logits are wanted, in the types of
+/// the model.
+fn is_step(model: &Gpt2LMHead, ids: &Tensor, logits_for: LogitsFor, cache: &Gpt2Cache, pass: &Pass) -> bool {
+    let wants_the_token = match logits_for {
+        LogitsFor::EveryToken | LogitsFor::LastToken => true,
+        LogitsFor::Tokens { first, count } => (first, count) == (0, 1),
+    };
+    wants_the_token
+        && ids.dtype() == DType::U32
+        && ids.dims() == [cache.lengths().len(), 1]
+        && pass.is_inference()
+        && pass.rows().is_none()
+        && pass.lengths().is_none()
+        && pass.encoder_states().is_none()
+        && pass.dtype().is_none_or(|dtype| dtype == model.dtype())
+        && !model.is_observed()
+        && !model.has_encoder_states()
+        && cache.expect_whole().is_ok()
+        && cache.layer_count() == model.config().n_layer
+        && cache.lengths().iter().all(|length| *length < cache.capacity().min(model.config().n_positions))
 }
 
 /// The logits of a step whose lengths are read from the GPU's memory.
@@ -173,8 +199,9 @@ impl Gpt2LMHead {
     /// 256, with keys and values of another type than the activations, where gradients are wanted, and on devices that
     /// [`gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
-    /// While a step is recorded, what other threads give the same device to do would be recorded too, and not done: this is
-    /// for programs that use a device from one thread at a time.
+    /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait for the
+    /// milliseconds that a recording takes. Models and caches see to that themselves: operations on tensors that a program gives
+    /// the same device from other threads belong into [`gpt2_kernels::using`].
     pub fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self
@@ -193,5 +220,79 @@ impl Gpt2Cache {
             Steps::Recorded(..) => Some(Ok(())),
             Steps::Never(reason) => Some(Err(reason)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use candle_nn::VarBuilder;
+    use gpt2_attention::{Observer, Site};
+
+    use super::*;
+    use crate::Gpt2Config;
+
+    struct Looks;
+
+    impl Observer for Looks {
+        fn wants(&self, _: Site) -> bool {
+            false
+        }
+
+        fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+            Ok(value)
+        }
+    }
+
+    fn model() -> Gpt2LMHead {
+        let config = Gpt2Config {
+            vocab_size: 11,
+            n_positions: 8,
+            n_embd: 6,
+            n_layer: 2,
+            n_head: 3,
+            ..Gpt2Config::gpt2()
+        };
+        Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
+    }
+
+    #[test]
+    fn only_a_plain_step_of_one_token_is_recorded() {
+        let (model, cpu) = (model(), Device::Cpu);
+        let ids = |rows, tokens| Tensor::zeros((rows, tokens), DType::U32, &cpu).unwrap();
+        let mut cache = model.new_cache(2, 4).unwrap();
+        let is = |ids: &Tensor, logits_for, cache: &Gpt2Cache, pass: Pass| {
+            is_step(&model, ids, logits_for, cache, &pass)
+        };
+        let step = ids(2, 1);
+
+        for logits_for in
+            [LogitsFor::LastToken, LogitsFor::EveryToken, LogitsFor::Tokens { first: 0, count: 1 }]
+        {
+            assert!(is(&step, logits_for, &cache, Pass::inference()), "{logits_for:?}");
+        }
+        for (first, count) in [(0, 0), (1, 1), (0, 2), (1, 0), (usize::MAX, 1)] {
+            assert!(
+                !is(&step, LogitsFor::Tokens { first, count }, &cache, Pass::inference()),
+                "{first}, {count}"
+            );
+        }
+        let of = |pass: Pass| is(&step, LogitsFor::LastToken, &cache, pass);
+        assert!(of(Pass::inference().computed_in(DType::F32)), "the model's own type");
+        for dtype in [DType::BF16, DType::F16, DType::F64] {
+            assert!(!of(Pass::inference().computed_in(dtype)), "{dtype:?}");
+        }
+        assert!(!of(Pass::inference().of_rows([1, 1].into())), "rows in one text");
+        assert!(!of(Pass::inference().after(Tensor::zeros(2, DType::U32, &cpu).unwrap())));
+        assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));
+        assert!(!of(Pass::inference().observed_by(&mut Looks)));
+        assert!(!of(Pass::training(&mut gpt2_kernels::RandomStream::new(1))));
+        for other in [ids(2, 2), ids(1, 1), ids(3, 1), step.to_dtype(DType::I64).unwrap()] {
+            assert!(!is(&other, LogitsFor::LastToken, &cache, Pass::inference()), "{other}");
+        }
+        let observed = self::model().observed_by(Arc::new(std::sync::Mutex::new(Looks)));
+        assert!(!is_step(&observed, &step, LogitsFor::LastToken, &cache, &Pass::inference()));
+        model.forward(&ids(2, 4), LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference()).unwrap();
+        assert!(!is(&step, LogitsFor::LastToken, &cache, Pass::inference()), "the cache is full");
     }
 }

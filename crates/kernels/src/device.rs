@@ -1,5 +1,11 @@
 //! Opening GPUs, with errors that say what is missing.
 
+#[cfg(any(feature = "cuda", test))]
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
 use candle_core::Device;
 use thiserror::Error;
 
@@ -39,7 +45,30 @@ pub enum DeviceError {
     },
 }
 
-/// Opens GPU `index` of the NVIDIA driver.
+/// What is opened once by number and then kept, for whoever asks again.
+#[cfg(any(feature = "cuda", test))]
+struct OpenedOnce<T>(Mutex<BTreeMap<usize, T>>);
+
+#[cfg(any(feature = "cuda", test))]
+impl<T: Clone> OpenedOnce<T> {
+    const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// What is open under a number, or what `open` gives, unless that is an error.
+    fn get<E>(&self, index: usize, open: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(opened) = opened.get(&index) {
+            return Ok(opened.clone());
+        }
+        let new = open()?;
+        opened.insert(index, new.clone());
+        Ok(new)
+    }
+}
+
+/// Opens GPU `index` of the NVIDIA driver, once: later calls return the same device, whose stream and whose 32 MiB of workspace for
+/// products stay as long as the program runs.
 ///
 /// ```
 /// match gpt2_kernels::open_cuda(0) {
@@ -54,6 +83,7 @@ pub enum DeviceError {
 pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
     use candle_core::cuda_backend::cudarc::driver::CudaContext;
 
+    static GPUS: OpenedOnce<Device> = OpenedOnce::new();
     let count = CudaContext::device_count();
     let count = count.map_err(|error| DeviceError::NoDriver { found: format!("{:?}", error.0) })?;
     let count = usize::try_from(count).unwrap_or_default();
@@ -63,7 +93,8 @@ pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
     if index >= count {
         return Err(DeviceError::NoSuchGpu { index, count });
     }
-    crate::cuda::open(index).map_err(|source| DeviceError::Unusable { index, source })
+    let opened = GPUS.get(index, || crate::cuda::open(index));
+    opened.map_err(|source| DeviceError::Unusable { index, source })
 }
 
 /// Opens GPU `index` of the NVIDIA driver.
@@ -102,4 +133,24 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
 /// ```
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_opened_once_and_an_error_is_not_kept() {
+        let devices = OpenedOnce::<&str>::new();
+        let mut times = 0;
+        assert_eq!(devices.get(1, || Err("busy")), Err("busy"));
+        for _ in 0..3 {
+            let first = devices.get(1, || {
+                times += 1;
+                Ok::<_, &str>("first")
+            });
+            assert_eq!((first, devices.get(0, || Ok::<_, &str>("zeroth"))), (Ok("first"), Ok("zeroth")));
+        }
+        assert_eq!(times, 1);
+    }
 }

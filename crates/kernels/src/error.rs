@@ -85,6 +85,16 @@ pub enum KernelError {
         /// Tokens that the memory has room for.
         held: usize,
     },
+    /// A slot overlaps one that is in use.
+    #[error(
+        "attention: {slot:?} overlaps tokens {taken:?}, which another row has; give each row a slot of its own"
+    )]
+    SlotTaken {
+        /// The slot.
+        slot: KvSlot,
+        /// First token of the other one, and the end of its room.
+        taken: Range<usize>,
+    },
     /// New keys or values have no room in the memory they are for.
     #[error(
         "attention: tokens {tokens:?} at positions {positions:?} do not fit into their slots of a memory {memory:?}"

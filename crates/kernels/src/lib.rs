@@ -9,6 +9,7 @@ mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod cuda;
 mod device;
+mod device_use;
 mod error;
 mod free_memory;
 mod interrupt;
@@ -22,6 +23,7 @@ mod widths;
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
+pub use device_use::using;
 pub use error::KernelError;
 pub use free_memory::{ProcessMemory, free_memory};
 pub use gpt2_arithmetic::{
@@ -32,11 +34,11 @@ pub use gpt2_arithmetic::{
 pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, dropout,
+    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, TakenSlot, dropout,
     prefix_attention_on_gpu, step_attention,
 };
 pub use training::{
-    Before, HeadsAttention, adamw_step, add, add_positions, composed, gradient_norm, gradients,
+    Before, HeadsAttention, adamw_step, add, add_positions, composed, expect_ids, gradient_norm, gradients,
     has_cpu_kernels, head_loss, head_loss_reference, heads_attention, heads_attention_reference, recomputed,
     runs_as_in_training, squared_norm, without_gradients,
 };

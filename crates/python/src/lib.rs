@@ -48,7 +48,7 @@ mod _native {
     #[pymodule_export]
     use super::picture::Picture;
     #[pymodule_export]
-    use super::process::{set_thread_count, thread_count};
+    use super::process::{set_threads, thread_count};
     #[pymodule_export]
     use super::steering::Steering;
     #[pymodule_export]

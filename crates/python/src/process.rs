@@ -1,7 +1,7 @@
 //! What belongs to the whole process: how many threads compute, and that a fork has none of them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 
 use candle_core::Device;
@@ -19,8 +19,6 @@ const MAX_THREADS: usize = 1024;
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Threads that were asked for; 0 where nobody did.
 static WISHED: AtomicUsize = AtomicUsize::new(0);
-/// One thread at a time gives a GPU work: its steps are recorded.
-static GPU: Mutex<()> = Mutex::new(());
 
 /// To be called before anything computes: starts the threads, and refuses a process that was forked from one that has them.
 pub(crate) fn start() -> Result<()> {
@@ -29,11 +27,9 @@ pub(crate) fn start() -> Result<()> {
         Ok(_) => {
             // Without it reading a prompt takes a sixth longer.
             process::keep_freed_memory();
-            let wished = WISHED.load(Ordering::Acquire);
-            if wished > 0 {
-                process::set_thread_count(wished);
-            }
-            Ok(())
+            let wished = Some(WISHED.load(Ordering::Acquire)).filter(|wished| *wished > 0);
+            wished.map(process::set_thread_count);
+            Python::attach(|py| start_candles_pools(py, wished)).map_err(Into::into)
         }
         Err(owner) if owner == own => Ok(()),
         Err(owner) => Err(failed(format!(
@@ -41,6 +37,24 @@ pub(crate) fn start() -> Result<()> {
              along; start processes with multiprocessing's `spawn` or `forkserver`, or open models in the children alone"
         ))),
     }
+}
+
+/// Starts candle's pools with their settings, which they take from the environment alone: they are there for this moment only, in
+/// which the interpreter's lock keeps its other threads away, and `os.environ` never has them.
+fn start_candles_pools(py: Python<'_>, threads: Option<usize>) -> PyResult<()> {
+    let os = py.import(pyo3::intern!(py, "os"))?;
+    let put = |name: &str, value: &str| os.call_method1(pyo3::intern!(py, "putenv"), (name, value));
+    let settings: Vec<_> = process::candles_settings(threads)
+        .into_iter()
+        .map(|(name, value)| (name, value, std::env::var_os(name)))
+        .collect();
+    let set = settings.iter().try_for_each(|(name, value, _)| put(name, value).map(drop));
+    process::start_candles_pools();
+    let restored = settings.iter().try_for_each(|(name, _, before)| match before {
+        Some(before) => os.call_method1(pyo3::intern!(py, "putenv"), (*name, before)).map(drop),
+        None => os.call_method1(pyo3::intern!(py, "unsetenv"), (*name,)).map(drop),
+    });
+    set.and(restored)
 }
 
 /// Computes without the interpreter's lock. Ctrl-C ends it soon, in the middle of a pass too; the exception then comes in place of
@@ -69,10 +83,7 @@ pub(crate) fn computing_partly<T: Send>(
     device: &Device,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    watched(py, || {
-        let _turn = gpu_turn(device);
-        gpt2_kernels::interruptible(Arc::new(is_raised), work)
-    })
+    watched(py, || gpt2_kernels::using(device, || gpt2_kernels::interruptible(Arc::new(is_raised), work)))
 }
 
 /// As [`computing`], without a model: `work` asks [`is_raised`](crate::signals::is_raised).
@@ -82,11 +93,6 @@ pub(crate) fn interruptible<T: Send, E: Into<Failure> + Send>(
 ) -> Result<T> {
     let (done, raised) = watched(py, work)?;
     raised.map_or(done.map_err(Into::into), |raised| Err(raised.into()))
-}
-
-/// The right to give this device work, for the time that it is held.
-pub(crate) fn gpu_turn(device: &Device) -> Option<MutexGuard<'static, ()>> {
-    (!device.is_cpu()).then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The number of threads that compute, or will.
@@ -99,9 +105,11 @@ pub(crate) fn thread_count() -> usize {
     }
 }
 
-/// Sets the number of threads that compute; possible until the first model is opened.
+/// Sets how many threads compute, of all models of this process.
+///
+/// To be called before the first model is opened; later it raises Gpt2Error, since the threads run by then.
 #[pyfunction]
-pub(crate) fn set_thread_count(#[pyo3(from_py_with = number)] threads: usize) -> Result<()> {
+pub(crate) fn set_threads(#[pyo3(from_py_with = number)] threads: usize) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&threads) {
         return Err(wrong_value(format!("threads: expected from 1 to {MAX_THREADS}, found {threads}")));
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpt2_engine::{Reporter, Spelling};
+use gpt2_kernels::using;
 use gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions};
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Failure, Result, wrong_value};
 use crate::model::hub;
-use crate::process::{gpu_turn, interruptible, start};
+use crate::process::{interruptible, start};
 use crate::raised::{Lent, Raised};
 use crate::reporting::Listener;
 use crate::train::{files, read, start_of};
@@ -50,8 +51,8 @@ impl Trainer {
         let raised = Raised::default();
         let done = interruptible(py, || {
             self.run.lent_to(&raised, |run| {
-                let _turn = gpu_turn(run.trainer().device());
-                work(run).map_err(Failure::from)
+                let device = run.trainer().device().clone();
+                using(&device, || work(run)).map_err(Failure::from)
             })?
         });
         self.listener.warn(py)?;

@@ -25,7 +25,7 @@ impl KvSlot {
     /// The slots of `batch` rows side by side.
     pub fn side_by_side(batch: usize, capacity: usize) -> Vec<Self> {
         let room = Self::room_of(capacity);
-        (0..batch).map(|row| Self { start: row * room, capacity }).collect()
+        (0..batch).map(|row| Self { start: row.saturating_mul(room), capacity }).collect()
     }
 
     /// Tokens of memory that a slot takes: whole panels of 16.

@@ -6,15 +6,19 @@
 //! that it comes too late. So a region on a busy machine costs no more than the caller's own time, where a barrier (candle's
 //! pool) waits for every thread each time, a thousand times a second.
 //! A second region at the same time, or one inside another, runs on its caller alone; nothing can deadlock.
+//!
+//! A forked process has none of its parent's threads, and its copy of a lock may be held by one of them for good. So it leaves the
+//! pool that it inherits untouched and starts its own; what decides this are atomics, which no thread can leave half done.
 
 #![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
 
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{Builder, available_parallelism, yield_now};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, available_parallelism, panicking, yield_now};
 use std::time::{Duration, Instant};
 
 /// How long an idle thread looks for work before it sleeps: longer than the time between two regions.
@@ -24,7 +28,12 @@ const SPINS_BETWEEN_TIMES: usize = 64;
 /// How often the caller looks whether the others are done before it gives its processor away.
 const SPINS_BEFORE_YIELD: usize = 200;
 
-static THREADS: OnceLock<usize> = OnceLock::new();
+/// How many threads compute; 0 until it is fixed.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// The pool of this process or of the one that it was forked from; null before the first region.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
+/// Forks between the process that started the first pool and this one.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets how many threads compute, the calling one among them. Without it they are as many as the process may use, the limits
 /// of its container included.
@@ -36,22 +45,40 @@ static THREADS: OnceLock<usize> = OnceLock::new();
 /// assert_eq!(gpt2_arithmetic::thread_count(), 2);
 /// ```
 pub fn set_thread_count(threads: usize) -> bool {
-    THREADS.set(threads.max(1)).is_ok()
+    THREADS.compare_exchange(0, threads.max(1), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
 /// How many threads compute. An example is at [`set_thread_count`].
 pub fn thread_count() -> usize {
-    *THREADS.get_or_init(|| available_parallelism().map_or(1, usize::from))
+    match THREADS.load(Ordering::Acquire) {
+        0 => {
+            set_thread_count(available_parallelism().map_or(1, usize::from));
+            THREADS.load(Ordering::Acquire)
+        }
+        threads => threads,
+    }
 }
 
 /// Calls `work` once with each index below `count`, on all threads.
 pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
-    static POOL: OnceLock<&'static Pool> = OnceLock::new();
     if count < 2 || thread_count() == 1 {
         (0..count).for_each(work);
         return;
     }
-    POOL.get_or_init(|| Pool::start(thread_count() - 1)).run(count, &work);
+    Pool::of_this_process(&POOL, thread_count() - 1).run(count, &work);
+}
+
+/// Makes forks of this process known to [`FORKS`] in them.
+fn notice_forks() {
+    #[cfg(all(unix, not(miri)))]
+    {
+        extern "C" fn notice() {
+            FORKS.fetch_add(1, Ordering::AcqRel);
+        }
+        // SAFETY: the function only adds to an atomic, which may be done at any time. Where there is no memory to keep it, forks stay
+        // unnoticed, and everything else works.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(notice)) };
+    }
 }
 
 struct Pool {
@@ -64,6 +91,8 @@ struct Pool {
     generation: Share,
     /// Threads that take part in the task and may still use it.
     active: AtomicUsize,
+    /// The value of [`FORKS`] in the process that has the threads.
+    forks: usize,
 }
 
 #[derive(Default)]
@@ -94,20 +123,55 @@ struct Task {
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// A pool that lives as long as the program, with as many threads besides the caller's.
-    fn start(threads: usize) -> &'static Self {
-        let pool: &'static Self = Box::leak(Box::new(Self {
+    /// The pool at `place`, or a new one with so many threads besides the caller's where there is none or it is another process's.
+    fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
+        let found = place.load(Ordering::Acquire);
+        // SAFETY: it is null or points to a pool, and those live as long as the program.
+        if let Some(pool) = unsafe { found.as_ref() }
+            && pool.is_of_this_process()
+        {
+            return pool;
+        }
+        // Before the number is read that tells forks apart.
+        notice_forks();
+        let new = Box::into_raw(Box::new(Self::new(threads)));
+        match place.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                // SAFETY: it points to the pool that was just made, which is never freed.
+                let pool: &'static Self = unsafe { &*new };
+                pool.start_threads();
+                pool
+            }
+            Err(faster) => {
+                // SAFETY: nobody else has seen this one.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: it points to the pool of another thread of this process, which is never freed.
+                unsafe { &*faster }
+            }
+        }
+    }
+
+    fn new(threads: usize) -> Self {
+        Self {
             slot: Mutex::default(),
             shares: (0..=threads).map(|_| Share::default()).collect(),
             published: Condvar::new(),
             generation: Share::default(),
             active: AtomicUsize::new(0),
-        }));
-        for index in 1..=threads {
-            // Where the system has no more threads to give, the others do the work.
-            let _ = Builder::new().name(format!("gpt2-{index}")).spawn(move || pool.serve(index));
+            forks: FORKS.load(Ordering::Acquire),
         }
-        pool
+    }
+
+    fn start_threads(&'static self) {
+        for index in 1..self.shares.len() {
+            // Where the system has no more threads to give, the others do the work.
+            let _ = Builder::new().name(format!("gpt2-{index}")).spawn(move || self.serve(index));
+        }
+    }
+
+    /// Whether its threads are there: this process started it.
+    fn is_of_this_process(&self) -> bool {
+        self.forks == FORKS.load(Ordering::Acquire)
     }
 
     /// The indices below `count` that belong to a share.
@@ -185,6 +249,10 @@ impl Pool {
                 first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
             self.active.fetch_sub(1, Ordering::Release);
+            if !self.is_of_this_process() {
+                // The work forked, and this is the only thread of the new process: nobody will ever give it more.
+                return;
+            }
         }
     }
 
@@ -216,6 +284,11 @@ struct Region<'a>(&'a Pool);
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
+        if !self.0.is_of_this_process() {
+            // The work forked: what other threads had begun will never be done here.
+            assert!(panicking(), "a process was forked inside of a computation, which cannot end in it");
+            return;
+        }
         self.0.lock().task = None;
         let mut spins = 0;
         while self.0.active.load(Ordering::Acquire) > 0 {
@@ -228,6 +301,12 @@ impl Drop for Region<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Pool {
+        fn start(threads: usize) -> &'static Self {
+            Self::of_this_process(Box::leak(Box::default()), threads)
+        }
+    }
 
     /// Calls of each index in one region.
     fn calls(pool: &Pool, count: usize) -> Vec<usize> {
@@ -294,9 +373,13 @@ mod tests {
         }
     }
 
+    /// Held where a thread panics: telling it takes locks, which a fork by another test would copy.
+    static PANICS: Mutex<()> = Mutex::new(());
+
     #[test]
     #[cfg_attr(panic = "abort", ignore = "a panic ends the program")]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let _alone = PANICS.lock().unwrap();
         let pool = Pool::start(2);
         for _ in 0..10 {
             let result = catch_unwind(AssertUnwindSafe(|| {
@@ -305,5 +388,114 @@ mod tests {
             assert!(result.is_err());
             assert_eq!(calls(pool, 30), vec![1; 30]);
         }
+    }
+
+    /// What a fork of this process makes of `work`, which gets ten seconds: the child's exit code, or the signal that ended it.
+    #[cfg(all(unix, not(miri)))]
+    fn in_a_fork(work: impl FnOnce() -> bool) -> Result<i32, i32> {
+        // SAFETY: the child computes, and ends without running what belongs to the test's program.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "no fork");
+        if child == 0 {
+            // SAFETY: as above. An alarm ends a child that hangs.
+            unsafe {
+                libc::alarm(10);
+                let is_right = catch_unwind(AssertUnwindSafe(work));
+                libc::_exit(is_right.map_or(2, |is_right| i32::from(!is_right)));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: the status is an integer of this function.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        if libc::WIFEXITED(status) { Ok(libc::WEXITSTATUS(status)) } else { Err(libc::WTERMSIG(status)) }
+    }
+
+    #[test]
+    #[cfg(all(unix, not(miri)))]
+    fn a_forked_process_computes_with_threads_of_its_own() {
+        let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
+        let pool = || Pool::of_this_process(place, 2);
+        assert_eq!(calls(pool(), 50), vec![1; 50]);
+        let parents: *const Pool = pool();
+        let in_child = || {
+            let is_own = !std::ptr::eq(parents, pool());
+            // Two indices that wait for each other: no single thread could end them.
+            let arrived = AtomicUsize::new(0);
+            pool().run(2, &|_| {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                while arrived.load(Ordering::Acquire) < 2 {
+                    yield_now();
+                }
+            });
+            is_own
+                && calls(pool(), 50) == vec![1; 50]
+                && in_a_fork(|| calls(pool(), 50) == vec![1; 50]) == Ok(0)
+        };
+        assert_eq!(in_a_fork(in_child), Ok(0), "the child, and its own child");
+        assert!(std::ptr::eq(parents, pool()), "the parent keeps its pool");
+        assert_eq!(calls(pool(), 50), vec![1; 50]);
+    }
+
+    #[test]
+    #[cfg(all(unix, not(miri)))]
+    fn a_fork_while_another_thread_is_inside_a_region_computes() {
+        let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
+        let pool = || Pool::of_this_process(place, 2);
+        let (entered, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let in_child = || calls(pool(), 50) == vec![1; 50];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pool().run(3, &|_| {
+                    entered.fetch_add(1, Ordering::AcqRel);
+                    while is_over.load(Ordering::Acquire) == 0 {
+                        yield_now();
+                    }
+                });
+            });
+            while entered.load(Ordering::Acquire) < 1 {
+                yield_now();
+            }
+            let forked = in_a_fork(in_child);
+            is_over.store(1, Ordering::Release);
+            assert_eq!(forked, Ok(0));
+        });
+        let held = pool().lock();
+        let forked = in_a_fork(in_child);
+        drop(held);
+        assert_eq!(forked, Ok(0), "with the lock held");
+    }
+
+    #[test]
+    #[cfg(all(unix, not(miri), not(panic = "abort")))]
+    fn a_region_that_forks_ends_with_a_panic_in_the_child() {
+        let _alone = PANICS.lock().unwrap();
+        let pool = Pool::start(2);
+        let forked = std::sync::OnceLock::new();
+        let parent = std::process::id();
+        // The caller's index alone forks; the child goes on with the region, and must not wait for threads that it does not have.
+        let caller = std::thread::current().id();
+        let region = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(40, &|_| {
+                if std::thread::current().id() == caller && forked.get().is_none() {
+                    // SAFETY: as in `in_a_fork`, whose `_exit` comes below.
+                    let child = unsafe { libc::fork() };
+                    if child == 0 {
+                        // SAFETY: an alarm ends a child that hangs.
+                        unsafe { libc::alarm(10) };
+                    }
+                    let _ = forked.set(child);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            });
+        }));
+        if std::process::id() != parent {
+            // SAFETY: the child ends without running what belongs to the test's program.
+            unsafe { libc::_exit(i32::from(region.is_ok())) };
+        }
+        assert!(region.is_ok(), "the parent's region is whole");
+        let (mut status, child) = (0, *forked.get().unwrap());
+        // SAFETY: the status is an integer of this function.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
     }
 }

@@ -7,3 +7,4 @@ mod positions_and_scale;
 mod steps;
 mod transformer;
 mod window;
+mod zero_sizes;

@@ -55,7 +55,7 @@ impl Recording {
     /// # Safety
     /// None is asked for: there is no recording.
     #[expect(unsafe_code, reason = "as in a build with CUDA")]
-    pub unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Self> {
+    pub unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
         candle_core::bail!("this program was built without CUDA")
     }
 

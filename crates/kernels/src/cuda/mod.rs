@@ -34,7 +34,8 @@ const MODULE: &str = "gpt2";
 /// Blocks of an elementwise kernel, whose threads go on after them.
 const MAX_BLOCKS: usize = 1 << 15;
 
-/// Opens GPU `index` with a stream of its own, on which everything runs in order.
+/// Opens GPU `index` with a stream of its own, on which everything runs in order. To be called once for each: the workspace of its
+/// products is never given back.
 pub(crate) fn open(index: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(index)?;
     // SAFETY: the events order the work of several streams, and this device has one.

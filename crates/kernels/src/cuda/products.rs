@@ -35,7 +35,7 @@ pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
     let blas = device.cublas_handle();
     // SAFETY: cuBLAS writes its workspace before it reads it.
     let workspace = unsafe { device.alloc::<u8>(WORKSPACE_BYTES)? };
-    // candle's device has no place for it, and its clones may live to the end of the program.
+    // candle's device has no place for it. There is one for each GPU, since each is opened once and then kept.
     let address = workspace.leak();
     // SAFETY: the handle is open, its stream is that of the workspace, and the workspace is never freed.
     unsafe {

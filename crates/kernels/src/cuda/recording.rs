@@ -6,9 +6,12 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use candle_core::Device;
-use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, DriverError};
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
+
+use crate::device_use::alone;
+use crate::interrupt::interruptible;
 
 /// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
 /// `gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
@@ -22,7 +25,8 @@ unsafe impl Send for Recording {}
 unsafe impl Sync for Recording {}
 
 impl Recording {
-    /// Records what `work` gives the device to do, without doing it.
+    /// Records what `work` gives the device to do, without doing it; `None`, without calling it, while another thread
+    /// [uses](crate::using) the device, whose work would be recorded too. `work` cannot be interrupted.
     ///
     /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It may upload shapes
     /// and strides that [`prepared`] has seen, which candle's kernels read from memory, and candle keeps for good.
@@ -38,8 +42,16 @@ impl Recording {
     pub unsafe fn of(
         device: &Device,
         work: impl FnOnce() -> candle_core::Result<()>,
+    ) -> candle_core::Result<Option<Self>> {
+        // Whoever is asked about an interrupt may call what computes on this device.
+        let work = || interruptible(Arc::new(|| false), work);
+        alone(device, || Self::captured(device.as_cuda_device()?, work)).transpose()
+    }
+
+    fn captured(
+        device: &CudaDevice,
+        work: impl FnOnce() -> candle_core::Result<()>,
     ) -> candle_core::Result<Self> {
-        let device = device.as_cuda_device()?;
         if device.is_event_tracking() {
             candle_core::bail!("the device may have streams besides its own, which would not be recorded");
         }

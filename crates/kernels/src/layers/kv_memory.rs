@@ -6,12 +6,14 @@
 #[path = "kv_memory_tests.rs"]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_arithmetic::{self as arithmetic, KvSizes, KvSlot};
 
+use crate::device_use::using;
 use crate::error::KernelError;
 use crate::kv_dtype::KvDType;
 use crate::{cpu, cuda};
@@ -23,7 +25,7 @@ const TOKEN_DIM: usize = 2;
 
 /// Room for the keys and values of some tokens of one attention layer. A clone is the same memory.
 ///
-/// Rows of a batch have slots of it; slots that are in use at the same time must not overlap.
+/// Rows of a batch have slots of it, which [`KvMemory::take`] and [`KvMemory::claim`] give to one owner at a time.
 /// [`step_attention`](crate::step_attention) reads and writes it.
 #[derive(Debug, Clone)]
 pub struct KvMemory {
@@ -31,6 +33,33 @@ pub struct KvMemory {
     head_dim: usize,
     dtype: KvDType,
     held: Held,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// The slots that are in use: the end of each by its start.
+type Taken = BTreeMap<usize, usize>;
+
+/// A slot that nobody else is given until this is dropped. [`KvMemory::take`] returns it.
+#[derive(Debug)]
+pub struct TakenSlot {
+    place: KvSlot,
+    taken: Arc<Mutex<Taken>>,
+}
+
+impl TakenSlot {
+    /// Where it is.
+    pub fn place(&self) -> KvSlot {
+        self.place
+    }
+}
+
+impl Drop for TakenSlot {
+    fn drop(&mut self) {
+        // Room for no tokens takes no place.
+        if self.place.capacity > 0 {
+            self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place.start);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -72,7 +101,77 @@ impl KvMemory {
             let zeros = || Tensor::zeros((tokens, width), of_tensors, device);
             Held::Tensors([zeros()?, zeros()?])
         };
-        Ok(Self { num_heads, head_dim, dtype, held })
+        Ok(Self { num_heads, head_dim, dtype, held, taken: Arc::default() })
+    }
+
+    /// Takes the first slot with room for `capacity` tokens in one piece; `None` where there is none.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use gpt2_kernels::KvMemory;
+    ///
+    /// let memory = KvMemory::new(2, 3, 48, DType::F32, &Device::Cpu)?;
+    /// let [first, second] = [memory.take(20), memory.take(16)].map(|slot| slot.expect("there is room"));
+    /// assert_eq!((first.place().start, second.place().start), (0, 32));
+    /// assert!(memory.take(1).is_none() && memory.claim(first.place()).is_err());
+    /// drop(first);
+    /// assert_eq!(memory.tokens_taken(), 16);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn take(&self, capacity: usize) -> Option<TakenSlot> {
+        let (room, tokens, mut taken) = (KvSlot::room_of(capacity), self.tokens(), self.taken());
+        let mut start = 0;
+        for (next, end) in taken.iter() {
+            if next - start >= room {
+                break;
+            }
+            start = *end;
+        }
+        let place = KvSlot { start, capacity };
+        place.is_in(tokens).then(|| self.taken_slot(place, &mut taken))
+    }
+
+    /// Takes the slot at this place.
+    ///
+    /// # Errors
+    /// When it is not one of this memory, or overlaps a slot that is taken.
+    pub fn claim(&self, place: KvSlot) -> Result<TakenSlot> {
+        self.expect(place, &(0..0))?;
+        let mut taken = self.taken();
+        let end = place.start + place.room();
+        let before = taken.range(..end).next_back();
+        if let Some((start, other_end)) =
+            before.filter(|(_, other)| place.capacity > 0 && **other > place.start)
+        {
+            return Err(KernelError::SlotTaken { slot: place, taken: *start..*other_end }.into());
+        }
+        Ok(self.taken_slot(place, &mut taken))
+    }
+
+    /// Tokens of the slots that are taken.
+    pub fn tokens_taken(&self) -> usize {
+        self.taken().iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// Whether a slot was taken from this memory.
+    pub fn has(&self, slot: &TakenSlot) -> bool {
+        Arc::ptr_eq(&self.taken, &slot.taken)
+    }
+
+    /// Whether both are the same memory.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.taken, &other.taken)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken_slot(&self, place: KvSlot, taken: &mut Taken) -> TakenSlot {
+        if place.capacity > 0 {
+            taken.insert(place.start, place.start + place.room());
+        }
+        TakenSlot { place, taken: Arc::clone(&self.taken) }
     }
 
     /// Number of heads.
@@ -99,7 +198,7 @@ impl KvMemory {
     }
 
     /// Tokens that there is room for.
-    fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         match &self.held {
             Held::Panels(memory) => memory.read().unwrap_or_else(PoisonError::into_inner).tokens(),
             Held::Tensors([keys, _]) => keys.dims().first().copied().unwrap_or(0),
@@ -129,7 +228,10 @@ impl KvMemory {
             let tokens = [keys, values].map(|x| x.dims().to_vec());
             return Err(KernelError::TokensDoNotFit { memory, tokens, positions: positions.to_vec() }.into());
         }
-        match &self.held {
+        if keys.elem_count() == 0 {
+            return Ok(());
+        }
+        using(self.device(), || match &self.held {
             Held::Panels(memory) => {
                 let [keys, values] = [keys, values].map(|x| cpu::HeadsTensor::of(&x.to_dtype(DType::F32)?));
                 let ([keys, values], mut memory) =
@@ -149,7 +251,7 @@ impl KvMemory {
                 }
                 Ok(())
             }
-        }
+        })
     }
 
     /// Whether [`KvMemory::attention`] reads it.
@@ -192,6 +294,9 @@ impl KvMemory {
             return Err(
                 KernelError::AttentionShapes { q: q.dims().to_vec(), k: held.clone(), v: held }.into()
             );
+        }
+        if q.elem_count() == 0 {
+            return q.zeros_like();
         }
         #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
         let scale = scale as f32;
@@ -239,6 +344,10 @@ impl KvMemory {
         if tokens.is_empty() {
             return Ok(());
         }
+        using(self.device(), || self.copied(to, from, from_slot, tokens))
+    }
+
+    fn copied(&self, to: KvSlot, from: &Self, from_slot: KvSlot, tokens: Range<usize>) -> Result<()> {
         match (&self.held, &from.held) {
             (Held::Panels(memory), Held::Panels(source)) if Arc::ptr_eq(memory, source) => {
                 let mut memory = memory.write().unwrap_or_else(PoisonError::into_inner);
@@ -271,14 +380,16 @@ impl KvMemory {
     /// tensors, and the slots have the same room side by side.
     ///
     /// # Errors
-    /// When the memory is smaller than its slots.
+    /// When a slot is not one of this memory.
     pub fn side_by_side(&self, slots: &[KvSlot]) -> Result<Option<[Tensor; 2]>> {
         let (Held::Tensors(memories), Some(first)) = (&self.held, slots.first().copied()) else {
             return Ok(None);
         };
+        slots.iter().try_for_each(|slot| self.expect(*slot, &(0..0)))?;
         let (batch, room) = (slots.len(), first.room());
-        let is_beside =
-            |(row, slot): (usize, &KvSlot)| slot.room() == room && slot.start == first.start + row * room;
+        let is_beside = |(row, slot): (usize, &KvSlot)| {
+            slot.room() == room && slot.start.checked_sub(first.start) == row.checked_mul(room)
+        };
         if !slots.iter().enumerate().all(is_beside) {
             return Ok(None);
         }

@@ -171,3 +171,46 @@ fn names_are_read_back() {
     assert_eq!(KvDType::Q8.bytes_per_token(12, 64), 12 * 140);
     assert_eq!(KvDType::from(DType::BF16).bytes_per_token(12, 64), 12 * 64 * 4);
 }
+
+/// A slot has one owner: overlaps are refused, in every order, and room that is given back is there again.
+#[test]
+fn slots_that_overlap_are_refused() {
+    for dtype in TYPES {
+        let memory = memory(96, dtype);
+        let slot = |start, capacity| KvSlot { start, capacity };
+        let middle = memory.claim(slot(32, 20)).unwrap();
+        for (start, capacity) in [(32, 20), (32, 1), (48, 1), (48, 48), (16, 17), (0, 96), (0, 33)] {
+            let refusal = memory.claim(slot(start, capacity)).unwrap_err().to_string();
+            assert!(refusal.contains("overlaps tokens 32..64"), "{start}, {capacity}: {refusal}");
+        }
+        for (start, capacity) in [(96, 1), (80, 17), (8, 4), (0, 97), (16, usize::MAX), (usize::MAX - 15, 16)]
+        {
+            let refusal = memory.claim(slot(start, capacity)).unwrap_err().to_string();
+            assert!(refusal.contains("in a memory for 96"), "{start}, {capacity}: {refusal}");
+        }
+        let beside = [memory.claim(slot(0, 32)).unwrap(), memory.claim(slot(64, 32)).unwrap()];
+        assert!(memory.take(1).is_none() && memory.take(usize::MAX).is_none());
+        assert_eq!((memory.take(0).unwrap().place().capacity, memory.tokens_taken()), (0, 96));
+        assert!(memory.claim(slot(32, 0)).is_ok(), "no tokens take no place");
+        drop(middle);
+        let again = memory.take(30).unwrap();
+        assert_eq!((again.place(), memory.tokens_taken()), (slot(32, 30), 96));
+        assert!(beside.iter().all(|slot| memory.has(slot)) && !self::memory(16, dtype).has(&again));
+    }
+}
+
+#[test]
+fn slots_outside_a_memory_are_refused_whatever_their_numbers() {
+    for dtype in TYPES {
+        let memory = memory(96, dtype);
+        for (start, capacity) in [(80, 17), (usize::MAX - 15, 16), (16, usize::MAX), (usize::MAX, usize::MAX)]
+        {
+            let slots = vec![KvSlot { start, capacity }; 2];
+            let found = memory.side_by_side(&slots);
+            // The CPU's own memory is not made of tensors.
+            assert!(matches!(found, Err(_) | Ok(None)), "{dtype}: {start}, {capacity}");
+            assert_eq!(found.is_err(), !memory.has_kernel(), "{dtype}: {start}, {capacity}");
+        }
+    }
+    assert_eq!(KvSlot::side_by_side(3, usize::MAX).len(), 3);
+}

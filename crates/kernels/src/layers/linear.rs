@@ -216,22 +216,40 @@ impl Linear {
     /// `ids` `(…)` of u32; returns `(…, in)`.
     ///
     /// # Errors
-    /// When an id is not below `out`.
+    /// When an id is not below `out`. On a GPU the ids are read back for this: an id that its kernel does not find would end the
+    /// program's use of the device.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
-        let mut shape = ids.dims().to_vec();
-        shape.push(self.in_features());
-        let flat = ids.flatten_all()?;
-        let weight = match &self.weight {
-            Matrix::Dense(weight) if runs_as_in_training(weight) => return training::embedding(weight, ids),
-            Matrix::Dense(weight) => return weight.embedding(&flat)?.reshape(shape),
-            Matrix::Packed(weight) => weight,
-            Matrix::Adapted(weight) => return weight.merged()?.embedding(&flat)?.reshape(shape),
-        };
-        let outputs: Vec<usize> = flat.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
-        if let Some(row) = outputs.iter().find(|id| **id >= self.out_features()) {
-            return Err(KernelError::NoSuchRow { row: *row, rows: self.out_features() }.into());
+        if let Matrix::Dense(weight) = &self.weight
+            && runs_as_in_training(weight)
+        {
+            return training::embedding(weight, ids);
         }
-        Tensor::from_vec(weight.rows(&outputs), shape, &Device::Cpu)
+        // Everywhere: candle has rows of zeros for the largest number of a type.
+        let places = training::places(ids, self.out_features())?;
+        let Matrix::Packed(weight) = &self.weight else { return self.embedding_on_device(ids) };
+        Tensor::from_vec(weight.rows(&places), self.embedding_shape(ids), &Device::Cpu)
+    }
+
+    /// The same for ids that [`expect_ids`](crate::expect_ids) accepts: nothing is read back from a GPU, so a
+    /// [`Recording`](crate::Recording) can have it.
+    ///
+    /// # Shapes
+    /// As [`Linear::embedding`].
+    ///
+    /// # Errors
+    /// When the weight cannot be a table there. Elsewhere than on a GPU also when an id is not below `out`.
+    pub fn embedding_on_device(&self, ids: &Tensor) -> Result<Tensor> {
+        let rows_of =
+            |weight: &Tensor| weight.embedding(&ids.flatten_all()?)?.reshape(self.embedding_shape(ids));
+        match &self.weight {
+            Matrix::Dense(weight) if !runs_as_in_training(weight) => rows_of(weight),
+            Matrix::Dense(_) | Matrix::Packed(_) => self.embedding(ids),
+            Matrix::Adapted(weight) => rows_of(&weight.merged()?),
+        }
+    }
+
+    fn embedding_shape(&self, ids: &Tensor) -> Vec<usize> {
+        [ids.dims(), &[self.in_features()]].concat()
     }
 
     /// Width of the input.

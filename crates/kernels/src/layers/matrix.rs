@@ -49,7 +49,8 @@ impl Matrix {
             [output, input] => (*output, *input),
             _ => (0, 0),
         };
-        let values = &values[layout.start_offset()..];
+        // An empty part of a tensor may begin behind its end.
+        let values = values.get(layout.start_offset()..).unwrap_or_default();
         let packed = PackedMatrix::from_values(Strided { values, strides, shape }, format);
         packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
     }

@@ -14,7 +14,7 @@ mod step;
 pub use activation::Activation;
 pub use attention::prefix_attention_on_gpu;
 pub use dropout::dropout;
-pub use kv_memory::KvMemory;
+pub use kv_memory::{KvMemory, TakenSlot};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};

@@ -1,11 +1,47 @@
 //! Rows of a table: token embeddings by id, and position embeddings one after the other. Gradients reach those rows alone.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};
 use crate::error::KernelError;
+
+/// Refuses ids that a table with so many rows does not have, as [`Linear::embedding`](crate::Linear::embedding) does. They are read
+/// back from a GPU for it.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::expect_ids;
+///
+/// let ids = Tensor::new(&[[0u32, 10]], &Device::Cpu)?;
+/// assert!(expect_ids(&ids, 11).is_ok());
+/// assert!(expect_ids(&ids, 10).is_err());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// When there is such an id, or they are not whole numbers.
+pub fn expect_ids(ids: &Tensor, rows: usize) -> Result<()> {
+    places(ids, rows).map(drop)
+}
+
+/// Rows of a table with so many of them, one after the other.
+pub(crate) fn places(ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
+    let flat = ids.flatten_all()?;
+    let places: Vec<usize> = match flat.dtype() {
+        DType::U8 | DType::I64 => {
+            // A negative id is none that any table has.
+            let ids = flat.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+            ids.into_iter().map(|id| usize::try_from(id).unwrap_or(usize::MAX)).collect()
+        }
+        _ => flat.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect(),
+    };
+    match places.iter().find(|place| **place >= rows) {
+        Some(row) => Err(KernelError::NoSuchRow { row: *row, rows }.into()),
+        None => Ok(places),
+    }
+}
 
 /// The rows `ids` of a table on the CPU.
 ///
@@ -14,11 +50,7 @@ use crate::error::KernelError;
 pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     fn forward<T: CpuFloat>(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         let (rows, width) = table.dims2()?;
-        let places: Vec<usize> =
-            ids.flatten_all()?.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect();
-        if let Some(row) = places.iter().find(|id| **id >= rows) {
-            return Err(KernelError::NoSuchRow { row: *row, rows }.into());
-        }
+        let places = places(ids, rows)?;
         let values = with_elements::<T, 1, _>([table], |[table]| Ok(T::rows(table, width, &places)))?;
         let mut shape = ids.dims().to_vec();
         shape.push(width);

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod devices;
+mod embedding;
 mod interrupted;
 mod operations;
 mod training;
 mod training_devices;
+mod zero_sizes;

@@ -1,0 +1,95 @@
+//! Sizes of zero are refused by name, whichever way attention would be computed.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use gpt2_attention::{
+    AttentionError, AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, MultiHeadAttentionConfig,
+    Observer, Pass, ScaledDotProduct, Site, SiteKind,
+};
+use gpt2_kernels::RandomStream;
+
+/// Wants the weights, which the kernels keep to themselves.
+struct Looks;
+
+impl Observer for Looks {
+    fn wants(&self, site: Site) -> bool {
+        site.kind == SiteKind::Pattern
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        Ok(value)
+    }
+}
+
+fn masks() -> Vec<AttentionMask> {
+    let added = Tensor::zeros((1, 1), DType::F32, &Device::Cpu).unwrap();
+    let windows = [(0, 0), (3, 0), (0, 2), (usize::MAX, usize::MAX)];
+    let mut masks: Vec<_> =
+        windows.into_iter().map(|(before, after)| AttentionMask::Window { before, after }).collect();
+    masks.extend([
+        AttentionMask::Bidirectional,
+        AttentionMask::Causal,
+        AttentionMask::CausalRows([].into()),
+        AttentionMask::Additive(added),
+    ]);
+    masks
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &'static str) {
+    let error = result.unwrap_err();
+    let found = error.to_string();
+    let expected = AttentionError::ZeroSize { name: expected }.to_string();
+    assert_eq!(found.lines().next(), Some(expected.as_str()));
+}
+
+#[test]
+fn nothing_to_attend_with_or_to_is_refused() {
+    let sizes = [
+        ([0, 3, 4, 5, 2, 2], "number of rows"),
+        ([1, 0, 4, 5, 2, 2], "number of heads"),
+        ([1, 3, 0, 5, 2, 2], "number of queries"),
+        ([1, 3, 4, 0, 2, 2], "number of keys"),
+        ([1, 3, 4, 5, 0, 2], "width of a head"),
+        ([1, 3, 4, 5, 2, 0], "width of a value"),
+    ];
+    for ([batch, heads, queries, keys, key_dim, value_dim], name) in sizes {
+        for dtype in [DType::F32, DType::BF16] {
+            let zeros =
+                |tokens, dim| Tensor::zeros((batch, heads, tokens, dim), dtype, &Device::Cpu).unwrap();
+            let (q, k, v) = (zeros(queries, key_dim), zeros(keys, key_dim), zeros(keys, value_dim));
+            let tracked = Var::from_tensor(&q).unwrap().into_inner();
+            for mask in masks() {
+                let attention = ScaledDotProduct { scale: 0.5, dropout: 0.1 };
+                for q in [&q, &tracked] {
+                    refused(attention.forward(q, &k, &v, &mask, &[], &mut Pass::inference()), name);
+                    let mut looks = Looks;
+                    let observed = &mut Pass::inference().observed_by(&mut looks);
+                    refused(attention.forward(q, &k, &v, &mask, &[], observed), name);
+                    let generator = &mut RandomStream::new(3);
+                    refused(attention.forward(q, &k, &v, &mask, &[], &mut Pass::training(generator)), name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_names_what_is_missing_and_a_cache_stays_as_it_was() -> Result<()> {
+    let config = MultiHeadAttentionConfig::new(6, 6, 3);
+    let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let layer = MultiHeadAttention::load(&config, &vb)?;
+    let x = |batch, tokens| Tensor::zeros((batch, tokens, 6), DType::F32, &Device::Cpu).unwrap();
+    for mask in masks() {
+        refused(layer.forward(&x(2, 0), &mask), "number of queries");
+        refused(layer.forward(&x(0, 2), &mask), "number of rows");
+        refused(
+            layer.forward_with(&x(1, 2), Some(&x(1, 0)), &mask, None, &mut Pass::inference()),
+            "number of keys",
+        );
+        let shape = KvCacheShape { batch: 2, num_heads: 3, capacity: 16, head_dim: 2 };
+        let mut cache = KvCache::new(shape, DType::F32, &Device::Cpu)?;
+        let none = layer.forward_with(&x(2, 0), None, &mask, Some(&mut cache), &mut Pass::inference());
+        refused(none, "number of queries");
+        assert_eq!(cache.lengths(), [0, 0]);
+    }
+    Ok(())
+}
