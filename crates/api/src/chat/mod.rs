@@ -8,11 +8,11 @@ use serde::Serialize;
 
 pub(crate) use template::Template;
 
-use crate::body::{Field, Fields, Given, Use, fields};
+use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::completion::known;
 use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
 use crate::prompts::{check_length, encode_piece};
-use crate::{ApiError, ServedModel};
+use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
 const MAX_MESSAGES: usize = 2048;
@@ -52,6 +52,7 @@ pub struct ChatRequest {
     add_generation_prompt: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) options: Options,
+    pub(crate) warnings: Warnings,
 }
 
 /// A message, as templates read it.
@@ -64,13 +65,14 @@ pub(crate) struct Message {
 }
 
 impl ChatRequest {
-    /// Reads a body. Fields that nobody knows are ignored.
+    /// Reads a body, as [`CompletionRequest::parse`](crate::CompletionRequest::parse) does.
     ///
     /// # Errors
     /// As [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
-        let fields = Fields::of_body(body, &tables)?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &tables, &unknown)?;
         let messages =
             fields.read("messages", |given| given.list("a list of messages", MAX_MESSAGES, message))?;
         let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
@@ -87,6 +89,7 @@ impl ChatRequest {
             add_generation_prompt: fields.boolean("add_generation_prompt", true)?,
             logprobs: logprobs.then_some(top_logprobs.unwrap_or(0)),
             options: Options::read(&fields)?,
+            warnings: unknown.take(),
         })
     }
 
@@ -124,7 +127,9 @@ impl ChatRequest {
 
 fn message(given: Given<'_, '_>) -> Result<Message, ApiError> {
     const MESSAGE: &[Field] = &fields(["role", "content", "name"], Use::Served);
-    let message = Fields::of(given, &[MESSAGE])?;
+    // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.
+    const IGNORED: &[Field] = &fields(["refusal", "annotations", "audio", "type"], Use::Ignored);
+    let message = Fields::of(given, &[MESSAGE, IGNORED])?;
     let name = |given: Given<'_, '_>| given.short_text(MAX_ROLE_BYTES);
     let role = message.get("role").ok_or_else(|| given.wrong("an object with a role"))?;
     Ok(Message {
