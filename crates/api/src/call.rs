@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::EngineError;
+use gpt2_engine::{EngineError, banned_tokens};
 use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::options::Options;
-use crate::prompts::{PromptTokens, check_context, tokens_of};
+use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
@@ -238,14 +238,13 @@ pub(crate) fn config_of(
     served.defaults.complete(config).map_err(refused)
 }
 
-/// The tokens of words that are never generated, at the beginning of a line and within one.
+/// The tokens of words that are never generated.
 fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut sequences = Vec::new();
     for (place, word) in options.bad_words.iter().enumerate() {
-        let word = word.trim_start();
-        for written in [word.to_owned(), format!(" {word}")] {
-            let ids = crate::prompts::encode_piece(&written, &format!("bad_words[{place}]"), served)?;
-            if !ids.is_empty() && !sequences.contains(&ids) {
+        let refused = |error: EngineError| unreadable(&error, &format!("bad_words[{place}]"));
+        for ids in banned_tokens(&served.vocabulary, word).map_err(refused)? {
+            if !sequences.contains(&ids) {
                 sequences.push(ids);
             }
         }

@@ -11,7 +11,7 @@ use crate::answer::json;
 use crate::body::{Field, Fields, Unknown, Use, fields};
 use crate::completion::{Prompt, Prompts, prompts};
 use crate::options::{MAX_NAME_BYTES, Truncation, request_id, truncation};
-use crate::prompts::{MAX_TEXT_BYTES, check_ids, check_length, empty, too_long, unreadable};
+use crate::prompts::{check_ids, empty, to_read, too_long, unreadable};
 use crate::served::fresh_number;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
@@ -146,10 +146,9 @@ fn questions(
                 Question::of_ids(&served.vocabulary, check_ids(ids, path, served)?, keep_last)
             }
             Prompt::Text(text) => {
-                if keep_last.is_none() || text.len() > MAX_TEXT_BYTES {
-                    check_length(text.len(), path, served)?;
-                }
-                Question::of_text(&served.vocabulary, &text, keep_last)
+                let read = to_read(&text, keep_last.and(kept), path, served)?;
+                let before = text.strip_suffix(read).unwrap_or_default().chars().count();
+                Question::of_text(&served.vocabulary, read, keep_last).map(|question| question.behind(before))
             }
         };
         let question = question.map_err(|error| refused(&error, path))?;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gpt2_generation::{GenerationConfig, MIN_TEMPERATURE};
+use gpt2_engine::samples_at;
+use gpt2_generation::GenerationConfig;
 use gpt2_grammar::Grammar;
 
 use crate::ApiError;
@@ -202,7 +203,7 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
     };
     let temperature = number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
-    let draws = temperature >= MIN_TEMPERATURE && top_p > 0.0;
+    let draws = samples_at(temperature) && top_p > 0.0;
     let typical = |given: Given<'_, '_>| {
         given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
     };

@@ -231,6 +231,14 @@ impl Question {
         self
     }
 
+    /// The same as the end of a longer text, of which so many characters come before: tokens are placed in the whole.
+    pub fn behind(mut self, chars: usize) -> Self {
+        for place in self.rows.iter_mut().flat_map(|row| &mut row.places) {
+            *place = place.start + chars..place.end + chars;
+        }
+        self
+    }
+
     /// The tokens of each text, as the model gets them.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[u32]> {
         self.rows.iter().map(|row| row.ids.as_slice())

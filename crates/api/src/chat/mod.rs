@@ -9,9 +9,10 @@ use serde::Serialize;
 pub(crate) use template::Template;
 
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
+use crate::call::MAX_TOKENS;
 use crate::completion::known;
 use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
-use crate::prompts::{check_length, encode_piece};
+use crate::prompts::{check_length, encode_piece, kept, to_read, truncate};
 use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
@@ -117,10 +118,16 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
-        check_length(self.messages.iter().map(|message| message.content.len()).sum(), "messages", served)?;
+        let max_tokens = self.options.max_tokens.unwrap_or(MAX_TOKENS);
+        let kept = kept(self.options.truncation, max_tokens, served);
+        if kept.is_none() {
+            let bytes = self.messages.iter().map(|message| message.content.len()).sum();
+            check_length(bytes, "messages", served)?;
+        }
         let text = template.render(&self.messages, self.add_generation_prompt, served)?;
-        check_length(text.len(), "messages", served)?;
-        let ids = encode_piece(&text, "messages", served)?;
+        let read = to_read(&text, kept, "messages", served)?;
+        let mut ids = encode_piece(read, "messages", served)?;
+        truncate(&mut ids, kept);
         Ok(served.vocabulary.start_if_empty(ids))
     }
 }

@@ -172,6 +172,20 @@ fn long_texts_are_refused_or_cut_as_the_request_says() {
 }
 
 #[test]
+fn of_a_text_of_any_length_the_last_tokens_are_labelled_at_their_places() {
+    let served = Served::fixture("token");
+    let text = format!("{}the end", "wörd ".repeat(400_000));
+    let answer = served.answer(&json!({"input": text, "truncate_prompt_tokens": 7}));
+    let tokens = answer["data"][0]["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 7);
+    let vocabulary = served.classifier.vocabulary();
+    let ids = vocabulary.encode(&text[text.len() - 100..]).unwrap();
+    let found: Vec<u64> = tokens.iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    assert_eq!(found, ids[ids.len() - 7..].iter().map(|id| u64::from(*id)).collect::<Vec<_>>());
+    assert_eq!(tokens[6]["end"], text.chars().count());
+}
+
+#[test]
 fn wrong_bodies_are_refused_with_their_field() {
     let served = Served::fixture("sequence");
     let texts = vec!["a"; 65];
