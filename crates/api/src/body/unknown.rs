@@ -11,8 +11,9 @@ use crate::ApiError;
 const MOST_NAMED: usize = 16;
 /// Longest name, in bytes, that is compared with those of known fields.
 const MOST_COMPARED: usize = 64;
-/// The least likeness of a name that is suggested: `max_new_tokens` has 0.71 of `max_tokens`, and `mirostat` 0.38 of `min_p`.
-const NEAR: f64 = 0.6;
+/// The least likeness of a name that is suggested: `max_new_tokens` is 0.71 like `max_tokens`, which it means, and `length_penalty` 0.64
+/// like `repeat_penalty`, which it does not mean.
+const NEAR: f64 = 0.7;
 
 /// The unknown fields of a request, which was answered without them.
 ///

@@ -39,6 +39,7 @@ fn unknown_fields_are_named_with_the_nearest_known_one() {
         ("maxTokens", Some("max_tokens")),
         ("num_predict", Some("n_predict")),
         ("mirostat", None),
+        ("length_penalty", None),
         ("what_nobody_knows", None),
         // A field that is refused is not suggested.
         ("sufix", None),
