@@ -38,7 +38,7 @@ def ours(program, path, folder):
     lines = [json.loads(line) for line in run(program, "classify", "--model", path, "--prompts-file", file).splitlines()]
 
     def in_order(labels):
-        logits = {label["name"]: label["logit"] for label in labels}
+        logits = {label["label"]: label["logit"] for label in labels}
         return [logits[name] for name in names]
 
     if is_double:

@@ -8,9 +8,9 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
 
 - length: ``max_new_tokens``, ``max_length``, ``min_new_tokens``, ``max_time``, ``eos_token_id``, ``stop`` (or
   ``stop_strings``)
-- drawing at random: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``,
-  ``eta_cutoff``, ``seed`` (a number, or one for each prompt), ``num_return_sequences``; ``do_sample=False`` takes the
-  most probable token
+- drawing at random: ``do_sample``, ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``, ``typical_p``,
+  ``epsilon_cutoff``, ``eta_cutoff``, ``seed`` (a number, or one for each prompt), ``num_return_sequences``;
+  ``do_sample=False`` takes the most probable token
 - changing the logits: ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``no_repeat_ngram_size``,
   ``bad_words`` (texts), ``bad_words_ids``, ``logit_bias`` (a dict of token ids), ``sequence_bias``,
   ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``, ``logits_processor`` (a function of the token

@@ -279,6 +279,8 @@ class Rows:
 def _draws(options: dict[str, Any], model: Any) -> bool:
     """Whether a model draws texts at random under these options of generation, which go before what its files say."""
     given = {name: value for name, value in options.items() if value is not None}
+    if given.get("temperature") == 0:
+        return False
     if "do_sample" in given:
         return bool(given["do_sample"])
     if _searches(given):

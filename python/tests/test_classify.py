@@ -24,7 +24,7 @@ def sequence() -> Classifier:
 
 
 def logits(labels, names):
-    by_name = {label["name"]: label["logit"] for label in labels}
+    by_name = {label["label"]: label["logit"] for label in labels}
     return [by_name[name] for name in names]
 
 
@@ -38,8 +38,8 @@ def test_labels_are_those_of_transformers(name, batch_size):
         assert entry["prompt_ids"] == expected["ids"][index]
         np.testing.assert_allclose(logits(entry["labels"], model.labels), expected["logits"][index], atol=TOLERANCE)
         for label, score in zip(entry["labels"], expected["pipeline"][index], strict=True):
-            assert label["name"] == score["label"]
-            assert label["probability"] == pytest.approx(score["score"], abs=TOLERANCE)
+            assert label["label"] == score["label"]
+            assert label["score"] == pytest.approx(score["score"], abs=TOLERANCE)
     one = model.classify(np.array(expected["ids"][0]))
     np.testing.assert_allclose(logits(one["labels"], model.labels), expected["logits"][0], atol=TOLERANCE)
     assert model.classify([]) == []
@@ -54,8 +54,8 @@ def test_tokens_have_labels_and_places():
         for spot in spots:
             token = tokens[spot["index"]]
             assert (token["start"], token["end"]) == (spot["start"], spot["end"])
-            assert token["labels"][0]["name"] == spot["entity"]
-            assert token["labels"][0]["probability"] == pytest.approx(spot["score"], abs=TOLERANCE)
+            assert token["labels"][0]["label"] == spot["entity"]
+            assert token["labels"][0]["score"] == pytest.approx(spot["score"], abs=TOLERANCE)
 
 
 def test_choices_are_ranked():
@@ -67,7 +67,7 @@ def test_choices_are_ranked():
     assert {choice["text"] for choice in one["choices"]} == {" blue", " green"}
     both = model.classify(["The sky is", "A"], [[" blue", " green"], ["b"]])
     assert both[0]["prompt_ids"] == one["prompt_ids"]
-    assert both[1]["choices"][0]["probability"] == 1.0
+    assert both[1]["choices"][0]["score"] == 1.0
     with pytest.raises(ValueError, match="give it choices"):
         model.classify("The sky is")
     with pytest.raises(ValueError, match="one list for each of 1 texts, found 2"):
@@ -95,7 +95,7 @@ def test_it_pickles_and_threads_share_it(sequence):
     assert sequence.decode(sequence.encode("café")) == "café"
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(sequence.classify, TEXTS))
-    assert [entry["labels"][0]["name"] for entry in found] == [row[0]["label"] for row in EXPECTED["sequence"]["pipeline"]]
+    assert [entry["labels"][0]["label"] for entry in found] == [row[0]["label"] for row in EXPECTED["sequence"]["pipeline"]]
 
 
 def test_what_is_wrong_is_said(sequence):

@@ -31,6 +31,7 @@ TOKEN_BY_TOKEN = {
         ["--epsilon-cutoff", "0.01", "--eta-cutoff", "0.02"],
         {"epsilon_cutoff": 0.01, "eta_cutoff": 0.02},
     ),
+    "temperature 0": (["--temperature", "0"], {"temperature": 0}),
     "drawn together": (
         ["--temperature", "1.3", "--top-k", "40", "--top-p", "0.9", "--seed", "11"],
         {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 11},
@@ -261,7 +262,7 @@ def test_what_the_files_say_is_the_default(tiny, program):
     [
         ({"temprature": 1}, TypeError, "`temprature`; the nearest name is `temperature`"),
         ({"max_tokens": 1}, TypeError, "`max_tokens`; the nearest name is `max_new_tokens`"),
-        ({"temperature": 0}, ValueError, "temperature: expected at least"),
+        ({"temperature": -1}, ValueError, "temperature: expected at least 0, where 0 is greedy"),
         ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
         ({"top_p": 1.5}, ValueError, "top_p: expected"),
         ({"num_beams": 3, "top_p": 0.5}, ValueError, "top_p is for drawing at random"),
@@ -287,6 +288,12 @@ def test_what_the_files_say_is_the_default(tiny, program):
 def test_a_wrong_option_is_told_by_name(model, options, kind, message):
     with pytest.raises(kind, match=message):
         model.generate(PROMPT, **options)
+
+
+def test_what_a_temperature_of_0_leaves_without_effect_is_warned_of(model):
+    with pytest.warns(UserWarning, match="temperature=0 is greedy: do_sample, top_k have no effect"):
+        text = model.generate(PROMPT, max_new_tokens=8, temperature=0.0, do_sample=True, top_k=3)
+    assert text == model.generate(PROMPT, max_new_tokens=8, do_sample=False)
 
 
 def test_a_prompt_that_cannot_work_is_told_by_its_number(model):

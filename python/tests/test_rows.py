@@ -163,6 +163,13 @@ def test_a_row_with_a_wrong_seed_says_so(seed):
     assert made["error"][0].startswith("seed: expected a whole number from 0 to 2^64 - 1, found ")
 
 
+def test_rows_at_temperature_0_are_greedy_whatever_their_seeds():
+    batch = {"id": ["a", "b"], "prompt": ["ROMEO:", "ROMEO:"]}
+    made = rows(temperature=0, max_new_tokens=6)(batch)
+    assert made["error"] == [None, None]
+    assert made["text"] == rows(do_sample=False, max_new_tokens=6)(batch)["text"]
+
+
 def test_wrong_options_fail_at_once_and_not_in_each_row():
     with pytest.raises(TypeError, match="max_new_token"):
         rows(max_new_token=5)({"id": ["a"], "prompt": ["ROMEO:"]})

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::EngineError;
+use gpt2_engine::{EngineError, banned_tokens};
 use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::options::Options;
-use crate::prompts::{PromptTokens, check_context, tokens_of};
+use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
-use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel};
+use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
 /// New tokens where a request does not say how many, as OpenAI's completions have it.
 pub(crate) const MAX_TOKENS: usize = 16;
@@ -45,6 +45,7 @@ struct Plan {
     echo: bool,
     logprobs: Option<usize>,
     options: Options,
+    warnings: Warnings,
 }
 
 impl Call {
@@ -57,7 +58,8 @@ impl Call {
         served: &ServedModel,
         reuse: Option<u64>,
     ) -> Result<Self, ApiError> {
-        let CompletionRequest { prompts, best_of, echo, logprobs, options } = request;
+        let CompletionRequest { prompts, best_of, echo, logprobs, options, warnings } = request;
+        served.check_known(&warnings)?;
         served.check_name(options.model.as_deref())?;
         let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
         check_limits(served, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
@@ -65,8 +67,9 @@ impl Call {
         if let (true, Some(logprobs)) = (echo, logprobs) {
             check_echo(&prompts, options.n, logprobs)?;
         }
-        let plan = Plan { shape: Shape::Completion, prompts, max_tokens, best_of, echo, logprobs, options };
-        plan.into_call(served, reuse)
+        let shape = Shape::Completion;
+        Plan { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings }
+            .into_call(served, reuse)
     }
 
     /// A call of `/v1/chat/completions`.
@@ -74,16 +77,18 @@ impl Call {
     /// # Errors
     /// When the model cannot serve the request, above all when it has no chat template.
     pub fn of_chat(request: ChatRequest, served: &ServedModel, reuse: Option<u64>) -> Result<Self, ApiError> {
+        served.check_known(&request.warnings)?;
         served.check_name(request.options.model.as_deref())?;
         let ids = request.prompt(served)?;
-        let ChatRequest { logprobs, options, .. } = request;
+        let ChatRequest { logprobs, options, warnings, .. } = request;
         let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
         let max_tokens = options.max_tokens.unwrap_or(room);
         check_limits(served, 1, options.n, max_tokens, logprobs)?;
         check_context("messages", ids.len(), max_tokens, served)?;
         let prompts = vec![PromptTokens { ids, told_from: 0 }];
         let (shape, best_of) = (Shape::Chat, options.n);
-        Plan { shape, prompts, max_tokens, best_of, echo: false, logprobs, options }.into_call(served, reuse)
+        Plan { shape, prompts, max_tokens, best_of, echo: false, logprobs, options, warnings }
+            .into_call(served, reuse)
     }
 }
 
@@ -133,7 +138,7 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
 
 impl Plan {
     fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
-        let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options } = self;
+        let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings } = self;
         let stream = options.stream;
         // The most probable texts are all the same.
         let is_copied = !options.draws() && best_of > 1;
@@ -176,7 +181,7 @@ impl Plan {
             tokens_as_ids: options.tokens_as_ids,
             prompt_tokens_details: served.options.prompt_tokens_details,
         };
-        let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts);
+        let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts, warnings);
         Ok(Call { requests, answer, stream })
     }
 }
@@ -233,14 +238,13 @@ pub(crate) fn config_of(
     served.defaults.complete(config).map_err(refused)
 }
 
-/// The tokens of words that are never generated, at the beginning of a line and within one.
+/// The tokens of words that are never generated.
 fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut sequences = Vec::new();
     for (place, word) in options.bad_words.iter().enumerate() {
-        let word = word.trim_start();
-        for written in [word.to_owned(), format!(" {word}")] {
-            let ids = crate::prompts::encode_piece(&written, &format!("bad_words[{place}]"), served)?;
-            if !ids.is_empty() && !sequences.contains(&ids) {
+        let refused = |error: EngineError| unreadable(&error, &format!("bad_words[{place}]"));
+        for ids in banned_tokens(&served.vocabulary, word).map_err(refused)? {
+            if !sequences.contains(&ids) {
                 sequences.push(ids);
             }
         }

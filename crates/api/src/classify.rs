@@ -8,12 +8,12 @@ use gpt2_generation::GenerationError;
 use serde::Serialize;
 
 use crate::answer::json;
-use crate::body::{Field, Fields, Use, fields};
+use crate::body::{Field, Fields, Unknown, Use, fields};
 use crate::completion::{Prompt, Prompts, prompts};
 use crate::options::{MAX_NAME_BYTES, Truncation, request_id, truncation};
-use crate::prompts::{MAX_TEXT_BYTES, check_ids, check_length, empty, too_long, unreadable};
+use crate::prompts::{check_ids, empty, to_read, too_long, unreadable};
 use crate::served::fresh_number;
-use crate::{ApiError, ServedModel};
+use crate::{ApiError, Reply, ServedModel, Warnings};
 
 const SERVED: [Field; 5] =
     fields(["model", "input", "truncate_prompt_tokens", "use_activation", "request_id"], Use::Served);
@@ -42,7 +42,7 @@ const TABLES: [&[Field]; 4] = [&SERVED, &ALIASES, &IGNORED, &REFUSED];
 /// # let classifier = options.open_classifier(&gpt2_engine::Silent)?.load_classifier(&gpt2_engine::Silent)?;
 /// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
 /// let ClassifyCall { questions, answer } = ClassifyCall::read(br#"{"input": ["the sea", "a wood"]}"#, &served)?;
-/// let response = answer.into_response(&classifier.classify(&questions)?);
+/// let response = answer.into_response(&classifier.classify(&questions)?).json;
 /// assert!(response.contains(r#""num_classes":5"#), "{response}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,8 +64,9 @@ pub struct ClassifyAnswer {
     model: String,
     prompt_tokens: usize,
     num_labels: usize,
-    /// Whether `probs` are probabilities, and not logits.
+    /// Whether `probs` are scores, and not logits.
     use_activation: bool,
+    warnings: Warnings,
 }
 
 /// The names of the fields that [`ClassifyCall::read`] reads or lets pass.
@@ -88,7 +89,9 @@ impl ClassifyCall {
         if !served.config().head.has_labels() {
             return Err(served.has_no_labels());
         }
-        let fields = Fields::of_body(body, &TABLES)?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &TABLES, &unknown)?;
+        let warnings = served.known(&unknown)?;
         let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
         served.check_name(name.as_deref())?;
         let Some(input) = fields.get("input") else {
@@ -116,6 +119,7 @@ impl ClassifyCall {
             prompt_tokens,
             num_labels: served.config().num_labels(),
             use_activation,
+            warnings,
         };
         Ok(Self { questions, answer })
     }
@@ -142,10 +146,9 @@ fn questions(
                 Question::of_ids(&served.vocabulary, check_ids(ids, path, served)?, keep_last)
             }
             Prompt::Text(text) => {
-                if keep_last.is_none() || text.len() > MAX_TEXT_BYTES {
-                    check_length(text.len(), path, served)?;
-                }
-                Question::of_text(&served.vocabulary, &text, keep_last)
+                let read = to_read(&text, keep_last.and(kept), path, served)?;
+                let before = text.strip_suffix(read).unwrap_or_default().chars().count();
+                Question::of_text(&served.vocabulary, read, keep_last).map(|question| question.behind(before))
             }
         };
         let question = question.map_err(|error| refused(&error, path))?;
@@ -175,9 +178,9 @@ impl ClassifyAnswer {
     }
 
     /// The answer, with what the classifier says to each text.
-    pub fn into_response(self, classifications: &[Classification]) -> String {
+    pub fn into_response(self, classifications: &[Classification]) -> Reply {
         let entries = classifications.iter().enumerate();
-        json(&Response {
+        let response = json(&Response {
             id: &self.id,
             object: "list",
             created: self.created,
@@ -189,25 +192,26 @@ impl ClassifyAnswer {
                 completion_tokens: 0,
                 prompt_tokens_details: None,
             },
-        })
+        });
+        Reply::new(response, self.warnings)
     }
 
     fn entry<'a>(&self, index: usize, classification: &'a Classification) -> Entry<'a> {
         let (label, probs) = match classification {
             Classification::Labels { labels } => {
-                (labels.first().map(|label| label.name.as_str()), Some(self.probs(labels)))
+                (labels.first().map(|label| label.label.as_str()), Some(self.probs(labels)))
             }
             _ => (None, None),
         };
         Entry { index, label, probs, num_classes: self.num_labels, classification }
     }
 
-    /// A number for each label in the order of their numbers: its probability, or its logit where it has none or is asked for.
+    /// A number for each label in the order of their numbers: its score, or its logit if that is asked for.
     fn probs(&self, labels: &[Label]) -> Vec<f64> {
         let mut probs = vec![0.0; labels.len()];
-        for Label { id, logit, probability, .. } in labels {
+        for Label { id, score, logit, .. } in labels {
             if let Some(place) = probs.get_mut(*id) {
-                *place = probability.filter(|_| self.use_activation).unwrap_or(f64::from(*logit));
+                *place = if self.use_activation { *score } else { f64::from(*logit) };
             }
         }
         probs

@@ -2,9 +2,9 @@
 //!
 //! Source: OpenAI's OpenAPI description, `CreateCompletionRequest`; vLLM's and llama.cpp's fields beside it.
 
-use crate::ApiError;
-use crate::body::{Field, Fields, Given, Use, fields};
+use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::options::{MAX_LOGPROBS, MAX_N, OPTIONS, Options};
+use crate::{ApiError, Warnings};
 
 /// Most prompts; a server may allow fewer.
 const MAX_PROMPTS: usize = 2048;
@@ -37,6 +37,7 @@ pub struct CompletionRequest {
     pub(crate) echo: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) options: Options,
+    pub(crate) warnings: Warnings,
 }
 
 /// The prompts of a request.
@@ -65,15 +66,25 @@ impl Prompts {
 }
 
 impl CompletionRequest {
-    /// Reads a body. Fields that nobody knows are ignored.
+    /// Reads a body. Unknown fields become warnings of the answer, or a refusal by a [strict](crate::ApiOptions::strict) server.
     ///
     /// # Errors
     /// When it is no JSON object, or a field is of the wrong type, out of its range or not served: which one, what was
     /// expected and what was found.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
-        let fields = Fields::of_body(body, &tables)?;
-        let options = Options::read(&fields)?;
+        let unknown = Unknown::default();
+        let request = Self::of(&Fields::of_body(body, &Self::tables(), &unknown)?)?;
+        Ok(Self { warnings: unknown.take(), ..request })
+    }
+
+    /// The fields that it knows.
+    pub(crate) fn tables() -> Vec<&'static [Field]> {
+        TABLES.iter().chain(OPTIONS).copied().collect()
+    }
+
+    /// What the fields of a body say; of unknown ones it has no warnings yet.
+    pub(crate) fn of(fields: &Fields<'_, '_>) -> Result<Self, ApiError> {
+        let options = Options::read(fields)?;
         let best_of = fields.read("best_of", |given| best_of(given, &options))?.unwrap_or(options.n);
         // llama.cpp's clients send 0 for none.
         let logprobs =
@@ -89,6 +100,7 @@ impl CompletionRequest {
             echo: fields.boolean("echo", false)?,
             logprobs: logprobs.map(|given| given.count(0..=MAX_LOGPROBS)).transpose()?,
             options,
+            warnings: Warnings::default(),
         })
     }
 

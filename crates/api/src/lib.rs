@@ -18,6 +18,7 @@ mod tokens;
 
 pub use about::{health, model, models, props, version};
 pub use answer::Answer;
+pub use body::{Reply, Warnings};
 pub use call::Call;
 pub use chat::ChatRequest;
 pub use classify::{ClassifyAnswer, ClassifyCall, classify_fields};

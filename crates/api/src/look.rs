@@ -5,12 +5,12 @@ use gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcesso
 use gpt2_interpret::{Head, LensValue};
 use gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
 
-use crate::body::{Field, Fields, Given, Use, fields};
+use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::call::{config_of, processors_of};
 use crate::completion::CompletionRequest;
 use crate::pieces::name;
 use crate::prompts::{check_ids, check_length, encode};
-use crate::{ApiError, ServedModel};
+use crate::{ApiError, ServedModel, Warnings};
 
 /// Attention of longer texts is too large to be sent.
 const MAX_ATTENTION_TOKENS: usize = 256;
@@ -49,6 +49,8 @@ pub struct AttentionRequest {
     pub ids: Vec<u32>,
     /// All heads of the layers.
     pub heads: Vec<Head>,
+    /// Its unknown fields.
+    pub warnings: Warnings,
 }
 
 /// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`, or `entropy`, `divergence`, `next`.
@@ -69,6 +71,8 @@ pub struct LensRequest {
     pub ids: Vec<u32>,
     /// What a cell shows.
     pub show: LensValue,
+    /// Its unknown fields.
+    pub warnings: Warnings,
 }
 
 /// `POST /look/head`: `{"prompt": text or token ids, "layer": 0, "head": 0, "query": -1, "key": 0}`; without `query` the last token's,
@@ -87,6 +91,8 @@ pub struct LensRequest {
 pub struct HeadRequest {
     /// The text, the head and the pair of tokens.
     pub head: CheckedHead,
+    /// Its unknown fields.
+    pub warnings: Warnings,
 }
 
 /// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and the fields of a completion. Without `at` after the last
@@ -115,6 +121,8 @@ pub struct NextRequest {
     top: usize,
     config: GenerationConfig,
     processors: Vec<LogitsProcessor>,
+    /// Its unknown fields.
+    pub warnings: Warnings,
 }
 
 impl AttentionRequest {
@@ -123,7 +131,9 @@ impl AttentionRequest {
     /// # Errors
     /// When a field is wrong, or what it asks for too much.
     pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body, &[&ATTENTION])?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &[&ATTENTION], &unknown)?;
+        let warnings = served.known(&unknown)?;
         let ids = text(&fields, MAX_ATTENTION_TOKENS, served)?;
         let n_layer = served.config().n_layer;
         let mut layers = match fields.get("layers") {
@@ -143,7 +153,7 @@ impl AttentionRequest {
             return Err(ApiError::invalid(message).with_param("layers"));
         }
         let of_layer = |layer| (0..n_head).map(move |head| Head { layer, head });
-        Ok(Self { ids, heads: layers.into_iter().flat_map(of_layer).collect() })
+        Ok(Self { ids, heads: layers.into_iter().flat_map(of_layer).collect(), warnings })
     }
 }
 
@@ -153,10 +163,12 @@ impl LensRequest {
     /// # Errors
     /// When a field is wrong, or the text too long.
     pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body, &[&LENS])?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &[&LENS], &unknown)?;
+        let warnings = served.known(&unknown)?;
         let ids = text(&fields, MAX_LENS_TOKENS, served)?;
         let show = fields.read("show", show)?.unwrap_or(LensValue::Probability);
-        Ok(Self { ids, show })
+        Ok(Self { ids, show, warnings })
     }
 }
 
@@ -166,7 +178,9 @@ impl HeadRequest {
     /// # Errors
     /// When a field is wrong, or the text too long.
     pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body, &[&HEAD])?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &[&HEAD], &unknown)?;
+        let warnings = served.known(&unknown)?;
         let ids = text(&fields, MAX_ATTENTION_TOKENS, served)?;
         let config = served.config();
         let number = |name, below: usize| {
@@ -183,7 +197,7 @@ impl HeadRequest {
         };
         let [query, key] = [query, key].map(|place| i64::try_from(place).unwrap_or(i64::MAX));
         let head = OneHead { text: Text::Ids(ids), head, query, key }.check(&served.reader());
-        Ok(Self { head: head.map_err(refused)? })
+        Ok(Self { head: head.map_err(refused)?, warnings })
     }
 }
 
@@ -193,12 +207,16 @@ impl NextRequest {
     /// # Errors
     /// When a field is wrong, or the model cannot serve what it asks for.
     pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body, &[&NEXT])?;
+        let mut tables = CompletionRequest::tables();
+        tables.push(&NEXT);
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &tables, &unknown)?;
         let text = text(&fields, served.config().n_positions, served)?;
         let at = place(&fields, "at", text.len())?;
         let ids: Vec<u32> = text.iter().take(at + 1).copied().collect();
         let prompt_len = fields.read("prompt_tokens", |given| given.count(0..=text.len()))?;
-        let CompletionRequest { options, .. } = CompletionRequest::parse(body)?;
+        let CompletionRequest { options, .. } = CompletionRequest::of(&fields)?;
+        let warnings = served.known(&unknown)?;
         served.check_name(options.model.as_deref())?;
         // However long the text becomes; which token would be drawn is not asked.
         let config = config_of(&options, usize::MAX, 1, None, served)?;
@@ -209,6 +227,7 @@ impl NextRequest {
             top: fields.read("top", |given| given.count(0..=MAX_TOP))?.unwrap_or(TOP),
             processors: processors_of(&options, &config, served)?,
             config,
+            warnings,
         })
     }
 

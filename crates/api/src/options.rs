@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gpt2_generation::{GenerationConfig, MIN_TEMPERATURE};
+use gpt2_engine::samples_at;
+use gpt2_generation::GenerationConfig;
 use gpt2_grammar::Grammar;
 
 use crate::ApiError;
@@ -78,12 +79,19 @@ const ALIASES: [Field; 4] = [
     Field { name: "typical", use_: Use::Alias("typical_p") },
     Field { name: "json_schema", use_: Use::Alias("guided_json") },
 ];
-const IGNORED: [Field; 8] = fields(
+/// What changes no answer here: who asks, what OpenAI keeps of it, and how tools are called, of which there are none.
+const IGNORED: [Field; 14] = fields(
     [
         "user",
+        "safety_identifier",
         "metadata",
         "store",
         "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "tool_choice",
+        "function_call",
         "priority",
         "add_special_tokens",
         "skip_special_tokens",
@@ -195,7 +203,7 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
     };
     let temperature = number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
-    let draws = temperature >= MIN_TEMPERATURE && top_p > 0.0;
+    let draws = samples_at(temperature) && top_p > 0.0;
     let typical = |given: Given<'_, '_>| {
         given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
     };
@@ -225,7 +233,9 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
 
 fn include_usage(given: Given<'_, '_>, stream: bool) -> Result<bool, ApiError> {
     const STREAM_OPTIONS: &[Field] = &fields(["include_usage"], Use::Served);
-    let options = Fields::of(given, &[STREAM_OPTIONS])?;
+    // Nothing is written beside the text to hide its length.
+    const IGNORED: &[Field] = &fields(["include_obfuscation"], Use::Ignored);
+    let options = Fields::of(given, &[STREAM_OPTIONS, IGNORED])?;
     match stream {
         true => options.boolean("include_usage", false),
         false => Err(given.wrong("nothing where stream is false")),
@@ -326,6 +336,8 @@ fn lark(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
 fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
     const FORMAT: &[Field] = &fields(["type", "json_schema", "schema"], Use::Served);
     const SCHEMA: &[Field] = &fields(["schema"], Use::Served);
+    // A schema is always kept to the letter.
+    const ABOUT_IT: &[Field] = &fields(["name", "description", "strict"], Use::Ignored);
     const TYPES: &str = "\"text\", \"json_object\" or \"json_schema\"";
     let format = Fields::of(given, &[FORMAT])?;
     let Some(kind) = format.get("type") else { return Err(given.wrong(format!("a type, {TYPES}"))) };
@@ -335,7 +347,7 @@ fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
         "json_object" => Ok(Some(format.read("schema", schema)?.unwrap_or(Grammar::JsonObject))),
         "json_schema" => {
             let named = format.get("json_schema").ok_or_else(|| given.wrong("an object with json_schema"))?;
-            let inner = Fields::of(named, &[SCHEMA])?;
+            let inner = Fields::of(named, &[SCHEMA, ABOUT_IT])?;
             let inner = inner.get("schema").ok_or_else(|| named.wrong("an object with a schema"))?;
             schema(inner).map(Some)
         }

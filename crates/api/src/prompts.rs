@@ -7,8 +7,8 @@ use crate::completion::{Prompt, Prompts};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
-/// Longest text whose tokens are looked for where it need not fit into the context: a tokenizer may take two hundred bytes of memory
-/// for each of its bytes.
+/// Longest text whose tokens are looked for if it need not fit into the context: a tokenizer may take two hundred bytes of memory for
+/// each of its bytes. Of a longer one that is truncated, [the end](end_of) is read.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// A prompt as the model gets it.
@@ -27,31 +27,62 @@ pub(crate) fn tokens_of(
 ) -> Result<Vec<PromptTokens>, ApiError> {
     let paths: Vec<String> = (0..prompts.prompts.len()).map(|prompt| prompts.path(prompt)).collect();
     let mut tokens = Vec::with_capacity(paths.len());
+    let kept = kept(truncation, max_tokens, served);
     for (prompt, path) in prompts.prompts.into_iter().zip(&paths) {
         let mut ids = match prompt {
             Prompt::Ids(ids) => check_ids(ids, path, served)?,
-            Prompt::Text(text) => {
-                if truncation.is_none() || text.len() > MAX_TEXT_BYTES {
-                    check_length(text.len(), path, served)?;
-                }
-                encode(&text, path, served)?
-            }
+            Prompt::Text(text) => encode(to_read(&text, kept, path, served)?, path, served)?,
         };
         let is_empty = ids.is_empty();
         ids = served.vocabulary.start_if_empty(ids);
         if ids.is_empty() {
             return Err(empty(path));
         }
-        let kept = match truncation {
-            None => usize::MAX,
-            Some(Truncation::ToTokens(tokens)) => tokens,
-            Some(Truncation::ToContext) => served.config().n_positions.saturating_sub(max_tokens).max(1),
-        };
-        ids.drain(..ids.len().saturating_sub(kept));
+        truncate(&mut ids, kept);
         check_context(path, ids.len(), max_tokens, served)?;
         tokens.push(PromptTokens { ids, told_from: usize::from(is_empty) });
     }
     Ok(tokens)
+}
+
+/// How many tokens are kept of a prompt.
+pub(crate) fn kept(truncation: Option<Truncation>, max_tokens: usize, served: &ServedModel) -> Option<usize> {
+    match truncation? {
+        Truncation::ToTokens(tokens) => Some(tokens),
+        Truncation::ToContext => Some(served.config().n_positions.saturating_sub(max_tokens).max(1)),
+    }
+}
+
+/// Leaves the tokens that are kept.
+pub(crate) fn truncate(ids: &mut Vec<u32>, kept: Option<usize>) {
+    ids.drain(..ids.len().saturating_sub(kept.unwrap_or(usize::MAX)));
+}
+
+/// What is read of a text: the whole, refused if it cannot fit; of a very long one of which only tokens are `kept`, the end.
+pub(crate) fn to_read<'t>(
+    text: &'t str,
+    kept: Option<usize>,
+    path: &str,
+    served: &ServedModel,
+) -> Result<&'t str, ApiError> {
+    match kept {
+        None => check_length(text.len(), path, served).map(|()| text),
+        Some(_) if text.len() <= MAX_TEXT_BYTES => Ok(text),
+        Some(kept) => Ok(end_of(text, kept.saturating_mul(served.pieces.longest()))),
+    }
+}
+
+/// The end of a text: at least so many bytes, at most twice as many, and no more than [`MAX_TEXT_BYTES`]. It begins with the space behind
+/// a word: GPT-2's tokens do not reach over that place, so that the last tokens are those of the whole text. In a text without spaces it
+/// begins anywhere.
+fn end_of(text: &str, bytes: usize) -> &str {
+    let read = bytes.saturating_mul(2).min(MAX_TEXT_BYTES);
+    let start = text.ceil_char_boundary(text.len().saturating_sub(read));
+    let end = text.get(start..).unwrap_or(text);
+    let ends_word = |pair: &[u8]| matches!(pair, [before, b' ' | b'\n'] if before.is_ascii_graphic());
+    let first_half = end.as_bytes().get(..read / 2).unwrap_or_default();
+    let word_end = first_half.windows(2).position(ends_word).map_or(0, |place| place + 1);
+    end.get(word_end..).unwrap_or(end)
 }
 
 /// Checks ids that a body gives, at this path.

@@ -11,9 +11,10 @@ use gpt2_generation::LogitsProcessor;
 use gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
-use crate::ApiError;
+use crate::body::Unknown;
 use crate::chat::Template;
 use crate::pieces::Pieces;
+use crate::{ApiError, Warnings};
 
 /// The most that a request may ask for.
 ///
@@ -97,6 +98,8 @@ pub struct ApiOptions {
     /// Whether answers tell how many tokens of a prompt had been computed for another request. That depends on what others ask,
     /// so that a request has no longer the same answer, byte for byte, whatever comes beside it.
     pub prompt_tokens_details: bool,
+    /// Whether a request with an unknown field is refused; otherwise the answer names the field under `warnings`.
+    pub strict: bool,
     /// Texts that are made at once: what `/props` tells as `total_slots`.
     pub parallel: usize,
     /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
@@ -115,6 +118,7 @@ impl Default for ApiOptions {
             chat_template: ChatTemplateChoice::default(),
             limits: Limits::default(),
             prompt_tokens_details: false,
+            strict: false,
             parallel: 0,
             now: system_time,
             grammar_reader: None,
@@ -271,6 +275,17 @@ impl ServedModel {
         }
         let message = format!("there is no such model here; this server has `{}`", self.name());
         Err(ApiError::new(404, message).with_param("model").with_code("model_not_found"))
+    }
+
+    /// The warnings of what was noted while a body was read.
+    pub(crate) fn known(&self, unknown: &Unknown) -> Result<Warnings, ApiError> {
+        let warnings = unknown.take();
+        self.check_known(&warnings).map(|()| warnings)
+    }
+
+    /// Refuses unknown fields if the server is strict.
+    pub(crate) fn check_known(&self, warnings: &Warnings) -> Result<(), ApiError> {
+        warnings.refusal().filter(|_| self.options.strict).map_or(Ok(()), Err)
     }
 
     /// Checks that a token is one of the vocabulary.

@@ -4,10 +4,10 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{List, json};
-use crate::body::{Field, Fields, Use, fields};
+use crate::body::{Field, Fields, Unknown, Use, fields};
 use crate::pieces::name;
 use crate::prompts::{MAX_TEXT_BYTES, encode, encode_piece};
-use crate::{ApiError, ServedModel};
+use crate::{ApiError, Reply, ServedModel};
 
 /// Most tokens that are turned into text at once.
 const MAX_TOKENS: usize = 1 << 20;
@@ -36,13 +36,17 @@ const MAX_NAME_BYTES: usize = 256;
 ///
 /// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let tokens = tokenize(br#"{"content": "Good night"}"#, &served)?; // {"tokens":[...], ...}
-/// assert!(tokens.contains(r#""tokens":["#), "{tokens}");
-/// assert!(detokenize(tokens.as_bytes(), &served)?.contains(r#""content":"Good night""#));
+/// let ids = model.vocabulary().encode("Good night")?;
+/// let tokens = tokenize(br#"{"content": "Good night"}"#, &served)?.json;
+/// assert!(tokens.contains(&format!(r#""tokens":{}"#, serde_json::to_string(&ids)?)), "{tokens}");
+/// let text = detokenize(format!(r#"{{"tokens": {ids:?}}}"#).as_bytes(), &served)?;
+/// assert!(text.json.contains(r#""content":"Good night""#) && text.warnings.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
-    let fields = Fields::of_body(body, &[&TOKENIZE, &TOKENIZE_ALIASES, &TOKENIZE_REFUSED])?;
+pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
+    let unknown = Unknown::default();
+    let fields = Fields::of_body(body, &[&TOKENIZE, &TOKENIZE_ALIASES, &TOKENIZE_REFUSED], &unknown)?;
+    let warnings = served.known(&unknown)?;
     check_model(&fields, served)?;
     let Some(content) = fields.get("content") else {
         let message = "content: expected the text, here or as prompt, found nothing";
@@ -65,7 +69,9 @@ pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
     let piece = |id: &u32| name(served.pieces.bytes(*id));
     let tokens = List(|| ids.iter().map(|id| Token { id: *id, piece: with_pieces.then(|| piece(id)) }));
     let token_strs = with_strings.then_some(List(|| ids.iter().map(piece)));
-    Ok(json(&Tokens { count: ids.len(), max_model_len: served.config().n_positions, tokens, token_strs }))
+    let max_model_len = served.config().n_positions;
+    let json = json(&Tokens { count: ids.len(), max_model_len, tokens, token_strs });
+    Ok(Reply::new(json, warnings))
 }
 
 /// The answer of [`tokenize`], whose lists are written as they are made.
@@ -98,8 +104,10 @@ impl Serialize for Token {
 /// When the body is wrong, or an id is beyond the vocabulary.
 ///
 /// See [`tokenize`] for an example.
-pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError> {
-    let fields = Fields::of_body(body, &[&DETOKENIZE])?;
+pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
+    let unknown = Unknown::default();
+    let fields = Fields::of_body(body, &[&DETOKENIZE], &unknown)?;
+    let warnings = served.known(&unknown)?;
     check_model(&fields, served)?;
     let Some(ids) = fields.read("tokens", |given| given.token_ids(MAX_TOKENS))? else {
         let message = "tokens: expected a list of token ids, found nothing";
@@ -109,7 +117,7 @@ pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<String, ApiError>
         served.check_token(*id, || format!("tokens[{place}]"))?;
     }
     let text = served.pieces.text(&ids);
-    Ok(json!({ "content": text, "prompt": text }).to_string())
+    Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))
 }
 
 /// The names of the fields that [`tokenize`] reads.

@@ -7,7 +7,7 @@ use candle_core::DType;
 use gpt2::LogitsFor;
 use gpt2_api::{
     Answer, ApiError, ApiOptions, AttentionRequest, Call, CompletionRequest, HeadRequest, LensRequest,
-    Limits, NextRequest, ServedModel, SetupError, detokenize, models, tokenize,
+    Limits, NextRequest, Reply, ServedModel, SetupError, detokenize, models, tokenize,
 };
 use gpt2_engine::{EngineError, LoadedModel, Silent, Step};
 use gpt2_generation::{Request, RequestId, Scheduler, SchedulerOptions};
@@ -94,8 +94,8 @@ impl Session {
         match path {
             "v1/models" => Ok(models(&self.served)),
             "v1/completions" => self.complete(body),
-            "tokenize" => tokenize(body, &self.served),
-            "detokenize" => detokenize(body, &self.served),
+            "tokenize" => tokenize(body, &self.served).map(|reply| reply.json),
+            "detokenize" => detokenize(body, &self.served).map(|reply| reply.json),
             "look/attention" => self.attention(body),
             "look/lens" => self.lens(body),
             "look/head" => self.head(body),
@@ -152,13 +152,15 @@ impl Session {
     }
 
     fn attention(&self, body: &[u8]) -> Result<String, ApiError> {
-        let AttentionRequest { ids, heads } = AttentionRequest::read(body, &self.served)?;
-        self.found(&Attention { text: Words::Ids(ids), layers: None, heads: Some(Heads(heads)) })
+        let AttentionRequest { ids, heads, warnings } = AttentionRequest::read(body, &self.served)?;
+        let look = Attention { text: Words::Ids(ids), layers: None, heads: Some(Heads(heads)) };
+        Ok(Reply::new(self.found(&look)?, warnings).json)
     }
 
     fn lens(&self, body: &[u8]) -> Result<String, ApiError> {
-        let LensRequest { ids, show } = LensRequest::read(body, &self.served)?;
-        self.found(&Lens { show, top: 1, ..Lens::new(Words::Ids(ids)) })
+        let LensRequest { ids, show, warnings } = LensRequest::read(body, &self.served)?;
+        let look = Lens { show, top: 1, ..Lens::new(Words::Ids(ids)) };
+        Ok(Reply::new(self.found(&look)?, warnings).json)
     }
 
     fn found(&self, look: &impl Look) -> Result<String, ApiError> {
@@ -168,10 +170,11 @@ impl Session {
     }
 
     fn head(&self, body: &[u8]) -> Result<String, ApiError> {
-        let HeadRequest { head } = HeadRequest::read(body, &self.served)?;
+        let HeadRequest { head, warnings } = HeadRequest::read(body, &self.served)?;
         let reader = self.served.reader();
         let steps = head.look(&Subject::new(&self.loaded, self.name().to_owned(), &reader));
-        serde_json::to_string(&steps.map_err(failed)?).map_err(failed)
+        let steps = serde_json::to_string(&steps.map_err(failed)?).map_err(failed)?;
+        Ok(Reply::new(steps, warnings).json)
     }
 
     fn next(&self, body: &[u8]) -> Result<String, ApiError> {
@@ -179,7 +182,8 @@ impl Session {
         let mut reading = self.reading.borrow_mut();
         let logits = reading.logits(self.loaded.model(), &request.text, request.ids.len() - 1);
         let found = request.answer(&logits.map_err(failed)?, &self.served)?;
-        serde_json::to_string(&found).map_err(failed)
+        let found = serde_json::to_string(&found).map_err(failed)?;
+        Ok(Reply::new(found, request.warnings).json)
     }
 
     fn call(&self, body: &[u8]) -> Result<Call, ApiError> {

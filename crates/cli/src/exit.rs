@@ -130,7 +130,6 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
 
 fn of_generation(error: &GenerationError) -> Option<&'static str> {
     match error {
-        GenerationError::OptionOutOfRange { option: "temperature", .. } => Some("0 is --greedy"),
         GenerationError::PromptTooLong { .. } => Some("--keep-last"),
         GenerationError::NotFinite => Some("`gpt2 verify`, `--kv-dtype f32`"),
         _ => None,

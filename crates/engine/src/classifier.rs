@@ -32,7 +32,7 @@ pub const CLASSIFIED_AT_ONCE: usize = 8;
 /// for questions in questions.chunks(CLASSIFIED_AT_ONCE) {
 ///     for classification in classifier.classify(questions)? {
 ///         let Classification::Labels { labels } = classification else { panic!("this one labels texts") };
-///         let sum: f64 = labels.iter().filter_map(|label| label.probability).sum();
+///         let sum: f64 = labels.iter().map(|label| label.score).sum();
 ///         assert!((sum - 1.0).abs() < 1e-6);
 ///         assert!(labels[0].logit >= labels[1].logit, "the best first");
 ///     }
@@ -105,7 +105,7 @@ pub enum Classification {
     },
 }
 
-/// A label, and how well it fits.
+/// A label and its score, in the words of transformers' pipelines.
 ///
 /// Part of a [`Classification`], which [`Classifier::classify`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -114,13 +114,13 @@ pub struct Label {
     #[serde(skip)]
     pub id: usize,
     /// Its name.
-    pub name: String,
+    pub label: String,
+    /// The probability that transformers' pipelines report: the softmax over all labels; for a text that can have several labels
+    /// ([`ProblemType::MultiLabelClassification`]), or a model with a single one, the sigmoid of the logit. For a
+    /// [`ProblemType::Regression`] the logit itself.
+    pub score: f64,
     /// What the model computes.
     pub logit: f32,
-    /// Of one right label among all by softmax; where several can be right, that it is one of them, by the sigmoid. `None` where the
-    /// logits are numbers of their own ([`ProblemType::Regression`]).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub probability: Option<f64>,
 }
 
 /// A token and its labels.
@@ -152,10 +152,10 @@ pub struct RankedChoice {
     /// The text after the prompt; absent where ids were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Its probability among all choices, by softmax.
+    pub score: f64,
     /// What the model computes.
     pub logit: f32,
-    /// Among all choices, by softmax.
-    pub probability: f64,
 }
 
 impl Question {
@@ -227,6 +227,14 @@ impl Question {
         for Row { ids, places, .. } in &mut self.rows {
             ids.drain(..ids.len().saturating_sub(tokens.max(1)));
             places.drain(..places.len().saturating_sub(ids.len()));
+        }
+        self
+    }
+
+    /// The same as the end of a longer text, of which so many characters come before: tokens are placed in the whole.
+    pub fn behind(mut self, chars: usize) -> Self {
+        for place in self.rows.iter_mut().flat_map(|row| &mut row.places) {
+            *place = place.start + chars..place.end + chars;
         }
         self
     }
@@ -396,15 +404,10 @@ impl Classifier {
     /// The labels with these logits, the best first.
     fn labels(&self, logits: &[f32]) -> Vec<Label> {
         let config = self.config();
-        let probabilities = probabilities(config.problem(), logits);
-        let names = config.id2label.iter().zip(logits).enumerate();
+        let scores = scores(config, logits);
+        let names = config.id2label.iter().zip(scores).zip(logits).enumerate();
         let mut labels: Vec<Label> = names
-            .map(|(id, (name, logit))| Label {
-                id,
-                name: name.clone(),
-                logit: *logit,
-                probability: probabilities.as_ref().and_then(|probabilities| probabilities.get(id)).copied(),
-            })
+            .map(|(id, ((label, score), logit))| Label { id, label: label.clone(), score, logit: *logit })
             .collect();
         labels.sort_by(|a, b| b.logit.total_cmp(&a.logit));
         labels
@@ -430,25 +433,28 @@ impl Classifier {
 fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
     let choices = rows.iter().zip(logits).zip(softmax(logits)).enumerate();
     let mut choices: Vec<RankedChoice> = choices
-        .map(|(index, ((row, logit), probability))| RankedChoice {
+        .map(|(index, ((row, logit), score))| RankedChoice {
             index,
             text: row.choice.clone(),
+            score,
             logit: *logit,
-            probability,
         })
         .collect();
     choices.sort_by(|a, b| b.logit.total_cmp(&a.logit));
     choices
 }
 
-/// What logits over labels mean as probabilities; `None` where they mean none.
-fn probabilities(problem: ProblemType, logits: &[f32]) -> Option<Vec<f64>> {
-    match problem {
-        ProblemType::Regression => None,
-        ProblemType::SingleLabelClassification => Some(softmax(logits)),
-        ProblemType::MultiLabelClassification => {
-            Some(logits.iter().map(|logit| 1.0 / (1.0 + (-f64::from(*logit)).exp())).collect())
-        }
+/// What transformers' pipelines make of the logits over labels.
+///
+/// Source: `TextClassificationPipeline.postprocess` and `TokenClassificationPipeline.postprocess`, which has softmax alone.
+fn scores(config: &Gpt2Config, logits: &[f32]) -> Vec<f64> {
+    let sigmoid = |logit: &f32| 1.0 / (1.0 + (-f64::from(*logit)).exp());
+    match config.problem_type {
+        _ if config.head == HeadKind::TokenClassification => softmax(logits),
+        Some(ProblemType::Regression) => logits.iter().map(|logit| f64::from(*logit)).collect(),
+        Some(ProblemType::MultiLabelClassification) => logits.iter().map(sigmoid).collect(),
+        _ if logits.len() == 1 => logits.iter().map(sigmoid).collect(),
+        _ => softmax(logits),
     }
 }
 

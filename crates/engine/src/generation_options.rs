@@ -1,6 +1,10 @@
 //! What a request says about generating, and the rules by which it goes before what the files of a checkpoint say.
 
-use gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, LongPrompt, SearchMode, WhenFull};
+use std::borrow::Cow;
+
+use gpt2_generation::{
+    EarlyStopping, GenerationConfig, GenerationError, LongPrompt, MIN_TEMPERATURE, SearchMode, WhenFull,
+};
 use gpt2_weights::encode_piece;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -11,7 +15,7 @@ use crate::{Defaults, EngineError, Spelling, Vocabulary};
 macro_rules! generation_options {
     ($($field:ident: $kind:ty,)*) => {
         /// What a request says about generating; what it does not say is the model's default. An option of the name of a field of
-        /// [`GenerationConfig`] means what that means.
+        /// [`GenerationConfig`] means what that means, but for a `temperature` of 0: it means greedy, see [`samples_at`].
         ///
         /// ```
         /// use gpt2_engine::{GenerationOptions, ModelOptions, Silent, Spelling};
@@ -34,7 +38,7 @@ macro_rules! generation_options {
             )*
             /// Added to the logit of a sequence's last token where the others stand before it, beside what the defaults add.
             pub sequence_bias: Vec<(Vec<u32>, f64)>,
-            /// Texts that are never written, neither at the beginning of a text nor after a space.
+            /// Words that are never written, neither at the beginning of a text nor after a space: see [`banned_tokens`].
             pub bad_words: Vec<String>,
             /// Of a prompt longer than the context keep as many tokens at its end.
             pub keep_last: Option<usize>,
@@ -116,12 +120,118 @@ fn read<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
         .or_else(|error| list.and_then(|list| serde_json::from_value(list).ok()).ok_or(error))
 }
 
+/// Whether texts are sampled at this temperature. At 0, and at what is too small to divide a logit by, they are greedy: the most
+/// probable token is taken.
+///
+/// ```
+/// use gpt2_engine::samples_at;
+///
+/// assert!(samples_at(0.01) && !samples_at(0.0) && !samples_at(1e-40));
+/// ```
+pub fn samples_at(temperature: f64) -> bool {
+    temperature >= MIN_TEMPERATURE
+}
+
+/// The tokens of a word that is never written: those it has at the beginning of a text, and those it has after a space. Whether the
+/// word is given with the space does not matter.
+///
+/// # Errors
+/// When there is no tokenizer, it cannot encode the word, or it gives tokens that the model does not have.
+///
+/// # Source
+/// vLLM's `bad_words` (`SamplingParams.update_from_tokenizer`), without its condition that both forms have as many tokens, by which
+/// some words are banned at the beginning alone.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent, banned_tokens};
+///
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let vocabulary = opened.vocabulary();
+/// let expected = [vocabulary.encode("king")?, vocabulary.encode(" king")?];
+/// assert_eq!(banned_tokens(vocabulary, "king")?, expected);
+/// assert_eq!(banned_tokens(vocabulary, " king")?, expected);
+/// # Ok::<(), gpt2_engine::EngineError>(())
+/// ```
+pub fn banned_tokens(vocabulary: &Vocabulary, word: &str) -> Result<Vec<Vec<u32>>, EngineError> {
+    let tokenizer = vocabulary.required_tokenizer()?;
+    let word = word.trim_start();
+    let mut forms = Vec::new();
+    for written in [word.to_owned(), format!(" {word}")] {
+        let ids = vocabulary.own(encode_piece(tokenizer, &written)?)?;
+        if !ids.is_empty() && !forms.contains(&ids) {
+            forms.push(ids);
+        }
+    }
+    Ok(forms)
+}
+
 impl GenerationOptions {
     /// Checks what can be checked before a checkpoint is opened.
     ///
     /// # Errors
     /// When an option is out of its range, or two contradict each other.
     pub fn check(&self, spelling: Spelling) -> Result<(), GenerationError> {
+        let is_temperature = |temperature: f64| (0.0..=f64::from(f32::MAX)).contains(&temperature);
+        if let Some(temperature) = self.temperature.filter(|temperature| !is_temperature(*temperature))
+            && (spelling == Spelling::Flags || self.do_sample != Some(false))
+        {
+            return Err(GenerationError::OptionOutOfRange {
+                option: "temperature",
+                expected: "at least 0, where 0 is greedy, and finite in f32".into(),
+                found: temperature.to_string(),
+            });
+        }
+        self.settled().check_settled(spelling)
+    }
+
+    /// Whether a temperature of 0 asks for the most probable tokens.
+    fn is_greedy(&self) -> bool {
+        self.temperature.is_some_and(|temperature| (0.0..).contains(&temperature) && !samples_at(temperature))
+    }
+
+    /// The same options with a temperature of 0 said by `do_sample`, and without what it leaves nothing to do for.
+    fn settled(&self) -> Cow<'_, Self> {
+        if !self.is_greedy() {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(Self {
+            // A search takes no samples anyway.
+            do_sample: (!self.asks_for_a_search()).then_some(false),
+            temperature: None,
+            top_k: self.top_k.filter(|_| self.is_contrastive()),
+            top_p: None,
+            min_p: None,
+            typical_p: None,
+            epsilon_cutoff: None,
+            eta_cutoff: None,
+            seed: None,
+            ..self.clone()
+        })
+    }
+
+    /// What a user should know about these options, nothing of which is an error.
+    pub fn notes(&self, spelling: Spelling) -> Vec<String> {
+        if !self.is_greedy() {
+            return Vec::new();
+        }
+        let idle: Vec<String> = [("do_sample", self.do_sample == Some(true))]
+            .into_iter()
+            .chain(self.drawing_options())
+            .filter(|(option, is_given)| *is_given && *option != "temperature")
+            .map(|(option, _)| spelling.of(option))
+            .collect();
+        let zero = match spelling {
+            Spelling::Flags => "--temperature 0",
+            Spelling::Keywords => "temperature=0",
+        };
+        match idle.as_slice() {
+            [] => Vec::new(),
+            [option] => vec![format!("{zero} is greedy: {option} has no effect")],
+            options => vec![format!("{zero} is greedy: {} have no effect", options.join(", "))],
+        }
+    }
+
+    fn check_settled(&self, spelling: Spelling) -> Result<(), GenerationError> {
         let of = |option: &str| spelling.of(option);
         let conflict = |what: String| Err(GenerationError::Conflict { what });
         // At a command line an option that changes nothing is a mistake; in a program it may be one that is always given.
@@ -177,7 +287,7 @@ impl GenerationOptions {
     /// Those of [`GenerationOptions::check`], and when an option does not fit the model or what its files say.
     pub fn config(&self, defaults: &Defaults, spelling: Spelling) -> Result<GenerationConfig, EngineError> {
         self.check(spelling)?;
-        let mut config = self.applied_to(defaults.config().clone());
+        let mut config = self.settled().applied_to(defaults.config().clone());
         self.ban_words(&mut config, defaults.vocabulary(), spelling)?;
         if let Some(option) = self.option_of_beams()
             && config.search_mode() != SearchMode::Beams
@@ -196,16 +306,12 @@ impl GenerationOptions {
         spelling: Spelling,
     ) -> Result<(), EngineError> {
         for word in &self.bad_words {
-            let Some(tokenizer) = vocabulary.tokenizer() else {
+            if vocabulary.tokenizer().is_none() {
                 let option = bad_words(spelling);
                 let what = format!("{option} {word:?}: there is no tokenizer to make tokens of it");
                 return Err(GenerationError::Option { what }.into());
-            };
-            config.bad_words_ids.push(encode_piece(tokenizer, word)?);
-            // Inside a text a word has a space before it, and is another token then.
-            if !word.starts_with(char::is_whitespace) {
-                config.bad_words_ids.push(encode_piece(tokenizer, &format!(" {word}"))?);
             }
+            config.bad_words_ids.extend(banned_tokens(vocabulary, word)?);
         }
         Ok(())
     }
@@ -254,9 +360,14 @@ impl GenerationOptions {
         self.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
     }
 
-    /// The first option that only a random draw knows. Contrastive search chooses among the top k too.
+    /// The first option that only sampling knows.
     fn drawing_option(&self) -> Option<&'static str> {
-        first_given([
+        first_given(self.drawing_options())
+    }
+
+    /// The options that only sampling knows, and whether they are given. Contrastive search chooses among the top k too.
+    fn drawing_options(&self) -> [(&'static str, bool); 8] {
+        [
             ("temperature", self.temperature.is_some()),
             ("top_k", self.top_k.is_some() && !self.is_contrastive()),
             ("top_p", self.top_p.is_some()),
@@ -265,7 +376,7 @@ impl GenerationOptions {
             ("epsilon_cutoff", self.epsilon_cutoff.is_some()),
             ("eta_cutoff", self.eta_cutoff.is_some()),
             ("seed", self.seed.is_some()),
-        ])
+        ]
     }
 
     /// The first option that only beam search knows.
@@ -358,6 +469,50 @@ mod tests {
         assert!(options.set("seed", json!(-1)).is_err() && options.set("heat", json!(1)).is_err());
     }
 
+    /// As `--greedy` and `do_sample=False`, with any of the options of sampling.
+    #[test]
+    fn a_temperature_of_0_is_greedy() {
+        let settled = |fields: &Value, to: GenerationConfig| {
+            let options = options(fields);
+            options.check(Spelling::Flags).unwrap();
+            options.check(Spelling::Keywords).unwrap();
+            options.settled().applied_to(to)
+        };
+        let files =
+            || GenerationConfig { do_sample: true, num_beams: 3, top_k: 7, ..GenerationConfig::default() };
+        let greedy = applied(&json!({"do_sample": false}), files());
+        assert!(!greedy.do_sample);
+        for fields in [
+            json!({"temperature": 0.0}),
+            json!({"temperature": 1e-40}),
+            json!({"temperature": 0, "do_sample": true}),
+            json!({"temperature": 0, "do_sample": false}),
+            json!({"temperature": 0, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 7, "eta_cutoff": 0.1}),
+        ] {
+            assert_eq!(settled(&fields, files()), greedy, "{fields}");
+        }
+        let beams = settled(&json!({"temperature": 0, "num_beams": 4}), files());
+        assert_eq!(beams, applied(&json!({"num_beams": 4}), files()));
+        let contrastive = settled(&json!({"temperature": 0, "penalty_alpha": 0.6, "top_k": 4}), files());
+        assert_eq!(contrastive, applied(&json!({"penalty_alpha": 0.6, "top_k": 4}), files()));
+        // A temperature that is large enough samples.
+        assert!(settled(&json!({"temperature": 1e-6}), files()).do_sample);
+    }
+
+    #[test]
+    fn what_a_temperature_of_0_leaves_without_effect_is_noted() {
+        let notes = |fields: Value, spelling| options(&fields).notes(spelling);
+        let fields = json!({"temperature": 0.0, "top_k": 4, "seed": 7});
+        let expected = "--temperature 0 is greedy: --top-k, --seed have no effect";
+        assert_eq!(notes(fields, Spelling::Flags), [expected]);
+        let fields = json!({"temperature": 0.0, "do_sample": true});
+        let expected = "temperature=0 is greedy: do_sample has no effect";
+        assert_eq!(notes(fields, Spelling::Keywords), [expected]);
+        for silent in [json!({"temperature": 0.0}), json!({"temperature": 0.5, "top_k": 4}), json!({})] {
+            assert_eq!(notes(silent, Spelling::Flags), Vec::<String>::new());
+        }
+    }
+
     #[test]
     fn contradictions_are_told_in_the_words_of_the_face() {
         let told = |fields: Value, spelling| options(&fields).check(spelling).err().map(|e| e.to_string());
@@ -372,7 +527,16 @@ mod tests {
                 "num_beams and penalty_alpha cannot",
                 "--greedy, --num-beams and --penalty-alpha cannot",
             ),
-            (json!({"temperature": 0.0}), "temperature: expected at least", "temperature: expected at least"),
+            (
+                json!({"temperature": -0.5}),
+                "temperature: expected at least 0,",
+                "temperature: expected at least 0,",
+            ),
+            (
+                json!({"temperature": 1e39}),
+                "temperature: expected at least 0,",
+                "temperature: expected at least 0,",
+            ),
         ];
         for (fields, keywords, flags) in cases {
             for (spelling, expected) in [(Spelling::Keywords, keywords), (Spelling::Flags, flags)] {

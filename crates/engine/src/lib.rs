@@ -42,7 +42,7 @@ pub use device::{DeviceChoice, device_name};
 pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
 pub use encoder_states::EncoderStates;
 pub use error::{EngineError, UnknownName};
-pub use generation_options::GenerationOptions;
+pub use generation_options::{GenerationOptions, banned_tokens, samples_at};
 pub use gpt2_weights::WeightDType;
 pub use grouped::grouped;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};

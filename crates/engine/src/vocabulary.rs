@@ -110,7 +110,7 @@ impl Vocabulary {
     }
 
     /// These tokens of the tokenizer, where the model has them.
-    fn own(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
+    pub(crate) fn own(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),

@@ -131,11 +131,11 @@ fn probabilities_and_places_are_those_of_transformers_pipelines() {
             let found = labels(found);
             // The best first, as there.
             for (label, expected) in found.iter().zip(expected.as_array().unwrap()) {
-                assert_eq!(json!(label.name), expected["label"]);
+                assert_eq!(json!(label.label), expected["label"]);
                 let score = expected["score"].as_f64().unwrap();
-                assert_within(&[label.probability.unwrap()], &[score], TOLERANCE, &label.name);
+                assert_within(&[label.score], &[score], TOLERANCE, &label.label);
             }
-            let sum: f64 = found.iter().filter_map(|label| label.probability).sum();
+            let sum: f64 = found.iter().map(|label| label.score).sum();
             assert_eq!((sum - 1.0).abs() < 1e-12, name == "sequence", "{name}: {sum}");
         }
     }
@@ -145,23 +145,24 @@ fn probabilities_and_places_are_those_of_transformers_pipelines() {
     for (found, expected) in found.iter().zip(expected["pipeline"].as_array().unwrap()) {
         let Classification::Tokens { tokens } = found else { panic!("{found:?}") };
         // transformers leaves out the tokens whose best label is `O`.
-        let named = tokens.iter().enumerate().filter(|(_, token)| token.labels[0].name != "O");
+        let named = tokens.iter().enumerate().filter(|(_, token)| token.labels[0].label != "O");
         let named: Vec<_> = named.collect();
         assert_eq!(named.len(), expected.as_array().unwrap().len());
         for ((index, token), expected) in named.into_iter().zip(expected.as_array().unwrap()) {
             assert_eq!(expected["index"], json!(index));
-            assert_eq!(expected["entity"], json!(token.labels[0].name));
+            assert_eq!(expected["entity"], json!(token.labels[0].label));
             assert_eq!((&expected["start"], &expected["end"]), (&json!(token.start), &json!(token.end)));
             let score = expected["score"].as_f64().unwrap();
-            assert_within(&[token.labels[0].probability.unwrap()], &[score], TOLERANCE, "token");
+            assert_within(&[token.labels[0].score], &[score], TOLERANCE, "token");
             compared += 1;
         }
     }
     assert!(compared > 20, "{compared}");
 }
 
+/// As the pipeline has them, whose function is `NONE` for a regression, and `SIGMOID` for a single label without a `problem_type`.
 #[test]
-fn a_regression_has_numbers_and_no_probabilities() {
+fn a_regression_scores_its_logits_and_a_single_label_by_the_sigmoid() {
     let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
     let classifier = load(&ModelOptions { model: folder.path().into(), ..ModelOptions::default() });
     let found = classifier.classify(&questions(&classifier)).unwrap();
@@ -173,7 +174,24 @@ fn a_regression_has_numbers_and_no_probabilities() {
     );
     let json = json!(found[0]);
     let first = json["labels"][0].as_object().unwrap();
-    assert_eq!(first.keys().collect::<Vec<_>>(), ["name", "logit"], "no probability");
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["label", "score", "logit"]);
+    assert_eq!(first["score"], first["logit"]);
+    for (problem_type, by_sigmoid) in
+        [(Value::Null, true), (json!("multi_label_classification"), true), (json!("regression"), false)]
+    {
+        let config =
+            json!({"problem_type": problem_type, "id2label": {"0": "good"}, "label2id": {"good": 0}});
+        let folder = CheckpointFolder::of("heads/sequence").with_config(config).with_tensors(|tensors| {
+            let score = tensors["score.weight"].narrow(0, 0, 1).unwrap().contiguous().unwrap();
+            tensors.insert("score.weight".into(), score);
+        });
+        let classifier = load(&ModelOptions { model: folder.path().into(), ..ModelOptions::default() });
+        let found = classifier.classify(&questions(&classifier)).unwrap();
+        let [Label { label, score, logit, .. }] = labels(&found[0]) else { panic!("{found:?}") };
+        let logit = f64::from(*logit);
+        let expected = if by_sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { logit };
+        assert_eq!((label.as_str(), *score), ("good", expected), "{problem_type}");
+    }
 }
 
 /// Half precision and integers round the weights of all blocks; the head stays as it is stored. A mistake in scale, order or
@@ -245,7 +263,7 @@ fn choices_are_ranked_and_texts_are_not() {
     let Classification::Choices { choices: ranked } = &found[0] else { panic!("{found:?}") };
     assert!(ranked.is_sorted_by(|a, b| a.logit >= b.logit));
     assert!(ranked.iter().all(|choice| choice.text.as_ref() == Some(&choices[choice.index])));
-    assert!((ranked.iter().map(|choice| choice.probability).sum::<f64>() - 1.0).abs() < 1e-12);
+    assert!((ranked.iter().map(|choice| choice.score).sum::<f64>() - 1.0).abs() < 1e-12);
     let refused = |error: EngineError, told: &str| {
         assert!(error.is_usage() && error.to_string().contains(told), "{error}");
     };

@@ -5,7 +5,8 @@
 use std::sync::{Arc, Mutex};
 
 use gpt2_engine::{
-    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Step, Text, Unit,
+    DeviceChoice, EngineError, GenerationOptions, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent,
+    Spelling, Step, Text, Unit, banned_tokens,
 };
 use gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
 use gpt2_kernels::interruptible;
@@ -421,4 +422,38 @@ fn the_hub_is_asked_only_where_options_say_so() {
     let error = file.open(&Silent).unwrap_err();
     let told = matches!(&error, EngineError::Weights(WeightsError::NotFound { path }) if path.as_os_str() == "someone/tiny.gguf");
     assert!(told, "{error}");
+}
+
+/// vLLM's `bad_words`: with a space in front and without one, however the word is given.
+#[test]
+fn a_banned_word_is_banned_with_a_space_and_without() {
+    let opened = ModelOptions::default().open(&Silent).unwrap();
+    let vocabulary = opened.vocabulary();
+    let forms = [vocabulary.encode("king").unwrap(), vocabulary.encode(" king").unwrap()];
+    assert_ne!(forms[0], forms[1]);
+    for word in ["king", " king", "\n king"] {
+        assert_eq!(banned_tokens(vocabulary, word).unwrap(), forms, "{word:?}");
+        let options = GenerationOptions { bad_words: vec![word.into()], ..GenerationOptions::default() };
+        let config = options.config(opened.defaults().unwrap(), Spelling::Keywords).unwrap();
+        assert_eq!(config.bad_words_ids, forms, "{word:?}");
+    }
+    assert_eq!(banned_tokens(vocabulary, " ").unwrap(), [vocabulary.encode(" ").unwrap()]);
+}
+
+#[test]
+fn a_temperature_of_0_writes_the_greedy_text() {
+    let folder = CheckpointFolder::tiny();
+    let model = load(&folder);
+    let options = |temperature, do_sample| GenerationOptions {
+        max_new_tokens: Some(12),
+        temperature,
+        do_sample,
+        top_k: temperature.and(Some(3)),
+        ..GenerationOptions::default()
+    };
+    let text = |options: GenerationOptions| {
+        let config = options.config(model.defaults().unwrap(), Spelling::Keywords).unwrap();
+        model.text_generator(&[5, 6, 7], &config).unwrap().collect::<Result<String, _>>().unwrap()
+    };
+    assert_eq!(text(options(Some(0.0), None)), text(options(None, Some(false))));
 }

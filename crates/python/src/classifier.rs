@@ -120,12 +120,12 @@ impl Classifier {
         Ok(Self { loaded: Arc::new(loaded), opened })
     }
 
-    /// What the model says: of a text (or token ids) a dict with prompt_ids and `labels`, a list of dicts with name, logit and
-    /// probability, the best first; of a model that labels tokens `tokens` in their place, dicts with id, text, start and end (in
+    /// What the model says: of a text (or token ids) a dict with prompt_ids and `labels`, a list of dicts with label, score
+    /// (as transformers' pipeline has them) and logit, the best first; of a model that labels tokens `tokens` in their place, dicts with id, text, start and end (in
     /// characters) and labels. Of a list of texts, a list.
     ///
     /// A model with double heads takes `choices`, texts of which one is right after the prompt, and gives `choices`: dicts with index,
-    /// text, logit and probability, the best first. Of a list of prompts they may be a list for each.
+    /// text, score and logit, the best first. Of a list of prompts they may be a list for each.
     ///
     /// batch_size: texts that are computed at once. keep_last: of a text longer than the context, take so many of its last tokens; without
     /// it such a text is a ValueError.

@@ -60,7 +60,8 @@ impl Asked {
         let functions = std::mem::take(&mut given.functions);
         let options = given.options(loaded.assistant().is_some())?;
         let config = options.config(defaults, Spelling::Keywords)?;
-        defaults.notes(&config).iter().try_for_each(|note| warn(py, note))?;
+        let notes = options.notes(Spelling::Keywords).into_iter().chain(defaults.notes(&config));
+        notes.into_iter().try_for_each(|note| warn(py, &note))?;
         let mut processors = Vec::new();
         if let Some((name, grammar)) = grammar {
             processors.push(conforming(py, compiler, name, &grammar, &config)?);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gpt2_api::{ApiError, ClassifyCall, ServedModel};
+use gpt2_api::{ApiError, ClassifyCall, Reply, ServedModel};
 use gpt2_engine::{Classification, Classifier, Question};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -74,7 +74,7 @@ impl Classifying {
         body: Vec<u8>,
         served: &Arc<ServedModel>,
         count: impl FnOnce(usize),
-    ) -> Result<String, ApiError> {
+    ) -> Result<Reply, ApiError> {
         let served = Arc::clone(served);
         let ClassifyCall { questions, answer } = blocking(move || ClassifyCall::read(&body, &served)).await?;
         count(answer.prompt_tokens());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use gpt2::{LogitsFor, Site, SiteKind};
-use gpt2_api::{ApiError, AttentionRequest, HeadRequest, LensRequest, NextRequest, ServedModel};
+use gpt2_api::{ApiError, AttentionRequest, HeadRequest, LensRequest, NextRequest, Reply, ServedModel};
 use gpt2_engine::LoadedModel;
 use gpt2_interpret::{
     LensCell, LensOptions, Patterns, Record, Recording, lens_cells, lens_logits_at, lens_logprobs,
@@ -37,22 +37,22 @@ pub(crate) struct Looks<'a> {
 
 impl Looks<'_> {
     /// The answer to `POST /look/attention`: what [`gpt2_pictures::data`] gives.
-    pub(crate) async fn attention(self, body: Vec<u8>) -> Result<String, ApiError> {
+    pub(crate) async fn attention(self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let _turn = turn().await?;
-        let AttentionRequest { ids, heads } = self.read(body, AttentionRequest::read).await?;
+        let AttentionRequest { ids, heads, warnings } = self.read(body, AttentionRequest::read).await?;
         let record = self.recorded(&ids, Patterns::sites(&heads)).await?;
         let served = Arc::clone(self.served);
         let drawn = move || {
             let report = Attention::report(record, &ids, &heads, served.name(), &served.reader())?;
             Ok::<_, candle_core::Error>(data(&report))
         };
-        computed(drawn).await
+        Ok(Reply::new(computed(drawn).await?, warnings))
     }
 
     /// The answer to `POST /look/lens`: what [`gpt2_pictures::data`] gives.
-    pub(crate) async fn lens(self, body: Vec<u8>) -> Result<String, ApiError> {
+    pub(crate) async fn lens(self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let _turn = turn().await?;
-        let LensRequest { ids, show } = self.read(body, LensRequest::read).await?;
+        let LensRequest { ids, show, warnings } = self.read(body, LensRequest::read).await?;
         let n_layer = self.served.reader().vocabulary().config().n_layer;
         let record = self.recorded(&ids, residual_sites(n_layer).collect()).await?;
         let residuals: Vec<Tensor> = record.values.into_values().collect();
@@ -77,22 +77,24 @@ impl Looks<'_> {
         let cells: Vec<&LensCell> = cells.iter().collect();
         let report =
             Lens::report("logit lens", show, &cells, &ids, self.served.name(), &self.served.reader());
-        Ok(data(&report))
+        Ok(Reply::new(data(&report), warnings))
     }
 
     /// The answer to `POST /look/head`: [`HeadSteps`](gpt2_look::HeadSteps).
-    pub(crate) async fn head(self, body: Vec<u8>) -> Result<String, ApiError> {
+    pub(crate) async fn head(self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let _turn = turn().await?;
-        let HeadRequest { head } = self.read(body, HeadRequest::read).await?;
+        let HeadRequest { head, warnings } = self.read(body, HeadRequest::read).await?;
         let record = self.recorded(head.ids(), head.sites()).await?;
         let served = Arc::clone(self.served);
-        json(&computed(move || head.steps(&record, &served.reader())).await?)
+        let steps = computed(move || head.steps(&record, &served.reader())).await?;
+        Ok(Reply::new(json(&steps)?, warnings))
     }
 
     /// The answer to `POST /look/next`: [`NextTokens`](gpt2_look::NextTokens).
-    pub(crate) async fn next(self, body: Vec<u8>) -> Result<String, ApiError> {
+    pub(crate) async fn next(self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let _turn = turn().await?;
-        let request = self.read(body, NextRequest::read).await?;
+        let mut request = self.read(body, NextRequest::read).await?;
+        let warnings = std::mem::take(&mut request.warnings);
         let normed = Site::outside(SiteKind::FinalNorm);
         let record = self.recorded(&request.ids, vec![normed]).await?;
         let hidden = record.get(normed).map_err(|_| ApiError::internal())?.clone(); // (1, T, C)
@@ -102,7 +104,8 @@ impl Looks<'_> {
             let logits = logits.flatten_all().and_then(|logits| logits.to_vec1());
             request.answer(&logits.map_err(|_| ApiError::internal())?, &served)
         });
-        json(&answered.await.map_err(|_| ApiError::internal())??)
+        let next = answered.await.map_err(|_| ApiError::internal())??;
+        Ok(Reply::new(json(&next)?, warnings))
     }
 
     async fn read<R: Send + 'static>(

@@ -14,8 +14,8 @@ use text::Sent;
 use write::{Choice, Response, Usage};
 pub(crate) use write::{List, json};
 
-use crate::ApiError;
 use crate::pieces::Pieces;
+use crate::{ApiError, Warnings};
 
 /// The shape of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,11 +88,19 @@ pub struct Answer {
     wants: Wants,
     pieces: Arc<Pieces>,
     prompts: Vec<PromptAnswer>,
+    /// Those that were not sent.
+    warnings: Warnings,
 }
 
 impl Answer {
-    pub(crate) fn new(head: Head, wants: Wants, pieces: Arc<Pieces>, prompts: Vec<PromptAnswer>) -> Self {
-        Self { head, wants, pieces, prompts }
+    pub(crate) fn new(
+        head: Head,
+        wants: Wants,
+        pieces: Arc<Pieces>,
+        prompts: Vec<PromptAnswer>,
+        warnings: Warnings,
+    ) -> Self {
+        Self { head, wants, pieces, prompts, warnings }
     }
 
     /// The number of the response, such as `cmpl-…`.
@@ -100,11 +108,25 @@ impl Answer {
         &self.head.id
     }
 
+    /// What is wrong with the request though it is answered. The whole response has it under `warnings`, and so has the first chunk of
+    /// a stream, with which it leaves this list.
+    pub fn warnings(&self) -> &Warnings {
+        &self.warnings
+    }
+
     /// Takes what happened to a text of a prompt. In a stream, returns the JSON objects to send; else nothing.
     ///
     /// # Errors
     /// When the request cannot go on.
     pub fn take(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
+        let mut chunks = self.chunks(prompt, event)?;
+        if let Some(first) = chunks.first_mut() {
+            *first = std::mem::take(&mut self.warnings).added_to(std::mem::take(first));
+        }
+        Ok(chunks)
+    }
+
+    fn chunks(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
         let Some(state) = self.prompts.get_mut(prompt) else { return Ok(Vec::new()) };
         match event {
             Event::Begun { cached_tokens, prompt: scores, .. } => {
@@ -152,7 +174,7 @@ impl Answer {
                 }
             }
         }
-        json(&self.response(&choices, Some(Some(self.usage()))))
+        self.warnings.added_to(json(&self.response(&choices, Some(Some(self.usage())))))
     }
 
     /// The texts of a prompt that are told, by their sequence.

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
+use super::unknown::Unknown;
 use super::walk::{Interruption, entries, items};
 use crate::ApiError;
 
@@ -14,19 +15,29 @@ const SHOWN_CHARS: usize = 40;
 /// Where a value stands.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Path<'p> {
-    /// The whole body.
-    Body,
+    /// The whole body, with what is noted while it is read.
+    Body(&'p Unknown),
     /// An entry of an object.
     Key(&'p Self, &'p str),
     /// An item of a list.
     Item(&'p Self, usize),
 }
 
+impl<'p> Path<'p> {
+    /// Where the body's unknown fields are noted.
+    pub(super) fn unknown(self) -> &'p Unknown {
+        match self {
+            Self::Body(unknown) => unknown,
+            Self::Key(outer, _) | Self::Item(outer, _) => outer.unknown(),
+        }
+    }
+}
+
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Body => f.write_str("the body"),
-            Self::Key(Self::Body, name) => f.write_str(&beginning(name)),
+            Self::Body(_) => f.write_str("the body"),
+            Self::Key(Self::Body(_), name) => f.write_str(&beginning(name)),
             Self::Key(object, name) => write!(f, "{object}.{}", beginning(name)),
             Self::Item(list, index) => write!(f, "{list}[{index}]"),
         }
@@ -40,14 +51,12 @@ pub(crate) struct Given<'a, 'p> {
     path: Path<'p>,
 }
 
-impl<'a> Given<'a, 'static> {
-    /// The whole body.
-    pub(super) fn body(json: &'a str) -> Self {
-        Self { json, path: Path::Body }
-    }
-}
-
 impl<'a, 'p> Given<'a, 'p> {
+    /// The whole body.
+    pub(super) fn body(json: &'a str, unknown: &'p Unknown) -> Self {
+        Self { json, path: Path::Body(unknown) }
+    }
+
     /// A value, which is JSON, at a place.
     pub(super) fn new(json: &'a str, path: Path<'p>) -> Self {
         Self { json, path }
@@ -71,7 +80,7 @@ impl<'a, 'p> Given<'a, 'p> {
     pub(crate) fn wrong_as(&self, expected: impl fmt::Display, found: impl fmt::Display) -> ApiError {
         let error = ApiError::invalid(format!("{}: expected {expected}, found {found}", self.path));
         match self.path {
-            Path::Body => error,
+            Path::Body(_) => error,
             path => error.with_param(path.to_string()),
         }
     }
@@ -224,7 +233,7 @@ impl<'a, 'p> Given<'a, 'p> {
         mut take: impl FnMut(&str, Given<'a, '_>) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         // A body may be anything, and is told what is wrong with it.
-        if !self.is_object() && (!matches!(self.path, Path::Body) || self.is_any_json()) {
+        if !self.is_object() && (!matches!(self.path, Path::Body(_)) || self.is_any_json()) {
             return Err(self.wrong(expected));
         }
         let walked =

@@ -2,9 +2,12 @@
 //! little more memory than its own bytes, however it is nested.
 
 mod given;
+mod unknown;
 mod walk;
 
 pub(crate) use given::Given;
+pub(crate) use unknown::Unknown;
+pub use unknown::{Reply, Warnings};
 
 use given::Path;
 
@@ -49,27 +52,37 @@ pub(crate) struct Fields<'a, 'p> {
     given: Vec<(&'static str, &'static str, &'a str)>,
 }
 
-impl<'a> Fields<'a, 'static> {
-    /// The fields of a body, which is a JSON object.
-    pub(crate) fn of_body(body: &'a [u8], tables: &[&'static [Field]]) -> Result<Self, ApiError> {
+impl<'a, 'p> Fields<'a, 'p> {
+    /// The fields of a body, which is a JSON object. Those of it and of the objects in it that are unknown are noted.
+    pub(crate) fn of_body(
+        body: &'a [u8],
+        tables: &[&'static [Field]],
+        unknown: &'p Unknown,
+    ) -> Result<Self, ApiError> {
         let text = std::str::from_utf8(body).map_err(|error| {
             ApiError::invalid(format!(
                 "the body: expected UTF-8, found another byte at {}",
                 error.valid_up_to()
             ))
         })?;
-        Self::of(Given::body(text.trim_matches([' ', '\t', '\n', '\r'])), tables)
+        Self::of(Given::body(text.trim_matches([' ', '\t', '\n', '\r']), unknown), tables)
     }
-}
 
-impl<'a, 'p> Fields<'a, 'p> {
     /// The fields of an object.
     pub(crate) fn of(object: Given<'a, 'p>, tables: &[&'static [Field]]) -> Result<Self, ApiError> {
         let path = object.path();
         let mut given: Vec<(&'static str, &'static str, &'a str)> = Vec::new();
         object.each_entry("a JSON object", |name, value| {
             let known = tables.iter().copied().flatten().find(|field| field.name == name);
-            let Some(field) = known.filter(|field| field.use_ != Use::Ignored) else { return Ok(()) };
+            let Some(field) = known else {
+                if value.json() != "null" {
+                    path.unknown().note(name, value, tables);
+                }
+                return Ok(());
+            };
+            if field.use_ == Use::Ignored {
+                return Ok(());
+            }
             if given.iter().any(|(_, earlier, _)| *earlier == name) {
                 return Err(value.wrong_as("one value", "a second one"));
             }

@@ -8,11 +8,12 @@ use serde::Serialize;
 
 pub(crate) use template::Template;
 
-use crate::body::{Field, Fields, Given, Use, fields};
+use crate::body::{Field, Fields, Given, Unknown, Use, fields};
+use crate::call::MAX_TOKENS;
 use crate::completion::known;
 use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
-use crate::prompts::{check_length, encode_piece};
-use crate::{ApiError, ServedModel};
+use crate::prompts::{check_length, encode_piece, kept, to_read, truncate};
+use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
 const MAX_MESSAGES: usize = 2048;
@@ -52,6 +53,7 @@ pub struct ChatRequest {
     add_generation_prompt: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) options: Options,
+    pub(crate) warnings: Warnings,
 }
 
 /// A message, as templates read it.
@@ -64,13 +66,14 @@ pub(crate) struct Message {
 }
 
 impl ChatRequest {
-    /// Reads a body. Fields that nobody knows are ignored.
+    /// Reads a body, as [`CompletionRequest::parse`](crate::CompletionRequest::parse) does.
     ///
     /// # Errors
     /// As [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
-        let fields = Fields::of_body(body, &tables)?;
+        let unknown = Unknown::default();
+        let fields = Fields::of_body(body, &tables, &unknown)?;
         let messages =
             fields.read("messages", |given| given.list("a list of messages", MAX_MESSAGES, message))?;
         let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
@@ -87,6 +90,7 @@ impl ChatRequest {
             add_generation_prompt: fields.boolean("add_generation_prompt", true)?,
             logprobs: logprobs.then_some(top_logprobs.unwrap_or(0)),
             options: Options::read(&fields)?,
+            warnings: unknown.take(),
         })
     }
 
@@ -114,17 +118,25 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
-        check_length(self.messages.iter().map(|message| message.content.len()).sum(), "messages", served)?;
+        let max_tokens = self.options.max_tokens.unwrap_or(MAX_TOKENS);
+        let kept = kept(self.options.truncation, max_tokens, served);
+        if kept.is_none() {
+            let bytes = self.messages.iter().map(|message| message.content.len()).sum();
+            check_length(bytes, "messages", served)?;
+        }
         let text = template.render(&self.messages, self.add_generation_prompt, served)?;
-        check_length(text.len(), "messages", served)?;
-        let ids = encode_piece(&text, "messages", served)?;
+        let read = to_read(&text, kept, "messages", served)?;
+        let mut ids = encode_piece(read, "messages", served)?;
+        truncate(&mut ids, kept);
         Ok(served.vocabulary.start_if_empty(ids))
     }
 }
 
 fn message(given: Given<'_, '_>) -> Result<Message, ApiError> {
     const MESSAGE: &[Field] = &fields(["role", "content", "name"], Use::Served);
-    let message = Fields::of(given, &[MESSAGE])?;
+    // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.
+    const IGNORED: &[Field] = &fields(["refusal", "annotations", "audio", "type"], Use::Ignored);
+    let message = Fields::of(given, &[MESSAGE, IGNORED])?;
     let name = |given: Given<'_, '_>| given.short_text(MAX_ROLE_BYTES);
     let role = message.get("role").ok_or_else(|| given.wrong("an object with a role"))?;
     Ok(Message {

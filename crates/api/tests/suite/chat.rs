@@ -50,6 +50,22 @@ fn messages_are_joined_by_the_end_of_texts() {
     assert_eq!(prompt(&tested, json!([{ "role": "user", "content": null }])), "<|endoftext|>");
 }
 
+/// As vLLM does for conversations too.
+#[test]
+fn the_end_of_a_long_conversation_can_be_kept() {
+    let tested = joined();
+    let ids = tested.ids(&format!("{}<|endoftext|>", "word ".repeat(200)));
+    let body = |truncated: i64| {
+        json!({
+            "messages": [{ "role": "user", "content": "word ".repeat(200) }], "max_tokens": 8, "truncate_prompt_tokens": truncated,
+        })
+    };
+    for (truncated, kept) in [(5, 5), (-1, 40)] {
+        let found = tested.chat(&body(truncated)).unwrap();
+        assert_eq!(found.requests[0].prompt, ids[ids.len() - kept..]);
+    }
+}
+
 #[test]
 fn a_checkpoints_own_template_is_run() {
     let template = "{% for message in messages %}\n  {% if message['role'] == 'user' %}\nQ: {{ message.content.strip() | upper }}\n\

@@ -34,7 +34,7 @@ impl Served {
     fn answer(&self, body: &Value) -> Value {
         let ClassifyCall { questions, answer } = self.call(body).unwrap();
         let response = answer.into_response(&self.classifier.classify(&questions).unwrap());
-        serde_json::from_str(&response).unwrap()
+        serde_json::from_str(&response.json).unwrap()
     }
 
     fn error(&self, body: &Value) -> ApiError {
@@ -81,15 +81,15 @@ fn texts_have_the_labels_of_transformers() {
             for (place, expected) in pipeline.iter().enumerate() {
                 let id = names.iter().position(|name| expected["label"] == json!(name)).unwrap();
                 assert_close(&entry["probs"][id], &expected["score"]);
-                assert_eq!(entry["labels"][place]["name"], expected["label"]);
-                assert_close(&entry["labels"][place]["probability"], &expected["score"]);
+                assert_eq!(entry["labels"][place]["label"], expected["label"]);
+                assert_close(&entry["labels"][place]["score"], &expected["score"]);
             }
             for (id, logit) in expected["logits"][index].as_array().unwrap().iter().enumerate() {
                 let label = entry["labels"]
                     .as_array()
                     .unwrap()
                     .iter()
-                    .find(|label| label["name"] == json!(names[id]));
+                    .find(|label| label["label"] == json!(names[id]));
                 assert_close(&label.unwrap()["logit"], logit);
             }
         }
@@ -97,7 +97,7 @@ fn texts_have_the_labels_of_transformers() {
 }
 
 #[test]
-fn probabilities_are_left_out_where_they_are_not_wanted_or_mean_nothing() {
+fn logits_take_the_place_of_probabilities_on_request_and_in_a_regression() {
     let (served, expected) = (Served::fixture("multi_label"), expected("multi_label"));
     let ids = &expected["ids"][0];
     for name in ["use_activation", "activation", "softmax"] {
@@ -117,7 +117,8 @@ fn probabilities_are_left_out_where_they_are_not_wanted_or_mean_nothing() {
     let answer = Served::folder(folder.path()).answer(&json!({"input": [ids, ids]}));
     assert_eq!(answer["data"].as_array().unwrap().len(), 2);
     assert_close(&answer["data"][1]["probs"][2], &expected["logits"][0][2]);
-    assert!(answer["data"][0]["labels"][0].get("probability").is_none());
+    let best = &answer["data"][0]["labels"][0];
+    assert_close(&best["score"], &best["logit"]);
 }
 
 #[test]
@@ -132,8 +133,8 @@ fn tokens_have_labels_and_places() {
         for found in expected["pipeline"][index].as_array().unwrap() {
             let token = &tokens[usize::try_from(found["index"].as_u64().unwrap()).unwrap()];
             assert_eq!((&token["start"], &token["end"]), (&found["start"], &found["end"]));
-            assert_eq!(token["labels"][0]["name"], found["entity"]);
-            assert_close(&token["labels"][0]["probability"], &found["score"]);
+            assert_eq!(token["labels"][0]["label"], found["entity"]);
+            assert_close(&token["labels"][0]["score"], &found["score"]);
         }
     }
 }
@@ -168,6 +169,20 @@ fn long_texts_are_refused_or_cut_as_the_request_says() {
         served.answer(&json!({"input": word, "truncate_prompt_tokens": -1}))["usage"]["prompt_tokens"],
         40
     );
+}
+
+#[test]
+fn of_a_text_of_any_length_the_last_tokens_are_labelled_at_their_places() {
+    let served = Served::fixture("token");
+    let text = format!("{}the end", "wörd ".repeat(400_000));
+    let answer = served.answer(&json!({"input": text, "truncate_prompt_tokens": 7}));
+    let tokens = answer["data"][0]["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 7);
+    let vocabulary = served.classifier.vocabulary();
+    let ids = vocabulary.encode(&text[text.len() - 100..]).unwrap();
+    let found: Vec<u64> = tokens.iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    assert_eq!(found, ids[ids.len() - 7..].iter().map(|id| u64::from(*id)).collect::<Vec<_>>());
+    assert_eq!(tokens[6]["end"], text.chars().count());
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn ends_of_texts_are_those_of_the_model_and_the_request() {
 fn words_are_left_out_at_the_beginning_and_within() {
     let ids = |text: &str| tiny().ids(text);
     assert_eq!(
-        config(&with("bad_words", json!(["the", " word"]))).bad_words_ids,
+        config(&with("bad_words", json!(["the", " word", "word"]))).bad_words_ids,
         [ids("the"), ids(" the"), ids("word"), ids(" word"),]
     );
 }
@@ -235,6 +235,26 @@ fn the_end_of_a_long_prompt_can_be_kept() {
     let ids = tiny().ids(&text);
     let body = json!({ "prompt": text, "truncate_prompt_tokens": 5 });
     assert_eq!(prompt(&body), ids[ids.len() - 5..]);
+}
+
+/// Only the end of it is read, and for words its tokens are those of the whole text.
+#[test]
+fn the_end_of_a_prompt_of_any_length_can_be_kept() {
+    let prompt = |body: &Value| call(body).unwrap().requests[0].prompt.clone();
+    // Characters of several bytes, so that the last MiB begins within one of them.
+    for (number, word) in ["wörd ", "the sea ", "中\n"].into_iter().enumerate() {
+        let text = format!("{}{}, the end.", "x".repeat(number), word.repeat(1_200_000 / word.len()));
+        let ids = tiny().ids(&text);
+        let body = json!({ "prompt": text, "truncate_prompt_tokens": 10, "max_tokens": 2 });
+        assert_eq!(prompt(&body), ids[ids.len() - 10..], "{word}");
+        let body = json!({ "prompt": [text, text], "truncate_prompt_tokens": -1, "max_tokens": 8 });
+        assert_eq!(prompt(&body), ids[ids.len() - 40..], "{word}");
+    }
+    let long = "a".repeat(2_000_000);
+    assert_eq!(prompt(&json!({ "prompt": long, "truncate_prompt_tokens": 10 })).len(), 10);
+    let found = error(&json!({ "prompt": long, "truncate_prompt_tokens": 47, "max_tokens": 2 }));
+    assert_eq!(found.code(), Some("context_length_exceeded"));
+    assert_eq!(error(&json!({ "prompt": long })).code(), Some("context_length_exceeded"));
 }
 
 #[test]

@@ -14,3 +14,4 @@ mod logprobs;
 mod messages;
 mod small_routes;
 mod stream;
+mod warnings;

@@ -30,8 +30,8 @@ Examples:
 
 The model is one of transformers' GPT2ForSequenceClassification (labels of a text), GPT2ForTokenClassification (labels
 of each token) and GPT2DoubleHeadsModel (--choice), as `gpt2 train --task classify` and transformers write them. Labels
-are named by config.json (id2label); their probabilities are by softmax, for problem_type multi_label_classification by
-the sigmoid of each logit, and for regression there are none.
+are named by config.json (id2label). Their scores are those of transformers' pipelines: the softmax over all labels; the
+sigmoid of each logit for problem_type multi_label_classification and for a single label; the logit for regression.
 
 A line of a .jsonl file may have its text under `text` too, so that rows of labelled texts can be classified as they
 are; for --choice also {\"prompt\": TEXT, \"choices\": [TEXT, …]} or {\"ids\": [[ID, …], …]}.")]
@@ -46,7 +46,7 @@ pub(crate) struct ClassifyArguments {
     /// Keep the last N tokens of a text that is longer than the context; without it such a text is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) keep_last: Option<usize>,
-    /// Print one JSON object: prompt_ids, and labels (name, logit, probability; the best first), or tokens (id, text, start and end in characters, labels), or choices (index, text, logit, probability)
+    /// Print one JSON object: prompt_ids, and labels (label, score, logit; the best first), or tokens (id, text, start and end in characters, labels), or choices (index, text, score, logit)
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -214,29 +214,28 @@ fn settings(arguments: &ClassifyArguments, opened: &Opened) -> Value {
 fn print(classification: &Classification) -> Result<()> {
     match classification {
         Classification::Labels { labels } => {
-            output::write_line("probability       logit  label")?;
+            output::write_line("      score       logit  label")?;
             labels.iter().try_for_each(|label| {
-                output::write_line(&format!("{}  {}", numbers(label.probability, label.logit), label.name))
+                output::write_line(&format!("{}  {}", numbers(label.score, label.logit), label.label))
             })
         }
         Classification::Tokens { tokens } => {
-            output::write_line("probability       logit  label of the token")?;
+            output::write_line("      score       logit  label of the token")?;
             tokens.iter().try_for_each(|LabelledToken { text, labels, .. }| {
-                let Some(Label { name, logit, probability, .. }) = labels.first() else { return Ok(()) };
-                output::write_line(&format!("{}  {name:<16}  {text:?}", numbers(*probability, *logit)))
+                let Some(Label { label, score, logit, .. }) = labels.first() else { return Ok(()) };
+                output::write_line(&format!("{}  {label:<16}  {text:?}", numbers(*score, *logit)))
             })
         }
         Classification::Choices { choices } => {
-            output::write_line("probability       logit  choice")?;
-            choices.iter().try_for_each(|RankedChoice { index, text, logit, probability }| {
+            output::write_line("      score       logit  choice")?;
+            choices.iter().try_for_each(|RankedChoice { index, text, score, logit }| {
                 let choice = text.as_ref().map_or(index.to_string(), |text| format!("{text:?}"));
-                output::write_line(&format!("{}  {choice}", numbers(Some(*probability), *logit)))
+                output::write_line(&format!("{}  {choice}", numbers(*score, *logit)))
             })
         }
     }
 }
 
-fn numbers(probability: Option<f64>, logit: f32) -> String {
-    let probability = probability.map_or("-".to_owned(), |probability| format!("{probability:.4}"));
-    format!("{probability:>11}  {logit:>10.4}")
+fn numbers(score: f64, logit: f32) -> String {
+    format!("{score:>11.4}  {logit:>10.4}")
 }

@@ -34,7 +34,7 @@ pub(crate) struct GenerationArguments {
     /// Always take the most probable token
     #[arg(long, help_heading = "Searching")]
     pub(crate) greedy: bool,
-    /// Divide the logits by this: below 1 sharper, above 1 flatter, greater than 0 [default: 1]
+    /// Divide the logits by this: below 1 sharper, above 1 flatter, 0 is --greedy [default: 1]
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) temperature: Option<f64>,
     /// Draw from the K most probable tokens only, at least 1 [default: 50]
@@ -169,8 +169,10 @@ impl GenerationArguments {
     /// is noted.
     pub(super) fn config(&self, opened: &Opened) -> Result<GenerationConfig> {
         let defaults = opened.defaults()?;
-        let config = self.options().config(defaults, Spelling::Flags)?;
-        defaults.notes(&config).iter().for_each(|note| output::print_note(note));
+        let options = self.options();
+        let config = options.config(defaults, Spelling::Flags)?;
+        let notes = options.notes(Spelling::Flags).into_iter().chain(defaults.notes(&config));
+        notes.for_each(|note| output::print_note(&note));
         Ok(config)
     }
 

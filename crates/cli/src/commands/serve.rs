@@ -53,6 +53,9 @@ pub(crate) struct ServeArguments {
     /// Tell in each answer how many tokens of its prompt had been computed before; equal requests then no longer have equal answers
     #[arg(long)]
     enable_prompt_tokens_details: bool,
+    /// Refuse requests with unknown fields; without it they are answered, and the answer names the fields under warnings
+    #[arg(long)]
+    strict: bool,
     /// Write a line on standard error for every request: its number, route, code, counts of tokens and time, never a text
     #[arg(long)]
     log_requests: bool,
@@ -178,6 +181,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     api.aliases.clone_from(&names.alias);
     api.grammar_reader = grammar_reader();
     api.prompt_tokens_details = arguments.enable_prompt_tokens_details;
+    api.strict = arguments.strict;
     api.chat_template = chat_template(names.chat_template.as_deref())?;
     api.limits = Limits { max_n: capacity.max_n, max_prompts: capacity.max_prompts, ..Limits::default() };
     Ok(ServerOptions {

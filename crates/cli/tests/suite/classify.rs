@@ -39,8 +39,8 @@ fn assert_labels(found: &Value, expected: &Value, index: usize) {
     let pipeline = expected["pipeline"][index].as_array().unwrap();
     assert_eq!(found["labels"].as_array().unwrap().len(), pipeline.len());
     for (label, expected) in found["labels"].as_array().unwrap().iter().zip(pipeline) {
-        assert_eq!(label["name"], expected["label"]);
-        assert_close(&label["probability"], &expected["score"]);
+        assert_eq!(label["label"], expected["label"]);
+        assert_close(&label["score"], &expected["score"]);
     }
     let sum = |values: &mut dyn Iterator<Item = f64>| json!(values.sum::<f64>());
     let logits = expected["logits"][index].as_array().unwrap();
@@ -77,8 +77,8 @@ fn a_text_is_classified_as_transformers_does() {
     for spot in of_tokens["pipeline"][1].as_array().unwrap() {
         let token = &found["tokens"][usize::try_from(spot["index"].as_u64().unwrap()).unwrap()];
         assert_eq!((&token["start"], &token["end"]), (&spot["start"], &spot["end"]));
-        assert_eq!(token["labels"][0]["name"], spot["entity"]);
-        assert_close(&token["labels"][0]["probability"], &spot["score"]);
+        assert_eq!(token["labels"][0]["label"], spot["entity"]);
+        assert_close(&token["labels"][0]["score"], &spot["score"]);
     }
     let shown = classify("token", &[texts[1].as_str().unwrap()]);
     assert_eq!(shown.stdout.lines().count(), 1 + found["tokens"].as_array().unwrap().len());
@@ -106,14 +106,14 @@ fn weights_of_every_type_and_f16_shards_classify() {
         };
         let names = ["red", "green", "naïve café", "blue", "LABEL_4"];
         for label in found["labels"].as_array().unwrap() {
-            let id = names.iter().position(|name| label["name"] == json!(name)).unwrap();
+            let id = names.iter().position(|name| label["label"] == json!(name)).unwrap();
             let difference = label["logit"].as_f64().unwrap() - expected["logits"][2][id].as_f64().unwrap();
             assert!(difference.abs() <= tolerance, "{dtype}: {label} is off by {difference}");
         }
     }
     let tokenizer = fixture_path("tiny-checkpoint");
     let found = classify("pytorch-shards", &[&text, "--json", "--tokenizer", path(&tokenizer)]).json();
-    assert_eq!(found["labels"][0]["name"], expected["pipeline"][2][0]["label"]);
+    assert_eq!(found["labels"][0]["label"], expected["pipeline"][2][0]["label"]);
 }
 
 fn expected_text() -> String {

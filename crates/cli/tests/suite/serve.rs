@@ -155,6 +155,38 @@ fn the_log_tells_of_requests_and_nothing_of_texts() {
     }
 }
 
+/// Without `--strict` a line of the log has the request's number and the field; with it the request is refused.
+#[test]
+fn unknown_fields_are_logged_or_refused() {
+    let lines = format!("{JSON}X-Request-Id: mine\r\n");
+    let body = r#"{"prompt":"MYSTERY","max_token":4,"max_tokens":1,"stream":true}"#;
+    let looked = r#"{"prompt":"MYSTERY","layer":[0]}"#;
+    for (arguments, status) in
+        [(&["--port", "0"][..], "200 OK"), (&["--port", "0", "--strict"], "400 Bad Request")]
+    {
+        let served = Served::start(arguments);
+        for (path, body, told) in [
+            ("/v1/completions", body, "did you mean `max_tokens`?"),
+            ("/look/attention", looked, "did you mean `layers`?"),
+        ] {
+            let answer = ask(served.connect(), "POST", path, &lines, body);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+            assert_eq!(answer.matches(told).count(), 1, "{answer}");
+            assert_eq!(answer.contains("\"warnings\":[\""), status == "200 OK", "{answer}");
+        }
+        served.signal("-TERM");
+        let (code, log) = served.ended();
+        let expected = match status {
+            "200 OK" => {
+                "mine unknown field `max_token` was ignored; did you mean `max_tokens`?\n\
+                 mine unknown field `layer` was ignored; did you mean `layers`?\n"
+            }
+            _ => "",
+        };
+        assert_eq!((code, log.as_str()), (Some(0), expected));
+    }
+}
+
 #[test]
 fn a_killed_server_hinders_no_other() {
     let folder = tempfile::tempdir().unwrap();

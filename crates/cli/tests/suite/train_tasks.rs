@@ -103,7 +103,7 @@ fn a_classifier_learns_what_the_order_of_words_says() {
         |arguments: &[&str]| Command::new(env!("CARGO_BIN_EXE_gpt2")).args(arguments).output().unwrap();
     for (text, label) in [("bob told eve", "bob"), ("eve told bob", "eve")] {
         let said = program(&["classify", text, "--model", &folder, "--json"]);
-        assert_eq!(assert_success(&said)["labels"][0]["name"], label, "{text}");
+        assert_eq!(assert_success(&said)["labels"][0]["label"], label, "{text}");
     }
     let told = bench.train("classify", "rows.tsv", "model", &[&run[..], &["--resume"]].concat());
     let told = String::from_utf8(told.stdout).unwrap();

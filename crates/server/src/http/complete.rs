@@ -94,6 +94,7 @@ pub(crate) async fn answer(
         }
     };
     let Call { mut requests, answer, stream } = call;
+    caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
     let is_long = told_tokens(&requests) > LONG_ANSWER;

@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpt2_api::{ApiError, ServedModel};
+use gpt2_api::{ApiError, ServedModel, Warnings};
 use tokio::sync::{Semaphore, watch};
 
 use gate::Gate;
@@ -32,6 +32,7 @@ use stream::ReadHalf;
 use crate::ServerOptions;
 use crate::classify::Classifying;
 use crate::engine::Engine;
+use crate::log::log;
 use crate::metrics::Metrics;
 
 /// What all connections share.
@@ -109,8 +110,19 @@ struct Caller {
     shared: Arc<Shared>,
     peer: Arc<ReadHalf>,
     numbers: Arc<Numbers>,
+    /// The number of its request.
+    id: String,
     /// The number of its key. Callers with the same one share what was computed of equal beginnings.
     key: u64,
+}
+
+impl Caller {
+    /// Writes what is wrong with a request that is answered all the same: names of fields, never a text.
+    fn log_warnings(&self, warnings: &Warnings) {
+        if !warnings.is_empty() {
+            log(&format!("{} {warnings}", self.id));
+        }
+    }
 }
 
 impl Shared {

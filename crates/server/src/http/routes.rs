@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use gpt2_api::{ApiError, Endpoint};
+use gpt2_api::{ApiError, Endpoint, Reply};
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -93,6 +93,7 @@ async fn serve(
         shared: Arc::clone(shared),
         peer: Arc::clone(&connection.peer),
         numbers: Arc::clone(record.numbers()),
+        id: record.id().to_owned(),
         key,
     };
     if route.method == "POST" {
@@ -147,7 +148,7 @@ async fn post(
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
     let looks = || Ok::<_, ApiError>(Looks { engine: shared.engine()?, served: &shared.served });
-    Ok(reply::json(match endpoint {
+    let Reply { json, warnings } = match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
         Endpoint::Tokenize => blocking(move || gpt2_api::tokenize(&received.bytes, &served)).await?,
@@ -164,14 +165,16 @@ async fn post(
         Endpoint::LookHead => while_wanted(looks()?.head(received.bytes), caller).await?,
         Endpoint::LookNext => while_wanted(looks()?.next(received.bytes), caller).await?,
         _ => return Err(ApiError::internal()),
-    }))
+    };
+    caller.log_warnings(&warnings);
+    Ok(reply::json(json))
 }
 
 /// An answer that is wanted as long as the client is there, and the server does not end.
 async fn while_wanted(
-    answer: impl Future<Output = Result<String, ApiError>>,
+    answer: impl Future<Output = Result<Reply, ApiError>>,
     caller: &Caller,
-) -> Result<String, ApiError> {
+) -> Result<Reply, ApiError> {
     if caller.shared.is_draining() {
         return Err(draining());
     }

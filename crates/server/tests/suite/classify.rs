@@ -51,8 +51,7 @@ fn labels_go_over_the_wire_in_batches_as_alone() {
     for (index, entry) in answer["data"].as_array().unwrap().iter().enumerate() {
         let best = &expected["pipeline"][index][0];
         assert_eq!((&entry["index"], &entry["label"]), (&json!(index), &best["label"]));
-        let difference =
-            entry["labels"][0]["probability"].as_f64().unwrap() - best["score"].as_f64().unwrap();
+        let difference = entry["labels"][0]["score"].as_f64().unwrap() - best["score"].as_f64().unwrap();
         assert!(difference.abs() <= TOLERANCE, "{difference}");
         let alone = classify(&server, &json!({"input": texts[index]}));
         let difference = alone["data"][0]["probs"][0].as_f64().unwrap() - entry["probs"][0].as_f64().unwrap();

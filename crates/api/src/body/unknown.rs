@@ -1,0 +1,163 @@
+//! Fields of a body that the interface does not have: answers and logs name them, and a strict server refuses them.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use super::given::Given;
+use super::{Field, Use};
+use crate::ApiError;
+
+/// Most unknown fields of a body that are named; of the others it is said how many there are.
+const MOST_NAMED: usize = 16;
+/// Longest name, in bytes, that is compared with those of known fields.
+const MOST_COMPARED: usize = 64;
+/// The least likeness of a name that is suggested: `max_new_tokens` is 0.71 like `max_tokens`, which it means, and `length_penalty` 0.64
+/// like `repeat_penalty`, which it does not mean.
+const NEAR: f64 = 0.7;
+
+/// The unknown fields of a request, which was answered without them.
+///
+/// ```
+/// use gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
+///
+/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
+/// let request = AttentionRequest::read(br#"{"prompt": [5, 6], "layer": [1]}"#, &served)?;
+/// let warning = "unknown field `layer` was ignored; did you mean `layers`?";
+/// assert_eq!(request.warnings.iter().collect::<Vec<_>>(), [warning]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Warnings {
+    unknown: Vec<UnknownField>,
+    /// Unknown fields beside those.
+    more: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct UnknownField {
+    /// Without control characters: a log has a line for each request.
+    path: String,
+    nearest: Option<&'static str>,
+}
+
+impl Warnings {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.unknown.is_empty()
+    }
+
+    /// A sentence for each field.
+    pub fn iter(&self) -> impl Iterator<Item = String> {
+        let named = self.unknown.iter().map(|UnknownField { path, nearest }| {
+            format!("unknown field `{path}` was ignored{}", suggestion(*nearest))
+        });
+        named.chain((self.more > 0).then(|| format!("{} more unknown fields were ignored", self.more)))
+    }
+
+    /// The first of them as a reason to refuse the request.
+    pub(crate) fn refusal(&self) -> Option<ApiError> {
+        let UnknownField { path, nearest } = self.unknown.first()?;
+        let message = match nearest {
+            Some(nearest) => format!("unknown field `{path}`; did you mean `{nearest}`?"),
+            None => {
+                format!("unknown field `{path}`; leave it out, this server refuses what it does not know")
+            }
+        };
+        Some(ApiError::invalid(message).with_param(path).with_code("unknown_parameter"))
+    }
+
+    /// A JSON object with these as its last entry, `warnings`; without any as it is.
+    pub(crate) fn added_to(&self, json: String) -> String {
+        let Some(entries) = json.trim_end().strip_suffix('}').filter(|_| !self.is_empty()) else {
+            return json;
+        };
+        let comma = if entries.ends_with('{') { "" } else { "," };
+        let warnings: serde_json::Value = self.iter().collect();
+        format!("{entries}{comma}\"warnings\":{warnings}}}")
+    }
+}
+
+/// All of them on one line.
+impl fmt::Display for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.iter().enumerate().try_for_each(|(place, warning)| {
+            let before = if place == 0 { "" } else { "; " };
+            write!(f, "{before}{warning}")
+        })
+    }
+}
+
+/// An answer as a whole.
+///
+/// Given by [`tokenize`](crate::tokenize).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// A JSON object, with the warnings under `warnings` if there are any.
+    pub json: String,
+    /// The request's unknown fields, for a log.
+    pub warnings: Warnings,
+}
+
+impl Reply {
+    /// The answer with this JSON object to a request with these warnings.
+    pub fn new(json: String, warnings: Warnings) -> Self {
+        Self { json: warnings.added_to(json), warnings }
+    }
+}
+
+/// Where the unknown fields of a body, and of the objects in it, are noted while it is read.
+#[derive(Debug, Default)]
+pub(crate) struct Unknown(RefCell<Warnings>);
+
+impl Unknown {
+    pub(super) fn note(&self, name: &str, given: Given<'_, '_>, tables: &[&'static [Field]]) {
+        let Self(warnings) = self;
+        let Ok(mut warnings) = warnings.try_borrow_mut() else { return };
+        if warnings.unknown.len() == MOST_NAMED {
+            warnings.more += 1;
+            return;
+        }
+        let path: String = given.name().chars().flat_map(char::escape_debug).collect();
+        if warnings.unknown.iter().all(|field| field.path != path) {
+            warnings.unknown.push(UnknownField { path, nearest: nearest(name, tables) });
+        }
+    }
+
+    /// Those that were noted so far.
+    pub(crate) fn take(&self) -> Warnings {
+        self.0.take()
+    }
+}
+
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"))
+}
+
+/// The known field whose name is most like this one, if it is like it at all.
+fn nearest(name: &str, tables: &[&'static [Field]]) -> Option<&'static str> {
+    if name.len() > MOST_COMPARED {
+        return None;
+    }
+    let known = tables.iter().copied().flatten().filter(|field| !matches!(field.use_, Use::Refused(_)));
+    let likeness = known.map(|field| (strsim::normalized_damerau_levenshtein(name, field.name), field.name));
+    let near = likeness.filter(|(likeness, _)| *likeness >= NEAR);
+    near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_the_last_entry_of_an_object() {
+        let unknown = vec![UnknownField { path: "a\\\"".into(), nearest: Some("b") }];
+        let warnings = Warnings { unknown, more: 2 };
+        let expected = r#""warnings":["unknown field `a\\\"` was ignored; did you mean `b`?","2 more unknown fields were ignored"]}"#;
+        assert_eq!(warnings.added_to("{}".into()), format!("{{{expected}"));
+        assert_eq!(warnings.added_to("{\"x\":1}\n".into()), format!("{{\"x\":1,{expected}"));
+        assert_eq!(Warnings::default().added_to("{\"x\":1}\n".into()), "{\"x\":1}\n");
+        let line = "unknown field `a\\\"` was ignored; did you mean `b`?; 2 more unknown fields were ignored";
+        assert_eq!(warnings.to_string(), line);
+    }
+}

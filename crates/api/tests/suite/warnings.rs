@@ -1,0 +1,211 @@
+//! Unknown fields: named in answers, refused by a strict server.
+
+use std::fs;
+
+use gpt2_api::{
+    ApiError, ApiOptions, AttentionRequest, Call, ChatRequest, ClassifyCall, CompletionRequest, HeadRequest,
+    LensRequest, NextRequest, ServedModel, Warnings, detokenize, tokenize,
+};
+use gpt2_engine::{ModelOptions, Silent};
+use gpt2_testing::fixture_path;
+use serde_json::{Value, json};
+
+use crate::common::{call, options, tiny};
+
+const MAX_TOKEN: &str = "unknown field `max_token` was ignored; did you mean `max_tokens`?";
+
+fn told(warnings: &Warnings) -> Vec<String> {
+    warnings.iter().collect()
+}
+
+fn warnings(body: &Value) -> Vec<String> {
+    told(call(body).unwrap().answer.warnings())
+}
+
+fn chat_warnings(body: &Value) -> Vec<String> {
+    let template = gpt2_api::ChatTemplateChoice::EosJoin;
+    let served =
+        ServedModel::new(&tiny().model, ApiOptions { chat_template: template, ..options() }).unwrap();
+    let request = ChatRequest::parse(body.to_string().as_bytes()).unwrap();
+    told(Call::of_chat(request, &served, None).unwrap().answer.warnings())
+}
+
+#[test]
+fn unknown_fields_are_named_with_the_nearest_known_one() {
+    assert_eq!(warnings(&json!({ "prompt": "a", "max_token": 30 })), [MAX_TOKEN]);
+    for (name, nearest) in [
+        ("temprature", Some("temperature")),
+        ("max_new_tokens", Some("max_tokens")),
+        ("maxTokens", Some("max_tokens")),
+        ("num_predict", Some("n_predict")),
+        ("mirostat", None),
+        ("length_penalty", None),
+        ("what_nobody_knows", None),
+        // A field that is refused is not suggested.
+        ("sufix", None),
+    ] {
+        let mut body = json!({ "prompt": "a", "max_tokens": 1 });
+        body[name] = json!(3);
+        let hint = nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"));
+        assert_eq!(warnings(&body), [format!("unknown field `{name}` was ignored{hint}")]);
+    }
+    assert_eq!(warnings(&json!({ "max_token": null })), Vec::<String>::new(), "null is as good as absent");
+}
+
+#[test]
+fn fields_of_inner_objects_are_named_by_their_paths() {
+    let body = json!({
+        "prompt": "a", "stream": true, "stream_options": { "include_usge": true },
+        "response_format": { "type": "json_schema", "json_schema": { "schema": {}, "name": "x", "stric": true } },
+    });
+    assert_eq!(
+        warnings(&body),
+        [
+            "unknown field `stream_options.include_usge` was ignored; did you mean `include_usage`?",
+            "unknown field `response_format.json_schema.stric` was ignored; did you mean `strict`?",
+        ]
+    );
+    let part = json!({ "type": "text", "text": "a", "cache_control": {} });
+    let body = json!({ "messages": [{ "role": "user", "content": "a" }, { "rol": 1, "role": "user", "content": [part] }] });
+    let expected = [
+        "unknown field `messages[1].rol` was ignored; did you mean `role`?",
+        "unknown field `messages[1].content[0].cache_control` was ignored",
+    ];
+    let mut found = chat_warnings(&body);
+    found.sort_by_key(|warning| warning.contains("content"));
+    assert_eq!(found, expected);
+}
+
+/// Clients that send them would otherwise see a warning in each answer.
+#[test]
+fn what_clients_send_for_openai_is_no_mistake() {
+    for name in [
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "parallel_tool_calls",
+        "tool_choice",
+        "prompt_cache_key",
+    ] {
+        let body = json!({ "prompt": "a", name: "auto" });
+        assert_eq!(warnings(&body), Vec::<String>::new(), "{name}");
+    }
+    let answered = json!({
+        "role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null, "type": "text",
+    });
+    let body =
+        json!({ "messages": [{ "role": "user", "content": "a" }, answered], "max_completion_tokens": 1 });
+    assert_eq!(chat_warnings(&body), Vec::<String>::new());
+    let mut bodies = 0;
+    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bodies")).unwrap() {
+        let body = fs::read(file.unwrap().path()).unwrap();
+        let value: Value = serde_json::from_slice(&body).unwrap();
+        let found = if value.get("messages").is_some() {
+            chat_warnings(&json!({ "messages": value["messages"], "stream_options": null }))
+        } else if value.get("prompt").is_some() {
+            let mut value = value;
+            // The checkpoint of these tests has another name, and a shorter context.
+            (value["model"], value["max_tokens"]) = (Value::Null, json!(2));
+            value["n_predict"] = Value::Null;
+            warnings(&value)
+        } else {
+            continue;
+        };
+        assert_eq!(found, Vec::<String>::new(), "{}", String::from_utf8_lossy(&body));
+        bodies += 1;
+    }
+    assert!(bodies >= 8, "{bodies}");
+}
+
+#[test]
+fn answers_have_the_warnings_once_and_only_if_there_are_any() {
+    let body = json!({ "prompt": "a", "max_tokens": 2, "temperature": 0, "n": 2 });
+    assert!(tiny().complete(&body).get("warnings").is_none());
+    assert!(tiny().stream(&body).iter().all(|chunk| chunk.get("warnings").is_none()));
+    let mut body = body;
+    body["max_token"] = json!(30);
+    body["stream_options"] = json!({ "include_usage": true });
+    let streamed = tiny().stream(&body);
+    assert_eq!(streamed[0]["warnings"], json!([MAX_TOKEN]));
+    assert!(streamed.len() > 2 && streamed[1..].iter().all(|chunk| chunk.get("warnings").is_none()));
+    body["stream_options"] = Value::Null;
+    let whole = tiny().complete(&body);
+    assert_eq!(whole["warnings"], json!([MAX_TOKEN]));
+    assert_eq!(whole["usage"]["completion_tokens"], 4, "everything else is as it was");
+}
+
+#[test]
+fn every_route_that_reads_a_body_warns_or_refuses() {
+    let strict = ServedModel::new(&tiny().model, ApiOptions { strict: true, ..options() }).unwrap();
+    let lenient = &tiny().served;
+    let folder = fixture_path("heads/sequence");
+    let model = ModelOptions { model: folder, ..ModelOptions::default() };
+    let classifier = model.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
+    let [labels, strict_labels] = [false, true]
+        .map(|strict| ServedModel::of_classifier(&classifier, ApiOptions { strict, ..options() }));
+    type Route<'a> = (&'a str, &'a dyn Fn(&[u8], bool) -> Result<Warnings, ApiError>);
+    let served = |is_strict: bool| if is_strict { &strict } else { lenient };
+    let completions = |body: &[u8], is_strict: bool| {
+        let call = Call::of_completion(CompletionRequest::parse(body)?, served(is_strict), None)?;
+        Ok(call.answer.warnings().clone())
+    };
+    let classify = |body: &[u8], is_strict: bool| {
+        let ClassifyCall { questions, answer } =
+            ClassifyCall::read(body, if is_strict { &strict_labels } else { &labels })?;
+        Ok(answer.into_response(&classifier.classify(&questions).unwrap()).warnings)
+    };
+    let routes: [Route<'_>; 8] = [
+        (r#""prompt": "a""#, &completions),
+        (r#""input": "a""#, &classify),
+        (r#""content": "a""#, &|body, is_strict| Ok(tokenize(body, served(is_strict))?.warnings)),
+        (r#""tokens": [1]"#, &|body, is_strict| Ok(detokenize(body, served(is_strict))?.warnings)),
+        (
+            r#""prompt": "a""#,
+            &|body, is_strict| Ok(AttentionRequest::read(body, served(is_strict))?.warnings),
+        ),
+        (r#""prompt": "a""#, &|body, is_strict| Ok(LensRequest::read(body, served(is_strict))?.warnings)),
+        (r#""prompt": "a", "layer": 0, "head": 0"#, &|body, is_strict| {
+            Ok(HeadRequest::read(body, served(is_strict))?.warnings)
+        }),
+        (r#""prompt": "a", "at": -1, "temperature": 0.5"#, &|body, is_strict| {
+            Ok(NextRequest::read(body, served(is_strict))?.warnings)
+        }),
+    ];
+    for (given, read) in routes {
+        let right = format!("{{{given}}}");
+        assert!(read(right.as_bytes(), true).unwrap().is_empty(), "{right}");
+        let wrong = format!("{{{given}, \"modle\": \"x\"}}");
+        let found = told(&read(wrong.as_bytes(), false).unwrap());
+        assert_eq!(found.len(), 1, "{wrong}");
+        assert!(found[0].starts_with("unknown field `modle` was ignored"), "{found:?}");
+        let error = read(wrong.as_bytes(), true).unwrap_err();
+        assert_eq!(
+            (error.status(), error.param(), error.code()),
+            (400, Some("modle"), Some("unknown_parameter"))
+        );
+    }
+    let body = br#"{"prompt": "a", "max_token": 5}"#;
+    let error = completions(body, true).unwrap_err();
+    assert_eq!(error.to_string(), "unknown field `max_token`; did you mean `max_tokens`?");
+    let conversation = br#"{"messages": [{"role": "user", "content": "a", "nam": "b"}]}"#;
+    let error = Call::of_chat(ChatRequest::parse(conversation).unwrap(), &strict, None).unwrap_err();
+    assert_eq!(error.param(), Some("messages[0].nam"));
+}
+
+/// An answer and a line of a log stay short and in one line, whatever a body has.
+#[test]
+fn warnings_of_a_hostile_body_are_bounded() {
+    let mut body = json!({ "prompt": "a" });
+    for number in 0..5000 {
+        body[format!("{number}{}", "x".repeat(100))] = json!(1);
+    }
+    body["a\n\u{1b}[31m\"b"] = json!(1);
+    let found = call(&body).unwrap();
+    let found = found.answer.warnings();
+    assert!(found.iter().count() <= 17);
+    assert!(found.iter().last().unwrap().ends_with(" more unknown fields were ignored"), "{found}");
+    assert!(found.to_string().len() < 2000, "{}", found.to_string().len());
+    let body = json!({ "prompt": "a", "a\n\u{1b}[31m\"b": 1 });
+    assert_eq!(warnings(&body), ["unknown field `a\\n\\u{1b}[31m\\\"b` was ignored"]);
+}
