@@ -113,7 +113,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::Generation(error) => of_generation(error),
         EngineError::Weights(error) => of_weights(error),
         EngineError::Hub(HubError::NotCached { .. }) => {
-            Some("drop --offline (or HF_HUB_OFFLINE) to download it")
+            Some("drop --offline or HF_HUB_OFFLINE to download it")
         }
         EngineError::Hub(HubError::Unreachable { .. }) => Some("--model built-in needs no network"),
         EngineError::Device(DeviceError::NoDriver { .. } | DeviceError::NotBuilt { .. }) => {
