@@ -2,7 +2,7 @@
 
 usage: python examples/bulk_on_ray.py [MODEL] [--address HOST:PORT]
 
-Needs `pip install 'candle-gpt2[ray]'`. Without an address Ray is started on this machine.
+Needs `pip install '.[ray]'` in a clone. Without an address Ray is started on this machine.
 """
 
 import argparse

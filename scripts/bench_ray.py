@@ -6,7 +6,7 @@ usage: python scripts/bench_ray.py [--program target/release/gpt2] [--model DIR]
 A shape is actors x threads, all on this machine; the program takes --threads. Rounds alternate between all of them, and medians are
 told. `job` is the time from the first block to the written output, with the start of the actors and their models; `program` is the
 whole time of `gpt2 generate --prompts-file`, its start with it. Ray itself, which a cluster has running, is started before and not
-counted. Texts of both are compared: every row draws with the same seed. Needs `pip install 'candle-gpt2[ray]'`, built in release.
+counted. Texts of both are compared: every row draws with the same seed. Needs `pip install '.[ray]'` in a clone, built in release.
 """
 
 import argparse

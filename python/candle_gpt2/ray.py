@@ -26,7 +26,7 @@ except ModuleNotFoundError as _error:
     if _error.name is None or _error.name.split(".")[0] not in ("ray", "pyarrow", "pandas", "numpy"):
         raise
     raise ModuleNotFoundError(
-        f"bulk jobs need Ray, and {_error.name} is not installed: pip install 'candle-gpt2[ray]'", name=_error.name
+        f"bulk jobs need Ray, and {_error.name} is not installed: pip install '.[ray]' in a clone", name=_error.name
     ) from None
 
 from . import _blocks

@@ -12,7 +12,7 @@ from candle_gpt2 import Rows
 
 from support import FIXTURES, read_safetensors, write_safetensors
 
-pyarrow = pytest.importorskip("pyarrow", reason="bulk jobs read and write with pyarrow: pip install 'candle-gpt2[ray]'")
+pyarrow = pytest.importorskip("pyarrow", reason="bulk jobs read and write with pyarrow: pip install '.[ray]' in a clone")
 
 import pyarrow.parquet as parquet  # noqa: E402
 from candle_gpt2 import _blocks  # noqa: E402

@@ -107,7 +107,7 @@ def test_examples_run(name, tmp_path):
 
 def skip_without_ray(script: str) -> None:
     if RAY.search(script) and importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'candle-gpt2[ray]'")
+        pytest.skip("Ray is not installed: pip install '.[ray]' in a clone")
 
 
 def run(command: list, folder: Path) -> None:

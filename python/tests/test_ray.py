@@ -20,7 +20,7 @@ from candle_gpt2 import Rows
 
 from support import FIXTURES
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'candle-gpt2[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]' in a clone")
 
 from candle_gpt2 import _bulk_cli  # noqa: E402
 from candle_gpt2.ray import generate_dataset, score_dataset, shares  # noqa: E402
@@ -238,7 +238,7 @@ def test_without_ray_the_way_to_it_is_told():
         "try: import candle_gpt2.ray\nexcept ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.strip() == "bulk jobs need Ray, and ray is not installed: pip install 'candle-gpt2[ray]'"
+    assert done.stdout.strip() == "bulk jobs need Ray, and ray is not installed: pip install '.[ray]' in a clone"
 
 
 def test_the_command_is_installed():

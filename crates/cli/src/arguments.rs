@@ -26,8 +26,10 @@ use crate::commands::verify::VerifyArguments;
     name = "gpt2",
     version,
     help_expected = true,
+    max_term_width = 120, // longer lines are hard to read
     after_help = "\
-Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 the call is wrong.
+Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 usage error.
+
 Run `gpt2 COMMAND --help` for examples."
 )]
 pub(crate) struct Arguments {
@@ -56,7 +58,7 @@ pub(crate) enum Command {
     Look(Box<LookCommandArguments>),
     /// Write the activations of a run to a file: residual streams, attention patterns, neurons
     Cache(Box<CacheArguments>),
-    /// Encode texts into token files to train on, in nanoGPT's or llm.c's format
+    /// Print the tokens of a text, or encode files into token files to train on, in nanoGPT's or llm.c's format
     Tokenize(TokenizeArguments),
     /// Train a model from scratch, or train a checkpoint further
     Train(TrainArguments),
@@ -68,7 +70,7 @@ pub(crate) enum Command {
     Verify(VerifyArguments),
     /// Measure how fast a model loads, reads prompts and generates on this machine
     Bench(BenchArguments),
-    /// Say what this machine has for the program, and measure how fast it reads memory and multiplies
+    /// Report this machine's CPU, memory and GPU, and measure how fast it reads memory and multiplies
     Doctor(DoctorArguments),
     /// Print a shell's completions of these commands and options
     Completions(CompletionsArguments),

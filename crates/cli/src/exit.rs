@@ -17,7 +17,7 @@ use gpt2_weights::WeightsError;
 use crate::interrupt::EXIT_INTERRUPTED;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
-const EXIT_USAGE: u8 = 2;
+pub(crate) const EXIT_USAGE: u8 = 2;
 /// The call is right and the job failed.
 pub(crate) const EXIT_FAILURE: u8 = 1;
 
@@ -113,7 +113,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::Generation(error) => of_generation(error),
         EngineError::Weights(error) => of_weights(error),
         EngineError::Hub(HubError::NotCached { .. }) => {
-            Some("without --offline and HF_HUB_OFFLINE it is downloaded")
+            Some("drop --offline or HF_HUB_OFFLINE to download it")
         }
         EngineError::Hub(HubError::Unreachable { .. }) => Some("--model built-in needs no network"),
         EngineError::Device(DeviceError::NoDriver { .. } | DeviceError::NotBuilt { .. }) => {

@@ -11,16 +11,20 @@ use gpt2_engine::Vocabulary;
 
 use crate::exit::UsageError;
 
-/// The tokens to work on.
-#[derive(Debug, Args)]
+/// The tokens to work on, given in one of these ways.
+#[derive(Debug, Default, Args)]
+#[group(id = "input", multiple = false)]
 pub(crate) struct InputArguments {
-    /// Read the text from this file
-    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    /// The prompt, as an option in place of the argument
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from this file
+    #[arg(long, value_name = "FILE")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Token ids in place of text, separated by commas; no tokenizer is needed then
-    #[arg(long, value_name = "ID,ID,…", conflicts_with_all = ["text", "prompt_file"])]
+    #[arg(long, value_name = "ID,ID,…")]
     pub(crate) ids: Option<Ids>,
-    /// The text; without it, --prompt-file and --ids, standard input is read
+    /// Prompt; read from standard input if neither this nor --prompt, --prompt-file or --ids is given
     #[arg(value_name = "TEXT")]
     pub(crate) text: Option<String>,
 }
@@ -55,6 +59,12 @@ pub(crate) struct Input {
 }
 
 impl InputArguments {
+    /// Whether the input is given, so that standard input is not read.
+    pub(crate) fn is_given(&self) -> bool {
+        let Self { prompt, prompt_file, ids, text } = self;
+        prompt.is_some() || prompt_file.is_some() || ids.is_some() || text.is_some()
+    }
+
     /// Reads the input.
     pub(crate) fn read(&self, vocabulary: &Vocabulary) -> Result<Given> {
         if let Some(Ids(ids)) = &self.ids {
@@ -76,8 +86,9 @@ impl InputArguments {
         })
     }
 
-    fn text(&self) -> Result<String> {
-        if let Some(text) = &self.text {
+    /// The text of the input, which is one.
+    pub(crate) fn text(&self) -> Result<String> {
+        if let Some(text) = self.text.as_ref().or(self.prompt.as_ref()) {
             return Ok(text.clone());
         }
         if let Some(path) = &self.prompt_file {

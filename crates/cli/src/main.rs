@@ -1,12 +1,15 @@
 //! The `gpt2` program.
 
 mod arguments;
+mod closed_output;
 mod commands;
 mod exit;
 mod input;
 mod interrupt;
 mod model_arguments;
+mod other_names;
 mod output;
+mod parse;
 mod progress;
 
 use std::panic;
@@ -14,11 +17,14 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use arguments::{Arguments, Command};
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use gpt2_engine::{HubOptions, Network, process};
 
 fn main() -> ExitCode {
-    let Arguments { command, offline } = Arguments::parse();
+    let Arguments { command, offline } = match parse::arguments() {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {

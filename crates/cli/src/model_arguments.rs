@@ -14,7 +14,7 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
     /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
-    #[arg(long, value_name = "DIR", default_value = BUILT_IN)]
+    #[arg(short, long, value_name = "DIR", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]

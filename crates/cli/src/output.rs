@@ -3,13 +3,16 @@
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::Path;
 
+use anstream::AutoStream;
 use anstyle::Style;
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 pub(crate) use gpt2_engine::grouped;
 use gpt2_engine::terminal::printable;
 use gpt2_engine::{Reporter, Terminal};
 use gpt2_weights::create_file;
 use serde::Serialize;
+
+use crate::closed_output;
 
 /// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
 /// control characters, which a model may well produce.
@@ -22,10 +25,20 @@ pub(crate) fn write_line(line: &str) -> Result<()> {
     write(&format!("{}\n", printable(line).replace('\n', "\n  ")))
 }
 
+/// Writes a text with escape codes, which a terminal alone gets.
+pub(crate) fn write_styled(text: &str) -> Result<()> {
+    write_to(AutoStream::auto(stdout().lock()), text)
+}
+
 fn write(text: &str) -> Result<()> {
-    let mut out = stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    write_to(stdout().lock(), text)
+}
+
+fn write_to(mut out: impl Write, text: &str) -> Result<()> {
+    if closed_output::was_closed() {
+        bail!("standard output is closed: redirect it to a file, a program or /dev/null");
+    }
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
 /// Writes a text file, which is there as a whole or not at all; nothing that exists is overwritten.
@@ -59,6 +72,12 @@ pub(crate) fn print_status(status: &str) {
 /// Prints something worth knowing that is no error.
 pub(crate) fn print_note(note: &str) {
     Terminal.note(note);
+}
+
+/// Prints an error that is formatted with escape codes, which a terminal alone gets.
+pub(crate) fn print_styled_error(text: &str) {
+    // Nothing is left to report to when standard error is closed.
+    let _ = AutoStream::auto(stderr().lock()).write_all(text.as_bytes());
 }
 
 /// Prints an error.

@@ -37,6 +37,38 @@ fn files_that_the_book_names_are_there() {
     assert!(count > 50, "found {count} names alone");
 }
 
+/// Nothing is on a registry: what installs or adds a package names a clone or the repository.
+#[test]
+fn packages_are_installed_from_where_they_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = ["docs/src", "crates", "python", "models", "web"].map(|folder| root.join(folder));
+    let found = folders.iter().flat_map(|folder| pages(folder)).filter(|page| {
+        page.components().all(|part| part.as_os_str() != "node_modules" && part.as_os_str() != "target")
+    });
+    let mut wrong = Vec::new();
+    for page in found.chain([root.join("README.md"), root.join("CONTRIBUTING.md")]) {
+        let text = fs::read_to_string(&page).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            let installs = ["cargo install ", "cargo add ", "pip install ", "npm install "];
+            let is_from_elsewhere = ["--path", "--git", "pip install .", "pip install '."]
+                .iter()
+                .any(|known| line.contains(known));
+            let is_dependency = line.trim_start().starts_with("candle-gpt2") && line.contains("= \"");
+            let is_wrong = (installs.iter().any(|install| line.contains(install))
+                && line.contains("candle-gpt2")
+                && !is_from_elsewhere)
+                || (is_dependency && !line.contains("path = ") && !line.contains("git = "));
+            if is_wrong {
+                wrong.push(format!("{}:{}: {line}", page.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "from no registry:\n{}", wrong.join("\n"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let (clone, run) = (readme.find("git clone https://"), readme.find("cargo run --release"));
+    assert!(clone.is_some() && clone < run, "a clone comes before the first run");
+}
+
 /// All pages in a folder and below it.
 fn pages(folder: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());

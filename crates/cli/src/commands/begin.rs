@@ -27,7 +27,7 @@ const COMMANDS: [(&str, &str, bool); 3] = [
 
 pub(crate) fn begin() -> Result<ExitCode> {
     write_line(
-        "GPT-2 in one program: it writes text, shows its inside, learns, and serves. Begin with one of these:",
+        "GPT-2 in one program: it generates text, inspects and trains models, and serves them. Begin with one of these:",
     )?;
     for (command, what, _) in COMMANDS.into_iter().filter(|(.., is_built)| *is_built) {
         write_line(&format!("  {command:<52} {what}"))?;

@@ -23,10 +23,10 @@ Examples:
   gpt2 bench --model DIR
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
   gpt2 bench --model DIR --device cuda --dtype f16 --json
-  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json     (or portable, avx512, neon …: what another processor would get)
+  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json    # or portable, avx512, neon …: what another processor would get
 
-Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after
-896, always the most probable one; pass_at_512 says how much longer a pass over 2, 4 and 8 tokens takes than a pass over
+Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after \
+896, always the most probable one; pass_at_512 says how much longer a pass over 2, 4 and 8 tokens takes than a pass over \
 one, after 512 tokens and with the logits of each; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]

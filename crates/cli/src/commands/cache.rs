@@ -22,9 +22,10 @@ Examples:
   gpt2 cache \"The dog\" --model gpt2 --sites 'blocks.*.attn.hook_z,resid_post' --out cache.safetensors
   gpt2 cache \"The dog\" --model gpt2 --sites '*' --as transformer-lens --bos --out cache.npz
   gpt2 cache --ids 464,3290 --model gpt2 --sites z,pattern --layers 0-5 --positions 1 --out cache.safetensors
-Tensors have TransformerLens' names and layouts, with the batch axis of 1. The places: embed pos_embed; of each block resid_pre
-ln1.scale ln1.normalized q k v attn_scores pattern z result attn_out resid_mid ln2.scale ln2.normalized mlp_pre mlp_post mlp_out
-resid_post; ln_final.scale ln_final.normalized final_norm logits. A safetensors file has the model, the tokens and what was asked for
+
+Tensors have TransformerLens' names and layouts, with the batch axis of 1. The places: embed pos_embed; of each block resid_pre \
+ln1.scale ln1.normalized q k v attn_scores pattern z result attn_out resid_mid ln2.scale ln2.normalized mlp_pre mlp_post mlp_out \
+resid_post; ln_final.scale ln_final.normalized final_norm logits. A safetensors file has the model, the tokens and what was asked for \
 in its metadata.")]
 pub(crate) struct CacheArguments {
     #[command(flatten)]

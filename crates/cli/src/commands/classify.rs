@@ -28,12 +28,12 @@ Examples:
   gpt2 classify --model DIR --prompts-file reviews.jsonl --output labels.jsonl
   gpt2 classify \"The sky is\" --choice \" blue\" --choice \" green\" --model DIR
 
-The model is one of transformers' GPT2ForSequenceClassification (labels of a text), GPT2ForTokenClassification (labels
-of each token) and GPT2DoubleHeadsModel (--choice), as `gpt2 train --task classify` and transformers write them. Labels
-are named by config.json (id2label). Their scores are those of transformers' pipelines: the softmax over all labels; the
+The model is one of transformers' GPT2ForSequenceClassification (labels of a text), GPT2ForTokenClassification (labels \
+of each token) and GPT2DoubleHeadsModel (--choice), as `gpt2 train --task classify` and transformers write them. Labels \
+are named by config.json (id2label). Their scores are those of transformers' pipelines: the softmax over all labels; the \
 sigmoid of each logit for problem_type multi_label_classification and for a single label; the logit for regression.
 
-A line of a .jsonl file may have its text under `text` too, so that rows of labelled texts can be classified as they
+A line of a .jsonl file may have its text under `text` too, so that rows of labelled texts can be classified as they \
 are; for --choice also {\"prompt\": TEXT, \"choices\": [TEXT, …]} or {\"ids\": [[ID, …], …]}.")]
 pub(crate) struct ClassifyArguments {
     #[command(flatten)]

@@ -13,8 +13,9 @@ use crate::output;
 Examples:
   mkdir -p ~/.local/share/bash-completion/completions && gpt2 completions bash > ~/.local/share/bash-completion/completions/gpt2
   mkdir -p ~/.config/fish/completions && gpt2 completions fish > ~/.config/fish/completions/gpt2.fish
-  gpt2 completions zsh > _gpt2                     (in a folder of zsh's $fpath)
-  gpt2 completions powershell >> $PROFILE          (in PowerShell)
+  gpt2 completions zsh > _gpt2    # in a folder of zsh's $fpath
+  gpt2 completions powershell >> $PROFILE    # in PowerShell
+
 Once is enough: each new shell then completes `gpt2 gen<Tab>` and `gpt2 generate --max<Tab>`.")]
 pub(crate) struct CompletionsArguments {
     /// The shell

@@ -21,22 +21,22 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 generate \"The dog\" --model gpt2 --greedy            (downloaded once, then from the cache)
+  gpt2 generate \"The dog\" --model gpt2 --greedy    # downloaded once, then from the cache
   gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
   gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
   gpt2 generate \"The dog\" --model DIR --num-beams 5 --num-return-sequences 3
-  gpt2 generate \"Q: Why?\\nA:\" --model DIR --stop \"Q:\" --repetition-penalty 1.2
+  printf 'Q: Why?\\nA:' | gpt2 generate --model DIR --stop \"Q:\" --repetition-penalty 1.2
   gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
   gpt2 generate --model DIR --interactive
   gpt2 generate \"I think you are\" --model gpt2 --steer '\" Love\"-\" Hate\"' --layer 6 --scale 5
   gpt2 generate \"A picture of\" --model DIR --encoder-states states.safetensors
-  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2     (the same text, sooner)
+  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner
   gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
   gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'
 
-Options that are not given are taken from generation_config.json, where the checkpoint has one. Where that says nothing
-either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives
-the same text again, alone and in any batch.
+Options that are not given are taken from generation_config.json, where the checkpoint has one. Where that says nothing \
+either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives \
+the same text again, alone and in any batch. \
 An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     pub(crate) json: bool,
     /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends
-    #[arg(long, conflicts_with_all = ["json", "text", "ids", "prompt_file", "prompts_file"])]
+    #[arg(long, conflicts_with_all = ["json", "input", "prompts_file"])]
     pub(crate) interactive: bool,
     #[command(flatten)]
     pub(crate) generation: GenerationArguments,

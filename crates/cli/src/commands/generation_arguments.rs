@@ -16,7 +16,7 @@ use crate::output;
 #[derive(Debug, Args)]
 pub(crate) struct GenerationArguments {
     /// Most tokens to generate; generation also ends at an end-of-text token, and where the context is full [default: 100]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
     pub(crate) max_new_tokens: Option<usize>,
     /// No end-of-text token before N new tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "When to stop")]
@@ -46,7 +46,7 @@ pub(crate) struct GenerationArguments {
     /// Draw from tokens with at least the share P of the largest probability, from 0 to 1
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) min_p: Option<f64>,
-    /// Draw from the tokens closest to the expected information that add up to P, in (0, 1]
+    /// Locally typical sampling with mass P, in (0, 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) typical_p: Option<f64>,
     /// Draw from tokens with at least probability P, in [0, 1)
@@ -56,7 +56,13 @@ pub(crate) struct GenerationArguments {
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Drawing at random")]
     pub(crate) eta_cutoff: Option<f64>,
     /// Seed of the random draws [default: 0]
-    #[arg(long, value_name = "SEED", allow_negative_numbers = true, help_heading = "Drawing at random")]
+    #[arg(
+        short,
+        long,
+        value_name = "SEED",
+        allow_negative_numbers = true,
+        help_heading = "Drawing at random"
+    )]
     pub(crate) seed: Option<u64>,
     /// Texts for each prompt [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Drawing at random")]
@@ -71,7 +77,7 @@ pub(crate) struct GenerationArguments {
     /// Subtract X from a token's logit for each time it was generated
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Changing the logits")]
     pub(crate) frequency_penalty: Option<f64>,
-    /// No sequence of N tokens twice, the prompt included
+    /// Forbid repeated N-grams, those of the prompt included
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Changing the logits")]
     pub(crate) no_repeat_ngram_size: Option<usize>,
     /// Never write TEXT, at the beginning of a text or after a space; may be given several times
@@ -90,7 +96,7 @@ pub(crate) struct GenerationArguments {
     /// Divide the beams into N groups that avoid each other's tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Searching")]
     pub(crate) num_beam_groups: Option<usize>,
-    /// What a token of another group costs a beam
+    /// Penalty for tokens that another group chose
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Searching")]
     pub(crate) diversity_penalty: Option<f64>,
     /// Divide a beam's score by its length to the power X: above 0 favours long texts [default: 1]

@@ -45,7 +45,7 @@ pub(crate) struct InspectArguments {
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
     /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
     #[arg(long, value_name = "NAME")]

@@ -20,7 +20,7 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 pub(crate) struct FileArguments {
     /// Take every prompt of a file: one a line, or JSONL of {"prompt": TEXT} or {"ids": [ID, …]} where it ends in .jsonl; prints a JSON object for each, in their order
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "prompt_file", "json"], help_heading = "Many prompts")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "json"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     /// Write the objects to this file, which appears when it is complete
     #[arg(long, value_name = "FILE", help_heading = "Many prompts")]

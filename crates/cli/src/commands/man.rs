@@ -15,7 +15,7 @@ use crate::output;
 #[command(after_help = "\
 Examples:
   gpt2 man > gpt2.1 && man ./gpt2.1
-  gpt2 man --out ~/.local/share/man/man1           (then: man gpt2-generate)")]
+  gpt2 man --out ~/.local/share/man/man1    # then: man gpt2-generate")]
 pub(crate) struct ManArguments {
     /// Write a page for each command into this folder: gpt2.1, gpt2-generate.1 and so on
     #[arg(long, value_name = "DIR")]
@@ -49,7 +49,7 @@ fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }
 
-/// A page, whose examples keep their lines.
+/// A page, whose examples keep their lines; the text after them is filled.
 fn page(man: &Man) -> Result<String> {
     let mut page = Vec::new();
     man.render(&mut page)?;
@@ -58,7 +58,17 @@ fn page(man: &Man) -> Result<String> {
         None => page,
         Some((before, after)) => {
             let (examples, rest) = after.split_at(after.find("\n.SH ").map_or(after.len(), |end| end + 1));
-            format!("{before}.SH EXAMPLES\n.nf\n{examples}.fi\n{rest}")
+            let (mut shown, mut is_filled) = (format!("{before}.SH EXAMPLES\n"), true);
+            for line in examples.lines() {
+                let is_code = line.starts_with(' ') || line == "Examples:" || (line.is_empty() && !is_filled);
+                if is_code == is_filled {
+                    shown += if is_code { ".nf\n" } else { ".fi\n" };
+                    is_filled = !is_code;
+                }
+                shown += &format!("{line}\n");
+            }
+            let end = if is_filled { "" } else { ".fi\n" };
+            format!("{shown}{end}{rest}")
         }
     })
 }

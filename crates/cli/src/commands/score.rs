@@ -23,11 +23,11 @@ Examples:
   gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
   gpt2 score \"A dog.\" --model DIR --encoder-states states.safetensors
 
-Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each
+Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each \
 token counts once, in the first window that reaches it.
 
-Choices are compared by the sum of their log-probabilities, and by that sum per token, per character and per byte of UTF-8.
-One space at the beginning of a choice stands between the prompt and it: it is scored and not counted, as in
+Choices are compared by the sum of their log-probabilities, and by that sum per token, per character and per byte of UTF-8. \
+One space at the beginning of a choice stands between the prompt and it: it is scored and not counted, as in \
 lm-evaluation-harness, whose acc is by the sum and whose acc_norm is per character.")]
 pub(crate) struct ScoreArguments {
     #[command(flatten)]

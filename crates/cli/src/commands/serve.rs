@@ -33,9 +33,9 @@ Examples:
 
 A classifier (see `gpt2 classify`) is asked at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
 
-The first line on standard output is the address. OpenAI's clients take it, followed by /v1, as their base URL; a browser
-shows a page to write on. /health says whether the server is ready, /metrics how busy it is, /openapi.json what it accepts.
-The environment variable GPT2_API_KEY sets a key too. For TLS, put a proxy in front of the server.
+The first line on standard output is the address. OpenAI's clients take it, followed by /v1, as their base URL; a browser \
+shows a page to write on. /health says whether the server is ready, /metrics how busy it is, /openapi.json what it accepts. \
+The environment variable GPT2_API_KEY sets a key too. For TLS, put a proxy in front of the server. \
 SIGTERM and Ctrl-C end it: running requests are finished first, for at most --drain-timeout; a second one ends it at once.")]
 pub(crate) struct ServeArguments {
     #[command(flatten)]

@@ -1,13 +1,15 @@
-//! `gpt2 tokenize`: texts to token files that a training reads, however large they are.
+//! `gpt2 tokenize`: the tokens of a text, or files to token files that a training reads, however large they are.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use gpt2_engine::{HubOptions, Spelling};
 use gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
 
+use crate::commands::text_tokens;
 use crate::commands::train::InterruptedTerminal;
 use crate::model_arguments::CommonArguments;
 use crate::{interrupt, output};
@@ -15,55 +17,61 @@ use crate::{interrupt, output};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  gpt2 tokenize \"Good night\" --model gpt2
+  gpt2 tokenize --json < prompt.txt
   gpt2 tokenize book.txt letters.jsonl --model gpt2 --out tokens
   gpt2 tokenize *.jsonl --tokenizer tokenizer.json --out tokens --format llm.c --held-out 0.001
-  gpt2 tokenize … --resume                                  (the same call again, after it was stopped or killed)
+  gpt2 tokenize … --resume    # the same call again, after it was stopped or killed
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
---out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand
-the tokenizer, and tokens.json, by which damaged files and files of other vocabularies are recognised. A file gets its name when
+Without --out the argument is a text (without it, standard input is read), and its tokens are printed: id, text and bytes. \
+The model is then the one inside the program, if no other is named.
+
+--out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand \
+the tokenizer, and tokens.json, by which damaged files and files of other vocabularies are recognised. A file gets its name when \
 it is whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
-    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
-    #[arg(value_name = "FILE", required = true)]
+    /// The text to tokenize; with --out files: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
+    #[arg(value_name = "TEXT|FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) data: Vec<PathBuf>,
     /// Checkpoint whose tokenizer is taken: a folder, a weights file in any format that the program reads, or a model of the hub
-    #[arg(long, value_name = "CHECKPOINT", required_unless_present = "tokenizer")]
+    #[arg(short, long, value_name = "CHECKPOINT", group = "vocabulary")]
     pub(crate) model: Option<PathBuf>,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "vocabulary")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Folder to write; it must be new or empty, except with --resume
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
+    #[arg(long, value_name = "DIR", requires_all = ["data", "vocabulary"])]
+    pub(crate) out: Option<PathBuf>,
     /// Layout of the files: nanogpt (tokens and nothing else) or llm.c (with its header)
-    #[arg(long, value_name = "NAME", default_value = "nanogpt")]
+    #[arg(long, value_name = "NAME", default_value = "nanogpt", requires = "out")]
     pub(crate) format: ShardFormat,
     /// Width of the tokens: u16 or u32 [default: u16 where the vocabulary has at most 65536 tokens]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", requires = "out")]
     pub(crate) dtype: Option<TokenWidth>,
     /// Tokens in a file [default: all of them; 100000000 with --format llm.c]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "out")]
     pub(crate) shard_tokens: Option<usize>,
     /// Share of the data, at the end of each file, that is not trained on; 0 for none
-    #[arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true, requires = "out")]
     pub(crate) held_out: f64,
     /// Go on with what an interrupted run has made of the same texts in --out; the other options must be the same
-    #[arg(long)]
+    #[arg(long, requires = "out")]
     pub(crate) resume: bool,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object at the end: out, training_tokens, held_out_tokens, documents, shards, …
+    /// Print one JSON object: tokens (index, id, text, bytes); with --out at the end: out, training_tokens, held_out_tokens, documents, shards, …
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let Some(out) = &arguments.out else { return text_tokens::run(arguments, hub) };
     let job = TokenizeJob {
         data: arguments.data.clone(),
         model: arguments.model.clone(),
         tokenizer: arguments.tokenizer.clone(),
-        out: arguments.out.clone(),
+        out: out.clone(),
         options: TokenizeOptions {
             format: arguments.format,
             dtype: arguments.dtype,

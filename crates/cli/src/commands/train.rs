@@ -27,19 +27,19 @@ Examples:
   gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
   gpt2 train --task classify --data reviews.tsv --init gpt2 --out critic --train-blocks 1 --class-weights balanced
   gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
-  gpt2 train … --resume                                      (the same call again, after it was stopped)
+  gpt2 train … --resume    # the same call again, after it was stopped
 
---out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg
-and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state
+--out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg \
+and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state \
 of the last step.
 
 The optimizer is AdamW with the betas 0.9 and 0.95.
 
---task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line
-that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the
-labels of the data, a classifier keeps its own. The last rows of each label are held out, and tell accuracy, F1 of each
-label and which was taken for which (--json, confusion.svg). --task answer learns the `completion` after the `prompt`
-(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, and none
+--task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line \
+that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the \
+labels of the data, a classifier keeps its own. The last rows of each label are held out, and tell accuracy, F1 of each \
+label and which was taken for which (--json, confusion.svg). --task answer learns the `completion` after the `prompt` \
+(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, and none \
 sees another; a row that is longer than the context loses its first tokens.")]
 pub(crate) struct TrainArguments {
     /// What is taught: text, to go on with texts; classify, the labels of texts; answer, completions of prompts
@@ -138,7 +138,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "N")]
     pub(crate) patience: Option<u64>,
     /// Seed of the initial weights, the order of the data, and dropout
-    #[arg(long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Type of the written weights: f32, f16 or bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype)]

@@ -19,12 +19,12 @@ Examples:
   gpt2 verify --model DIR --json
   gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
 
-It checks that every tensor is there, with its shape and finite values; that a separate head does not contradict a tied one;
-that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and
+It checks that every tensor is there, with its shape and finite values; that a separate head does not contradict a tied one; \
+that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and \
 without. The exit code is 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
     /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
     #[arg(long, value_name = "OTHER")]

@@ -438,6 +438,82 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 }
 
+/// Whatever is printed, what does not arrive is no success. (A closed standard output becomes /dev/null before `main`.)
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_does_not_arrive_is_a_failure() {
+    let folder = CheckpointFolder::tiny();
+    let model = path(folder.path());
+    let told = |arguments: &[&str], redirection: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &format!("\"$@\" {redirection}"), "sh", env!("CARGO_BIN_EXE_gpt2")])
+            .args(arguments);
+        let output = shell.stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let commands: [&[&str]; 12] = [
+        &[],
+        &["--help"],
+        &["--version"],
+        &["help", "generate"],
+        &["generate", "-h"],
+        &["generate", "The", "--model", model, "--max-new-tokens", "2"],
+        &["generate", "The", "--model", model, "--max-new-tokens", "2", "--json"],
+        &["tokenize", "The"],
+        &["inspect", "--preset", "gpt2"],
+        &["verify", "--model", model],
+        &["completions", "bash"],
+        &["man"],
+    ];
+    for command in commands {
+        let (code, error) = told(command, "> /dev/full");
+        assert_eq!(code, Some(FAILURE), "{command:?}: {error}");
+        assert_eq!(
+            error, "error: cannot write to standard output: No space left on device (os error 28)\n",
+            "{command:?}"
+        );
+        let (code, error) = told(command, ">&-");
+        assert_eq!(code, Some(FAILURE), "{command:?}: {error}");
+        assert_eq!(
+            error, "error: standard output is closed: redirect it to a file, a program or /dev/null\n",
+            "{command:?}"
+        );
+        for discarded in ["> /dev/null", "1<> /dev/null", "<&- > /dev/null"] {
+            assert_eq!(told(command, discarded), (Some(SUCCESS), String::new()), "{command:?} {discarded}");
+        }
+    }
+    let (code, error) = told(&["generate", "--colour"], ">&-");
+    assert!(code == Some(USAGE) && error.contains("--colour"), "{error}");
+}
+
+/// The prompt, its length and the rest in their short forms.
+#[test]
+fn short_forms_give_the_same_output() {
+    let folder = CheckpointFolder::tiny();
+    let model = path(folder.path());
+    let long = ["generate", "The dog", "--model", model, "--max-new-tokens", "8", "--seed", "5"];
+    let expected = run(&long).stdout;
+    assert!(!expected.trim().is_empty());
+    for (at, short) in [(2, "-m"), (4, "-n"), (6, "-s")] {
+        let mut arguments = long;
+        arguments[at] = short;
+        assert_eq!(run(&arguments).stdout, expected, "{short}");
+    }
+    for prompt in ["-p", "--prompt"] {
+        let arguments = [&["generate", prompt], &long[1..]].concat();
+        assert_eq!(run(&arguments).stdout, expected, "{prompt}");
+        assert_refused(&run(&["generate", "x", prompt, "y"]), USAGE, "cannot be used with");
+        assert_refused(&run(&["generate", "--ids", "1", prompt, "y"]), USAGE, "cannot be used with");
+    }
+    let heads = |arguments: &[&str]| {
+        run(&[&["look", "heads", "--model", model, "--length", "5"], arguments].concat()).stdout
+    };
+    assert_eq!(heads(&["-s", "7"]), heads(&["--seed", "7"]));
+    assert_ne!(heads(&["-s", "7"]), heads(&["-s", "8"]));
+    assert_eq!(heads(&["-p", "The dog"]), heads(&["The dog"]), "a prompt, not random tokens");
+}
+
 #[test]
 fn help_has_examples() {
     for command in ["generate", "score", "inspect", "convert", "verify", "doctor", "completions", "man"] {

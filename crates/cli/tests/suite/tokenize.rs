@@ -7,7 +7,49 @@ use std::time::Duration;
 use gpt2_testing::{CheckpointFolder, entries, files};
 use serde_json::Value;
 
-use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run};
+use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+
+/// GPT-2's own vocabulary would be a download: the tiny one has "The" in tokens, and a character of two bytes in two.
+#[test]
+fn the_tokens_of_a_text_are_printed() {
+    let tiny = CheckpointFolder::tiny();
+    let model = path(tiny.path());
+    let report = run(&["tokenize", "The é", "-m", model, "--json"]).json();
+    let tokens = report["tokens"].as_array().unwrap();
+    let bytes = |token: &Value| -> Vec<u8> { serde_json::from_value(token["bytes"].clone()).unwrap() };
+    assert_eq!(tokens.iter().flat_map(bytes).collect::<Vec<u8>>(), "The é".as_bytes());
+    let ids: Vec<String> = tokens.iter().map(|token| token["id"].to_string()).collect();
+    let prompt = run(&["generate", "The é", "-m", model, "--greedy", "-n", "1", "--json"]).json();
+    assert_eq!(prompt["prompt_ids"].to_string(), format!("[{}]", ids.join(",")), "as the model reads it");
+    for (index, token) in tokens.iter().enumerate() {
+        assert_eq!(token["index"], index);
+        assert_eq!(token["text"], String::from_utf8_lossy(&bytes(token)).as_ref());
+    }
+
+    let told = run(&["tokenize", "The é", "-m", model]);
+    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
+    let lines: Vec<&str> = told.stdout.lines().collect();
+    assert_eq!(lines.len(), tokens.len() + 1);
+    for (line, id) in lines.iter().zip(&ids) {
+        assert!(line.trim_start().starts_with(&format!("{id}  \"")), "{line}");
+    }
+    assert!(lines[tokens.len() - 1].ends_with(" a9"), "{}", told.stdout);
+    assert_eq!(lines[tokens.len()], format!("{} tokens, 6 bytes of text", tokens.len()));
+    assert_eq!(run_with_input(&["tokenize", "-m", model], "The é".as_bytes()).stdout, told.stdout);
+    let tokenizer = tiny.file("tokenizer.json");
+    assert_eq!(run(&["tokenize", "The é", "--tokenizer", path(&tokenizer)]).stdout, told.stdout);
+    assert_eq!(
+        run(&["tokenize", ""]).stdout,
+        "0 tokens, 0 bytes of text\n",
+        "of the model inside the program"
+    );
+
+    assert_refused(&run(&["tokenize", "a", "b"]), USAGE, "put it in quotes, or give --out DIR");
+    assert_refused(&run(&["tokenize", "a", "--shard-tokens", "5"]), USAGE, "--out <DIR>");
+    let file = run(&["tokenize", path(&tokenizer), "-m", model]);
+    assert_eq!(file.code, SUCCESS);
+    assert!(file.stderr.contains("is taken as text, not as a file"), "{}", file.stderr);
+}
 
 #[test]
 fn texts_become_files_that_a_training_reads() {

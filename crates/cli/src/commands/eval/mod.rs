@@ -17,17 +17,17 @@ use crate::progress::Terminal;
 Examples:
   gpt2 eval --list
   gpt2 eval lambada:lm-eval --model gpt2 --data lambada_test.jsonl
-  gpt2 eval lambada:lm-eval --model gpt2              (the published data, from the hub)
+  gpt2 eval lambada:lm-eval --model gpt2    # the published data, from the hub
   gpt2 eval wikitext:lm-eval wikitext:hf-512 --model gpt2 --data wiki.test.raw --json
   gpt2 eval piqa:lm-eval sciq:lm-eval --data piqa.jsonl --data sciq.jsonl
-  gpt2 eval blimp:lm-eval --model gpt2 --data FOLDER  (its 67 files)
+  gpt2 eval blimp:lm-eval --model gpt2 --data FOLDER    # its 67 files
   gpt2 eval hellaswag:lm-eval --data hellaswag_val.jsonl --items LOG.jsonl --resume
   gpt2 eval piqa:lm-eval --dtype q4 --data piqa.jsonl --against LOG.jsonl
-  gpt2 eval kl --model gpt2 --dtype q8 --data book.txt  (q8 beside f32)
+  gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 beside f32
   gpt2 eval kl --model DIR --base gpt2 --data book.txt
 
-A name fixes which text is scored, in what pieces, and what the result is divided by. A published figure stands
-beside a result only where the model has its size; data that are not the published file are measured all the same,
+A name fixes which text is scored, in what pieces, and what the result is divided by. A published figure stands \
+beside a result only where the model has its size; data that are not the published file are measured all the same, \
 and the report says so. A wrong entry in the data ends the run with exit code 1: at once, or with --items after those before it.")]
 pub(crate) struct EvalArguments {
     /// What to measure, see --list; several share one loaded model

@@ -14,6 +14,7 @@ Examples:
   gpt2 look attention \"The dog chased the cat because it\" --html attention.html
   gpt2 look attention --ids 464,3290 --model gpt2 --layers 4-6 --json
   gpt2 look attention \"The dog\" --model gpt2 --heads 4.11,5.5 --svg heads.svg --columns 1
+
 Values are the weights of query tokens (rows) over key tokens (columns); a query has none for the keys after it.")]
 pub(crate) struct AttentionArguments {
     #[command(flatten)]

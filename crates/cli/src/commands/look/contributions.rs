@@ -13,7 +13,8 @@ Examples:
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\"
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --unit head --svg heads.svg
   gpt2 look attribute \"The capital of France is\" --model gpt2 --unit neuron --top 30 --json
-Each part of the residual stream is divided by the final norm's scale of the whole run. The parts and the bias add up to the
+
+Each part of the residual stream is divided by the final norm's scale of the whole run. The parts and the bias add up to the \
 difference of the two logits, or, without --against, to the answer's logit less the mean of all; with --unit layer they do not.")]
 pub(crate) struct AttributeArguments {
     #[command(flatten)]

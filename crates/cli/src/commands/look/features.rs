@@ -15,6 +15,7 @@ use crate::input::InputArguments;
 Examples:
   gpt2 look features \"The capital of France is\" --model gpt2 --sae blocks.8.hook_resid_pre
   gpt2 look features \"The capital of France is\" --model gpt2 --sae resid_post_mlp_v5_32k/8.pt --site 8.resid_post
+
 --sae takes a folder of SAELens (cfg.json and sae_weights.safetensors) or a file of OpenAI's (with --site).")]
 pub(crate) struct FeaturesArguments {
     #[command(flatten)]

@@ -17,6 +17,7 @@ Examples:
   gpt2 look lens \"The capital of France is\" --model gpt2
   gpt2 look lens \"The capital of France is\" --model gpt2 --watch \" Paris\" --show rank --html lens.html
   gpt2 look lens \"The capital of France is\" --model gpt2 --tuned params.pt --json
+
 The residual stream before each block, and after the last, goes through the final norm and the output head. Logarithms are natural.")]
 pub(crate) struct LensArguments {
     #[command(flatten)]

@@ -25,7 +25,8 @@ Examples:
   gpt2 look lens \"The capital of France is\" --model gpt2 --bos
   gpt2 look heads --model gpt2
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\" --unit head
-Without --model they look into the small model inside the program. Every look prints a table, one JSON object (--json), a page that
+
+Without --model they look into the small model inside the program. Every look prints a table, one JSON object (--json), a page that \
 works offline (--html FILE) or a picture for a paper (--svg FILE).")]
 pub(crate) struct LookCommandArguments {
     /// What to look at.
@@ -45,7 +46,7 @@ pub(crate) enum Look {
     Heads(heads::HeadsArguments),
     /// What a prediction becomes without a head: each head in turn, or chosen ones together
     Ablate(patching::AblateArguments),
-    /// Which part of one text's run carries its prediction over to another text (activation patching)
+    /// Which clean activations restore the prediction in another text (activation patching)
     Patch(patching::PatchArguments),
     /// Which later heads a head's output reaches, and what it changes there (path patching)
     Path(patching::PathArguments),

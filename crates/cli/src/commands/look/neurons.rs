@@ -13,6 +13,7 @@ use crate::input::InputArguments;
 Examples:
   gpt2 look neurons --prompt-file book.txt --model gpt2 --neuron 11.611
   gpt2 look neurons \"The dog sat on the mat.\" --neuron 3.17 --top 5 --json
+
 Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
 pub(crate) struct NeuronsArguments {
     #[command(flatten)]

@@ -16,7 +16,8 @@ Examples:
   gpt2 look ablate \"When Mary and John went to the store, John gave a drink to\" --model gpt2 --answer \" Mary\" --against \" John\"
   gpt2 look ablate \"The capital of France is\" --model gpt2 --heads 9.9,9.6 --with mean:prompts.txt
   gpt2 look ablate \"The dog\" --svg ablation.svg
-Without --heads each head is left out in turn, and the table has the metric without it. raw-zero sets its output (z) to zero;
+
+Without --heads each head is left out in turn, and the table has the metric without it. raw-zero sets its output (z) to zero; \
 transformer-lens-zero to what is zero in TransformerLens, which moves the values' biases elsewhere.")]
 pub(crate) struct AblateArguments {
     #[command(flatten)]
@@ -113,6 +114,7 @@ Examples:
   gpt2 look patch --model gpt2 --clean \"After John and Mary went to the store, Mary gave a bottle of milk to\" \\
     --corrupt \"After John and Mary went to the store, John gave a bottle of milk to\" --answer \" John\" --against \" Mary\"
   gpt2 look patch --model gpt2 --clean … --corrupt … --answer \" John\" --site z --by head --svg heads.svg
+
 Values are shares of the way from the corrupted text's metric (0) to the clean one's (1).")]
 pub(crate) struct PatchArguments {
     #[command(flatten)]
@@ -129,7 +131,8 @@ pub(crate) fn patch(arguments: &PatchArguments, hub: &HubOptions) -> Result<()> 
 #[command(after_help = "\
 Examples:
   gpt2 look estimate --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --site z
-One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` finds by a run for
+
+One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` finds by a run for \
 each part. It is known to be wrong where the model is far from linear: at the early residual stream and at the first MLP.")]
 pub(crate) struct EstimateArguments {
     #[command(flatten)]
@@ -147,7 +150,8 @@ pub(crate) fn estimate(arguments: &EstimateArguments, hub: &HubOptions) -> Resul
 Examples:
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --to final
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --from 8.6 --to 9.9.q
-The run is that of the clean text, but what a head sends to the receiver is what it sends in the corrupted text. Other heads on the
+
+The run is that of the clean text, but what a head sends to the receiver is what it sends in the corrupted text. Other heads on the \
 way stay as they are in the clean text; norms and MLPs are computed again. Without --from every head before the receiver is tried.")]
 pub(crate) struct PathArguments {
     #[command(flatten)]

@@ -12,7 +12,8 @@ use super::view::{AskedArguments, named, text, token};
 Examples:
   gpt2 look saliency \"The capital of France is\" --model gpt2 --answer \" Paris\" --measure probability
   gpt2 look saliency \"The capital of France is\" --model gpt2 --method input-x-gradient --html saliency.html
-Gradients are with regard to the token embeddings. Values are lengths of each token's vector as shares of all; the JSON has the signed
+
+Gradients are with regard to the token embeddings. Values are lengths of each token's vector as shares of all; the JSON has the signed \
 sums too, which with --method integrated add up to the metric's difference from a text of baseline tokens.")]
 pub(crate) struct SaliencyArguments {
     #[command(flatten)]

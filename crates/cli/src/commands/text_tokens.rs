@@ -1,0 +1,87 @@
+//! `gpt2 tokenize` without --out: the tokens of a text.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use gpt2_engine::{BUILT_IN, HubOptions};
+use gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
+use serde::Serialize;
+
+use super::tokenize::TokenizeArguments;
+use crate::exit::UsageError;
+use crate::input::InputArguments;
+use crate::output;
+use crate::progress::Terminal;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    tokens: Vec<Token>,
+}
+
+#[derive(Serialize)]
+struct Token {
+    index: usize,
+    id: u32,
+    /// Its bytes as text; those that are part of a character are replaced.
+    text: String,
+    bytes: Vec<u8>,
+}
+
+pub(super) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
+    let text = text(&arguments.data)?;
+    let tokenizer = tokenizer(arguments, hub)?;
+    let text = InputArguments { text, ..InputArguments::default() }.text()?;
+    let token = |(index, id)| {
+        let bytes = token_bytes(&tokenizer, id).unwrap_or_default();
+        Token { index, id, text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
+    };
+    let tokens: Vec<Token> = encode(&tokenizer, &text)?.into_iter().enumerate().map(token).collect();
+    if arguments.json {
+        output::write_json(&Report { tokens })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for Token { id, text, bytes, .. } in &tokens {
+        let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = format!("{text:?}");
+        output::write_line(&format!("{id:>8}  {text:<16}  {}", bytes.join(" ")))?;
+    }
+    let unit = if tokens.len() == 1 { "token" } else { "tokens" };
+    output::write_line(&format!("{} {unit}, {} bytes of text", tokens.len(), text.len()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The text of the arguments, if there is one.
+fn text(data: &[PathBuf]) -> Result<Option<String>> {
+    match data {
+        [] => Ok(None),
+        [text] => {
+            if Path::new(text).is_file() {
+                let name = text.display();
+                output::print_note(&format!(
+                    "{name} is taken as text, not as a file: `gpt2 tokenize < {name}` prints the file's tokens, --out DIR writes them"
+                ));
+            }
+            let text = text.clone().into_os_string().into_string();
+            Ok(Some(text.map_err(|_| UsageError("the text is not valid UTF-8".into()))?))
+        }
+        [_, ..] => {
+            let message = "one text is expected: put it in quotes, or give --out DIR to encode files";
+            Err(UsageError(message.into()).into())
+        }
+    }
+}
+
+/// The tokenizer that is named, or that of the model.
+fn tokenizer(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Tokenizer> {
+    let named = arguments.tokenizer.as_deref();
+    match (&arguments.model, named) {
+        (None, Some(named)) => Ok(load_tokenizer(named)?),
+        (model, _) => {
+            let model = model.as_deref().unwrap_or(Path::new(BUILT_IN));
+            let checkpoint = arguments.common.checkpoint_options(model, hub).open_checkpoint(&Terminal)?;
+            Ok(checkpoint.tokenizer(named)?)
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Names that users of llama.cpp, transformers, vLLM and Ollama bring along, and what to use here.
+
+use clap::Command;
+
+/// Names of one thing elsewhere, and what is said of it here.
+///
+/// What stands in backquotes is an option (`--top-k`) or another command with one (`gpt2 serve --port`). A row is for the commands
+/// that have all options which it names alone, and, where it lists commands, for those only; the first row that fits counts.
+struct Row {
+    names: &'static [&'static str],
+    commands: &'static [&'static str],
+    here: &'static str,
+}
+
+const fn row(names: &'static [&'static str], here: &'static str) -> Row {
+    Row { names, commands: &[], here }
+}
+
+const fn row_of(
+    commands: &'static [&'static str],
+    names: &'static [&'static str],
+    here: &'static str,
+) -> Row {
+    Row { names, commands, here }
+}
+
+const NEW_TOKENS: &[&str] = &[
+    "--n-predict",
+    "--predict",
+    "--num-predict",
+    "--max-token",
+    "--max-tokens",
+    "--max-length",
+    "--max-len",
+    "--max-output-tokens",
+    "--max-gen-len",
+    "--tokens",
+];
+const CONTEXT: &[&str] = &[
+    "-c",
+    "--ctx-size",
+    "--ctx",
+    "--n-ctx",
+    "--num-ctx",
+    "--max-model-len",
+    "--context-length",
+    "--max-seq-len",
+    "--max-seq-length",
+    "--block-size",
+    "--seq-length",
+];
+const MODEL: &[&str] = &[
+    "--model-path",
+    "--model-name",
+    "--model-name-or-path",
+    "--model-id",
+    "--model-dir",
+    "--pretrained",
+    "--checkpoint",
+    "--ckpt",
+    "--gguf",
+    "--hf-repo",
+    "-hf",
+    "-hfr",
+    "--base-model",
+];
+const GPU: &[&str] = &[
+    "-ngl",
+    "--n-gpu-layers",
+    "--gpu-layers",
+    "--num-gpu",
+    "--num-gpus",
+    "--gpus",
+    "--gpu",
+    "--use-gpu",
+    "--cuda",
+    "--main-gpu",
+    "--device-map",
+    "--tensor-parallel-size",
+    "-tp",
+    "-dev",
+];
+/// What a server leaves to its requests.
+const OF_A_REQUEST: &[&str] = &[
+    "-n",
+    "--n-predict",
+    "--predict",
+    "--num-predict",
+    "--max-token",
+    "--max-tokens",
+    "--max-length",
+    "--max-new-tokens",
+    "--temp",
+    "--temperature",
+    "--top-k",
+    "--top-p",
+    "--min-p",
+    "--repeat-penalty",
+    "--repetition-penalty",
+    "--seed",
+    "-s",
+    "--stop",
+    "--stream",
+    "--do-sample",
+    "-p",
+    "--prompt",
+];
+
+const TRAINED: &str = "use `--init` with a checkpoint to train further, or `--config` to train from scratch";
+const CONVERTED: &str = "give the checkpoint and what to write as two arguments";
+
+const OPTIONS: &[Row] = &[
+    // What a request sets.
+    row_of(&["serve"], OF_A_REQUEST, "each request sets this in its body; /openapi.json lists the fields"),
+    row_of(
+        &["serve"],
+        &["--num-beams", "--beam-width", "--use-beam-search"],
+        "the server does not search with beams; use `gpt2 generate --num-beams`",
+    ),
+    // Lengths.
+    row(NEW_TOKENS, "use `--max-new-tokens`, which counts new tokens and not the prompt"),
+    row(
+        CONTEXT,
+        "the model fixes the context; `--keep-last` shortens a long prompt, `--slide` continues when the context is full",
+    ),
+    row(CONTEXT, "the model fixes the context; `--kv-tokens` limits the KV cache"),
+    row(CONTEXT, "use `--context`"),
+    row(&["--max-length"], "use `--context`"),
+    row(
+        &["--min-length", "--min-tokens"],
+        "use `--min-new-tokens`, which counts new tokens and not the prompt",
+    ),
+    row(&["--timeout", "-to"], "use `--queue-timeout`, `--max-time` or `--write-timeout`"),
+    row(&["--timeout"], "use `--max-time`"),
+    // Sampling and searching.
+    row(&["--temp"], "use `--temperature`"),
+    row(&["--do-sample", "--sample"], "sampling is the default; `--greedy` turns it off"),
+    row(&["--no-do-sample", "--no-sample"], "use `--greedy`"),
+    row(&["--repeat-penalty"], "use `--repetition-penalty`"),
+    row(&["--typical"], "use `--typical-p`"),
+    row(
+        &["--mirostat", "--mirostat-ent", "--tfs", "--tfs-z", "--xtc-probability", "--dry-multiplier"],
+        "not available; `--top-p`, `--min-p` and `--typical-p` limit sampling to probable tokens",
+    ),
+    row(&["--n", "--best-of", "--num-samples", "--nsamples"], "use `--num-return-sequences`"),
+    row(&["--best-of"], "each request sets this in its body; `--max-n` limits it"),
+    row(&["--beams", "--beam-width", "--beam-size", "--use-beam-search"], "use `--num-beams`"),
+    row(&["--random-seed", "--manual-seed", "--rng-seed"], "use `--seed`"),
+    row(&["-r", "--reverse-prompt", "--stop-sequence", "--stop-strings", "--stop-words"], "use `--stop`"),
+    row(&["--eos-token", "--stop-token-ids"], "use `--eos-token-id`"),
+    row(&["--ignore-eos"], "use `--min-new-tokens`: until then no end-of-text token is chosen"),
+    row(&["--bad-words", "--bad-words-ids"], "use `--bad-word`"),
+    row_of(
+        &["generate"],
+        &["--stream", "--no-stream"],
+        "text is streamed already; `--json` prints it at the end",
+    ),
+    row(
+        &["-i", "-cnv", "--conversation", "--chat"],
+        "use `--interactive`; GPT-2 continues texts and has not learned to chat",
+    ),
+    row(&["-md", "--model-draft", "--draft-model", "--speculative-model"], "use `--assistant-model`"),
+    row(&["--draft", "--draft-max", "--num-speculative-tokens"], "use `--num-assistant-tokens`"),
+    row(&["--prompt-lookup-num-tokens", "--lookup"], "use `--prompt-lookup`"),
+    row(&["--control-vector", "--steering-vector"], "use `--steer`"),
+    row(&["--grammar-file"], "use `--grammar`"),
+    row(&["-j", "--guided-json", "--json-schema-file"], "use `--json-schema`"),
+    row(&["--guided-regex"], "use `--regex`"),
+    // Inputs and outputs.
+    row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or give the text as an argument"),
+    row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "give the text as an argument"),
+    row(&["-f", "--file"], "use `--prompt-file`"),
+    row(&["--input-file", "--prompts"], "use `--prompts-file`"),
+    row(&["-o", "--output", "--output-dir", "--save-dir", "--outfile"], "use `--out`"),
+    row(&["-o"], "use `--output`"),
+    row(&["--output-format", "--format"], "use `--json`"),
+    // The model.
+    row_of(&["train"], &["-m", "--model"], TRAINED),
+    row_of(&["train"], MODEL, TRAINED),
+    row_of(&["convert"], &["-m", "--model"], CONVERTED),
+    row_of(&["convert"], MODEL, CONVERTED),
+    row_of(&["convert"], &["--outfile", "--out", "-o", "--output"], CONVERTED),
+    row_of(&["convert"], &["--outtype"], "use `--dtype`"),
+    row(MODEL, "use `--model` with a folder, a file or a name on the Hub"),
+    row(&["--revision", "--branch"], "append it to the model's name: owner/name@revision"),
+    row(&["--tokenizer-path", "--tokenizer-name"], "use `--tokenizer`"),
+    row(&["--cache-dir", "--download-dir"], "set HF_HUB_CACHE; `gpt2 doctor` shows the folder"),
+    row(&["--token", "--hf-token", "--use-auth-token"], "set HF_TOKEN"),
+    row(&["--local-files-only"], "use `--offline`"),
+    row(&["--trust-remote-code"], "leave it out: no code of a checkpoint is run"),
+    // Where and how it runs.
+    row(GPU, "use `--device cuda`, which puts the whole model on one GPU"),
+    row(&["--cpu", "--no-cuda", "--no-gpu"], "use `--device cpu`"),
+    row(&["--device", "--cpu", "--no-cuda", "--no-gpu"], "leave it out: this command runs on the CPU"),
+    row(
+        &[
+            "--torch-dtype",
+            "--precision",
+            "-q",
+            "--quantize",
+            "--quantization",
+            "--load-in-8bit",
+            "--load-in-4bit",
+            "--fp16",
+            "--bf16",
+            "--half",
+        ],
+        "use `--dtype`",
+    ),
+    row(&["--kv-cache-dtype", "-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], "use `--kv-dtype`"),
+    row(
+        &["-t", "--num-threads", "--n-threads", "--num-thread", "--cpu-threads", "--threads-batch", "-tb"],
+        "use `--threads`",
+    ),
+    row(
+        &["-fa", "--flash-attn", "--attn-implementation", "--mlock", "--no-mmap", "--numa", "--low-vram"],
+        "leave it out: the fastest kernels for this machine are chosen, and weights are mapped",
+    ),
+    row(&["-b", "--batch", "--n-batch"], "use `--batch-size`"),
+    // The server.
+    row(
+        &["-np", "--n-parallel", "--max-num-seqs", "--num-parallel", "--max-concurrent-requests"],
+        "use `--parallel`",
+    ),
+    row(&["-np", "--n-parallel", "--parallel", "--max-num-seqs"], "use `--batch-size` with `--prompts-file`"),
+    row(&["-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-batched-tokens"], "use `--prefill-chunk`"),
+    row(&["--gpu-memory-utilization"], "use `--kv-tokens`, which limits the KV cache"),
+    row(&["--listen", "--bind", "--ip", "--address"], "use `--host`"),
+    row(&["--port", "--host"], "only the server listens: `gpt2 serve --port`"),
+    row(
+        &["--api-key", "--api-keys"],
+        "use `--api-key-file` or set GPT2_API_KEY: other users can read a command line",
+    ),
+    row(&["--allowed-origins", "--cors"], "use `--cors-origin`"),
+    row(&["--uds"], "use `--unix-socket`"),
+    row(
+        &["--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file"],
+        "put a proxy that speaks TLS in front of `gpt2 serve`",
+    ),
+    row(&["--chat-template-file", "--jinja"], "use `--chat-template`"),
+    // Training.
+    row(&["--learning-rate"], "use `--lr`"),
+    row(&["--lr-scheduler-type"], "use `--schedule`"),
+    row(
+        &["--epochs", "--num-epochs", "--num-train-epochs"],
+        "use `--steps`; a step reads `--batch-size` windows `--accumulate` times",
+    ),
+    row(&["--max-steps", "--max-iters", "--iters"], "use `--steps`"),
+    row(&["--gradient-accumulation-steps"], "use `--accumulate`"),
+    row(&["--gradient-checkpointing"], "use `--recompute`"),
+    row(&["--per-device-train-batch-size", "--micro-batch-size"], "use `--batch-size`"),
+    row(&["--train-file", "--train-data", "--dataset", "--dataset-name"], "use `--data`"),
+    row(&["--warmup", "--num-warmup-steps", "--warmup-ratio"], "use `--warmup-steps`"),
+    row(&["--max-grad-norm"], "use `--grad-clip`"),
+    row(&["--lora-r", "--lora", "--rank"], "use `--lora-rank`"),
+    row(&["--target-modules"], "use `--lora-targets`"),
+    row(&["--validation-split", "--val-split"], "use `--held-out`"),
+    row(&["--eval-steps", "--eval-interval"], "use `--eval-every`"),
+    row(&["--save-steps", "--save-interval"], "use `--save-every`"),
+    row(&["--resume-from-checkpoint"], "use `--resume`"),
+    row_of(&["eval"], &["--tasks", "--task"], "give the protocols as arguments; `--list` shows them"),
+];
+
+/// Commands of other programs.
+const COMMANDS: &[Row] = &[
+    row(&["run", "chat", "complete", "completion", "predict"], "use `gpt2 generate`"),
+    row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
+    row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
+    row(&["show", "info"], "use `gpt2 inspect`"),
+    row(
+        &["quantize", "export", "create"],
+        "use `gpt2 convert --dtype`; every command also quantizes on loading, such as `gpt2 generate --dtype`",
+    ),
+    row(&["perplexity", "ppl"], "use `gpt2 score` for a text, `gpt2 eval` for a benchmark"),
+    row(&["start", "server", "api", "openai"], "use `gpt2 serve`"),
+    row(&["finetune", "fine-tune", "sft"], "use `gpt2 train --init`"),
+    row(&["embed", "embedding", "embeddings"], "`gpt2 cache` writes hidden states"),
+    row(&["encode"], "use `gpt2 tokenize`"),
+];
+
+/// What to use here for a name of another program's, in this command. The name is one that this command does not know.
+pub(crate) fn advice(name: &str, command: &Command) -> Option<&'static str> {
+    rows_of(name).find(|row| row.fits(command)).map(|row| row.here)
+}
+
+/// Whether other programs have the name, whatever is to be used here.
+pub(crate) fn contains(name: &str) -> bool {
+    rows_of(name).next().is_some()
+}
+
+fn rows_of(name: &str) -> impl Iterator<Item = &'static Row> {
+    let name = name.split('=').next().unwrap_or_default().replace('_', "-");
+    let rows = if name.starts_with('-') { OPTIONS } else { COMMANDS };
+    rows.iter().filter(move |row| row.names.contains(&name.as_str()))
+}
+
+impl Row {
+    fn fits(&self, command: &Command) -> bool {
+        let is_listed = self.commands.is_empty() || self.commands.contains(&command.get_name());
+        is_listed && options_of(self.here).all(|option| has(command, option))
+    }
+}
+
+/// The options of the command itself that a sentence names.
+fn options_of(sentence: &str) -> impl Iterator<Item = &str> {
+    quoted(sentence).filter(|quoted| quoted.starts_with("--")).filter_map(|quoted| quoted.split(' ').next())
+}
+
+/// What stands in backquotes.
+fn quoted(sentence: &str) -> impl Iterator<Item = &str> {
+    sentence.split('`').skip(1).step_by(2)
+}
+
+fn has(command: &Command, option: &str) -> bool {
+    let long = option.trim_start_matches("--");
+    command.get_arguments().any(|known| known.get_long() == Some(long))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    fn program() -> Command {
+        let mut program = Arguments::command();
+        program.build();
+        program
+    }
+
+    /// The names of every command that does something, as they are typed.
+    pub(crate) fn paths(command: &Command) -> Vec<Vec<String>> {
+        let below = command.get_subcommands().filter(|command| command.get_name() != "help");
+        let mut found = Vec::new();
+        for command in below {
+            let name = command.get_name().to_owned();
+            let paths = paths(command);
+            found.push(vec![name.clone()]);
+            found.extend(paths.into_iter().map(|path| [vec![name.clone()], path].concat()));
+        }
+        found
+    }
+
+    fn commands(program: &Command) -> Vec<&Command> {
+        let find =
+            |path: Vec<String>| path.iter().try_fold(program, |command, name| command.find_subcommand(name));
+        paths(program).into_iter().filter_map(find).collect()
+    }
+
+    /// All names of options in the table.
+    pub(crate) fn options() -> Vec<&'static str> {
+        OPTIONS.iter().flat_map(|row| row.names).copied().collect()
+    }
+
+    fn knows(command: &Command, name: &str) -> bool {
+        let short = name.strip_prefix('-').and_then(|name| name.parse::<char>().ok());
+        has(command, name)
+            || command.get_arguments().any(|known| short.is_some() && known.get_short() == short)
+    }
+
+    #[test]
+    fn what_is_to_be_used_exists() {
+        let program = program();
+        // Without some features there are fewer options; the rows are those of a program with all.
+        let is_whole = cfg!(all(feature = "serve", feature = "grammar"));
+        for row in OPTIONS.iter().chain(COMMANDS) {
+            for called in
+                quoted(row.here).filter_map(|quoted| quoted.strip_prefix("gpt2 ")).filter(|_| is_whole)
+            {
+                let mut words = called.split(' ');
+                let command = words.next().and_then(|name| program.find_subcommand(name));
+                let command = command.unwrap_or_else(|| panic!("there is no `{called}`: {}", row.here));
+                assert!(words.all(|option| has(command, option)), "there is no `{called}`: {}", row.here);
+            }
+            for command in row.commands.iter().filter(|_| is_whole) {
+                let command =
+                    program.find_subcommand(command).unwrap_or_else(|| panic!("no command {command}"));
+                assert!(
+                    row.fits(command),
+                    "not all options are there in `{}`: {}",
+                    command.get_name(),
+                    row.here
+                );
+            }
+            assert!(
+                quoted(row.here).all(|quoted| quoted.starts_with("--") || quoted.starts_with("gpt2 ")),
+                "{}",
+                row.here
+            );
+        }
+    }
+
+    /// Every row is said somewhere, of each of its names.
+    #[test]
+    fn no_row_is_hidden() {
+        if cfg!(not(all(feature = "serve", feature = "grammar"))) {
+            return;
+        }
+        let program = program();
+        let commands = commands(&program);
+        for row in OPTIONS {
+            for name in row.names {
+                let is_said =
+                    |command: &&&Command| !knows(command, name) && advice(name, command) == Some(row.here);
+                assert!(
+                    commands.iter().any(|command| is_said(&command)),
+                    "`{name}` never gets: {}",
+                    row.here
+                );
+            }
+        }
+        for row in COMMANDS {
+            for name in row.names {
+                assert_eq!(
+                    (program.find_subcommand(name).is_none(), advice(name, &program)),
+                    (true, Some(row.here)),
+                    "{name}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! From the arguments that the program was called with to [`Arguments`], or to a help text or a usage error on the way out.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory, Error, FromArgMatches};
+
+use crate::arguments::Arguments;
+use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
+use crate::{other_names, output};
+
+/// Stands for a space at which clap must not break a line: those of example commands, which are to be copied.
+const KEPT_SPACE: char = '\u{e000}';
+
+/// The arguments of this process; otherwise what was to be said instead has been printed, and this is the exit code.
+pub(crate) fn arguments() -> Result<Arguments, ExitCode> {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    parsed(&given).map_err(|error| print(&error))
+}
+
+fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
+    let mut program = with_whole_examples(Arguments::command());
+    let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
+    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))
+}
+
+/// Prints a help text on standard output or an error on standard error, and says how the program ends.
+fn print(error: &Error) -> ExitCode {
+    let text = shown(&error.render());
+    if error.use_stderr() {
+        output::print_styled_error(&text);
+        return ExitCode::from(EXIT_USAGE);
+    }
+    match output::write_styled(&text) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::print_error(&exit::message(&error));
+            ExitCode::from(EXIT_FAILURE)
+        }
+    }
+}
+
+/// The command with the lines of its examples kept whole, and all commands below it.
+fn with_whole_examples(command: Command) -> Command {
+    let kept = |line: &str| match line.starts_with(' ') {
+        true => line.replace(' ', &KEPT_SPACE.to_string()),
+        false => line.to_owned(),
+    };
+    let after =
+        command.get_after_help().map(|text| text.to_string().split('\n').map(kept).collect::<Vec<_>>());
+    let command = match after {
+        Some(lines) => command.after_help(lines.join("\n")),
+        None => command,
+    };
+    command.mut_subcommands(with_whole_examples)
+}
+
+/// A text of clap's with its escape codes, as it is to be seen.
+fn shown(text: &StyledStr) -> String {
+    text.ansi().to_string().replace(KEPT_SPACE, " ")
+}
+
+/// The error with the option that was meant: one that other programs call so, or one of nearly this name. clap's own choice
+/// has no limit of distance.
+fn with_advice(mut error: Error, given: &[OsString]) -> Error {
+    let mut program = Arguments::command();
+    program.build();
+    let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    let command = called(&program, &words);
+    let invalid = |error: &Error, kind| match error.get(kind) {
+        Some(ContextValue::String(name)) => Some(name.clone()),
+        _ => None,
+    };
+    let (name, similar) = match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let Some(name) = invalid(&error, ContextKind::InvalidArg) else { return error };
+            error.remove(ContextKind::SuggestedArg);
+            // Its usage line names the option that clap would suggest.
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
+            let similar = similar_option(&name, command).map(|near| (ContextKind::SuggestedArg, near));
+            // `-ngl` is read as three options of one letter.
+            let cluster =
+                words.iter().find(|word| name.len() == 2 && word.len() > 2 && word.starts_with(&name));
+            (cluster.map_or(name, |word| (*word).to_owned()), similar)
+        }
+        ErrorKind::InvalidSubcommand => {
+            let Some(name) = invalid(&error, ContextKind::InvalidSubcommand) else { return error };
+            error.remove(ContextKind::SuggestedSubcommand);
+            let names = command.get_subcommands().map(|command| command.get_name().to_owned());
+            let similar = nearest(&name, names).map(|near| (ContextKind::SuggestedSubcommand, near));
+            (name, similar)
+        }
+        // `-ngl 99` where -n is an option: its value is wrong.
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
+            let is_cluster =
+                |word: &&&str| word.len() > 2 && !word.starts_with("--") && word.starts_with('-');
+            let clusters = words.iter().filter(is_cluster);
+            match clusters.into_iter().find(|word| other_names::advice(word, command).is_some()) {
+                Some(word) => ((*word).to_owned(), None),
+                None => return error,
+            }
+        }
+        _ => return error,
+    };
+    match (other_names::advice(&name, command), similar) {
+        (Some(advice), _) => {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+        }
+        (None, Some((kind, near))) => {
+            error.remove(ContextKind::Suggested);
+            error.insert(kind, ContextValue::String(near));
+        }
+        (None, None) => {}
+    }
+    error
+}
+
+/// The command that the words call.
+fn called<'a>(program: &'a Command, words: &[&str]) -> &'a Command {
+    let mut command = program;
+    for word in words {
+        command = command.find_subcommand(word).unwrap_or(command);
+        if !command.has_subcommands() {
+            break;
+        }
+    }
+    command
+}
+
+/// The option of the command with nearly this name, which is none that other programs give another meaning.
+fn similar_option(name: &str, command: &Command) -> Option<String> {
+    let longs = command.get_opts().filter_map(|option| option.get_long()).map(|long| format!("--{long}"));
+    let near = nearest(name, longs)?;
+    (near == name.replace('_', "-") || !other_names::contains(name)).then_some(near)
+}
+
+/// The known name that differs in at most a third of its letters.
+fn nearest(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
+    let name = name.replace('_', "-");
+    let letters = |name: &str| name.trim_start_matches('-').chars().count();
+    let distances = known.map(|known| (strsim::damerau_levenshtein(&name, &known), known));
+    let (distance, near) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= letters(&name) / 3).then_some(near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a call that is wrong, or of one that asks for help.
+    fn told(words: &str) -> String {
+        let given: Vec<OsString> =
+            std::iter::once("gpt2").chain(words.split_whitespace()).map(Into::into).collect();
+        parsed(&given)
+            .err()
+            .map(|error| error.render().to_string().replace(KEPT_SPACE, " "))
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn names_of_other_programs_get_what_to_use_here() {
+        for (words, expected) in [
+            ("generate x --n-predict 5", "use `--max-new-tokens`"),
+            ("generate x --n_predict=5", "use `--max-new-tokens`"),
+            ("generate x --max-length 5", "use `--max-new-tokens`"),
+            ("generate x --max-token 5", "use `--max-new-tokens`"),
+            ("generate x --stream", "streamed already"),
+            ("generate x --temp 0.5", "use `--temperature`"),
+            ("generate x --repeat-penalty 1.1", "use `--repetition-penalty`"),
+            ("generate x --ctx-size 512", "`--keep-last`"),
+            ("generate x -c 512", "`--keep-last`"),
+            ("generate x -ngl 99", "`--device cuda`"),
+            ("score x -ngl 99", "`--device cuda`"),
+            ("generate x --device-map auto", "`--device cuda`"),
+            ("generate x --torch-dtype float16", "use `--dtype`"),
+            ("generate x --do-sample", "`--greedy`"),
+            ("generate x --port 80", "`gpt2 serve --port`"),
+            ("serve --n-predict 5", "request"),
+            ("serve --num-beams 5", "`gpt2 generate --num-beams`"),
+            ("serve --ctx-size 512", "`--kv-tokens`"),
+            ("train --model gpt2", "use `--init`"),
+            ("look lens x --model-path y", "use `--model`"),
+            ("convert a b --model y", "two arguments"),
+            ("--n-predict 5 generate x", "use `--max-new-tokens`"),
+            ("run x", "`gpt2 generate`"),
+        ] {
+            let told = told(words);
+            assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
+            assert!(!told.contains("a similar") && !told.contains("exists"), "{words}: {told}");
+        }
+    }
+
+    #[test]
+    fn only_near_names_are_suggested() {
+        for (words, expected) in [
+            ("generate x --temperatur 1", "a similar argument exists: '--temperature'"),
+            ("generate x --max_new_tokens 1", "a similar argument exists: '--max-new-tokens'"),
+            ("generate x --modle y", "a similar argument exists: '--model'"),
+            ("genrate x", "a similar subcommand exists: 'generate'"),
+        ] {
+            assert!(told(words).contains(expected), "{words}: {}", told(words));
+        }
+        for words in ["generate x --colour", "generate x --strum", "dance", "look dance"] {
+            let told = told(words);
+            assert!(told.starts_with("error: un") && !told.contains("a similar"), "{words}: {told}");
+        }
+    }
+
+    /// Whatever of the table is given to whatever command: it gets what is to be used there, or nothing.
+    #[test]
+    fn names_of_other_programs_are_not_taken_for_similar_ones() {
+        let mut program = Arguments::command();
+        program.build();
+        for path in other_names::tests::paths(&program) {
+            let command = called(&program, &path.iter().map(String::as_str).collect::<Vec<_>>());
+            for name in other_names::tests::options() {
+                let similar = similar_option(name, command).filter(|similar| similar != name);
+                assert_eq!(similar, None, "{name} of {path:?}");
+            }
+        }
+    }
+
+    /// A line goes on as long as the next word has room, and no line but an example is longer than the width.
+    #[test]
+    fn help_fills_the_width_that_there_is() {
+        for width in [60, 80, 120] {
+            let mut program = with_whole_examples(Arguments::command()).term_width(width);
+            program.build();
+            for path in other_names::tests::paths(&program) {
+                let names: Vec<&str> = path.iter().map(String::as_str).collect();
+                let mut command = called(&program, &names).clone();
+                for help in [command.render_help(), command.render_long_help()] {
+                    let help = help.to_string();
+                    let lines: Vec<&str> = help.lines().collect();
+                    for (line, next) in lines.iter().zip(&lines[1..]) {
+                        if let Some(word) = continued(line, next) {
+                            let with_word = line.chars().count() + 1 + word.chars().count();
+                            assert!(
+                                with_word > width,
+                                "{names:?} at {width} columns is broken early:\n{line}\n{next}"
+                            );
+                        }
+                    }
+                    for line in lines.iter().filter(|line| !line.contains(KEPT_SPACE) && line.contains(' ')) {
+                        let words = line.trim_start().split(' ').count();
+                        let is_usage =
+                            line.starts_with("Usage: ") || line.trim_start().starts_with(['-', '[', '<']);
+                        let too_long = line.chars().count() > width && words > 1 && !is_usage;
+                        assert!(!too_long, "{names:?} at {width} columns is too long:\n{line}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The first word of `next`, if that line goes on with the sentence of `line`.
+    fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
+        let indent = |line: &str| line.chars().take_while(|c| *c == ' ').count();
+        let column = indent(next);
+        let before: Vec<char> = line.chars().collect();
+        let word = next.split_whitespace().next()?;
+        let has_text = before.get(column).is_some_and(|c| *c != ' ')
+            && !line.contains(KEPT_SPACE)
+            && !next.contains(KEPT_SPACE);
+        let is_prose = column == 0 && has_text && !line.ends_with(':');
+        let is_help =
+            column >= 8 && has_text && before[column - 2..column] == [' ', ' '] && !word.starts_with('-');
+        let is_choice = column >= 8 && has_text && before[column - 2..column] == ['-', ' '];
+        (is_prose || is_help || is_choice).then_some(word)
+    }
+
+    #[test]
+    fn examples_keep_their_spaces_and_other_lines_are_wrapped() {
+        let help = told("generate --help");
+        assert!(help.contains("\n  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner\n"), "{help}");
+    }
+
+    /// A call with each short form is the call with the long one.
+    #[test]
+    fn short_forms_say_the_same() {
+        let read = |words: &[&str]| {
+            let given: Vec<OsString> =
+                std::iter::once("gpt2").chain(words.iter().copied()).map(Into::into).collect();
+            parsed(&given)
+                .map(|arguments| format!("{arguments:?}"))
+                .map_err(|error| error.render().to_string())
+        };
+        let mut forms = std::collections::BTreeMap::new();
+        let mut program = Arguments::command();
+        program.build();
+        for path in other_names::tests::paths(&program) {
+            let command = called(&program, &path.iter().map(String::as_str).collect::<Vec<_>>());
+            for option in command.get_opts().filter(|option| option.get_long() != Some("help")) {
+                if let (Some(short), Some(long)) = (option.get_short(), option.get_long()) {
+                    forms.entry((short, long.to_owned())).or_insert_with(Vec::new).push(path.join(" "));
+                }
+            }
+        }
+        let known: Vec<(char, &str)> = forms.keys().map(|(short, long)| (*short, long.as_str())).collect();
+        assert_eq!(known, [('m', "model"), ('n', "max-new-tokens"), ('p', "prompt"), ('s', "seed")]);
+        let words = |command: &'static str, option: &'static str| -> Vec<&'static str> {
+            let needed: &[&str] = match command {
+                "train" => &["--data", "d", "--init", "i", "--out", "o"],
+                "cache" => &["--sites", "z", "--out", "o"],
+                "look features" => &["--sae", "s"],
+                "look neurons" => &["--neuron", "1.1"],
+                "eval" => &["kl"],
+                _ => &[],
+            };
+            [command.split(' ').collect(), needed.to_vec(), vec![option, "7"]].concat()
+        };
+        for ((short, long), commands) in &forms {
+            for command in commands {
+                let command: &'static str = command.clone().leak();
+                let (short, long) = (format!("-{short}").leak(), format!("--{long}").leak());
+                let (short, long) = (read(&words(command, short)), read(&words(command, long)));
+                assert_eq!(short, long);
+                assert!(short.is_ok(), "{short:?}");
+            }
+        }
+        for (command, option) in [
+            ("generate", 'p'),
+            ("generate", 'n'),
+            ("serve", 'm'),
+            ("tokenize", 'm'),
+            ("verify", 'm'),
+            ("inspect", 'm'),
+            ("train", 's'),
+            ("look heads", 's'),
+        ] {
+            assert!(
+                forms
+                    .iter()
+                    .any(|((short, _), commands)| *short == option
+                        && commands.iter().any(|name| name == command)),
+                "{command} -{option}"
+            );
+        }
+    }
+}
