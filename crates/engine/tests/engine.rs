@@ -422,3 +422,14 @@ fn the_hub_is_asked_only_where_options_say_so() {
     let told = matches!(&error, EngineError::Weights(WeightsError::NotFound { path }) if path.as_os_str() == "someone/tiny.gguf");
     assert!(told, "{error}");
 }
+
+#[test]
+fn tokens_are_never_shown() {
+    let folder = CheckpointFolder::tiny();
+    let mut options = options(&folder);
+    options.hub.token = Some("hf_secret".into());
+    let opened = options.open(&Silent).unwrap();
+    for shown in [format!("{options:?}"), format!("{opened:#?}"), format!("{:?}", options.hub)] {
+        assert!(shown.contains("token: Some(") && !shown.contains("hf_secret"), "{shown}");
+    }
+}
