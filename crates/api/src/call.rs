@@ -320,8 +320,8 @@ mod tests {
     use gpt2_grammar::Grammar;
 
     use super::*;
+    use crate::ApiOptions;
     use crate::served::Compiles;
-    use crate::{ApiOptions, ServedModel};
 
     #[derive(Debug)]
     struct AlwaysBusy;
@@ -335,8 +335,8 @@ mod tests {
     #[test]
     fn a_grammar_that_finds_no_room_is_worth_sending_again() {
         let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
-        let served = ServedModel::new(&model, ApiOptions::default()).unwrap();
-        let served = ServedModel { compiler: Some(Box::new(AlwaysBusy)), ..served };
+        let mut served = ServedModel::new(&model, ApiOptions::default()).unwrap();
+        served.compiler = Some(Box::new(AlwaysBusy));
         let request = CompletionRequest::parse(br#"{"prompt": "a", "guided_regex": "b"}"#).unwrap();
         let error = Call::of_completion(request, &served, None).unwrap_err();
         assert_eq!((error.status(), error.code()), (503, Some("grammars_busy")));

@@ -18,12 +18,14 @@ const SMALL: usize = 64 << 10;
 const LARGEST_AT_ONCE: usize = 4;
 /// and the least that there is memory for.
 const LEAST: usize = 16 << 20;
-/// How long a body may come slowly before others may take its memory.
-const GRACE: Duration = Duration::from_millis(200);
+/// Bytes that a body brings,
+const PROGRESS: usize = 16 << 10;
+/// and how long it may take for as many before others may take its memory.
+const GRACE: Duration = Duration::from_millis(500);
 /// How often it is looked whether one has come slowly for so long.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a body waits for memory.
-const LONGEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(20);
 
 /// The memory of a server's bodies.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ struct Taken {
 #[derive(Debug)]
 struct Body {
     bytes: usize,
+    /// Those since its last progress.
+    recent: usize,
     activity: Arc<Activity>,
     pace: Pace,
 }
@@ -51,9 +55,9 @@ struct Body {
 /// How a body comes.
 #[derive(Debug)]
 enum Pace {
-    /// Its client sends since then, but for the time that the server had no memory for it.
+    /// Its last progress was then, or as much later as the server had no memory for it.
     Since(Instant),
-    /// It waits for memory; before that it came for so long.
+    /// It waits for memory; before that its last progress was so long ago.
     After(Duration),
     /// It is there.
     Whole,
@@ -94,7 +98,8 @@ impl Rooms {
         let mut taken = self.taken();
         let number = taken.next;
         taken.next += 1;
-        let body = Body { bytes: 0, activity: Arc::clone(activity), pace: Pace::Since(Instant::now()) };
+        let body =
+            Body { bytes: 0, recent: 0, activity: Arc::clone(activity), pace: Pace::Since(Instant::now()) };
         taken.bodies.insert(number, body);
         Room { rooms: Arc::clone(self), number }
     }
@@ -143,6 +148,10 @@ impl Taken {
         }
         if has_room {
             (body.bytes, self.total) = (bytes, self.total + more);
+            body.recent += more;
+            if body.recent >= PROGRESS && matches!(body.pace, Pace::Since(_)) {
+                (body.recent, body.pace) = (0, Pace::Since(Instant::now()));
+            }
         } else {
             self.evict_slowest();
         }
@@ -158,14 +167,12 @@ impl Taken {
         if self.bodies.values().any(|body| matches!(body.pace, Pace::Evicted)) {
             return;
         }
-        let rate = |body: &Body| match body.pace {
-            Pace::Since(since) if body.bytes > 0 && since.elapsed() > GRACE => {
-                Some(body.bytes as f64 / since.elapsed().as_secs_f64())
-            }
+        let last = |body: &Body| match body.pace {
+            Pace::Since(since) if body.bytes > 0 && since.elapsed() > GRACE => Some(since),
             _ => None,
         };
-        let slow = self.bodies.values_mut().filter_map(|body| Some((rate(body)?, body)));
-        if let Some((_, body)) = slow.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        let slow = self.bodies.values_mut().filter_map(|body| Some((last(body)?, body)));
+        if let Some((_, body)) = slow.min_by_key(|(since, _)| *since) {
             body.pace = Pace::Evicted;
             body.activity.evict();
         }

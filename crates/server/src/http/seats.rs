@@ -158,8 +158,10 @@ impl Seats {
 
     /// A connection's place.
     pub(crate) fn take(self: &Arc<Self>) -> Seat {
-        let is_full = self.taken().activities.len() >= self.most;
-        let is_surplus = is_full && !self.evict();
+        let is_full = || self.taken().activities.len() >= self.most;
+        // There may be some beyond the limit that have been served.
+        while is_full() && self.evict() {}
+        let is_surplus = is_full();
         let mut taken = self.taken();
         let (number, activity) = (taken.next, Arc::new(Activity::default()));
         taken.next += 1;
