@@ -210,7 +210,7 @@ fn wrong_calls_are_refused() {
         (&["--served-model-name", " "], "found \" \" (--served-model-name)"),
         (&["--allow-host", "a b"], "such as model.lan, found \"a b\" (--allow-host)"),
         (&["--host", ""], "host: expected a name or an address, found \"\" (--host)"),
-        (&["--unix-socket", ""], "unix_socket: expected the path of a socket, found \"\" (--unix-socket)"),
+        (&["--unix-socket", ""], "a value is required for '--unix-socket <PATH>'"),
         (&["--api-key-file", empty], "holds no key"),
         (&["--unix-socket", "x", "--port", "1"], "cannot be used with"),
     ];
@@ -247,7 +247,7 @@ fn an_address_that_cannot_be_listened_on_is_told_once() {
 #[test]
 fn a_request_that_fails_inside_is_one_line_of_the_log() {
     let folder = gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
-        tensors.insert("transformer.ln_f.bias".into(), gpt2_testing::pattern(&[28], f32::NAN, 5));
+        tensors.insert("transformer.ln_f.bias".into(), gpt2_testing::pattern(&[28], f64::NAN, 5));
     });
     let served = Served::start(&["--port", "0", "--model", folder.path().to_str().unwrap()]);
     let lines = format!("{JSON}X-Request-Id: mine\r\n");

@@ -21,7 +21,7 @@ const LEAST: usize = 16 << 20;
 /// Bytes that a body brings,
 const PROGRESS: usize = 16 << 10;
 /// and how long it may take for as many before others may take its memory.
-const GRACE: Duration = Duration::from_millis(500);
+const GRACE: Duration = Duration::from_secs(1);
 /// How often it is looked whether one has come slowly for so long.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a body waits for memory.
@@ -55,10 +55,10 @@ struct Body {
 /// How a body comes.
 #[derive(Debug)]
 enum Pace {
-    /// Its last progress was then, or as much later as the server had no memory for it.
+    /// Its last progress was then, or the server has had memory for it again since then.
     Since(Instant),
-    /// It waits for memory; before that its last progress was so long ago.
-    After(Duration),
+    /// It waits for memory.
+    Waits,
     /// It is there.
     Whole,
     /// It has to give up its memory.
@@ -142,8 +142,9 @@ impl Taken {
         let more = bytes.saturating_sub(body.bytes);
         let has_room = self.total.saturating_add(more) <= most || oldest == number;
         match (&body.pace, has_room) {
-            (Pace::After(time), true) => body.pace = Pace::Since(Instant::now() - *time),
-            (Pace::Since(since), false) => body.pace = Pace::After(since.elapsed()),
+            // Its client could not send meanwhile.
+            (Pace::Waits, true) => body.pace = Pace::Since(Instant::now()),
+            (Pace::Since(_), false) => body.pace = Pace::Waits,
             _ => {}
         }
         if has_room {
@@ -227,8 +228,8 @@ mod tests {
             assert!(holds(body, 15 * LARGE / 4));
         }
         whole.is_whole();
-        age(&slow, Duration::from_secs(1));
-        age(&slower, Duration::from_secs(2));
+        age(&slow, 2 * GRACE);
+        age(&slower, 3 * GRACE);
         let waits = begin(&rooms);
         assert!(!holds(&waits, LARGE));
         assert!(is_evicted(&slower) && !is_evicted(&slow));
@@ -246,7 +247,7 @@ mod tests {
         let rooms = Arc::new(Rooms::new(LARGE));
         let [first, second] = [(); 2].map(|()| begin(&rooms));
         assert!(holds(&first, 15 * LARGE) && !holds(&second, LARGE));
-        assert!(matches!(rooms.taken().bodies[&second.number].pace, Pace::After(time) if time < GRACE));
+        assert!(matches!(rooms.taken().bodies[&second.number].pace, Pace::Waits));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         assert_eq!(runtime.block_on(second.hold(SMALL)), Ok(()), "small ones take none");
     }
