@@ -1,9 +1,11 @@
 //! From a body that was read to requests for the scheduler.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpt2_engine::{EngineError, banned_tokens};
 use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
+use gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::options::Options;
@@ -13,6 +15,8 @@ use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warni
 
 /// New tokens where a request does not say how many, as OpenAI's completions have it.
 pub(crate) const MAX_TOKENS: usize = 16;
+/// When a grammar that found no room is worth sending again: usual ones take milliseconds.
+const GRAMMARS_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a body asks for.
 ///
@@ -279,7 +283,12 @@ pub(crate) fn processors_of(
         };
         let compiler = served.compiler.as_ref().ok_or_else(without)?;
         let compiled = compiler.compile(grammar, &config.eos_token_id);
-        processors.push(compiled.map_err(|error| refused(error.to_string()))?);
+        processors.push(compiled.map_err(|error| match error {
+            GrammarError::Busy { .. } => {
+                ApiError::busy(503, error.to_string(), "grammars_busy", GRAMMARS_RETRY_AFTER)
+            }
+            error => refused(error.to_string()),
+        })?);
     }
     Ok(processors)
 }
@@ -306,5 +315,35 @@ impl From<&GenerationError> for ApiError {
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
         if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::failed(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpt2_engine::{ModelOptions, Silent};
+    use gpt2_grammar::Grammar;
+
+    use super::*;
+    use crate::ApiOptions;
+    use crate::served::Compiles;
+
+    #[derive(Debug)]
+    struct AlwaysBusy;
+
+    impl Compiles for AlwaysBusy {
+        fn compile(&self, _: &Grammar, _: &[u32]) -> Result<LogitsProcessor, GrammarError> {
+            Err(GrammarError::Busy { kind: "regular expression", most: 4 })
+        }
+    }
+
+    #[test]
+    fn a_grammar_that_finds_no_room_is_worth_sending_again() {
+        let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
+        let mut served = ServedModel::new(&model, ApiOptions::default()).unwrap();
+        served.compiler = Some(Box::new(AlwaysBusy));
+        let request = CompletionRequest::parse(br#"{"prompt": "a", "guided_regex": "b"}"#).unwrap();
+        let error = Call::of_completion(request, &served, None).unwrap_err();
+        assert_eq!((error.status(), error.code()), (503, Some("grammars_busy")));
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
     }
 }

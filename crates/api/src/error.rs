@@ -52,12 +52,18 @@ impl ApiError {
         Self::new(400, message)
     }
 
-    /// What went wrong inside, of which the client is told nothing more: status 500.
+    /// A request that this server has no room for at the moment, with the time after which it is worth trying again. The status is
+    /// 503, or 429 if there are too many requests.
+    pub fn busy(status: u16, message: impl Into<String>, code: &'static str, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..Self::new(status, message).with_code(code) }
+    }
+
+    /// An internal error whose cause is in the log already: status 500. The client learns nothing more.
     pub fn internal() -> Self {
         Self::new(500, "the server failed to serve this request; its log says why")
     }
 
-    /// The same, with what went wrong for those who may know it, see [`ApiError::cause`].
+    /// An internal error and its cause, which belongs in a log, see [`ApiError::take_cause`].
     pub fn failed(cause: impl std::fmt::Display) -> Self {
         Self { cause: Some(cause.to_string()), ..Self::internal() }
     }
@@ -70,11 +76,6 @@ impl ApiError {
     /// The same with a code that programs tell errors apart by.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
-    }
-
-    /// The same with the time after which it is worth trying again.
-    pub fn with_retry_after(self, retry_after: Duration) -> Self {
-        Self { retry_after: Some(retry_after), ..self }
     }
 
     /// The same with a number beside the message.
@@ -121,6 +122,11 @@ impl ApiError {
         self.cause.as_deref()
     }
 
+    /// Takes [`ApiError::cause`] out, so that it is logged once.
+    pub fn take_cause(&mut self) -> Option<String> {
+        self.cause.take()
+    }
+
     /// What belongs into the header `Allow`.
     pub fn allow(&self) -> Option<&'static str> {
         self.allow
@@ -140,5 +146,25 @@ impl ApiError {
         error.insert("code".into(), json!(self.code));
         error.extend(self.numbers.iter().map(|(name, number)| ((*name).to_owned(), json!(number))));
         json!({ "error": Value::Object(error) }).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_server_says_when_to_try_again() {
+        let error = ApiError::busy(503, "no room", "busy", Duration::from_secs(2));
+        assert_eq!((error.status(), error.kind(), error.code()), (503, "unavailable_error", Some("busy")));
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_cause_is_taken_once_and_never_sent() {
+        let mut error = ApiError::failed("a secret");
+        assert!(!error.to_json().contains("secret"));
+        assert_eq!(error.take_cause().as_deref(), Some("a secret"));
+        assert_eq!(error, ApiError::internal());
     }
 }

@@ -90,6 +90,21 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
 #[cfg(feature = "serve")]
 fn of_server(error: &ServerError) -> Option<&'static str> {
     match error {
+        ServerError::Option { option, .. } => match *option {
+            "aliases" => Some("--alias"),
+            "allow_hosts" => Some("--allow-host"),
+            "cors_origins" => Some("--cors-origin"),
+            "host" => Some("--host"),
+            "keys" => Some("--api-key-file, GPT2_API_KEY"),
+            "kv_tokens" => Some("--kv-tokens"),
+            "max_body" => Some("--max-body"),
+            "max_connections" => Some("--max-connections"),
+            "name" => Some("--served-model-name"),
+            "unix_socket" => Some("--unix-socket"),
+            _ => None,
+        },
+        ServerError::Address { .. } => Some("--host, --port"),
+        ServerError::Socket { .. } => Some("--unix-socket"),
         ServerError::NoKey { .. } => Some("--api-key-file, --host, --no-auth"),
         ServerError::PortInUse { .. } => Some("--port"),
         ServerError::SocketInUse { .. } | ServerError::NotASocket { .. } => Some("--unix-socket"),

@@ -14,21 +14,27 @@ mod progress;
 
 use std::panic;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
 
 use arguments::{Arguments, Command};
 use clap::CommandFactory;
 use gpt2_engine::{HubOptions, Network, process};
+
+/// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
+const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {
     let Arguments { command, offline } = match parse::arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
+    #[expect(unsafe_code, reason = "settings of the process that are made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {
         process::set_threads(command.as_ref().and_then(Command::threads));
+        // Where memory is used up, a backtrace can name nothing, and hides what happened.
+        if std::env::var_os(BACKTRACE).is_none_or(|chosen| chosen != "full") {
+            std::env::set_var(BACKTRACE, "0");
+        }
     }
     process::keep_freed_memory();
     let mut hub = HubOptions::from_environment();
@@ -36,20 +42,14 @@ fn main() -> ExitCode {
         hub.network = Network::Offline;
     }
     // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
-    let message = Arc::new(Mutex::new(String::new()));
-    let kept = Arc::clone(&message);
-    panic::set_hook(Box::new(move |information| {
-        if let Ok(mut kept) = kept.lock() {
-            *kept = information.to_string();
-        }
-    }));
+    process::keep_panics();
     let chosen = std::env::var(process::INSTRUCTION_SET).ok().filter(|name| !name.is_empty());
     let run = || {
         chosen.map_or(Ok(()), |name| process::use_instruction_set(&name))?;
         command.as_ref().map_or_else(commands::begin, |command| run(command, &hub))
     };
-    let result = panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|_| {
-        let message = message.lock().map(|message| message.clone()).unwrap_or_default();
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let message = process::panic_message(panic.as_ref());
         Err(anyhow::anyhow!("internal error, please report it: {message}"))
     });
     match result {

@@ -21,6 +21,7 @@ mod loaded_model;
 mod memory;
 mod opened;
 mod options;
+mod panics;
 pub mod process;
 mod reporter;
 mod spelling;
@@ -57,6 +58,7 @@ pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
+pub use secrecy::SecretString;
 pub use spelling::Spelling;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;

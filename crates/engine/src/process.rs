@@ -8,6 +8,7 @@ use std::thread::available_parallelism;
 use gpt2_kernels::limits;
 
 use crate::EngineError;
+pub use crate::panics::{keep_panics, panic_message};
 
 /// [`set_thread_count`] is safe at any time, for an interpreter or a server that has threads already: it sets how many compute
 /// the products, and answers false, changing nothing, once that is fixed, by an earlier call or by the first computation.
@@ -141,4 +142,52 @@ pub fn keep_freed_memory() {
         // Where a number is declined, everything works as before, only slower.
         let _ = tuned;
     }
+}
+
+/// Raises the number of files and connections that the process may have open to `wanted`, as far as the system lets it, and never
+/// lowers it. Returns the number that holds from then on, where there is one.
+///
+/// Many systems start a process with 256 or 1024 and let it have far more.
+///
+/// ```
+/// use gpt2_engine::process::{allow_open_files, open_files};
+///
+/// let before = open_files();
+/// assert!(allow_open_files(300) >= before);
+/// ```
+pub fn allow_open_files(wanted: usize) -> Option<usize> {
+    #[cfg(unix)]
+    if let Some(limit) = open_files_limit() {
+        let wanted = libc::rlim_t::try_from(wanted).unwrap_or(libc::rlim_t::MAX).min(limit.rlim_max);
+        if wanted > limit.rlim_cur {
+            let raised = libc::rlimit { rlim_cur: wanted, ..limit };
+            #[expect(unsafe_code, reason = "the limit is set by a call of the C library")]
+            // SAFETY: the call reads the structure that it is given.
+            let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) };
+            // Where it is declined, the old number holds, which is what is returned.
+            let _ = set;
+        }
+    }
+    let _ = wanted;
+    open_files()
+}
+
+/// The number of files and connections that the process may have open, where there is one.
+///
+/// See [`allow_open_files`].
+pub fn open_files() -> Option<usize> {
+    #[cfg(unix)]
+    let limit = open_files_limit().map(|limit| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX));
+    #[cfg(not(unix))]
+    let limit = None;
+    limit
+}
+
+#[cfg(unix)]
+#[expect(unsafe_code, reason = "the limit is read by a call of the C library")]
+fn open_files_limit() -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes into the structure that it is given.
+    let read = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    (read == 0).then_some(limit)
 }

@@ -457,3 +457,14 @@ fn a_temperature_of_0_writes_the_greedy_text() {
     };
     assert_eq!(text(options(Some(0.0), None)), text(options(None, Some(false))));
 }
+
+#[test]
+fn tokens_are_never_shown() {
+    let folder = CheckpointFolder::tiny();
+    let mut options = options(&folder);
+    options.hub.token = Some("hf_secret".into());
+    let opened = options.open(&Silent).unwrap();
+    for shown in [format!("{options:?}"), format!("{opened:#?}"), format!("{:?}", options.hub)] {
+        assert!(shown.contains("token: Some(") && !shown.contains("hf_secret"), "{shown}");
+    }
+}

@@ -1,8 +1,13 @@
-//! Settings of the process: the one test here has a process to itself.
+//! Settings of the process: the tests here have a process to themselves.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use gpt2_engine::process::{set_thread_count, thread_count};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
+
+use gpt2_engine::process::{
+    allow_open_files, keep_panics, open_files, panic_message, set_thread_count, thread_count,
+};
 use gpt2_engine::{DeviceChoice, ModelOptions, Silent};
 use gpt2_generation::GenerationConfig;
 use gpt2_testing::CheckpointFolder;
@@ -19,4 +24,26 @@ fn the_number_of_threads_is_set_before_the_first_computation() {
     model.text_generator(&[1, 2], &config).unwrap().collect::<Result<String, _>>().unwrap();
     assert!(!set_thread_count(2));
     assert_eq!(thread_count(), 3);
+}
+
+#[test]
+fn a_panic_is_told_with_its_place_by_whoever_catches_it() {
+    keep_panics();
+    let of_thread = thread::spawn(|| panic!("no room for {}", 5)).join().unwrap_err();
+    let again = catch_unwind(AssertUnwindSafe(|| resume_unwind(of_thread))).unwrap_err();
+    let told = panic_message(again.as_ref());
+    assert!(told.starts_with("no room for 5, at ") && told.contains("process.rs:"), "{told}");
+    assert_eq!(told.lines().count(), 1);
+    assert_eq!(panic_message(&"of elsewhere"), "of elsewhere");
+    assert_eq!(panic_message(&5), "a panic without a message");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_limit_of_open_files_is_raised_and_never_lowered() {
+    let before = open_files().unwrap();
+    assert_eq!(allow_open_files(1), Some(before));
+    let raised = allow_open_files(before + 1).unwrap();
+    assert!(raised == before || raised == before + 1, "{raised}");
+    assert_eq!(open_files(), Some(raised));
 }

@@ -3,17 +3,22 @@
 
 mod worker;
 
+use std::fmt::Display;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpt2_api::ApiError;
 use gpt2_engine::LoadedModel;
 use gpt2_generation::{Event, GenerationError, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::busy::draining;
+use crate::fault::{internal, logged};
 use crate::metrics::Metrics;
 use worker::Worker;
 
@@ -73,7 +78,7 @@ pub(crate) enum CallFailure {
     Draining,
     /// A prompt is refused or cannot be continued.
     Request { prompt: usize, error: GenerationError },
-    /// The engine has failed; standard error says how.
+    /// The engine has failed; the log says how.
     Engine,
 }
 
@@ -87,13 +92,19 @@ enum Life {
 
 enum Command {
     Submit(Submitted),
-    Ask(Box<dyn FnOnce(&LoadedModel) + Send>),
+    Ask {
+        /// That of the request.
+        id: Arc<str>,
+        question: Box<dyn FnOnce(&LoadedModel) + Send>,
+    },
     Drain,
     Stop,
 }
 
 /// A call on its way to the thread.
 struct Submitted {
+    /// That of the request.
+    id: Arc<str>,
     requests: Vec<Request>,
     updates: mpsc::UnboundedSender<Update>,
     at: Instant,
@@ -174,7 +185,8 @@ impl Engine {
         });
         let worker = Worker::new(model, Arc::clone(&shared), metrics, received)?;
         let run = move || {
-            let end = worker.run();
+            let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
+            let end = ended.unwrap_or_else(|panic| Life::Died(internal(panic.as_ref())));
             // Nobody may be left to hear it.
             _ = life.send(end);
         };
@@ -183,11 +195,11 @@ impl Engine {
         Ok(Self { commands, shared, life: seen })
     }
 
-    /// Hands over the requests of a call, which begin in turn with those of others. Never waits.
+    /// Hands over the requests of a call with this id, which begin in turn with those of others. Never waits.
     ///
     /// # Errors
     /// When they do not all have room in the queue, or the server is about to end.
-    pub(crate) fn submit(&self, requests: Vec<Request>) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(&self, id: &Arc<str>, requests: Vec<Request>) -> Result<Ticket, Refused> {
         if self.is_draining() {
             return Err(Refused::Draining);
         }
@@ -196,23 +208,33 @@ impl Engine {
         };
         let (updates, received) = mpsc::unbounded_channel();
         let unfinished = requests.iter().map(|request| request.config.num_return_sequences).sum();
-        let submitted = Submitted { requests, updates, at: Instant::now(), places };
+        let submitted = Submitted { id: Arc::clone(id), requests, updates, at: Instant::now(), places };
         self.commands.send(Command::Submit(submitted)).map_err(|_| Refused::Draining)?;
         Ok(Ticket { updates: received, unfinished })
     }
 
-    /// What a short look at the model gives, between two steps; `None` where the engine has ended.
-    pub(crate) fn ask<R: Send + 'static>(
+    /// What a short look at the model gives, between two steps, for the request with this id. What fails is in the log, also where
+    /// nobody waits for it any more.
+    pub(crate) fn ask<R: Send + 'static, E: Display>(
         &self,
-        question: impl FnOnce(&LoadedModel) -> R + Send + 'static,
-    ) -> impl Future<Output = Option<R>> + Send {
+        id: &Arc<str>,
+        question: impl FnOnce(&LoadedModel) -> Result<R, E> + Send + 'static,
+    ) -> impl Future<Output = Result<R, ApiError>> + Send {
         let (answer, received) = oneshot::channel();
-        let ask = move |model: &LoadedModel| {
+        let of = Arc::clone(id);
+        let question = Box::new(move |model: &LoadedModel| {
+            let answered = question(model).map_err(|error| logged(&of, ApiError::failed(error)));
             // Whoever asked may be gone.
-            _ = answer.send(question(model));
-        };
-        let is_sent = self.commands.send(Command::Ask(Box::new(ask))).is_ok();
-        async move { if is_sent { received.await.ok() } else { None } }
+            _ = answer.send(answered);
+        });
+        let is_sent = self.commands.send(Command::Ask { id: Arc::clone(id), question }).is_ok();
+        let is_draining = self.is_draining();
+        async move {
+            let answered = if is_sent { received.await.ok() } else { None };
+            // A question that panicked and an engine that has died are in the log.
+            let none = || Err(if is_draining { draining() } else { ApiError::internal() });
+            answered.unwrap_or_else(none)
+        }
     }
 
     /// Refuses what comes and what waits; what has begun goes on.
@@ -273,5 +295,110 @@ impl Ticket {
             _ => {}
         }
         update
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpt2_engine::{ModelOptions, Silent};
+    use gpt2_generation::{AllowedTokens, GenerationConfig, LogitsProcessor};
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+    use crate::log::tests::lines_with;
+
+    fn start() -> (Runtime, Engine, Arc<Metrics>) {
+        let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
+        let metrics = Arc::new(Metrics::new("f32"));
+        let options = EngineOptions {
+            parallel: 2,
+            queue: 4,
+            kv_tokens: 512,
+            prefill_chunk: 32,
+            queue_timeout: Duration::from_secs(60),
+        };
+        let engine = Engine::start(model, options, Arc::clone(&metrics)).unwrap();
+        (Builder::new_current_thread().enable_time().build().unwrap(), engine, metrics)
+    }
+
+    #[track_caller]
+    fn assert_logged(id: &str, beginning: &str) {
+        let lines = lines_with(id);
+        assert!(lines.len() == 1 && lines[0].starts_with(beginning), "{lines:?}");
+    }
+
+    #[test]
+    fn a_step_that_panics_is_one_line_of_the_log_with_its_requests() {
+        let (runtime, engine, metrics) = start();
+        let request = |processors: Vec<LogitsProcessor>| {
+            let config = GenerationConfig { max_new_tokens: 200, ..GenerationConfig::default() };
+            Request { processors, ..Request::new(vec![5], config) }
+        };
+        // It is being made when the other one fails.
+        let mut beside = engine.submit(&"req-step-1".into(), vec![request(Vec::new())]).unwrap();
+        assert!(matches!(runtime.block_on(beside.next()), Some(Update::Event { .. })));
+        let breaks = LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("a broken step")));
+        let mut broken = engine.submit(&"req-step-2".into(), vec![request(vec![breaks])]).unwrap();
+        assert!(matches!(
+            runtime.block_on(broken.next()),
+            Some(Update::Failed(CallFailure::Engine)) | Some(Update::Event { .. })
+        ));
+        while let Some(update) = runtime.block_on(beside.next()) {
+            assert!(
+                matches!(update, Update::Event { .. } | Update::Failed(CallFailure::Engine)),
+                "{update:?}"
+            );
+        }
+        let expected = "failed: internal error, please report it: a broken step";
+        let lines = lines_with("a broken step");
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(
+            lines[0].contains(expected) && lines[0].contains("req-step-1") && lines[0].contains("req-step-2")
+        );
+        assert_eq!(metrics.engine_panics.get(), 1);
+        // It goes on.
+        let mut after = engine.submit(&"req-step-3".into(), vec![request(Vec::new())]).unwrap();
+        assert!(matches!(runtime.block_on(after.next()), Some(Update::Event { .. })));
+    }
+
+    #[test]
+    fn a_question_that_panics_or_fails_is_one_line_of_the_log() {
+        let (runtime, engine, metrics) = start();
+        let panics = |_: &LoadedModel| -> Result<(), String> { panic!("a broken question") };
+        let answer = runtime.block_on(engine.ask(&"req-ask-1".into(), panics));
+        assert_eq!(answer, Err(ApiError::internal()));
+        assert_logged("req-ask-1", "req-ask-1 failed: internal error, please report it: a broken question");
+        assert_eq!(metrics.engine_panics.get(), 1);
+
+        let fails = |_: &LoadedModel| Err::<(), _>("no such numbers");
+        let answer = runtime.block_on(engine.ask(&"req-ask-2".into(), fails));
+        assert_eq!(answer, Err(ApiError::internal()));
+        assert_logged("req-ask-2", "req-ask-2 failed: no such numbers");
+
+        // Nobody waits for this one.
+        drop(engine.ask(&"req-ask-3".into(), fails));
+        assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok::<_, String>(5))), Ok(5));
+        assert_logged("req-ask-3", "req-ask-3 failed: no such numbers");
+        assert_eq!(lines_with("req-ask-4"), [""; 0]);
+    }
+
+    #[test]
+    fn an_engine_whose_thread_panics_says_why_it_has_died() {
+        let (runtime, engine, _) = start();
+        let request =
+            || Request::new(vec![5], GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() });
+        let breaks = || LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("broken twice")));
+        for id in ["req-dead-1", "req-dead-2"] {
+            let broken = Request { processors: vec![breaks()], ..request() };
+            let mut ticket = engine.submit(&id.into(), vec![broken]).unwrap();
+            while let Some(update) = runtime.block_on(ticket.next()) {
+                assert!(
+                    matches!(update, Update::Event { .. } | Update::Failed(CallFailure::Engine)),
+                    "{update:?}"
+                );
+            }
+            assert_logged(id, &format!("{id} failed: internal error, please report it: broken twice"));
+        }
+        assert_eq!(runtime.block_on(engine.died()), "two steps have failed from within in a minute");
     }
 }

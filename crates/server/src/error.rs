@@ -50,7 +50,7 @@ pub enum ServerError {
         port: u16,
     },
     /// The address cannot be listened on.
-    #[error("cannot listen on {host}, port {port}: {source}")]
+    #[error("cannot listen on {host}, port {port}")]
     Address {
         /// The address.
         host: String,
@@ -72,7 +72,7 @@ pub enum ServerError {
         path: PathBuf,
     },
     /// The Unix socket cannot be listened on.
-    #[error("cannot listen on the socket {}: {source}", path.display())]
+    #[error("cannot listen on the socket {}", path.display())]
     Socket {
         /// The path.
         path: PathBuf,
@@ -86,10 +86,10 @@ pub enum ServerError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The system gives no thread, timer or signal.
-    #[error("cannot start the server: {0}")]
+    #[error("cannot start the server")]
     System(#[source] io::Error),
     /// The engine has failed again and again.
-    #[error("the engine has failed twice in a short time: {what}")]
+    #[error("the engine has failed and cannot go on: {what}")]
     EngineDied {
         /// What it said last.
         what: String,

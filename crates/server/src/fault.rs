@@ -1,67 +1,90 @@
-//! Requests that fail through no fault of theirs: a panic ends one with an error that says nothing of the inside, and the log has the
-//! reason; what comes while the server ends is told so.
+//! Requests that fail through no fault of theirs: the client is told nothing of the inside, and the log has one line with the cause.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use gpt2_api::ApiError;
+use gpt2_engine::process::panic_message;
+use tokio::task::spawn_blocking;
 
-use crate::log::log;
+use crate::log::log_failure;
 
-/// What the future returns; a panic within it is an error.
-pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+/// What the future of this request returns; a panic within it is an error.
+pub(crate) async fn caught<T>(
+    id: &str,
+    future: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll,
-        Err(panic) => Poll::Ready(Err(fault(panic.as_ref()))),
+        Ok(poll) => poll.map_err(|error| logged(id, error)),
+        Err(panic) => Poll::Ready(Err(logged(id, ApiError::failed(internal(panic.as_ref()))))),
     })
     .await
 }
 
-/// Runs what takes long on a thread of its own.
+/// Runs what takes long for this request on a thread of its own.
 pub(crate) async fn blocking<T: Send + 'static>(
+    id: &Arc<str>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(match error.try_into_panic() {
-            Ok(panic) => fault(panic.as_ref()),
-            Err(_) => ApiError::internal(),
-        }),
+    let own = Arc::clone(id);
+    // Logged there: whoever asked may have gone.
+    let work = move || {
+        let worked = catch_unwind(AssertUnwindSafe(work));
+        let worked = worked.unwrap_or_else(|panic| Err(ApiError::failed(internal(panic.as_ref()))));
+        worked.map_err(|error| logged(&own, error))
+    };
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(logged(id, ApiError::failed(error))))
+}
+
+/// The error without its cause, which is in the log from here on.
+pub(crate) fn logged(id: &str, mut error: ApiError) -> ApiError {
+    if let Some(cause) = error.take_cause() {
+        log_failure(id, cause);
     }
+    error
 }
 
-fn fault(panic: &(dyn Any + Send)) -> ApiError {
-    let message = panic.downcast_ref::<String>().map(String::as_str);
-    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    log(&format!("internal error, please report it: {message}"));
-    ApiError::internal()
-}
-
-/// The answer to what comes while the server ends.
-pub(crate) fn draining() -> ApiError {
-    let error = ApiError::new(503, "the server is about to end").with_code("server_draining");
-    error.with_retry_after(Duration::from_secs(1))
+/// What the log says of a panic.
+pub(crate) fn internal(panic: &(dyn Any + Send)) -> String {
+    format!("internal error, please report it: {}", panic_message(panic))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::tests::lines_with;
 
     #[test]
-    fn a_panic_is_an_error_that_says_nothing_of_the_inside() {
+    fn a_panic_is_an_error_that_says_nothing_of_the_inside_and_one_line_of_the_log() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let broken = || -> Result<(), ApiError> { panic!("secret {}", 5) };
-        let of_future = runtime.block_on(caught(async { broken() }));
-        let of_thread = runtime.block_on(blocking(broken));
-        for error in [of_future, of_thread] {
+        let panics = || -> Result<(), ApiError> { panic!("secret {}", 5) };
+        let fails = || -> Result<(), ApiError> { Err(ApiError::failed("secret cause")) };
+        let id = |name: &str| Arc::<str>::from(name);
+        for error in [
+            runtime.block_on(caught("req-fault-1", async { panics() })),
+            runtime.block_on(blocking(&id("req-fault-2"), panics)),
+            runtime.block_on(caught("req-fault-3", async { fails() })),
+            runtime.block_on(caught("req-fault-4", blocking(&id("req-fault-4"), fails))),
+        ] {
             assert_eq!(error, Err(ApiError::internal()));
         }
-        assert_eq!(runtime.block_on(caught(async { Ok(1) })), Ok(1));
-        assert_eq!(runtime.block_on(blocking(|| Ok(2))), Ok(2));
+        let panicked = "failed: internal error, please report it: secret 5";
+        for (id, cause) in [
+            ("req-fault-1", panicked),
+            ("req-fault-2", panicked),
+            ("req-fault-3", "failed: secret cause"),
+            ("req-fault-4", "failed: secret cause"),
+        ] {
+            let lines = lines_with(id);
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            assert!(lines[0].starts_with(&format!("{id} {cause}")), "{lines:?}");
+        }
+        assert_eq!(runtime.block_on(caught("", async { Ok(1) })), Ok(1));
+        assert_eq!(runtime.block_on(blocking(&id(""), || Ok(2))), Ok(2));
     }
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod busy;
 mod classify;
 mod engine;
 mod error;
@@ -10,12 +11,14 @@ mod look;
 mod metrics;
 mod options;
 mod page;
+mod turns;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpt2_api::{ApiOptions, ServedModel};
 pub use gpt2_api::{ChatTemplateChoice, Limits};
+pub use gpt2_engine::SecretString;
 use gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -142,6 +145,7 @@ impl Listening {
         let Self { runtime, listener, mut options } = self;
         let (work, served, metrics) = match model.into() {
             Model::Texts(model) => {
+                options.check_for(model.config())?;
                 let served = ServedModel::new(&model, api_options(&options))?;
                 let metrics = Arc::new(Metrics::new(model.weight_type()));
                 let engine = start_engine(*model, &options, Arc::clone(&metrics))?;

@@ -3,6 +3,7 @@
 //! The model belongs to the engine's thread: a look asks it for a few tokens at a time, between the steps of the texts that are being
 //! written, and does everything else on a thread of its own. One look is taken at a time, so that memory stays bounded.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -16,29 +17,48 @@ use gpt2_interpret::{
 use gpt2_look::{Attention, Lens};
 use gpt2_pictures::data;
 use serde::Serialize;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::task::spawn_blocking;
 
+use crate::busy::looks_full;
 use crate::engine::Engine;
+use crate::fault::blocking;
+use crate::metrics::Metrics;
+use crate::turns::{Places, Turn, Turns};
 
 /// Bytes of a body that asks for a look: more than those of the longest text that one is taken at.
 const MAX_BODY: usize = 64 << 10;
 /// Tokens that are computed at once, while texts that are written wait.
 const TOKENS_AT_ONCE: usize = 32;
 
-static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-
-/// Who is asked for a look.
-#[derive(Clone, Copy)]
+/// A look whose turn has come. Dropping it ends the look, as when its client is gone.
 pub(crate) struct Looks<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) served: &'a Arc<ServedModel>,
+    engine: &'a Engine,
+    served: &'a Arc<ServedModel>,
+    /// That of the request.
+    id: &'a Arc<str>,
+    /// Also held by what is being computed: it goes on when nobody waits for it any more.
+    turn: Arc<Turn>,
+    _place: Places<'a>,
 }
 
-impl Looks<'_> {
+impl<'a> Looks<'a> {
+    /// Waits for a turn.
+    pub(crate) async fn begin(
+        engine: Result<&'a Engine, ApiError>,
+        served: &'a Arc<ServedModel>,
+        turns: &'a Turns,
+        metrics: &Metrics,
+        id: &'a Arc<str>,
+    ) -> Result<Self, ApiError> {
+        let engine = engine?;
+        let place = turns.places(1).ok_or_else(|| {
+            metrics.reject("looks_full");
+            looks_full()
+        })?;
+        Ok(Self { engine, served, id, turn: Arc::new(turns.turn().await?), _place: place })
+    }
+
     /// The answer to `POST /look/attention`: what [`gpt2_pictures::data`] gives.
-    pub(crate) async fn attention(self, body: Vec<u8>) -> Result<Reply, ApiError> {
-        let _turn = turn().await?;
+    pub(crate) async fn attention(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let AttentionRequest { ids, heads, warnings } = self.read(body, AttentionRequest::read).await?;
         let record = self.recorded(&ids, Patterns::sites(&heads)).await?;
         let served = Arc::clone(self.served);
@@ -46,21 +66,20 @@ impl Looks<'_> {
             let report = Attention::report(record, &ids, &heads, served.name(), &served.reader())?;
             Ok::<_, candle_core::Error>(data(&report))
         };
-        Ok(Reply::new(computed(drawn).await?, warnings))
+        Ok(Reply::new(self.computed(drawn).await?, warnings))
     }
 
     /// The answer to `POST /look/lens`: what [`gpt2_pictures::data`] gives.
-    pub(crate) async fn lens(self, body: Vec<u8>) -> Result<Reply, ApiError> {
-        let _turn = turn().await?;
+    pub(crate) async fn lens(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let LensRequest { ids, show, warnings } = self.read(body, LensRequest::read).await?;
         let n_layer = self.served.reader().vocabulary().config().n_layer;
         let record = self.recorded(&ids, residual_sites(n_layer).collect()).await?;
         let residuals: Vec<Tensor> = record.values.into_values().collect();
-        let last = residuals.last().ok_or_else(ApiError::internal)?;
+        let last = residuals.last().ok_or_else(|| ApiError::failed("a model without layers"))?;
         let mut final_logprobs = Vec::new();
         for at in chunks(ids.len()) {
             let logits = self.lens_logits(n_layer, last, at).await?;
-            final_logprobs.push(Arc::new(computed(move || lens_logprobs(&logits)).await?));
+            final_logprobs.push(Arc::new(self.computed(move || lens_logprobs(&logits)).await?));
         }
         let mut cells: Vec<LensCell> = Vec::new();
         for (layer, residual) in residuals.iter().enumerate() {
@@ -71,7 +90,7 @@ impl Looks<'_> {
                     let options = LensOptions { top: 1, watch: Vec::new() };
                     Ok::<_, candle_core::Error>(lens_cells(&lens_logprobs(&logits)?, &last, &options, &next))
                 };
-                cells.extend(computed(of_chunk).await?);
+                cells.extend(self.computed(of_chunk).await?);
             }
         }
         let cells: Vec<&LensCell> = cells.iter().collect();
@@ -81,58 +100,54 @@ impl Looks<'_> {
     }
 
     /// The answer to `POST /look/head`: [`HeadSteps`](gpt2_look::HeadSteps).
-    pub(crate) async fn head(self, body: Vec<u8>) -> Result<Reply, ApiError> {
-        let _turn = turn().await?;
+    pub(crate) async fn head(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let HeadRequest { head, warnings } = self.read(body, HeadRequest::read).await?;
         let record = self.recorded(head.ids(), head.sites()).await?;
         let served = Arc::clone(self.served);
-        let steps = computed(move || head.steps(&record, &served.reader())).await?;
+        let steps = self.computed(move || head.steps(&record, &served.reader())).await?;
         Ok(Reply::new(json(&steps)?, warnings))
     }
 
     /// The answer to `POST /look/next`: [`NextTokens`](gpt2_look::NextTokens).
-    pub(crate) async fn next(self, body: Vec<u8>) -> Result<Reply, ApiError> {
-        let _turn = turn().await?;
+    pub(crate) async fn next(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let mut request = self.read(body, NextRequest::read).await?;
         let warnings = std::mem::take(&mut request.warnings);
         let normed = Site::outside(SiteKind::FinalNorm);
         let record = self.recorded(&request.ids, vec![normed]).await?;
-        let hidden = record.get(normed).map_err(|_| ApiError::internal())?.clone(); // (1, T, C)
+        let hidden = record.get(normed).map_err(ApiError::failed)?.clone(); // (1, T, C)
         let logits = self.asked(move |model| model.model().logits(&hidden, LogitsFor::LastToken)).await?;
         let served = Arc::clone(self.served);
-        let answered = spawn_blocking(move || {
+        let answered = move || {
             let logits = logits.flatten_all().and_then(|logits| logits.to_vec1());
-            request.answer(&logits.map_err(|_| ApiError::internal())?, &served)
-        });
-        let next = answered.await.map_err(|_| ApiError::internal())??;
-        Ok(Reply::new(json(&next)?, warnings))
+            request.answer(&logits.map_err(ApiError::failed)?, &served)
+        };
+        Ok(Reply::new(json(&self.blocking(answered).await?)?, warnings))
     }
 
     async fn read<R: Send + 'static>(
-        self,
+        &self,
         body: Vec<u8>,
         read: impl FnOnce(&[u8], &ServedModel) -> Result<R, ApiError> + Send + 'static,
     ) -> Result<R, ApiError> {
         check_body(&body)?;
         let served = Arc::clone(self.served);
-        spawn_blocking(move || read(&body, &served)).await.map_err(|_| ApiError::internal())?
+        self.blocking(move || read(&body, &served)).await
     }
 
-    async fn recorded(self, ids: &[u32], sites: Vec<Site>) -> Result<Record, ApiError> {
+    async fn recorded(&self, ids: &[u32], sites: Vec<Site>) -> Result<Record, ApiError> {
         let ids = ids.to_owned();
-        let begun = self.engine.ask(move |model| Recording::new(model.model(), ids, sites)).await;
-        let mut recording = begun.ok_or_else(ApiError::internal)?.map_err(|_| ApiError::internal())?;
+        let mut recording = self.asked(move |model| Recording::new(model.model(), ids, sites)).await?;
         while !recording.is_complete() {
             let advance = move |model: &LoadedModel| {
                 recording.advance(model.model(), TOKENS_AT_ONCE).map(|()| recording)
             };
             recording = self.asked(advance).await?;
         }
-        computed(|| recording.into_record()).await
+        self.computed(|| recording.into_record()).await
     }
 
     /// The lens at a layer, of some tokens.
-    async fn lens_logits(self, layer: usize, residual: &Tensor, at: Chunk) -> Result<Tensor, ApiError> {
+    async fn lens_logits(&self, layer: usize, residual: &Tensor, at: Chunk) -> Result<Tensor, ApiError> {
         let residual = residual.clone();
         let logits = move |model: &LoadedModel| {
             let residual = residual.narrow(1, at.first, at.count)?.contiguous()?; // (1, T, C)
@@ -142,16 +157,37 @@ impl Looks<'_> {
     }
 
     /// What the engine's thread computes between two steps.
-    async fn asked<R: Send + 'static>(
-        self,
-        question: impl FnOnce(&LoadedModel) -> candle_core::Result<R> + Send + 'static,
+    async fn asked<R: Send + 'static, E: Display + 'static>(
+        &self,
+        question: impl FnOnce(&LoadedModel) -> Result<R, E> + Send + 'static,
     ) -> Result<R, ApiError> {
-        self.engine.ask(question).await.and_then(Result::ok).ok_or_else(ApiError::internal)
+        let turn = Arc::clone(&self.turn);
+        let question = move |model: &LoadedModel| {
+            let _turn = turn;
+            question(model)
+        };
+        self.engine.ask(self.id, question).await
     }
-}
 
-async fn turn() -> Result<SemaphorePermit<'static>, ApiError> {
-    ONE_AT_A_TIME.acquire().await.map_err(|_| ApiError::internal())
+    /// What takes a while and needs no engine.
+    async fn computed<T: Send + 'static, E: Display>(
+        &self,
+        work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.blocking(move || work().map_err(ApiError::failed)).await
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(&self.turn);
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        blocking(self.id, work).await
+    }
 }
 
 fn check_body(body: &[u8]) -> Result<(), ApiError> {
@@ -175,12 +211,5 @@ fn chunks(tokens: usize) -> impl Iterator<Item = Chunk> {
 }
 
 fn json(found: &impl Serialize) -> Result<String, ApiError> {
-    serde_json::to_string(found).map_err(|_| ApiError::internal())
-}
-
-/// What takes a while and needs no engine.
-async fn computed<T: Send + 'static, E: Send + 'static>(
-    work: impl FnOnce() -> Result<T, E> + Send + 'static,
-) -> Result<T, ApiError> {
-    spawn_blocking(work).await.ok().and_then(Result::ok).ok_or_else(ApiError::internal)
+    serde_json::to_string(found).map_err(ApiError::failed)
 }

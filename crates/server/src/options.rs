@@ -1,14 +1,23 @@
 //! What the operator of a server sets.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gpt2::Gpt2Config;
 use gpt2_api::ApiOptions;
+use gpt2_engine::process::open_files;
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::ServerError;
+use crate::http::RESERVE;
 
 /// Longest key, in bytes: what is compared has one length.
 pub(crate) const MAX_KEY: usize = 256;
+/// Bytes of the smallest limit of bodies that lets a request with a short prompt through.
+const LEAST_BODY: usize = 64;
+/// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
+const OTHER_FILES: usize = RESERVE + 48;
 
 /// What the operator of a server sets.
 ///
@@ -42,8 +51,8 @@ pub struct ServerOptions {
     pub kv_tokens: Option<usize>,
     /// Tokens of a prompt that are computed between two steps of the running texts.
     pub prefill_chunk: usize,
-    /// Requests show one of these keys. Without any, all are served.
-    pub keys: Vec<String>,
+    /// Requests show one of these keys. Without any, all are served. `{:?}` does not show them.
+    pub keys: Vec<SecretString>,
     /// Whether a server that other machines reach may be without a key.
     pub no_auth: bool,
     /// Names that this server is reached by, beside `localhost`, `127.0.0.1` and `[::1]`.
@@ -54,7 +63,8 @@ pub struct ServerOptions {
     pub page: bool,
     /// The model's names, its chat template and the limits of requests.
     pub api: ApiOptions,
-    /// Connections at once; more wait until they are accepted. Without, room for twice what runs and waits.
+    /// Connections at once. Beyond them, those that wait for their clients are closed, and where none does, a few more are told to
+    /// try again later. Without, room for twice what runs and waits, as far as the process may open files.
     pub max_connections: Option<usize>,
     /// Most bytes of a request's body.
     pub max_body: usize,
@@ -137,40 +147,99 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Connections at once. Clients that are refused for want of room in the queue need a connection to be told so.
-    pub(crate) fn connections(&self) -> usize {
+    /// Files and connections that such a server may have open at once.
+    ///
+    /// See [`allow_open_files`](gpt2_engine::process::allow_open_files), which a program calls with it.
+    pub fn open_files(&self) -> usize {
+        self.wanted_connections().saturating_add(OTHER_FILES)
+    }
+
+    /// Clients that are refused for want of room in the queue need a connection to be told so.
+    fn wanted_connections(&self) -> usize {
         let waiting = self.queue.saturating_add(self.parallel).saturating_mul(2);
         self.max_connections.unwrap_or_else(|| waiting.saturating_add(64).clamp(256, 4096))
     }
 
+    /// Connections at once.
+    pub(crate) fn connections(&self) -> usize {
+        self.wanted_connections().min(most_connections())
+    }
+
     /// Checks what can be checked without a model.
     pub(crate) fn check(&self) -> Result<(), ServerError> {
-        let positive = [
-            ("parallel", self.parallel),
-            ("queue", self.queue),
-            ("prefill_chunk", self.prefill_chunk),
-            ("max_body", self.max_body),
-            ("max_connections", self.connections()),
-            ("kv_tokens", self.kv_tokens.unwrap_or(1)),
+        let least = [
+            ("parallel", 1, self.parallel),
+            ("queue", 1, self.queue),
+            ("prefill_chunk", 1, self.prefill_chunk),
+            ("max_body", LEAST_BODY, self.max_body),
+            ("max_connections", 1, self.max_connections.unwrap_or(1)),
+            ("kv_tokens", 1, self.kv_tokens.unwrap_or(1)),
         ];
-        if let Some((option, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
-            return Err(ServerError::Option { option, expected: "at least 1".into(), found: "0".into() });
-        }
+        let too_small = least.into_iter().find(|(_, least, found)| found < least);
+        let (most, found) = (most_connections(), self.max_connections.unwrap_or(0));
+        let files = || format!("at most {most}, as this process may open {} files", most + OTHER_FILES);
+        match too_small {
+            Some((option, least, found)) => Err(wrong(option, format!("at least {least}"), found)),
+            None if found > most => Err(wrong("max_connections", files(), found)),
+            None => Ok(()),
+        }?;
         self.check_keys()?;
-        self.check_origins()
+        self.check_origins()?;
+        self.check_names()?;
+        self.check_address()
+    }
+
+    /// Checks what the model decides.
+    pub(crate) fn check_for(&self, config: &Gpt2Config) -> Result<(), ServerError> {
+        match self.kv_tokens.filter(|tokens| *tokens < config.n_positions) {
+            Some(found) => {
+                let expected = format!("at least {}, the tokens of the model's context", config.n_positions);
+                Err(wrong("kv_tokens", expected, found))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A name of the model stands in a line of JSON and of a log; one of the server, in a header.
+    fn check_names(&self) -> Result<(), ServerError> {
+        let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
+        let name = || "a name of at least one character that is visible, and none that controls".to_owned();
+        let found = |found: &String| format!("{found:?}");
+        if let Some(alias) = self.api.aliases.iter().find(|alias| !is_name(alias)) {
+            return Err(wrong("aliases", name(), found(alias)));
+        }
+        // A library need not name its model.
+        if !self.api.name.is_empty() && !is_name(&self.api.name) {
+            return Err(wrong("name", name(), found(&self.api.name)));
+        }
+        match self.allow_hosts.iter().find(|host| !is_host(host)) {
+            None => Ok(()),
+            Some(host) => {
+                let expected = "a host's name or address without scheme, port and path, such as model.lan";
+                Err(wrong("allow_hosts", expected.into(), found(host)))
+            }
+        }
+    }
+
+    fn check_address(&self) -> Result<(), ServerError> {
+        let is_path = self.unix_socket.as_ref().is_none_or(|path| !path.as_os_str().is_empty());
+        match (self.host.is_empty(), is_path) {
+            (_, false) => Err(wrong("unix_socket", "the path of a socket".into(), "\"\"".to_owned())),
+            (true, _) => Err(wrong("host", "a name or an address".into(), "\"\"".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     fn check_keys(&self) -> Result<(), ServerError> {
         let is_key =
             |key: &str| (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
         // Which one it is, not what it is: this is read by others.
-        match self.keys.iter().position(|key| !is_key(key)) {
+        match self.keys.iter().position(|key| !is_key(key.expose_secret())) {
             None => Ok(()),
-            Some(index) => Err(ServerError::Option {
-                option: "keys",
-                expected: format!("1 to {MAX_KEY} visible ASCII characters without a space"),
-                found: format!("something else in key {}", index + 1),
-            }),
+            Some(index) => {
+                let expected = format!("1 to {MAX_KEY} visible ASCII characters without a space");
+                Err(wrong("keys", expected, format!("something else in key {}", index + 1)))
+            }
         }
     }
 
@@ -178,16 +247,114 @@ impl ServerOptions {
         let is_origin = |origin: &str| {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             rest.is_some_and(|authority| {
-                !authority.is_empty() && authority.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+                let (host, port) = match authority.rsplit_once(':') {
+                    // The colons of an IPv6 address.
+                    Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+                    _ => (authority, None),
+                };
+                is_host(host) && port.is_none_or(|port| port.parse::<u16>().is_ok())
             })
         };
         match self.cors_origins.iter().find(|origin| !is_origin(origin)) {
             None => Ok(()),
-            Some(origin) => Err(ServerError::Option {
-                option: "cors_origins",
-                expected: "an origin without a path, such as https://example.com".into(),
-                found: format!("{origin:?}"),
-            }),
+            Some(origin) => {
+                let expected = "an origin without a path, such as https://example.com";
+                Err(wrong("cors_origins", expected.into(), format!("{origin:?}")))
+            }
         }
+    }
+}
+
+/// Whether a header Host can have this name, in brackets where it is an address of IPv6.
+fn is_host(name: &str) -> bool {
+    match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => {
+            let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+            !name.is_empty() && name.bytes().all(is_of_name)
+        }
+    }
+}
+
+/// Connections that this process may have open.
+fn most_connections() -> usize {
+    open_files().map_or(usize::MAX, |files| files.saturating_sub(OTHER_FILES).max(1))
+}
+
+fn wrong(option: &'static str, expected: String, found: impl ToString) -> ServerError {
+    ServerError::Option { option, expected, found: found.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut ServerOptions)) -> String {
+        let mut options = ServerOptions::default();
+        change(&mut options);
+        let error = options.check().unwrap_err();
+        assert!(error.is_usage(), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn keys_are_never_shown() {
+        let options = ServerOptions { keys: vec!["a-long-secret".into()], ..ServerOptions::default() };
+        let shown = format!("{options:?} {options:#?}");
+        assert!(shown.contains("keys: [") && !shown.contains("a-long-secret"), "{shown}");
+    }
+
+    #[test]
+    fn values_without_sense_are_refused() {
+        for host in
+            ["", "a b", "model.lan:80", "http://model.lan", "model.lan/x", "*", "[::1", "[model]", "é"]
+        {
+            let told = refused(|options| options.allow_hosts = vec!["model.lan".into(), host.into()]);
+            let expected = "allow_hosts: expected a host's name or address without scheme, port and path, such as \
+                            model.lan, found ";
+            assert_eq!(told, format!("{expected}{host:?}"));
+        }
+        for name in ["", " ", "a\nb"] {
+            let told = refused(|options| options.api.aliases = vec![name.into()]);
+            assert!(
+                told.starts_with("aliases: expected a name") && told.ends_with(&format!("{name:?}")),
+                "{told}"
+            );
+        }
+        assert!(refused(|options| options.api.name = " ".into()).starts_with("name: expected a name"));
+        for origin in ["https://", "https://a b", "https://me@a", "https://a:b", "https://a?b", "https://a/"]
+        {
+            let told = refused(|options| options.cors_origins = vec![origin.into()]);
+            assert!(told.starts_with("cors_origins: expected an origin without a path"), "{told}");
+        }
+        assert_eq!(
+            refused(|options| options.host.clear()),
+            "host: expected a name or an address, found \"\""
+        );
+        let told = refused(|options| options.unix_socket = Some("".into()));
+        assert_eq!(told, "unix_socket: expected the path of a socket, found \"\"");
+        assert_eq!(refused(|options| options.max_body = 5), "max_body: expected at least 64, found 5");
+        let told = refused(|options| options.max_connections = Some(0));
+        assert_eq!(told, "max_connections: expected at least 1, found 0");
+        let good = ServerOptions {
+            allow_hosts: vec!["model.lan".into(), "10.0.0.1".into(), "[::1]".into(), "a_b-c".into()],
+            cors_origins: vec!["https://app.example".into(), "http://[::1]:80".into(), "http://[::1]".into()],
+            ..ServerOptions::default()
+        };
+        assert!(good.check().is_ok());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn connections_stay_below_the_files_that_the_process_may_open() {
+        let most = open_files().unwrap() - OTHER_FILES;
+        let told = refused(|options| options.max_connections = Some(most + 1));
+        let files = most + OTHER_FILES;
+        let expected =
+            format!("expected at most {most}, as this process may open {files} files, found {}", most + 1);
+        assert_eq!(told, format!("max_connections: {expected}"));
+        let options = ServerOptions { max_connections: Some(most), ..ServerOptions::default() };
+        assert!(options.check().is_ok() && options.connections() == most && options.open_files() == files);
+        assert_eq!(ServerOptions::default().connections(), 608.min(most));
     }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use gpt2_engine::process::allow_open_files;
 use gpt2_engine::{BUILT_IN, HubOptions};
 use gpt2_grammar::GrammarReader;
-use gpt2_server::{ChatTemplateChoice, Limits, Listening, Model, ServerOptions, Timeouts};
+use gpt2_server::{ChatTemplateChoice, Limits, Listening, Model, SecretString, ServerOptions, Timeouts};
 
 use crate::exit::UsageError;
 use crate::model_arguments::ModelArguments;
@@ -96,11 +97,11 @@ struct CapacityArguments {
     /// Most prompts of a request
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
-    /// Connections at once; more wait [default: room for twice what runs and waits]
+    /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 65_536))]
     max_connections: Option<usize>,
     /// Most bytes of a request's body
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, allow_negative_numbers = true, value_parser = between(64, 1 << 30))]
     max_body: usize,
 }
 
@@ -158,6 +159,8 @@ struct TimeArguments {
 /// Serves until a signal ends it.
 pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCode> {
     let options = options(arguments)?;
+    // What the system does not allow is refused with the options.
+    allow_open_files(options.open_files());
     // What can be refused is refused before the model is read, which may take long.
     let listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
@@ -221,12 +224,12 @@ fn grammar_reader() -> Option<GrammarReader> {
 }
 
 /// The keys of the file and of the environment.
-fn keys(file: Option<&Path>) -> Result<Vec<String>> {
+fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
     let mut keys = Vec::new();
     if let Some(file) = file {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        keys.extend(lines.map(str::to_owned));
+        keys.extend(lines.map(SecretString::from));
         if keys.is_empty() {
             let message = format!("{} holds no key: it has one a line, # begins a remark", file.display());
             return Err(UsageError(message).into());
@@ -234,7 +237,7 @@ fn keys(file: Option<&Path>) -> Result<Vec<String>> {
     }
     // As with other programs, an empty variable is none.
     match env::var(KEY_VARIABLE) {
-        Ok(key) if !key.is_empty() => keys.push(key),
+        Ok(key) if !key.is_empty() => keys.push(key.into()),
         Err(VarError::NotUnicode(_)) => {
             return Err(
                 UsageError(format!("{KEY_VARIABLE} holds what is no text; a key is visible ASCII")).into()
@@ -275,9 +278,9 @@ fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + 
     }
 }
 
-/// A time of up to a day.
+/// A time of up to a day; in a shorter one than a millisecond nothing can be done.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
     let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| "expected a number of seconds above 0, at most 86400".into())
+    seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
 }

@@ -783,3 +783,31 @@ fn logits_that_are_not_finite_are_not_sound() {
         assert_eq!(report["problems"], json!([told]));
     }
 }
+
+/// However the memory is limited: the program ends with a sentence, and no address that nothing is known of.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_is_used_up_is_told_without_a_backtrace() {
+    let mut failures = 0;
+    for mebibytes in (40..200).step_by(4) {
+        let limited = format!("ulimit -v {}; exec \"$@\"", mebibytes << 10);
+        let output = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &limited,
+                "sh",
+                env!("CARGO_BIN_EXE_gpt2"),
+                "generate",
+                "a",
+                "--max-new-tokens",
+                "2",
+            ])
+            .env("RUST_BACKTRACE", "1")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!told.contains("<unknown>") && !told.contains("stack backtrace"), "{told}");
+        failures += usize::from(told.contains("memory allocation of "));
+    }
+    assert!(failures > 0, "no limit was met where memory is allocated");
+}

@@ -225,7 +225,7 @@ fn wrong_calls_are_refused() {
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "# nothing\n").unwrap();
     let empty = empty.to_str().unwrap();
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["--host", "0.0.0.0"], "0.0.0.0 is an address that other machines reach, and no key is set"),
         (&["--host", "0.0.0.0"], "(--api-key-file, --host, --no-auth)"),
         (&["--port", "70000"], "--port"),
@@ -236,11 +236,19 @@ fn wrong_calls_are_refused() {
         (&["--prefill-chunk", "x"], "expected a whole number from 1 to 65536"),
         (&["--max-n", "129"], "expected a whole number from 1 to 128"),
         (&["--max-prompts", "1.5"], "expected a whole number from 1 to 2048"),
-        (&["--max-body", "0"], "expected a whole number from 1 to 1073741824"),
-        (&["--drain-timeout", "0"], "expected a number of seconds above 0"),
-        (&["--max-time", "NaN"], "expected a number of seconds above 0"),
-        (&["--write-timeout", "1e9"], "expected a number of seconds above 0"),
+        (&["--max-body", "0"], "expected a whole number from 64 to 1073741824"),
+        (&["--drain-timeout", "0"], "expected a number of seconds from 0.001 to 86400"),
+        (&["--max-time", "NaN"], "expected a number of seconds from 0.001 to 86400"),
+        (&["--write-timeout", "1e9"], "expected a number of seconds from 0.001 to 86400"),
         (&["--cors-origin", "example.com"], "expected an origin without a path, such as https://example.com"),
+        (&["--cors-origin", "http://a b"], "found \"http://a b\" (--cors-origin)"),
+        (&["--queue-timeout", "1e-10"], "expected a number of seconds from 0.001 to 86400"),
+        (&["--alias", ""], "aliases: expected a name of at least one character that is visible"),
+        (&["--alias", ""], "found \"\" (--alias)"),
+        (&["--served-model-name", " "], "found \" \" (--served-model-name)"),
+        (&["--allow-host", "a b"], "such as model.lan, found \"a b\" (--allow-host)"),
+        (&["--host", ""], "host: expected a name or an address, found \"\" (--host)"),
+        (&["--unix-socket", ""], "a value is required for '--unix-socket <PATH>'"),
         (&["--api-key-file", empty], "holds no key"),
         (&["--unix-socket", "x", "--port", "1"], "cannot be used with"),
     ];
@@ -251,6 +259,40 @@ fn wrong_calls_are_refused() {
     assert_refused(&missing, FAILURE, "cannot read no/such/file");
     let missing = run(&["serve", "--chat-template", "no/such/file"]);
     assert_refused(&missing, FAILURE, "expected eos-join or a file, cannot read no/such/file");
+    let few = run(&["serve", "--port", "0", "--kv-tokens", "1"]);
+    let expected =
+        "kv_tokens: expected at least 256, the tokens of the model's context, found 1 (--kv-tokens)";
+    assert_refused(&few, USAGE, expected);
     let room = run(&["serve", "--port", "0", "--kv-tokens", "1073741824"]);
     assert_refused(&room, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");
+}
+
+/// What the system says is told once.
+#[test]
+fn an_address_that_cannot_be_listened_on_is_told_once() {
+    for (arguments, option) in [
+        (["--host", "192.0.2.1", "--no-auth"].as_slice(), "--host"),
+        (&["--unix-socket", "no/such/folder/gpt2.sock"], "--unix-socket"),
+    ] {
+        let refused = run(&[&["serve"], arguments].concat());
+        assert_refused(&refused, FAILURE, "cannot listen on ");
+        assert_eq!(refused.stderr.matches("(os error ").count(), 1, "{}", refused.stderr);
+        assert!(refused.stderr.contains(option), "{}", refused.stderr);
+    }
+}
+
+/// A model whose numbers are none: the client learns that the log says why, and it does, once and under the request's id.
+#[test]
+fn a_request_that_fails_inside_is_one_line_of_the_log() {
+    let folder = gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert("transformer.ln_f.bias".into(), gpt2_testing::pattern(&[28], f64::NAN, 5));
+    });
+    let served = Served::start(&["--port", "0", "--model", folder.path().to_str().unwrap()]);
+    let lines = format!("{JSON}X-Request-Id: mine\r\n");
+    let answer = ask(served.connect(), "POST", "/v1/completions", &lines, r#"{"prompt":[5],"max_tokens":2}"#);
+    assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("its log says why"), "{answer}");
+    served.signal("-TERM");
+    let (code, log) = served.ended();
+    assert_eq!((code, log.lines().count()), (Some(0), 1), "{log}");
+    assert!(log.starts_with("mine failed: ") && log.contains("not finite"), "{log}");
 }

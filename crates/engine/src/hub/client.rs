@@ -15,6 +15,7 @@ use std::time::Duration;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::api::{Progress as HubProgress, RepoInfo};
 use hf_hub::{Cache, Repo, RepoType};
+use secrecy::ExposeSecret;
 
 use super::cached::{MODELS, WEIGHTS, holds_a_model};
 use super::error::HubError;
@@ -118,7 +119,7 @@ fn ask(
     let endpoint = &options.endpoint;
     let api = ApiBuilder::from_cache(cache.clone())
         .with_endpoint(endpoint.clone())
-        .with_token(options.token.clone())
+        .with_token(options.token.as_ref().map(|token| token.expose_secret().to_owned()))
         .with_retries(RETRIES)
         .with_progress(false)
         .build()

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use secrecy::SecretString;
+
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// Whether the network may be used.
@@ -32,8 +34,8 @@ pub struct HubOptions {
     pub endpoint: String,
     /// Folder of the cache, as Python's library lays it out.
     pub cache: PathBuf,
-    /// Token for models that are not open to everyone.
-    pub token: Option<String>,
+    /// Token for models that are not open to everyone. `{:?}` does not show it.
+    pub token: Option<SecretString>,
 }
 
 impl Default for HubOptions {
@@ -67,7 +69,7 @@ impl HubOptions {
         Self {
             network: if is_offline { Network::Offline } else { Network::Allowed },
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-            token: variable("HF_TOKEN").or_else(from_file).or_else(|| cache.token()),
+            token: variable("HF_TOKEN").or_else(from_file).or_else(|| cache.token()).map(SecretString::from),
             cache: cache.path().clone(),
         }
     }

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use gpt2_api::ApiError;
 use gpt2_engine::LoadedModel;
 use gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, SchedulerOptions};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{CallFailure, Command, Life, Place, Shared, Submitted, Update};
+use crate::fault::{internal, logged};
+use crate::log::log_failure;
 use crate::metrics::Metrics;
 
 /// The engine has died where a step fails from within again within this time.
@@ -41,6 +44,7 @@ struct Call {
 
 /// Who hears of a call. All texts have ended when the last prompt that holds it is gone.
 struct Caller {
+    id: Arc<str>,
     updates: UnboundedSender<Update>,
     at: Instant,
     /// Whether one of its prompts has begun.
@@ -137,10 +141,11 @@ impl Worker {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(submitted) => self.accept(submitted),
-            Command::Ask(ask) => {
-                // A look that fails is told by its answer, which never comes.
-                if catch_unwind(AssertUnwindSafe(|| ask(&self.model))).is_err() {
+            Command::Ask { id, question } => {
+                // Whoever asked is told by the answer, which never comes.
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| question(&self.model))) {
                     self.metrics.engine_panics.inc();
+                    log_failure(&id, internal(panic.as_ref()));
                 }
             }
             Command::Drain => {
@@ -155,8 +160,8 @@ impl Worker {
     }
 
     fn accept(&mut self, submitted: Submitted) {
-        let Submitted { requests, updates, at, places } = submitted;
-        let caller = Arc::new(Caller { updates, at, has_begun: AtomicBool::new(false) });
+        let Submitted { id, requests, updates, at, places } = submitted;
+        let caller = Arc::new(Caller { id, updates, at, has_begun: AtomicBool::new(false) });
         if self.is_draining {
             caller.tell(Update::Failed(CallFailure::Draining));
             return;
@@ -186,12 +191,17 @@ impl Worker {
                     }
                 }
                 // The call as a whole is refused: what others of its prompts gave would not be looked at.
-                Err(error) => {
-                    caller.tell(Update::Failed(CallFailure::Request { prompt, error }));
-                    self.forget(&caller);
-                }
+                Err(error) => self.fail(&caller, prompt, error),
             }
         }
+    }
+
+    /// Ends a call of which a prompt is refused or cannot be continued.
+    fn fail(&mut self, caller: &Arc<Caller>, prompt: usize, error: GenerationError) {
+        // What the request is at fault for is told to its client alone.
+        _ = logged(&caller.id, ApiError::from(&error));
+        self.forget(caller);
+        caller.tell(Update::Failed(CallFailure::Request { prompt, error }));
     }
 
     /// Drops calls whose callers are gone.
@@ -267,15 +277,15 @@ impl Worker {
             }
             // The scheduler has ended all requests that it had.
             Ok(Err(error)) => {
-                report(&format!("a step has failed: {error}"));
-                self.fail_open();
+                self.fail_open(&error.to_string());
                 Ok(())
             }
-            Err(_) => {
+            Err(panic) => {
                 self.metrics.engine_panics.inc();
                 // Nothing is asked of the old one any more.
-                self.scheduler = scheduler(&self.model, &self.shared).map_err(|error| error.to_string())?;
-                self.fail_open();
+                let made = scheduler(&self.model, &self.shared).map(|scheduler| self.scheduler = scheduler);
+                self.fail_open(&internal(panic.as_ref()));
+                made.map_err(|error| error.to_string())?;
                 let again = self.panicked.replace(start).is_some_and(|before| start - before < TWICE_WITHIN);
                 if again { Err("two steps have failed from within in a minute".into()) } else { Ok(()) }
             }
@@ -294,9 +304,13 @@ impl Worker {
         }
     }
 
-    /// Fails the calls that the scheduler was working on.
-    fn fail_open(&mut self) {
-        for caller in self.callers(|caller| !caller.waits()) {
+    /// Fails the calls that the scheduler was working on, with one line of the log for all.
+    fn fail_open(&mut self, cause: &str) {
+        let callers = self.callers(|caller| !caller.waits());
+        let ids: Vec<&str> = callers.iter().map(|caller| &*caller.id).collect();
+        let ids = if ids.is_empty() { "a step".to_owned() } else { ids.join(", ") };
+        log_failure(&ids, cause);
+        for caller in callers {
             self.forget(&caller);
             caller.tell(Update::Failed(CallFailure::Engine));
         }
@@ -334,8 +348,7 @@ impl Worker {
             self.open.remove(&id);
         }
         if let Event::Failed { error, .. } = event {
-            caller.tell(Update::Failed(CallFailure::Request { prompt, error }));
-            self.forget(&caller);
+            self.fail(&caller, prompt, error);
         } else {
             caller.tell(Update::Event { prompt, event });
         }
@@ -379,11 +392,4 @@ fn scheduler(model: &LoadedModel, shared: &Shared) -> Result<Scheduler, Generati
     let start = Instant::now();
     scheduler.set_clock(Arc::new(move || start.elapsed()));
     Ok(scheduler)
-}
-
-/// Tells whoever runs the server.
-fn report(what: &str) {
-    use std::io::Write;
-    // A standard error that is closed hears nothing.
-    _ = writeln!(std::io::stderr(), "gpt2 serve: {what}");
 }

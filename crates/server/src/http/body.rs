@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use super::guarded::Activity;
 use super::record::Record;
+use super::seats::{Activity, State};
 
 /// Pieces that wait to be sent before the next one is made.
 const PIECES: usize = 16;
@@ -58,7 +58,7 @@ impl Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.activity.end();
+        self.activity.enter(State::Answered);
     }
 }
 

@@ -17,9 +17,9 @@ use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
 use super::stream::ReadHalf;
 use super::{Caller, Shared};
+use crate::busy::{draining, queue_full, queue_timeout};
 use crate::engine::{CallFailure, Refused, Ticket, Update};
-use crate::fault::{blocking, caught, draining};
-use crate::log::log;
+use crate::fault::{blocking, caught};
 
 /// Which of the two routes.
 #[derive(Debug, Clone, Copy)]
@@ -85,11 +85,11 @@ pub(crate) async fn answer(
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
     // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
     let call = if received.bytes.len() > SHORT_BODY {
-        blocking(move || Asked::read(kind, &received.bytes)?.into_call(&served, reuse)).await?
+        blocking(&caller.id, move || Asked::read(kind, &received.bytes)?.into_call(&served, reuse)).await?
     } else {
         let asked = Asked::read(kind, &received.bytes)?;
         match asked.has_grammar() {
-            true => blocking(move || asked.into_call(&served, reuse)).await?,
+            true => blocking(&caller.id, move || asked.into_call(&served, reuse)).await?,
             false => asked.into_call(&served, reuse)?,
         }
     };
@@ -98,9 +98,10 @@ pub(crate) async fn answer(
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
     let is_long = told_tokens(&requests) > LONG_ANSWER;
-    let ticket = engine.submit(requests).map_err(|refused| refusal(refused, shared))?;
+    let ticket = engine.submit(&caller.id, requests).map_err(|refused| refusal(refused, shared))?;
     let numbers = Arc::clone(&caller.numbers);
-    let running = Running { answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
+    let id = Arc::clone(&caller.id);
+    let running = Running { id, answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
     let peer = Arc::clone(&caller.peer);
     if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
@@ -115,6 +116,8 @@ fn limit_time(requests: &mut [Request], most: Option<Duration>) {
 
 /// A call that the engine has accepted. Dropping it cancels the call.
 struct Running {
+    /// That of the request.
+    id: Arc<str>,
     answer: Answer,
     ticket: Ticket,
     numbers: Arc<Numbers>,
@@ -146,9 +149,9 @@ impl Running {
             made = made => made?,
             () = peer.closed() => return Err(gone()),
         }
-        let Self { answer, is_long, .. } = self;
+        let Self { id, answer, is_long, .. } = self;
         let write = move || Ok(answer.into_response());
-        Ok(reply::json(if is_long { blocking(write).await? } else { write()? }))
+        Ok(reply::json(if is_long { blocking(&id, write).await? } else { write()? }))
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
@@ -169,14 +172,15 @@ impl Running {
             .header(CACHE_CONTROL, "no-cache")
             .header(HeaderName::from_static("x-accel-buffering"), "no")
             .body(Content::Stream(stream));
-        response.map_err(|_| ApiError::internal())
+        response.map_err(ApiError::failed)
     }
 
     async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<ReadHalf>, ping: Duration) {
         let end = End { numbers: Arc::clone(&self.numbers), is_told: false };
+        let id = Arc::clone(&self.id);
         let told = tokio::select! {
             biased;
-            told = caught(self.tell(first, &out, ping)) => told,
+            told = caught(&id, self.tell(first, &out, ping)) => told,
             () = peer.closed() => Err(gone()),
         };
         let mut last = String::new();
@@ -271,11 +275,7 @@ fn refusal(refused: Refused, shared: &Shared) -> ApiError {
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::QueueFull { retry_after } => {
-                let message =
-                    "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
-                Self::new(429, message).with_code("server_overloaded").with_retry_after(retry_after)
-            }
+            Refused::QueueFull { retry_after } => queue_full(Some(retry_after)),
             Refused::Draining => draining(),
         }
     }
@@ -284,20 +284,12 @@ impl From<Refused> for ApiError {
 impl From<CallFailure> for ApiError {
     fn from(failure: CallFailure) -> Self {
         match failure {
-            CallFailure::QueueTimeout { retry_after } => {
-                let message =
-                    "the request has waited too long for its turn; try again after Retry-After seconds";
-                Self::new(503, message).with_code("queue_timeout").with_retry_after(retry_after)
-            }
+            CallFailure::QueueTimeout { retry_after } => queue_timeout(Some(retry_after)),
             CallFailure::Draining => draining(),
             CallFailure::Request { prompt, error } => {
-                let told = Self::from(&error);
-                if told.status() >= 500 {
-                    log(&format!("a request failed: {error}"));
-                    return told;
-                }
-                if matches!(error, GenerationError::Constraint { .. }) {
-                    // The message names the grammar's kind.
+                let mut told = Self::from(&error);
+                // The message names the grammar's kind; of the inside nothing is told, and the log has it.
+                if matches!(error, GenerationError::Constraint { .. }) || told.take_cause().is_some() {
                     return told;
                 }
                 told.with_param(format!("prompt[{prompt}]"))

@@ -6,15 +6,14 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use gpt2_api::ApiError;
-use hyper::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::guarded::{Activity, Guarded, TimedOut};
+use super::guarded::{Guarded, TimedOut};
+use super::seats::{Seat, State};
 use super::stream::{ReadHalf, WriteHalf};
-use super::{Connection, Shared, routes};
+use super::{Connection, Shared, reply, routes};
 
 /// Most bytes of a head, and of what is read ahead.
 const MAX_HEAD: usize = 64 << 10;
@@ -23,15 +22,16 @@ const MAX_HEADERS: usize = 100;
 /// Most bytes that are read from a client to tell it why it was refused.
 const MAX_LINGER: usize = 64 << 20;
 
-/// Serves a connection until it is closed. The permit is its place among the connections.
-pub(crate) async fn serve(
-    shared: Arc<Shared>,
-    (read, write): (ReadHalf, WriteHalf),
-    _place: OwnedSemaphorePermit,
-) {
-    let activity = Arc::new(Activity::default());
-    let connection = Arc::new(Connection { peer: Arc::new(read), activity: Arc::clone(&activity) });
-    let mut bytes = Guarded::new(Arc::clone(&connection.peer), write, activity, shared.options.timeouts);
+/// Serves a connection until it is closed.
+pub(crate) async fn serve(shared: Arc<Shared>, (read, write): (ReadHalf, WriteHalf), seat: Seat) {
+    let activity = Arc::clone(&seat.activity);
+    let connection = Arc::new(Connection {
+        peer: Arc::new(read),
+        activity: Arc::clone(&activity),
+        is_surplus: seat.is_surplus,
+    });
+    let mut bytes =
+        Guarded::new(Arc::clone(&connection.peer), write, Arc::clone(&activity), shared.options.timeouts);
     let ended = run(&shared, connection, &mut bytes).await;
     let refusal = ended.err().and_then(|error| refusal(&error, &bytes));
     let is_at_end = bytes.is_at_end() || bytes.timed_out() == Some(TimedOut::Write);
@@ -44,8 +44,13 @@ pub(crate) async fn serve(
     }
     drop(write);
     if !is_at_end && !shared.is_ending() {
-        // Closing while the client still sends makes its system throw away what it has not read yet.
-        _ = timeout(linger, read_on(&read)).await;
+        activity.enter(State::Lingering);
+        tokio::select! {
+            biased;
+            () = activity.evicted() => (),
+            // Closing while the client still sends makes its system throw away what it has not read yet.
+            _ = timeout(linger, read_on(&read)) => (),
+        }
     }
 }
 
@@ -94,15 +99,17 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
 }
 
 async fn send(write: &WriteHalf, error: &ApiError) -> std::io::Result<()> {
-    let body = error.to_json();
-    let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::BAD_REQUEST);
-    let message = format!(
-        "HTTP/1.1 {} {}\r\nserver: gpt2\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        status.as_u16(),
-        status.canonical_reason().unwrap_or_default(),
-        body.len()
+    let (head, _) = reply::refusal(error).into_parts();
+    let (body, status) = (error.to_json(), head.status);
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut message = format!(
+        "HTTP/1.1 {} {reason}\r\nserver: gpt2\r\nx-content-type-options: nosniff\r\n",
+        status.as_u16()
     );
+    for (name, value) in &head.headers {
+        message.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap_or_default()));
+    }
+    message.push_str(&format!("content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()));
     let mut rest = message.as_bytes();
     while !rest.is_empty() {
         let count = poll_fn(|cx| write.poll_write(cx, &[IoSlice::new(rest)])).await?;

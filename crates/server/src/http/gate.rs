@@ -11,7 +11,6 @@ use hyper::{Method, Version};
 use super::keys::Keys;
 use crate::ServerOptions;
 
-#[derive(Debug)]
 pub(crate) struct Gate {
     keys: Keys,
     /// Names that the server may be called by; without, any.

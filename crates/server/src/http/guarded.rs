@@ -6,48 +6,24 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::seats::{Activity, State};
 use super::stream::{ReadHalf, WriteHalf};
 use crate::options::Timeouts;
 
 /// Bytes that are read at once.
 const READ: usize = 16 << 10;
 
-const WAITING: u8 = 0;
-const ANSWERING: u8 = 1;
-const ANSWERED: u8 = 2;
-
-/// Where a connection stands: between requests, or in one.
-#[derive(Debug, Default)]
-pub(crate) struct Activity(AtomicU8);
-
-impl Activity {
-    /// A head has come.
-    pub(crate) fn begin(&self) {
-        self.0.store(ANSWERING, Ordering::Release);
-    }
-
-    /// The whole answer is handed over; it may not be sent yet.
-    pub(crate) fn end(&self) {
-        self.0.store(ANSWERED, Ordering::Release);
-    }
-
-    fn state(&self) -> u8 {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
 /// What the clock has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimedOut {
     /// A head of which a part has come.
     Head,
-    /// A connection without a request.
+    /// A connection without a request, or one that another has taken the place of.
     Idle,
     /// A client that does not read.
     Write,
@@ -97,7 +73,7 @@ impl Guarded {
 
     /// Whether no answer is under way.
     pub(crate) fn is_between_requests(&self) -> bool {
-        self.activity.state() == WAITING
+        self.activity.state() == State::Waiting
     }
 
     /// Whether the client has closed its side.
@@ -120,10 +96,15 @@ impl Guarded {
         }
     }
 
-    fn poll_head_timer(&mut self, cx: &mut Context<'_>) -> Poll<TimedOut> {
-        if !self.is_between_requests() || self.head.as_mut().poll(cx).is_pending() {
+    /// Ready where nothing more is waited for between two requests.
+    fn poll_given_up(&mut self, cx: &mut Context<'_>) -> Poll<TimedOut> {
+        if !self.is_between_requests() {
             return Poll::Pending;
         }
+        if self.activity.poll_evicted(cx).is_ready() {
+            return Poll::Ready(TimedOut::Idle);
+        }
+        ready!(self.head.as_mut().poll(cx));
         Poll::Ready(if self.head_has_begun { TimedOut::Head } else { TimedOut::Idle })
     }
 
@@ -148,7 +129,7 @@ impl Read for Guarded {
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => match self.poll_head_timer(cx) {
+            Poll::Pending => match self.poll_given_up(cx) {
                 Poll::Ready(timed_out) => self.end(timed_out),
                 Poll::Pending => Poll::Pending,
             },
@@ -193,8 +174,8 @@ impl Write for Guarded {
 
     /// hyper flushes once all bytes are written: an answer that was handed over is sent then, and the next head may come.
     fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.activity.state() == ANSWERED {
-            self.activity.0.store(WAITING, Ordering::Release);
+        if self.activity.state() == State::Answered {
+            self.activity.enter(State::Waiting);
             self.head_has_begun = false;
             let idle = Instant::now() + self.timeouts.idle;
             self.head.as_mut().reset(idle);

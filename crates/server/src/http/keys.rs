@@ -3,11 +3,11 @@
 use gpt2_api::ApiError;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
+use secrecy::{ExposeSecret, SecretString};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::options::MAX_KEY;
 
-#[derive(Debug)]
 pub(crate) struct Keys(Vec<Padded>);
 
 /// A key with zeros behind it, which no key has.
@@ -15,8 +15,8 @@ type Padded = [u8; MAX_KEY];
 
 impl Keys {
     /// The options' keys, which have been checked.
-    pub(crate) fn new(keys: &[String]) -> Self {
-        Self(keys.iter().filter_map(|key| padded(key.as_bytes())).collect())
+    pub(crate) fn new(keys: &[SecretString]) -> Self {
+        Self(keys.iter().filter_map(|key| padded(key.expose_secret().as_bytes())).collect())
     }
 
     /// The number of the key that a request shows; 0 where none is asked for.
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     fn check(keys: &[&str], authorization: &[&str]) -> Result<u64, u16> {
-        let keys = Keys::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>());
+        let keys = Keys::new(&keys.iter().map(|key| SecretString::from(*key)).collect::<Vec<_>>());
         let mut headers = HeaderMap::new();
         for value in authorization {
             headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());

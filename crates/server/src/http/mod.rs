@@ -10,8 +10,10 @@ mod listener;
 mod receive;
 mod record;
 mod reply;
+mod rooms;
 mod routes;
 mod run;
+mod seats;
 mod stream;
 
 use std::collections::hash_map::RandomState;
@@ -20,13 +22,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpt2_api::{ApiError, ServedModel, Warnings};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use gate::Gate;
-use guarded::Activity;
 pub(crate) use listener::Listener;
 use record::Numbers;
+use rooms::Rooms;
 pub(crate) use run::run;
+use seats::Activity;
+pub(crate) use seats::RESERVE;
 use stream::ReadHalf;
 
 use crate::ServerOptions;
@@ -34,6 +38,10 @@ use crate::classify::Classifying;
 use crate::engine::Engine;
 use crate::log::log;
 use crate::metrics::Metrics;
+use crate::turns::Turns;
+
+/// Analyses that wait or are made.
+const MOST_LOOKS: usize = 9;
 
 /// What all connections share.
 pub(crate) struct Shared {
@@ -45,7 +53,9 @@ pub(crate) struct Shared {
     phase: watch::Sender<Phase>,
     /// Calls that the engine has accepted and that are not answered.
     calls: watch::Sender<usize>,
-    large_bodies: Arc<Semaphore>,
+    rooms: Arc<Rooms>,
+    /// Analyses, of which one is made at a time, so that memory stays bounded.
+    looks: Turns,
     ids: AtomicU64,
 }
 
@@ -103,15 +113,17 @@ enum Phase {
 struct Connection {
     peer: Arc<ReadHalf>,
     activity: Arc<Activity>,
+    /// Whether all places of connections were taken when it came, so that it hears of the server's health and little else.
+    is_surplus: bool,
 }
 
 /// Who asks, as far as a route needs to know.
 struct Caller {
+    /// That of the request.
+    id: Arc<str>,
     shared: Arc<Shared>,
     peer: Arc<ReadHalf>,
     numbers: Arc<Numbers>,
-    /// The number of its request.
-    id: String,
     /// The number of its key. Callers with the same one share what was computed of equal beginnings.
     key: u64,
 }
@@ -135,13 +147,14 @@ impl Shared {
     ) -> Self {
         Self {
             gate: Gate::new(&options, listener.loopback()),
+            rooms: Arc::new(Rooms::new(options.max_body)),
+            looks: Turns::new(MOST_LOOKS, options.timeouts.queue),
             options,
             work,
             served: Arc::new(served),
             metrics,
             phase: watch::Sender::new(Phase::Serving),
             calls: watch::Sender::new(0),
-            large_bodies: Arc::new(Semaphore::new(receive::LARGE_BODIES)),
             ids: AtomicU64::new(0),
         }
     }
@@ -177,9 +190,9 @@ impl Shared {
     }
 
     /// A number for a request that has none: not to be guessed, and another one for each.
-    fn fresh_id(&self) -> String {
+    fn fresh_id(&self) -> Arc<str> {
         let mut hasher = RandomState::new().build_hasher();
         hasher.write_u64(self.ids.fetch_add(1, Ordering::Relaxed));
-        format!("req-{:016x}", hasher.finish())
+        format!("req-{:016x}", hasher.finish()).into()
     }
 }

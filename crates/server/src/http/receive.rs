@@ -5,26 +5,22 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use gpt2_api::ApiError;
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::Shared;
-
-/// A body up to this size is kept whoever sends it. Of larger ones there are [`LARGE_BODIES`] at once, so that many connections
-/// cannot fill the memory.
-const SMALL: usize = 64 << 10;
-
-/// Larger bodies that are held at once.
-pub(crate) const LARGE_BODIES: usize = 4;
+use super::rooms::Room;
+use super::seats::{Activity, State};
+use crate::busy::bodies_full;
 
 /// A body, and its right to be there while it is read.
 pub(crate) struct Received {
     pub(crate) bytes: Vec<u8>,
-    _large: Option<OwnedSemaphorePermit>,
+    _room: Room,
 }
 
 /// Reads a body of JSON.
@@ -32,10 +28,14 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: &mut Incoming,
     shared: &Shared,
+    activity: &Arc<Activity>,
 ) -> Result<Received, ApiError> {
     check_kind(headers)?;
     let limit = shared.options.timeouts.body;
-    match timeout(limit, collect(body, shared)).await {
+    activity.enter(State::Receiving);
+    let received = timeout(limit, collect(body, shared, activity)).await;
+    activity.enter(State::Answering);
+    match received {
         Ok(received) => received,
         Err(_) => {
             let message = format!("the body was not complete after {} s", limit.as_secs_f64());
@@ -64,7 +64,11 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn collect(body: &mut Incoming, shared: &Shared) -> Result<Received, ApiError> {
+async fn collect(
+    body: &mut Incoming,
+    shared: &Shared,
+    activity: &Arc<Activity>,
+) -> Result<Received, ApiError> {
     let most = shared.options.max_body;
     let too_large = || {
         let message = format!("the body is larger than {most} bytes, which --max-body raises");
@@ -74,20 +78,31 @@ async fn collect(body: &mut Incoming, shared: &Shared) -> Result<Received, ApiEr
     if announced > most {
         return Err(too_large());
     }
-    let mut large = None;
+    let room = shared.rooms.begin(activity);
     let mut bytes = Vec::new();
-    while let Some(frame) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+    while let Some(frame) = next_frame(body, activity).await? {
         // Trailers say nothing that is wanted.
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
         if bytes.len() + data.len() > most {
             return Err(too_large());
         }
-        if large.is_none() && bytes.len() + data.len() > SMALL {
-            large = Arc::clone(&shared.large_bodies).acquire_owned().await.ok();
-        }
+        room.hold(bytes.len() + data.len()).await?;
         bytes.extend_from_slice(&data);
     }
-    Ok(Received { bytes, _large: large })
+    room.is_whole();
+    Ok(Received { bytes, _room: room })
+}
+
+/// The next part of a body, as long as its connection keeps its place.
+async fn next_frame(
+    body: &mut Incoming,
+    activity: &Activity,
+) -> Result<Option<hyper::Result<Frame<Bytes>>>, ApiError> {
+    poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {
+        Poll::Ready(frame) => Poll::Ready(Ok(frame)),
+        Poll::Pending => activity.poll_evicted(cx).map(|()| Err(bodies_full())),
+    })
+    .await
 }
 
 fn broken(error: &hyper::Error) -> ApiError {

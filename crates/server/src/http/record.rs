@@ -13,7 +13,7 @@ use crate::log::log;
 /// A request from its head to the end of its answer. Dropping it counts the request.
 pub(crate) struct Record {
     shared: Arc<Shared>,
-    id: String,
+    id: Arc<str>,
     method: &'static str,
     route: &'static str,
     begun: Instant,
@@ -49,7 +49,7 @@ impl Numbers {
 pub(crate) const CLIENT_GONE: u16 = 499;
 
 impl Record {
-    pub(crate) fn new(shared: &Arc<Shared>, id: String, method: &'static str, route: &'static str) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, id: Arc<str>, method: &'static str, route: &'static str) -> Self {
         let numbers = Numbers {
             // Until it has another one: an answer that is given up before it begins has none.
             code: AtomicU16::new(CLIENT_GONE),
@@ -60,7 +60,7 @@ impl Record {
         Self { shared, id, method, route, begun: Instant::now(), numbers: Arc::new(numbers) }
     }
 
-    pub(crate) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &Arc<str> {
         &self.id
     }
 

@@ -14,8 +14,10 @@ use super::complete::{self, Kind};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::{Accepted, Record};
+use super::seats::State;
 use super::{Caller, Connection, Shared, reply};
-use crate::fault::{blocking, caught, draining};
+use crate::busy::{connections_full, draining};
+use crate::fault::{blocking, caught};
 use crate::look::Looks;
 use crate::page;
 
@@ -45,7 +47,7 @@ pub(crate) async fn answer(
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
-    connection.activity.begin();
+    connection.activity.enter(State::Answering);
     let (head, body) = request.into_parts();
     let id = request_id(&head.headers, &shared);
     let record = Record::new(&shared, id, method_name(&head.method), route_name(&head, &shared));
@@ -53,14 +55,16 @@ pub(crate) async fn answer(
     let mut body = Some(body).filter(|body| !body.is_end_stream());
     let origin = shared.gate.check_origin(&head.headers);
     let response = match &origin {
-        Ok(origin) => caught(serve(&shared, &connection, &record, &head, origin, &mut body)).await,
+        Ok(origin) => {
+            caught(record.id(), serve(&shared, &connection, &record, &head, origin, &mut body)).await
+        }
         Err(error) => Err(error.clone()),
     };
     let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
     record.numbers().set_code(response.status().as_u16());
     // Of a body in chunks that has a length too, hyper does not tell: what a proxy takes for its end may be another place.
     let is_chunked = head.headers.contains_key(header::TRANSFER_ENCODING);
-    let must_close = body.is_some() || is_chunked || shared.is_draining();
+    let must_close = body.is_some() || is_chunked || connection.is_surplus || shared.is_draining();
     finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
     let activity = Arc::clone(&connection.activity);
     Ok(response.map(|content| Answer::new(content, activity, record)))
@@ -89,16 +93,20 @@ async fn serve(
     let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
     let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
     let (route, rest) = found?;
+    if connection.is_surplus && !matches!(route.endpoint, Endpoint::Health | Endpoint::Metrics) {
+        shared.metrics.reject("connections_full");
+        return Err(connections_full());
+    }
     let caller = Caller {
+        id: Arc::clone(record.id()),
         shared: Arc::clone(shared),
         peer: Arc::clone(&connection.peer),
         numbers: Arc::clone(record.numbers()),
-        id: record.id().to_owned(),
         key,
     };
     if route.method == "POST" {
         let received = match body.as_mut() {
-            Some(body) => receive::read(&head.headers, body, shared).await,
+            Some(body) => receive::read(&head.headers, body, shared, &connection.activity).await,
             None => Err(ApiError::invalid("the body is empty; it is a JSON object")),
         }?;
         *body = None;
@@ -147,24 +155,33 @@ async fn post(
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
-    let looks = || Ok::<_, ApiError>(Looks { engine: shared.engine()?, served: &shared.served });
+    let id = &caller.id;
+    let looks = || Looks::begin(shared.engine(), &shared.served, &shared.looks, &shared.metrics, id);
     let Reply { json, warnings } = match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
-        Endpoint::Tokenize => blocking(move || gpt2_api::tokenize(&received.bytes, &served)).await?,
-        Endpoint::Detokenize => blocking(move || gpt2_api::detokenize(&received.bytes, &served)).await?,
+        Endpoint::Tokenize => blocking(id, move || gpt2_api::tokenize(&received.bytes, &served)).await?,
+        Endpoint::Detokenize => blocking(id, move || gpt2_api::detokenize(&received.bytes, &served)).await?,
         Endpoint::Classify => {
             let _accepted = Accepted::new(&shared.calls);
             let numbers = Arc::clone(&caller.numbers);
             let count = move |tokens| numbers.add_prompt_tokens(tokens);
-            let answer = shared.classifying()?.answer(received.bytes, &shared.served, count);
+            let answer = shared.classifying()?.answer(received.bytes, &shared.served, id, count);
             while_wanted(answer, caller).await?
         }
-        Endpoint::LookAttention => while_wanted(looks()?.attention(received.bytes), caller).await?,
-        Endpoint::LookLens => while_wanted(looks()?.lens(received.bytes), caller).await?,
-        Endpoint::LookHead => while_wanted(looks()?.head(received.bytes), caller).await?,
-        Endpoint::LookNext => while_wanted(looks()?.next(received.bytes), caller).await?,
-        _ => return Err(ApiError::internal()),
+        Endpoint::LookAttention => {
+            while_wanted(async { looks().await?.attention(received.bytes).await }, caller).await?
+        }
+        Endpoint::LookLens => {
+            while_wanted(async { looks().await?.lens(received.bytes).await }, caller).await?
+        }
+        Endpoint::LookHead => {
+            while_wanted(async { looks().await?.head(received.bytes).await }, caller).await?
+        }
+        Endpoint::LookNext => {
+            while_wanted(async { looks().await?.next(received.bytes).await }, caller).await?
+        }
+        _ => return Err(ApiError::failed("a route that nothing answers")),
     };
     caller.log_warnings(&warnings);
     Ok(reply::json(json))
@@ -193,7 +210,7 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     if !matches!(head.method, Method::GET | Method::HEAD) {
         return Err(gpt2_api::find_route(method_name(&head.method), "/")
             .err()
-            .unwrap_or_else(ApiError::internal));
+            .unwrap_or_else(|| ApiError::failed("a page that takes no GET")));
     }
     let known = head.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|tag| tag.trim() == file.etag));
@@ -209,7 +226,7 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     ];
     headers.extend(constant.map(|(name, value)| (name, HeaderValue::from_static(value))));
-    let etag = HeaderValue::from_str(&file.etag).map_err(|_| ApiError::internal())?;
+    let etag = HeaderValue::from_str(&file.etag).map_err(ApiError::failed)?;
     headers.insert(header::ETAG, etag);
     Ok(response)
 }
@@ -247,11 +264,11 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
 }
 
 /// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one.
-fn request_id(headers: &HeaderMap, shared: &Shared) -> String {
+fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
     let id: String = visible.map(char::from).collect();
-    if id.is_empty() { shared.fresh_id() } else { id }
+    if id.is_empty() { shared.fresh_id() } else { id.into() }
 }
 
 /// What the counters call a route: one of the names that the server has, whatever is asked for.

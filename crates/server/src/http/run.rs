@@ -5,11 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
+use super::seats::Seats;
 use super::{Listener, Phase, Shared, connection};
 use crate::ServerError;
+use crate::fault::caught;
 
 /// How long is waited for the last bytes of connections.
 const LAST_BYTES: Duration = Duration::from_secs(2);
@@ -25,9 +28,9 @@ pub(crate) async fn run(
     if shared.options.signals {
         tokio::spawn(signals(Signals::new().map_err(ServerError::System)?, Arc::clone(&stops)));
     }
-    let places = Arc::new(Semaphore::new(shared.options.connections()));
+    let seats = Arc::new(Seats::new(shared.options.connections()));
     let mut ended = tokio::select! {
-        () = accept(&shared, &listener, &places) => Ok(()),
+        () = accept(&shared, &listener, &seats) => Ok(()),
         () = told(&stops, 1) => Ok(()),
         died = died(&shared) => died,
     };
@@ -39,9 +42,8 @@ pub(crate) async fn run(
     }
     shared.work.stop();
     shared.phase.send_replace(Phase::Ending);
-    let connections = u32::try_from(shared.options.connections()).unwrap_or(u32::MAX);
     // Those that are left are closed as they are.
-    _ = timeout(LAST_BYTES, places.acquire_many(connections)).await;
+    _ = timeout(LAST_BYTES, seats.empty()).await;
     ended
 }
 
@@ -62,11 +64,25 @@ async fn died(shared: &Shared) -> Result<(), ServerError> {
     Err(ServerError::EngineDied { what: shared.work.died().await })
 }
 
-async fn accept(shared: &Arc<Shared>, listener: &Listener, places: &Arc<Semaphore>) {
-    while let Ok(place) = Arc::clone(places).acquire_owned().await {
+async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
+    loop {
+        seats.free().await;
         match listener.accept().await {
-            Ok(halves) => _ = tokio::spawn(connection::serve(Arc::clone(shared), halves, place)),
-            Err(_) => sleep(NO_CONNECTION).await,
+            Ok(halves) => {
+                let (shared, seat) = (Arc::clone(shared), seats.take());
+                let serve = async {
+                    connection::serve(shared, halves, seat).await;
+                    Ok(())
+                };
+                // Requests are caught under their ids; this is for what is between them.
+                tokio::spawn(async { caught("a connection", serve).await });
+                // What has been accepted is looked at before more is: it may have to give up its place.
+                yield_now().await;
+            }
+            Err(_) => {
+                seats.evict();
+                sleep(NO_CONNECTION).await;
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ fn openai_and_langchain_work_unmodified() {
 
 #[test]
 fn openai_and_langchain_work_with_a_key() {
-    let start = || start_model(built_in(), "shakespeare", |options| options.keys = vec!["a-key".to_owned()]);
+    let start = || start_model(built_in(), "shakespeare", |options| options.keys = vec!["a-key".into()]);
     check("check_clients.py", start, &["--key", "a-key"]);
 }
 

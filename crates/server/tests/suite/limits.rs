@@ -1,8 +1,8 @@
 //! Limits of size, time and number.
 
+mod crowd;
 mod hostile;
 
-use std::io::{ErrorKind, Read};
 use std::thread;
 use std::time::Duration;
 
@@ -153,22 +153,6 @@ fn a_client_may_ask_before_it_sends() {
     assert_eq!(client.reply().status, 200);
     client.send(&request("POST", "/tokenize", &["Content-Length: 14", "Expect: 100-continue"], b""));
     client.reply().refusal(415);
-}
-
-#[test]
-fn connections_beyond_the_limit_wait() {
-    let server = start_with(|options| options.max_connections = Some(1));
-    let mut first = server.connect();
-    first.send(&request("GET", "/health", &[], b""));
-    assert_eq!(first.reply().status, 200);
-    let mut second = server.connect();
-    second.send(&request("GET", "/health", &[], b""));
-    second.stream.set_read_timeout(Some(SHORT)).unwrap();
-    let waits = second.stream.read(&mut [0; 1]).unwrap_err();
-    assert!(matches!(waits.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{waits}");
-    drop(first);
-    second.stream.set_read_timeout(None).unwrap();
-    assert_eq!(second.reply().status, 200);
 }
 
 /// One runs, four wait, and of twice as many clients the others are told to come again.

@@ -279,7 +279,7 @@ fn several_texts_stand_side_by_side_and_one_is_taken() {
 
 #[test]
 fn a_key_is_asked_for_and_kept_in_memory_only() {
-    let server = start_model(built_in(), "shakespeare", |options| options.keys = vec!["s3cret".to_owned()]);
+    let server = start_model(built_in(), "shakespeare", |options| options.keys = vec!["s3cret".into()]);
     let Some(browser) = Browser::open(&server.url(), 1200) else { return };
     assert_eq!(browser.wait_for_status("error"), "error: this server asks for a key");
     browser.type_into("key", "wrong\u{e007}");

@@ -1,0 +1,44 @@
+//! What a server says that has no room for a request, always with the time after which it is worth trying again.
+
+use std::time::Duration;
+
+use gpt2_api::ApiError;
+
+/// When to try again, where nothing better is known.
+const SOON: Duration = Duration::from_secs(1);
+
+/// As many wait as may.
+pub(crate) fn queue_full(retry_after: Option<Duration>) -> ApiError {
+    let message = "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
+    ApiError::busy(429, message, "server_overloaded", retry_after.unwrap_or(SOON))
+}
+
+/// It has waited as long as may be.
+pub(crate) fn queue_timeout(retry_after: Option<Duration>) -> ApiError {
+    let message = "the request has waited too long for its turn; try again after Retry-After seconds";
+    ApiError::busy(503, message, "queue_timeout", retry_after.unwrap_or(SOON))
+}
+
+/// As many analyses wait as may.
+pub(crate) fn looks_full() -> ApiError {
+    let message = "as many analyses wait as this server keeps waiting; try again after Retry-After seconds";
+    ApiError::busy(503, message, "server_overloaded", SOON)
+}
+
+/// All connections are taken.
+pub(crate) fn connections_full() -> ApiError {
+    let message = "all connections of this server are in use; try again after Retry-After seconds";
+    ApiError::busy(503, message, "server_overloaded", SOON)
+}
+
+/// There is no memory for the body.
+pub(crate) fn bodies_full() -> ApiError {
+    let message = "other requests need the memory that this body would take; try again after Retry-After seconds, and send the \
+                   body at once";
+    ApiError::busy(503, message, "server_overloaded", SOON)
+}
+
+/// The server is about to end.
+pub(crate) fn draining() -> ApiError {
+    ApiError::busy(503, "the server is about to end", "server_draining", SOON)
+}

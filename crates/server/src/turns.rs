@@ -1,0 +1,79 @@
+//! Turns: work of which one piece is done at a time, and of which no more than so much waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use gpt2_api::ApiError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::busy::queue_timeout;
+
+#[derive(Debug)]
+pub(crate) struct Turns {
+    turn: Arc<Semaphore>,
+    /// Places that are taken, and how many may be.
+    taken: AtomicUsize,
+    most: usize,
+    /// How long a turn is waited for.
+    longest: Duration,
+}
+
+/// Places of work that waits or is done; free when dropped.
+pub(crate) struct Places<'a> {
+    taken: &'a AtomicUsize,
+    count: usize,
+}
+
+impl Drop for Places<'_> {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
+/// The right to work; it goes to the next when it is dropped.
+pub(crate) type Turn = OwnedSemaphorePermit;
+
+impl Turns {
+    pub(crate) fn new(most: usize, longest: Duration) -> Self {
+        Self { turn: Arc::new(Semaphore::new(1)), taken: AtomicUsize::new(0), most, longest }
+    }
+
+    /// Takes so many places; `None` where there are not as many.
+    pub(crate) fn places(&self, count: usize) -> Option<Places<'_>> {
+        let taken = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= self.most);
+        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
+        Some(Places { taken: &self.taken, count })
+    }
+
+    /// Waits for a turn, which work keeps that goes on when nobody waits for it any more.
+    pub(crate) async fn turn(&self) -> Result<Turn, ApiError> {
+        match timeout(self.longest, Arc::clone(&self.turn).acquire_owned()).await {
+            Ok(turn) => turn.map_err(ApiError::failed),
+            Err(_) => Err(queue_timeout(None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_and_turns_come_one_by_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let turns = Turns::new(3, Duration::from_millis(20));
+        let two = turns.places(2).unwrap();
+        assert!(turns.places(2).is_none());
+        let _one = turns.places(1).unwrap();
+        drop(two);
+        assert!(turns.places(2).is_some());
+        let turn = runtime.block_on(turns.turn()).unwrap();
+        let error = runtime.block_on(turns.turn()).unwrap_err();
+        assert_eq!((error.status(), error.code()), (503, Some("queue_timeout")));
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
+        drop(turn);
+        assert!(runtime.block_on(turns.turn()).is_ok());
+    }
+}
