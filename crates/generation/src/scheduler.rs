@@ -1134,3 +1134,55 @@ fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize)
     let read = config.new_tokens(prompt_len).saturating_sub(1);
     prompt_len.saturating_add(read).min(n_positions)
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use candle_nn::VarBuilder;
+
+    use super::*;
+
+    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
+    #[test]
+    fn texts_lie_side_by_side_in_every_step_whoever_leaves() {
+        const SLOT: usize = 16;
+        let sizes = Gpt2Config {
+            vocab_size: 11,
+            n_positions: SLOT,
+            n_embd: 6,
+            n_layer: 2,
+            n_head: 3,
+            ..Gpt2Config::gpt2()
+        };
+        let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
+        let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
+        scheduler.slot_tokens = Some(SLOT);
+        let request = |max_new_tokens| {
+            let config =
+                GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
+            Request::new(vec![1, 2], config)
+        };
+        // The second ends by itself, the first and the fourth are cancelled.
+        let ids = [9, 3, 9, 9, 9].map(|tokens| scheduler.submit(request(tokens)).unwrap());
+        let mut made = [0; 5];
+        for step in 0..20 {
+            if step == 4 {
+                assert!(scheduler.cancel(ids[0]) && scheduler.cancel(ids[3]));
+            }
+            for event in scheduler.step().unwrap() {
+                if let Event::Token { request, .. } = event {
+                    made[usize::try_from(request.0).unwrap()] += 1;
+                }
+            }
+            // What left after the step is closed before the next one.
+            scheduler.close_gaps().unwrap();
+            if let Some(free) = scheduler.pool.cache(1, SLOT) {
+                assert_eq!(scheduler.cache.rows_before(&free), scheduler.running.len(), "step {step}");
+            }
+        }
+        assert!(scheduler.is_idle());
+        assert_eq!((made[1], made[2], made[4]), (3, 9, 9));
+        assert!(made[0] < 9 && made[3] < 9);
+    }
+}
