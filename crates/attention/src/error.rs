@@ -71,9 +71,16 @@ pub enum AttentionError {
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
-    /// A cache was given to a pass over rows that lie in one text.
-    #[error("attention: rows one after the other in one text are computed without a key-value cache")]
-    CacheWithRows,
+    /// A pass over rows of different lengths has another number of rows than the cache.
+    #[error(
+        "key-value cache: it has {rows} rows, and the pass has {found}; give a length for each row of the cache"
+    )]
+    CacheRows {
+        /// Rows of the cache.
+        rows: usize,
+        /// Rows of the pass.
+        found: usize,
+    },
     /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
     /// cache.
     #[error(

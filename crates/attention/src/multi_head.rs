@@ -12,6 +12,8 @@ use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotPro
 
 /// Axis of the batch in a `(B, T, d_in)` tensor.
 const BATCH_DIM: usize = 0;
+/// Axis of the tokens in a `(B, T, C)` tensor.
+const TOKEN_DIM: usize = 1;
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
 /// Axis of the heads in a `(B, T, H, d_out)` tensor.
@@ -427,9 +429,6 @@ impl MultiHeadAttention {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
-        if cache.is_some() && pass.rows().is_some() {
-            return Err(AttentionError::CacheWithRows.into());
-        }
         if let Some(lengths) = pass.lengths() {
             let (QkvProjection::Fused(layer), Some(cache), AttentionMask::Causal, true) =
                 (&self.projection, cache, mask, pass.is_inference())
@@ -446,14 +445,29 @@ impl MultiHeadAttention {
         if [SiteKind::Q, SiteKind::K, SiteKind::V].into_iter().any(|kind| pass.wants(kind)) {
             projections = self.shown(&projections, pass)?;
         }
-        let (heads, attention) = (self.num_heads, &self.attention);
         if cache.is_none()
-            && let Some(context) = attention.forward_projected(&projections, heads, mask, pass)?
+            && let Some(context) =
+                self.attention.forward_projected(&projections, self.num_heads, mask, pass)?
         {
             return Ok(context);
         }
+        match (cache, pass.rows().map(<[usize]>::to_vec)) {
+            (Some(cache), Some(rows)) => self.attend_rows(&projections, &rows, cache, pass),
+            (cache, _) => self.attend_heads(&projections, mask, cache, pass),
+        }
+    }
+
+    /// The same of queries, keys and values `(B, T, n · H · D)`.
+    fn attend_heads(
+        &self,
+        projections: &[Tensor],
+        mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let (heads, attention) = (self.num_heads, &self.attention);
         let mut parts = Vec::new();
-        for projection in &projections {
+        for projection in projections {
             let split = split_heads(projection, self.head_dim)?; // (B, n · H, T, D)
             for part in split.chunk(split.dim(HEAD_DIM)? / heads, HEAD_DIM)? {
                 parts.push(part);
@@ -467,6 +481,38 @@ impl MultiHeadAttention {
             None => attention.forward(q, k, v, mask, &[], pass)?,
         }; // (B, H, T, D)
         merge_heads(&context)
+    }
+
+    /// The same of rows of different lengths, `(1, T_1 + … + T_B, n · H · D)`, each over its own row of the cache. Neighbours of one
+    /// length are computed together.
+    fn attend_rows(
+        &self,
+        projections: &[Tensor],
+        lengths: &[usize],
+        cache: &mut KvCache,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let (rows, found) = (cache.lengths().len(), lengths.len());
+        if found != rows {
+            return Err(AttentionError::CacheRows { rows, found }.into());
+        }
+        let (mut contexts, mut first_row, mut first_token) = (Vec::new(), 0, 0);
+        for alike in lengths.chunk_by(|a, b| a == b) {
+            let (batch, length) = (alike.len(), alike[0]);
+            let of_rows = |x: &Tensor| {
+                let tokens = x.narrow(TOKEN_DIM, first_token, batch * length)?;
+                tokens.reshape((batch, length, x.dim(D::Minus1)?))
+            };
+            let projections = projections.iter().map(of_rows).collect::<Result<Vec<_>>>()?;
+            let mut some = KvCache::in_memory(&cache.memory(), &[]);
+            move_rows(cache, first_row, &mut some, 0, batch)?;
+            let context = self.attend_heads(&projections, &AttentionMask::Causal, Some(&mut some), pass);
+            // After an error too the cache has all its rows.
+            move_rows(&mut some, 0, cache, first_row, batch)?;
+            contexts.push(context?.reshape((1, batch * length, ()))?);
+            (first_row, first_token) = (first_row + batch, first_token + batch * length);
+        }
+        Tensor::cat(&contexts, TOKEN_DIM)
     }
 
     /// Number of trainable values: projections, output projection, and their biases.
@@ -498,6 +544,14 @@ impl MultiHeadAttention {
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
+}
+
+/// Moves `count` rows from `first` on to another cache, where they begin at `place`. Nothing is copied.
+fn move_rows(from: &mut KvCache, first: usize, to: &mut KvCache, place: usize, count: usize) -> Result<()> {
+    (place..place + count).try_for_each(|place| {
+        let (slot, length) = from.remove_row(first)?;
+        to.insert_row(place, slot, length)
+    })
 }
 
 /// A view of `(B, T, H · D)` as `(B, H, T, D)`.

@@ -127,7 +127,8 @@ impl<'a> Pass<'a> {
     }
 
     /// The same pass over rows of these lengths that lie one after the other in one text: a token sees those of its own row alone,
-    /// and positions begin anew in each. So rows of different lengths need no padding. There is no cache in such a pass.
+    /// and positions begin anew in each. So rows of different lengths need no padding. With a cache, each row continues its row of the
+    /// cache, which grows by the row's length.
     pub fn of_rows(self, lengths: Arc<[usize]>) -> Self {
         Self { rows: Some(lengths), ..self }
     }

@@ -51,7 +51,7 @@ pub enum Step {
 
 impl LoadedModel {
     /// The texts of these requests, `batch_size` at a time. `clock` is for texts with a
-    /// [`max_time`](gpt2_generation::GenerationConfig::max_time), which fail without.
+    /// [`max_time`](gpt2_generation::GenerationConfig::max_time); without one the system's counts.
     ///
     /// # Errors
     /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at

@@ -14,7 +14,7 @@ use gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
 
 use crate::memory::Room;
-use crate::{EngineError, LoadedModel, Reporter, Unit};
+use crate::{EngineError, LoadedModel, Reporter, Unit, system_clock};
 
 /// A finished text.
 ///
@@ -114,9 +114,9 @@ pub trait Job {
         false
     }
 
-    /// The clock by which a [`GenerationConfig::max_time`] is counted; without one such texts fail.
+    /// The clock by which a [`GenerationConfig::max_time`] is counted; by default the system's.
     fn clock(&self) -> Option<Clock> {
-        None
+        system_clock()
     }
 
     /// Changes of the logits of all texts besides those of the configuration, such as a grammar; for their place see
@@ -222,6 +222,7 @@ impl LoadedModel {
     pub fn scheduler(&self, options: SchedulerOptions) -> Result<Scheduler, GenerationError> {
         let mut scheduler = Scheduler::new(self.model(), self.vocabulary().tokenizer().cloned(), options)?;
         self.assistant().map_or(Ok(()), |assistant| scheduler.set_assistant(assistant))?;
+        system_clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
         Ok(scheduler)
     }
 

@@ -5,6 +5,7 @@ mod batch;
 mod built_in;
 mod choices;
 mod classifier;
+mod clock;
 mod convert;
 mod defaults;
 mod device;
@@ -37,6 +38,7 @@ pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
 pub use classifier::{
     CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabelledToken, Question, RankedChoice,
 };
+pub use clock::system_clock;
 pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};

@@ -6,7 +6,7 @@ use candle_core::Device;
 use gpt2::{Gpt2Config, Gpt2LMHead, Observer};
 use gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
 
-use crate::{Defaults, EncoderStates, EngineError, Vocabulary};
+use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
 
 /// A model in memory with its tokenizer and its defaults. A clone shares them all.
 ///
@@ -97,7 +97,9 @@ impl LoadedModel {
         self.defaults.as_ref().as_ref().map_err(|what| EngineError::Defaults { what: what.clone() })
     }
 
-    /// One text, piece by piece as it is made. `config` is [complete](Defaults::complete).
+    /// One text, piece by piece as it is made. `config` is [complete](Defaults::complete). A
+    /// [`max_time`](GenerationConfig::max_time) is counted by the system's clock, where there is one; see
+    /// [`TextGenerator::with_clock`] for another.
     ///
     /// # Errors
     /// When there is no tokenizer, or the configuration or the prompt does not fit the model.
@@ -108,6 +110,10 @@ impl LoadedModel {
     ) -> Result<TextGenerator, EngineError> {
         let tokenizer = self.vocabulary.required_tokenizer()?;
         let text = TextGenerator::new(&self.model, prompt, config, Arc::clone(tokenizer))?;
+        let text = match system_clock() {
+            Some(clock) => text.with_clock(clock),
+            None => text,
+        };
         Ok(match &self.assistant {
             Some(assistant) => text.with_assistant(assistant)?,
             None => text,

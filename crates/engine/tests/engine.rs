@@ -170,6 +170,32 @@ fn prompts_may_have_seeds_of_their_own() {
     }
 }
 
+/// A time that the checkpoint itself sets is counted, with nothing said by the caller.
+#[test]
+fn the_max_time_of_a_checkpoint_works() {
+    for (max_time, pieces) in [(3600.0, 6), (1e-9, 1)] {
+        let json = json!({"max_new_tokens": 6, "do_sample": false, "max_time": max_time});
+        let model = load(&CheckpointFolder::tiny().with("generation_config.json", json.to_string()));
+        let defaults = model.defaults().unwrap();
+        let config = defaults.complete(defaults.config().clone()).unwrap();
+        assert_eq!(config.max_time, Some(max_time));
+        let mut text = model.text_generator(&[1, 2], &config).unwrap();
+        text.by_ref().collect::<Result<String, _>>().unwrap();
+        assert_eq!(text.ids().len(), pieces, "{max_time} seconds");
+        let mut batch = model.batch(vec![Request::new(vec![1, 2], config)], 1, None).unwrap();
+        let mut tokens = 0;
+        loop {
+            match batch.step().unwrap() {
+                Step::Event(_, Event::Token { .. }) => tokens += 1,
+                Step::Event(_, Event::Failed { error, .. }) => panic!("{error}"),
+                Step::End => break,
+                _ => {}
+            }
+        }
+        assert_eq!(tokens, pieces, "{max_time} seconds, in a batch");
+    }
+}
+
 /// Step by step there are the same texts.
 #[test]
 fn a_batch_is_driven_by_its_caller() {

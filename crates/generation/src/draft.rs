@@ -16,8 +16,14 @@ use serde::Serialize;
 use crate::logits::rows_of;
 use crate::{GenerationError, History, Sampler};
 
-/// What one more token costs a pass over one token of one text, as a share of it.
+/// What one more token costs a pass over one token of one text, as a share of it: most of that pass is reading the weights.
 const TOKEN_COST: f64 = 0.15;
+/// The same of a model whose weights stay in the caches of a processor: most of its pass is arithmetic.
+const CACHED_TOKEN_COST: f64 = 0.4;
+/// Most bytes of weights that stay in the caches of a processor.
+const CACHED_BYTES: usize = 32 << 20;
+/// The least gain that is worth a draft. Costs are estimates, and a draft that is refused costs all the same.
+const LEAST_GAIN: f64 = 1.1;
 /// How much of what is known of a text's drafts still counts after the next one.
 const MEMORY: f64 = 0.8;
 /// Steps without a draft after which one token is tried again: so many at first, twice as many after each that was refused, and at
@@ -27,6 +33,13 @@ const PATIENCE: RangeInclusive<usize> = 16..=256;
 const MOST_PLACES: usize = 256;
 /// Longest and shortest sequences that are looked up.
 const LOOKED_UP: RangeInclusive<usize> = 2..=4;
+
+/// What one more token costs a pass of this model over one token of one text, as a share of it: an estimate from its size, so that no
+/// clock has a part in a text's events.
+pub(crate) fn token_cost_of(model: &Gpt2LMHead) -> f64 {
+    let is_cached = model.device().is_cpu() && model.weight_bytes() <= CACHED_BYTES;
+    if is_cached { CACHED_TOKEN_COST } else { TOKEN_COST }
+}
 
 /// Most tokens of a draft where so many texts are computed together.
 pub(crate) fn longest_beside(texts: usize) -> usize {
@@ -63,13 +76,18 @@ impl Success {
     }
 
     /// The length of a draft, at most `most`, that promises the most tokens for what it costs, where a token of it costs
-    /// `draft_cost` of a pass, and `texts` are computed together.
-    pub(crate) fn length(&mut self, most: usize, draft_cost: f64, texts: usize) -> usize {
+    /// `draft_cost` of a pass and reading it `token_cost`, and `texts` are computed together.
+    pub(crate) fn length(
+        &mut self,
+        most: usize,
+        (token_cost, draft_cost): (f64, f64),
+        texts: usize,
+    ) -> usize {
         // Of many texts a pass is arithmetic, and each token costs what the first did.
-        let token_cost = TOKEN_COST * texts as f64 / (1.0 + TOKEN_COST * (texts as f64 - 1.0));
+        let token_cost = token_cost * texts as f64 / (1.0 + token_cost * (texts as f64 - 1.0));
         let rate = self.accepted / self.tried;
         // A draft of n tokens gives 1 + rate + … + rateⁿ of them.
-        let (mut best, mut best_gain, mut tokens, mut power) = (0, 1.0, 1.0, 1.0);
+        let (mut best, mut best_gain, mut tokens, mut power) = (0, LEAST_GAIN, 1.0, 1.0);
         for length in 1..=most {
             power *= rate;
             tokens += power;
@@ -190,8 +208,6 @@ impl Assistant {
     }
 
     fn draft_together(&self, texts: &mut [&mut Drafted]) -> Result<(), GenerationError> {
-        let room = texts.iter().map(|text| self.most_after(text.ids.len())).min().unwrap_or(0);
-        let longest = texts.iter().map(|text| text.most).max().unwrap_or(0).min(room);
         let unread = texts.iter().map(|text| text.unread()).min().unwrap_or(0);
         let mut cache = self.pool.empty_cache();
         for (row, text) in texts.iter_mut().enumerate() {
@@ -202,14 +218,34 @@ impl Assistant {
             }
             cache.insert(row, std::mem::replace(&mut text.cache, self.pool.empty_cache()))?;
         }
+        let mut drafting: Vec<(&mut Drafted, usize)> = texts
+            .iter_mut()
+            .map(|text| {
+                let length = text.ids.len();
+                (&mut **text, length)
+            })
+            .collect();
         let mut tokens = unread;
-        let lengths: Vec<usize> = texts.iter().map(|text| text.ids.len()).collect();
-        for _ in 0..longest {
-            let next = texts.iter().flat_map(|text| &text.ids[text.ids.len() - tokens..]).copied();
-            let hidden = self.read(&next.collect::<Vec<_>>(), texts.len(), &mut cache)?;
+        loop {
+            // A text that has its draft does not wait for the others.
+            let mut row = 0;
+            while let Some((text, length)) = drafting.get_mut(row) {
+                if text.ids.len() - *length < text.most {
+                    row += 1;
+                    continue;
+                }
+                text.cache = cache.take(row)?;
+                text.ids.drain(..*length);
+                drafting.remove(row);
+            }
+            if drafting.is_empty() {
+                return Ok(());
+            }
+            let next = drafting.iter().flat_map(|(text, _)| &text.ids[text.ids.len() - tokens..]).copied();
+            let hidden = self.read(&next.collect::<Vec<_>>(), drafting.len(), &mut cache)?;
             let mut logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?;
-            let rows = texts.iter_mut().zip(&mut logits);
-            map_items(rows, |(text, logits)| {
+            let rows = drafting.iter_mut().zip(&mut logits);
+            map_items(rows, |((text, _), logits)| {
                 let history = History { ids: &text.ids, prompt_len: text.prompt_len };
                 // Where it cannot choose, anything will do: it is looked at, and most likely refused.
                 let id = text.sampler.sample(history, logits).unwrap_or(0);
@@ -217,12 +253,6 @@ impl Assistant {
             });
             tokens = 1;
         }
-        for (text, length) in texts.iter_mut().zip(lengths) {
-            text.cache = cache.take(0)?;
-            text.ids.drain(..length);
-            text.ids.truncate(text.most);
-        }
-        Ok(())
     }
 
     /// Reads as many tokens of each row; returns their hidden states, `(rows, T, C)`.
@@ -253,16 +283,16 @@ mod tests {
     fn drafts_become_longer_where_they_do_well_and_end_where_not() {
         let mut good = Success::new();
         for _ in 0..20 {
-            let length = good.length(8, 0.1, 1);
+            let length = good.length(8, (0.15, 0.1), 1);
             good.count(length, length);
         }
-        assert_eq!(good.length(8, 0.1, 1), 8);
-        assert!(Success::new().length(8, 0.1, 1) > 1);
-        assert_eq!(Success::new().length(8, 0.1, 32), 0, "each token costs nearly what a pass does");
+        assert_eq!(good.length(8, (0.15, 0.1), 1), 8);
+        assert!(Success::new().length(8, (0.15, 0.1), 1) > 1);
+        assert_eq!(Success::new().length(8, (0.15, 0.1), 32), 0, "each token costs nearly what a pass does");
         let mut bad = Success::new();
         let lengths: Vec<usize> = (0..200)
             .map(|_| {
-                let length = bad.length(8, 0.1, 1);
+                let length = bad.length(8, (0.15, 0.1), 1);
                 if length > 0 {
                     bad.count(length, 0);
                 }
@@ -272,6 +302,30 @@ mod tests {
         assert!(lengths[0] > 1 && lengths[10..].iter().all(|length| *length <= 1), "{lengths:?}");
         let tried = lengths[100..].iter().sum::<usize>();
         assert!((1..=7).contains(&tried), "now and then one is tried again: {tried} times");
-        assert_eq!(Success::new().length(0, 0.0, 1), 0);
+        assert_eq!(Success::new().length(0, (0.15, 0.0), 1), 0);
+    }
+
+    /// Drafts that are always refused read few tokens more than there are, whether another token costs little or much; those that are
+    /// always right are long even so.
+    #[test]
+    fn refused_drafts_read_few_tokens() {
+        for (token_cost, most_refused) in [(TOKEN_COST, 14), (CACHED_TOKEN_COST, 8)] {
+            let mut refused = Success::new();
+            let mut read = 0;
+            for _ in 0..200 {
+                let length = refused.length(10, (token_cost, 0.0), 1);
+                if length > 0 {
+                    refused.count(length, 0);
+                }
+                read += length;
+            }
+            assert!((2..=most_refused).contains(&read), "{read} tokens at {token_cost}");
+            let mut right = Success::new();
+            for _ in 0..20 {
+                let length = right.length(10, (token_cost, 0.0), 1);
+                right.count(length, length);
+            }
+            assert!(right.length(10, (token_cost, 0.0), 1) >= 8, "at {token_cost}");
+        }
     }
 }

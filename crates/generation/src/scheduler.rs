@@ -6,7 +6,7 @@
 //! give way to another. Texts begin in the order of their requests.
 
 use std::collections::VecDeque;
-use std::iter::{once, repeat_n};
+use std::iter::once;
 use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 
 use crate::clock::Deadline;
 use crate::config::slid_tokens;
-use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up};
+use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up, token_cost_of};
 use crate::logits::rows_of;
 use crate::logprobs::{Expected, biased, for_each_row};
 use crate::prefixes::{Beginning, Prefixes, PromptScores, Source, usable_tokens};
@@ -237,6 +237,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     options: SchedulerOptions,
     clock: Option<Clock>,
     assistant: Option<Assistant>,
+    /// See [`Scheduler::set_token_cost`].
+    token_cost: f64,
     pool: KvPool,
     /// On GPUs, whose kernels want the rows of a step side by side: the tokens of every text's room, however short it is.
     slot_tokens: Option<usize>,
@@ -360,6 +362,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             options,
             clock: None,
             assistant: None,
+            token_cost: token_cost_of(model),
             cache: pool.empty_cache(),
             pool,
             slot_tokens: (!model.device().is_cpu()).then_some(KvSlot::whole_panels(kv_tokens / max_texts)),
@@ -393,6 +396,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.running.iter_mut().for_each(|text| text.assisted = None);
         self.prefilling.iter_mut().for_each(|prefill| prefill.text.assisted = None);
         Ok(())
+    }
+
+    /// Says what reading one more token costs, as a share of a pass over one token of one text: how long drafts are depends on it,
+    /// and no text does. By default it is estimated from the size of the model.
+    pub fn set_token_cost(&mut self, token_cost: f64) {
+        self.token_cost = token_cost.max(0.0);
     }
 
     /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
@@ -451,8 +460,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
-                let text = self.running.remove(row);
-                if let Ok(cache) = self.cache.take(row) {
+                if let Ok((text, cache)) = self.take_row(row) {
                     self.leave(text, cache);
                 }
             } else {
@@ -528,24 +536,32 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// One token of all running texts, and those that were drafted rightly.
     fn decode(&mut self) -> Result<(), GenerationError> {
         self.slide_full_rows()?;
+        self.close_gaps()?;
         if self.running.is_empty() {
             return Ok(());
         }
         let drafts = self.drafts()?;
-        // Of a shorter draft what follows is not looked at, and changes nothing before it.
-        let tokens = 1 + drafts.iter().map(Vec::len).max().unwrap_or(0);
+        let lengths: Vec<usize> = drafts.iter().map(|draft| 1 + draft.len()).collect();
+        let (rows, tokens) = (lengths.len(), lengths.iter().sum::<usize>());
         let ids = self.running.iter().zip(&drafts).flat_map(|(text, draft)| {
-            let last = text.ids.last().copied().unwrap_or(0);
-            once(last).chain(draft.iter().copied()).chain(repeat_n(0, tokens - 1 - draft.len()))
+            once(text.ids.last().copied().unwrap_or(0)).chain(draft.iter().copied())
         });
-        let ids = Tensor::from_vec(ids.collect(), (self.running.len(), tokens), self.model.device())?;
-        let wanted = if tokens == 1 { LogitsFor::LastToken } else { LogitsFor::EveryToken };
-        let logits = self.model.forward(&ids, wanted, Some(&mut self.cache), &mut Pass::inference())?;
-        let mut logits = rows_of(&logits)?;
-        let chosen = sample(&mut self.running, &drafts, logits.chunks_mut(tokens));
+        let is_even = lengths.iter().all(|length| *length == lengths[0]);
+        let (shape, mut pass) = if is_even {
+            ((rows, lengths[0]), Pass::inference())
+        } else {
+            ((1, tokens), Pass::inference().of_rows(lengths.as_slice().into()))
+        };
+        let ids = Tensor::from_vec(ids.collect(), shape, self.model.device())?;
+        let wanted = if tokens == rows { LogitsFor::LastToken } else { LogitsFor::EveryToken };
+        let logits = self.model.forward(&ids, wanted, Some(&mut self.cache), &mut pass)?;
+        let mut logits = rows_of(&logits)?.into_iter();
+        let of_row = |length: &usize| logits.by_ref().take(*length).collect();
+        let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
+        let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
         for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
             // The cache keeps what the text goes on from.
-            let held = self.cache.lengths()[row] - tokens + chosen.tokens.len();
+            let held = self.cache.lengths()[row] - lengths[row] + chosen.tokens.len();
             self.cache.truncate(row, held)?;
             self.running[row].count_draft(draft, &chosen.tokens)?;
         }
@@ -555,22 +571,25 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// What each running text probably goes on with.
     fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
         let mut drafts = vec![Vec::new(); self.running.len()];
-        // A pass computes as many tokens of every row, so the row with the least room decides.
+        let texts = self.running.len();
+        if texts > 1 && self.model.is_observed() {
+            // An observer sees a row for each text.
+            return Ok(drafts);
+        }
         let n_positions = self.model.config().n_positions;
         let rooms = self.cache.rooms().into_iter().zip(self.cache.lengths());
-        let room = rooms.map(|(room, length)| room.min(n_positions - length)).min().unwrap_or(0);
-        let texts = self.running.len();
+        let rooms: Vec<usize> = rooms.map(|(room, length)| room.min(n_positions - length)).collect();
         let (mut asked, mut rows) = (Vec::new(), Vec::new());
         for (row, text) in self.running.iter_mut().enumerate() {
             let Accepted { config, prompt, max_new_tokens, .. } = &*text.request;
             let left = max_new_tokens - (text.ids.len() - prompt.len());
-            let most = room.min(left).saturating_sub(1).min(longest_beside(texts));
+            let most = rooms[row].min(left).saturating_sub(1).min(longest_beside(texts));
             if let Some(longest) = config.prompt_lookup_num_tokens {
-                let length = text.success.length(most.min(longest), 0.0, texts);
+                let length = text.success.length(most.min(longest), (self.token_cost, 0.0), texts);
                 drafts[row] = look_up(&text.ids, length);
             } else if let (Some(assistant), true) = (&self.assistant, text.assisted.is_some()) {
                 let most = most.min(config.num_assistant_tokens).min(assistant.most_after(text.ids.len()));
-                let most = text.success.length(most, assistant.cost, texts);
+                let most = text.success.length(most, (self.token_cost, assistant.cost), texts);
                 if let Some(cache) = text.assisted.take_if(|_| most > 0) {
                     let (ids, prompt_len) = (text.ids.clone(), prompt.len());
                     asked.push(Drafted { ids, prompt_len, sampler: text.sampler.clone(), cache, most });
@@ -611,8 +630,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 row += 1;
                 continue;
             }
-            let text = self.running.remove(row);
-            let cache = self.cache.take(row)?;
+            let (text, cache) = self.take_row(row)?;
             // A running text does not wait for the prompts of others.
             let window = Prefill { text, cache, tokens, computed: 0, cached: 0, is_window: true };
             self.prefilling.push_front(window);
@@ -917,28 +935,40 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends the text of a row, whose place in memory goes to the next text of its request or is free. The others keep theirs,
-    /// but for the last one on a GPU, which comes into the gap.
+    /// Ends the text of a row, whose place in memory goes to the next text of its request or is free.
     fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
-        let text = &self.running[row];
-        let prompt_len = text.request.prompt.len();
+        let (text, mut cache) = self.take_row(row)?;
         let shared = self.shared.as_mut().filter(|shared| shared.request == text.request.id);
         match shared.filter(|shared| shared.row.is_none() && !text.has_slid) {
             Some(shared) => {
-                let mut cache = self.cache.take(row)?;
-                cache.truncate(0, prompt_len)?;
+                cache.truncate(0, text.request.prompt.len())?;
                 shared.row = Some(cache);
-                self.running.remove(row);
             }
-            None if self.slot_tokens.is_some() => {
-                self.cache.swap_remove(row)?;
-                self.running.swap_remove(row);
+            None => self.leave(text, cache),
+        }
+        Ok(())
+    }
+
+    /// Takes a text out of the running ones, with its memory.
+    fn take_row(&mut self, row: usize) -> Result<(Text<T>, Gpt2Cache), GenerationError> {
+        let text = self.running.remove(row);
+        Ok((text, self.cache.take(row)?))
+    }
+
+    /// On a GPU: brings the last texts into the gaps that others have left in memory. While there is a gap, every step would copy
+    /// all keys and values.
+    fn close_gaps(&mut self) -> Result<(), GenerationError> {
+        let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
+        while let Some(last) = self.running.len().checked_sub(1) {
+            let length = self.cache.lengths()[last];
+            let capacity = slot_tokens.max(self.running[last].request.capacity);
+            let Some(mut free) = self.pool.cache(1, capacity) else { break };
+            if self.cache.rows_before(&free) > last {
+                break;
             }
-            None => {
-                let cache = self.cache.take(row)?;
-                let text = self.running.remove(row);
-                self.leave(text, cache);
-            }
+            free.copy_row(0, &self.cache, last, length)?;
+            let (text, _) = self.take_row(last)?;
+            self.run(text, free)?;
         }
         Ok(())
     }
@@ -1103,4 +1133,56 @@ fn choose(
 fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
     let read = config.new_tokens(prompt_len).saturating_sub(1);
     prompt_len.saturating_add(read).min(n_positions)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use candle_nn::VarBuilder;
+
+    use super::*;
+
+    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
+    #[test]
+    fn texts_lie_side_by_side_in_every_step_whoever_leaves() {
+        const SLOT: usize = 16;
+        let sizes = Gpt2Config {
+            vocab_size: 11,
+            n_positions: SLOT,
+            n_embd: 6,
+            n_layer: 2,
+            n_head: 3,
+            ..Gpt2Config::gpt2()
+        };
+        let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
+        let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
+        scheduler.slot_tokens = Some(SLOT);
+        let request = |max_new_tokens| {
+            let config =
+                GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
+            Request::new(vec![1, 2], config)
+        };
+        // The second ends by itself, the first and the fourth are cancelled.
+        let ids = [9, 3, 9, 9, 9].map(|tokens| scheduler.submit(request(tokens)).unwrap());
+        let mut made = [0; 5];
+        for step in 0..20 {
+            if step == 4 {
+                assert!(scheduler.cancel(ids[0]) && scheduler.cancel(ids[3]));
+            }
+            for event in scheduler.step().unwrap() {
+                if let Event::Token { request, .. } = event {
+                    made[usize::try_from(request.0).unwrap()] += 1;
+                }
+            }
+            // What left after the step is closed before the next one.
+            scheduler.close_gaps().unwrap();
+            if let Some(free) = scheduler.pool.cache(1, SLOT) {
+                assert_eq!(scheduler.cache.rows_before(&free), scheduler.running.len(), "step {step}");
+            }
+        }
+        assert!(scheduler.is_idle());
+        assert_eq!((made[1], made[2], made[4]), (3, 9, 9));
+        assert!(made[0] < 9 && made[3] < 9);
+    }
 }

@@ -14,6 +14,7 @@
 //! What a model shows to the observer of a pass is listed in [`SiteKind`](gpt2_attention::SiteKind).
 
 use std::fmt;
+use std::iter::repeat;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -166,7 +167,7 @@ impl Gpt2Model {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T` (but see [`Pass::after`]).
+    /// tokens, and the cache grows by `T` (but see [`Pass::after`] and [`Pass::of_rows`]).
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
@@ -305,7 +306,7 @@ impl Gpt2Model {
             return Err(ModelError::NoTokens.into());
         }
         if let Some(rows) = pass.rows() {
-            self.expect_rows(rows, batch, tokens)?;
+            self.expect_rows(rows, past_lengths, (batch, tokens))?;
         } else if past + tokens > n_positions {
             return Err(ModelError::ContextExceeded { past, added: tokens, n_positions }.into());
         }
@@ -334,8 +335,11 @@ impl Gpt2Model {
             x + self.wpe.embedding(lengths)?.unsqueeze(TOKEN_DIM)?
         } else if let Some(rows) = pass.rows() {
             let mut positions = Vec::with_capacity(tokens);
-            for length in rows {
-                positions.extend(0..u32::try_from(*length).map_err(candle_core::Error::wrap)?);
+            let past_lengths = past_lengths.iter().copied().chain(repeat(0));
+            for (length, past) in rows.iter().zip(past_lengths) {
+                let [first, end] = [past, past + length].map(u32::try_from);
+                positions
+                    .extend(first.map_err(candle_core::Error::wrap)?..end.map_err(candle_core::Error::wrap)?);
             }
             let positions = Tensor::from_vec(positions, (1, tokens), x.device())?;
             add(x, &Linear::new(self.wpe.clone(), None)?.embedding_on_device(&positions)?)
@@ -347,8 +351,13 @@ impl Gpt2Model {
         }
     }
 
-    /// Refuses rows that are not the one text of a pass, or that do not fit into the context.
-    fn expect_rows(&self, rows: &[usize], batch: usize, tokens: usize) -> Result<()> {
+    /// Refuses rows that are not the one text of a pass, or that do not fit into the context after those of the cache.
+    fn expect_rows(
+        &self,
+        rows: &[usize],
+        past_lengths: &[usize],
+        (batch, tokens): (usize, usize),
+    ) -> Result<()> {
         let n_positions = self.config.n_positions;
         if let Some(row) = rows.iter().position(|length| !(1..=n_positions).contains(length)) {
             return Err(ModelError::RowLength { row, tokens: rows[row], n_positions }.into());
@@ -356,6 +365,10 @@ impl Gpt2Model {
         let expected = rows.iter().sum();
         if (batch, tokens) != (1, expected) {
             return Err(ModelError::NotTheRows { expected, found: (batch, tokens) }.into());
+        }
+        let mut rows = past_lengths.iter().copied().zip(rows.iter().copied());
+        if let Some((past, added)) = rows.find(|(past, added)| past + added > n_positions) {
+            return Err(ModelError::ContextExceeded { past, added, n_positions }.into());
         }
         Ok(())
     }

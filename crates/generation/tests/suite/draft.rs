@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 use gpt2_generation::{
-    Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, StopReason, TokenGenerator,
+    Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
+    SchedulerOptions, StopReason, TokenGenerator,
 };
 use gpt2_kernels::RandomStream;
 use gpt2_testing::CheckpointFolder;
@@ -14,6 +15,13 @@ use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
 use serde_json::json;
 
 use super::scheduler::{Found, Texts, alone, collect, options, prompt, requests, run, scheduler, tiny};
+
+/// A scheduler for which drafts are worth their cost, as for a model whose weights take long to read.
+fn eager(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
+    let mut scheduler = scheduler(model, options);
+    scheduler.set_token_cost(0.02);
+    scheduler
+}
 
 /// A request whose drafts come from the text itself.
 fn looked_up(request: &Request) -> Request {
@@ -49,7 +57,7 @@ fn drafts_change_no_byte_of_a_text() {
         let assistants = [None, Some(deep(1, dtype)), Some(deep(0, WeightDType::Q4)), Some(foreign())];
         for (max_texts, kv_tokens) in [(1, 48), (3, 200), (20, 2_000)] {
             for (number, assistant) in assistants.iter().enumerate() {
-                let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, 11));
+                let mut scheduler = eager(&model, options(max_texts, kv_tokens, 11));
                 if let Some(assistant) = assistant {
                     scheduler.set_assistant(assistant).unwrap();
                 }
@@ -139,7 +147,7 @@ fn a_short_context_of_the_assistant_ends_its_drafts() {
     requests.push(Request::new(prompt(2, 1), stopped));
     let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
     for (max_texts, chunk_tokens) in [(1, 4), (3, 4), (30, 100)] {
-        let mut scheduler = scheduler(&model, options(max_texts, 2_000, chunk_tokens));
+        let mut scheduler = eager(&model, options(max_texts, 2_000, chunk_tokens));
         scheduler.set_assistant(&assistant).unwrap();
         let ids: Vec<_> = requests.iter().map(|request| scheduler.submit(request.clone()).unwrap()).collect();
         let (mut texts, mut drafted) = (Texts::new(), HashMap::new());
@@ -171,7 +179,7 @@ fn foreign() -> Gpt2LMHead {
 
 /// How many steps a text takes, and what was drafted for it.
 fn steps(model: &Gpt2LMHead, assistant: Option<&Gpt2LMHead>, request: Request) -> (usize, usize, Drafts) {
-    let mut scheduler = scheduler(model, options(1, 64, 64));
+    let mut scheduler = eager(model, options(1, 64, 64));
     assistant.map_or(Ok(()), |assistant| scheduler.set_assistant(assistant)).unwrap();
     scheduler.submit(request).unwrap();
     let (mut steps, mut tokens, mut last) = (0, 0, Drafts::default());
@@ -211,6 +219,75 @@ fn right_drafts_save_passes() {
     assert!(drafts.accepted <= 2 && drafts.drafted < 20, "{passes} passes, {drafts:?}");
 }
 
+/// Tokens that follow one another in a circle, whatever the model says.
+fn circling(max_new_tokens: usize) -> Request {
+    let processors = LogitsProcessor::of_config(&GenerationConfig {
+        sequence_bias: vec![(vec![5, 9], 1e4), (vec![9, 70], 1e4), (vec![70, 5], 1e4)],
+        ..GenerationConfig::default()
+    });
+    let config =
+        GenerationConfig { prompt_lookup_num_tokens: Some(5), max_new_tokens, ..GenerationConfig::default() };
+    Request { processors, ..Request::new([5, 9, 70].repeat(8), config) }
+}
+
+/// Texts beside it that have no room for a draft take no draft from a text: neither the last token of another text nor a full
+/// context, and the others read one token a step as they would alone.
+#[test]
+fn each_row_drafts_as_much_as_it_has_room_for() {
+    let model = deep(4, WeightDType::F32);
+    let alone_for = {
+        let (passes, tokens, drafts) = steps(&model, None, circling(20));
+        assert_eq!((tokens, passes), (20, 20 - drafts.accepted));
+        assert!(drafts.accepted >= 12, "{drafts:?}");
+        passes
+    };
+    let mut scheduler = eager(&model, options(3, 400, 64));
+    let long = scheduler.submit(circling(20)).unwrap();
+    // One new token is the last one in each step: such a text never has room.
+    let others: Vec<(RequestId, Request)> = (0..30)
+        .map(|seed| {
+            let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
+            let request = Request::new(prompt(46, seed), config);
+            (scheduler.submit(request.clone()).unwrap(), request)
+        })
+        .collect();
+    let (mut texts, mut steps_of_long) = (Texts::new(), 0);
+    while !scheduler.is_idle() {
+        let events = scheduler.step().unwrap();
+        steps_of_long += usize::from(events.iter().any(|event| event.request() == long));
+        collect(&mut texts, events);
+    }
+    assert_eq!(texts[&(long, 0)].ids, alone(&model, &circling(20)).ids);
+    assert!(steps_of_long <= alone_for, "{steps_of_long} steps beside others, {alone_for} alone");
+    for (id, request) in others {
+        assert_eq!(texts[&(id, 0)], alone(&model, &request));
+    }
+}
+
+/// A model that fits into a processor's caches reads few tokens in vain.
+#[test]
+fn a_small_model_soon_leaves_off_what_is_refused() {
+    let model = deep(4, WeightDType::F32);
+    let config = GenerationConfig {
+        prompt_lookup_num_tokens: Some(10),
+        // The text goes another way than the prompt, over and over.
+        sequence_bias: vec![(vec![5, 9], -1e4), (vec![9, 70], -1e4), (vec![70, 5], -1e4)],
+        max_new_tokens: 24,
+        ..GenerationConfig::default()
+    };
+    let mut scheduler = scheduler(&model, options(1, 64, 64));
+    scheduler.submit(Request::new([5, 9, 70].repeat(8), config)).unwrap();
+    let mut last = Drafts::default();
+    while !scheduler.is_idle() {
+        for event in scheduler.step().unwrap() {
+            if let Event::Token { drafts, .. } = event {
+                last = drafts;
+            }
+        }
+    }
+    assert!(last.drafted - last.accepted <= 4, "{last:?}");
+}
+
 /// Drawn texts have the distribution of the model: Pearson's test over the 27 texts of three tokens from three each, where the
 /// second and third are drafted by an assistant.
 #[test]
@@ -243,7 +320,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
     let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
     let mut accepted = 0;
     for seed in 0..DRAWS / TEXTS {
-        let mut scheduler = scheduler(&model, options(2, 2 * 16, 64));
+        let mut scheduler = eager(&model, options(2, 2 * 16, 64));
         scheduler.set_assistant(&assistant).unwrap();
         let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
         let mut texts = Texts::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2Model, Observer, Pass, Site, SiteKind, expected_parameters, gradients,
+    Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters, gradients,
 };
 use gpt2_kernels::{RandomStream, composed};
 use gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
@@ -152,8 +152,79 @@ fn rows_that_do_not_fit_are_refused() -> Result<()> {
     let mut cache = Gpt2Cache::new(&config(), 1, 7, dtype(), &device())?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &device())?;
     let mut pass = Pass::inference().of_rows(Arc::new([1, 2]));
-    let cached = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("no cache").to_string();
-    assert!(cached.contains("without a key-value cache"), "{cached}");
+    let cached = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("two rows").to_string();
+    assert!(cached.contains("it has 1 rows, and the pass has 2"), "{cached}");
     assert_eq!(cache.lengths(), [0], "as before");
+    model.forward(&Tensor::new(&[[1u32; 5]], &device())?, Some(&mut cache), &mut Pass::inference())?;
+    let mut pass = Pass::inference().of_rows(Arc::new([3]));
+    let full = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("a full context").to_string();
+    assert!(full.contains('5') && full.contains('3') && full.contains('7'), "{full}");
+    assert_eq!(cache.lengths(), [5], "as before");
+    Ok(())
+}
+
+/// Rows that continue a cache by different numbers of tokens have what each has alone, and leave the cache as they would alone: on a
+/// CPU to the bit.
+#[test]
+fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
+    let (config, device) = (config(), device());
+    // Not variables: the kernels of inference are what is asked for.
+    let tensors = variables(&config, DType::F32, &device);
+    let tensors = tensors.into_iter().map(|(name, variable)| (name, variable.as_tensor().detach())).collect();
+    let model = Gpt2Model::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &device))?;
+    let model_of = |ids: &[u32], cache: &mut Gpt2Cache| {
+        let ids = Tensor::from_slice(ids, (1, ids.len()), &device)?;
+        model.forward(&ids, Some(cache), &mut Pass::inference())
+    };
+    for counts in [[3, 1, 2, 4], [1, 1, 2, 1], [4, 1, 1, 1], [2, 1, 1, 2], [1, 1, 1, 1]] {
+        let pool = KvPool::new(&config, 4 * 16, DType::F32, &device)?;
+        let mut cache = pool.empty_cache();
+        let (mut lengths, mut new) = (Vec::<usize>::new(), Vec::<u32>::new());
+        let (mut expected, mut after) = (Vec::new(), Vec::<(u32, Gpt2Cache)>::new());
+        for (row, (ids, count)) in ROWS.iter().zip(counts).enumerate() {
+            // What each holds before, then the new tokens, then one more.
+            let ids: Vec<u32> = ids.iter().copied().chain([1, 4, 2, 9, 3, 6, 0]).take(7).collect();
+            let held = [2, 1, 3, 2][row];
+            let mut own = Gpt2Cache::new(&config, 1, 7, DType::F32, &device)?;
+            let mut of_pool = pool.cache(1, 7).expect("room");
+            for cache in [&mut own, &mut of_pool] {
+                model_of(&ids[..held], cache)?;
+            }
+            cache.insert(row, of_pool)?;
+            new.extend(&ids[held..held + count]);
+            expected.push(model_of(&ids[held..held + count], &mut own)?);
+            after.push((ids[held + count], own));
+            lengths.push(count);
+        }
+        let tokens = new.len();
+        let new = Tensor::from_vec(new, (1, tokens), &device)?;
+        let mut pass = Pass::inference().of_rows(lengths.into());
+        let found = model.forward(&new, Some(&mut cache), &mut pass)?;
+        let what = format!("{counts:?} new tokens");
+        same(&found, &Tensor::cat(&expected, 1)?, &what)?;
+        assert_eq!(cache.lengths(), [2 + counts[0], 1 + counts[1], 3 + counts[2], 2 + counts[3]], "{what}");
+        let next: Vec<u32> = after.iter().map(|(next, _)| *next).collect();
+        let found = model.forward(
+            &Tensor::from_vec(next, (4, 1), &device)?,
+            Some(&mut cache),
+            &mut Pass::inference(),
+        )?;
+        for (row, (next, own)) in after.iter_mut().enumerate() {
+            same(&found.narrow(0, row, 1)?, &model_of(&[*next], own)?, &format!("row {row} after {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// On a CPU to the bit, elsewhere but for the order of sums.
+fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
+    if !found.device().is_cpu() {
+        assert_parity(found, expected, SAME, what);
+        return Ok(());
+    }
+    let bits = |x: &Tensor| -> Result<Vec<u32>> {
+        Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    };
+    assert_eq!(bits(found)?, bits(expected)?, "{what}");
     Ok(())
 }
