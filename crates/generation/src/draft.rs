@@ -18,8 +18,9 @@ use crate::{GenerationError, History, Sampler};
 
 /// What one more token costs a pass over one token of one text, as a share of it: most of that pass is reading the weights.
 const TOKEN_COST: f64 = 0.15;
-/// The same of a model whose weights stay in the caches of a processor: most of its pass is arithmetic.
-const CACHED_TOKEN_COST: f64 = 0.4;
+/// The same of a model whose weights stay in the caches of a processor: most of its pass is arithmetic. From this cost on, a text beside
+/// others gets no draft: a pass of several texts is nothing else, and even right drafts slow it down.
+pub(crate) const CACHED_TOKEN_COST: f64 = 0.4;
 /// Most bytes of weights that stay in the caches of a processor.
 const CACHED_BYTES: usize = 32 << 20;
 /// The least gain that is worth a draft. Costs are estimates, and a draft that is refused costs all the same.

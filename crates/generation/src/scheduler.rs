@@ -18,7 +18,9 @@ use tokenizers::Tokenizer;
 
 use crate::clock::Deadline;
 use crate::config::slid_tokens;
-use crate::draft::{Assistant, Drafted, Drafts, Success, longest_beside, look_up, token_cost_of};
+use crate::draft::{
+    Assistant, CACHED_TOKEN_COST, Drafted, Drafts, Success, longest_beside, look_up, token_cost_of,
+};
 use crate::logits::rows_of;
 use crate::logprobs::{Expected, biased, for_each_row};
 use crate::prefixes::{Beginning, Prefixes, PromptScores, Source, usable_tokens};
@@ -399,7 +401,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// Says what reading one more token costs, as a share of a pass over one token of one text: how long drafts are depends on it,
-    /// and no text does. By default it is estimated from the size of the model.
+    /// and no text does; from 0.4 on only a text that runs alone gets drafts. By default it is estimated from the size of the model.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
     }
@@ -572,8 +574,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
         let mut drafts = vec![Vec::new(); self.running.len()];
         let texts = self.running.len();
-        if texts > 1 && self.model.is_observed() {
-            // An observer sees a row for each text.
+        // An observer sees a row for each text.
+        if texts > 1 && (self.token_cost >= CACHED_TOKEN_COST || self.model.is_observed()) {
             return Ok(drafts);
         }
         let n_positions = self.model.config().n_positions;

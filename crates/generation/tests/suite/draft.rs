@@ -288,6 +288,26 @@ fn a_small_model_soon_leaves_off_what_is_refused() {
     assert!(last.drafted - last.accepted <= 4, "{last:?}");
 }
 
+/// Beside others it drafts nothing at all, however well that would do.
+#[test]
+fn texts_of_a_small_model_get_no_drafts_beside_others() {
+    let model = deep(4, WeightDType::F32);
+    let mut scheduler = scheduler(&model, options(2, 200, 64));
+    let ids = [(); 2].map(|()| scheduler.submit(circling(20)).unwrap());
+    let (mut texts, mut drafted) = (Texts::new(), 0);
+    while !scheduler.is_idle() {
+        let events = scheduler.step().unwrap();
+        for event in &events {
+            if let Event::Token { drafts, .. } = event {
+                drafted += drafts.drafted;
+            }
+        }
+        collect(&mut texts, events);
+    }
+    assert_eq!(drafted, 0);
+    assert!(ids.iter().all(|id| texts[&(*id, 0)].ids == alone(&model, &circling(20)).ids));
+}
+
 /// Drawn texts have the distribution of the model: Pearson's test over the 27 texts of three tokens from three each, where the
 /// second and third are drafted by an assistant.
 #[test]
