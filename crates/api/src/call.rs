@@ -332,7 +332,7 @@ mod tests {
 
     impl Compiles for AlwaysBusy {
         fn compile(&self, _: &Grammar, _: &[u32]) -> Result<LogitsProcessor, GrammarError> {
-            Err(GrammarError::Busy { kind: "regular expression", most: 4 })
+            Err(GrammarError::Busy { kind: "regular expression" })
         }
     }
 

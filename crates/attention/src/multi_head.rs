@@ -504,7 +504,7 @@ impl MultiHeadAttention {
                 tokens.reshape((batch, length, x.dim(D::Minus1)?))
             };
             let projections = projections.iter().map(of_rows).collect::<Result<Vec<_>>>()?;
-            let mut some = KvCache::in_memory(&cache.memory(), &[]);
+            let mut some = KvCache::in_memory(cache.memory());
             move_rows(cache, first_row, &mut some, 0, batch)?;
             let context = self.attend_heads(&projections, &AttentionMask::Causal, Some(&mut some), pass);
             // After an error too the cache has all its rows.
