@@ -29,18 +29,24 @@ fi
 python3 - "$results" <<'PYTHON'
 import json
 import pathlib
+import statistics
 import sys
 
 lines = []
 for file in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
     heading = file.with_suffix(".heading").read_text().strip()
+    ratios = []
     lines += [heading + ":", "", "| | | ours | best peer | ours / best |", "|---|---|---|---|---|"]
     for row in map(json.loads, file.open()):
         ours, peer = row["tokens_per_s"]["ours"], row.get("best_peer")
         place = row["row"].replace("decode_at_896", "decode after 896")
         best = row["tokens_per_s"][peer] if peer else None
+        ratios += [ours / best] if peer else []
         compared = f"{best:.0f} {peer} | **{ours / best:.2f}**" if peer else "none | "
         lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {compared} |")
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        lines += ["", f"Geometric mean of the {len(ratios)} ratios: {mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."]
     lines.append("")
 page = pathlib.Path("docs/src/reference/speed.md")
 before, marker, rest = page.read_text().partition("<!-- speed: written by scripts/bench.sh -->\n")
