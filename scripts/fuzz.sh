@@ -44,11 +44,13 @@ seeds vocabulary
 
 # The first byte says what the rest is.
 mkdir -p target/fuzz/corpus/grammar
+# shellcheck disable=SC2059
 grammar_seed() { printf "\\$2%s" "$3" >"target/fuzz/corpus/grammar/seed-$1"; }
 grammar_seed 1 0 '[0-3][0-9] (May|June) \w{1,9}[^x]*(a{2,5}b?)+'
 grammar_seed 2 0 "$(printf '*%.0s' {1..300})"
 grammar_seed 3 1 $'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/ & ~/0+/\n%ignore / +/'
 grammar_seed 4 1 $'start: s\ns: s s | "a" | B{2,4}\nB[lazy]: /b(.|\\n){3}/'
+# shellcheck disable=SC2016
 grammar_seed 5 2 '{"type":"object","properties":{"a":{"type":"string","pattern":"^a+$","maxLength":9},"b":{"$ref":"#/$defs/c"}},"required":["a"],"$defs":{"c":{"type":"number","minimum":-3,"multipleOf":0.5}}}'
 grammar_seed 6 2 '{"anyOf":[{"type":"array","items":{"enum":["a",1,null]},"maxItems":4},{"type":"string","format":"date"}],"allOf":[{"minLength":2}]}'
 

@@ -9,6 +9,18 @@ use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
 /// The program that reads grammars; it is not called on this system.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_grammar::{Compiler, GrammarReader};
+///
+/// // In a program whose `main` calls `read_grammars` for this argument, before it starts a thread.
+/// let reader = GrammarReader { program: std::env::current_exe()?, arguments: vec!["read-grammars".into()] };
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let compiler = Compiler::isolated(opened.vocabulary(), reader)?; // the program runs when a grammar comes
+/// # let _ = compiler;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GrammarReader {
     /// The program.
@@ -35,7 +47,7 @@ impl Processes {
     }
 }
 
-/// Reads no grammars on this system.
+/// Reads no grammars on this system. See [`GrammarReader`].
 ///
 /// # Errors
 /// Always.

@@ -16,7 +16,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, thread};
+use std::fs;
+use std::thread;
 
 use gpt2_generation::{Constraint, GenerationError};
 use rustix::net::{
@@ -51,6 +52,18 @@ const MAX_MESSAGE_BYTES: usize = 1 << 30;
 /// The program that reads grammars, which calls [`read_grammars`], and does little else before: it is forked.
 ///
 /// `gpt2 serve` names itself, with a hidden command.
+///
+/// ```
+/// use gpt2_engine::{ModelOptions, Silent};
+/// use gpt2_grammar::{Compiler, GrammarReader};
+///
+/// // In a program whose `main` calls `read_grammars` for this argument, before it starts a thread.
+/// let reader = GrammarReader { program: std::env::current_exe()?, arguments: vec!["read-grammars".into()] };
+/// let opened = ModelOptions::default().open(&Silent)?;
+/// let compiler = Compiler::isolated(opened.vocabulary(), reader)?; // the program runs when a grammar comes
+/// # let _ = compiler;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GrammarReader {
     /// The program.
@@ -269,7 +282,7 @@ impl Drop for Usage {
 }
 
 /// The work of the program that a [`GrammarReader`] names: waits for grammars on standard input, a socket, until that is closed. The
-/// calling process must have one thread.
+/// calling process must have one thread. See [`GrammarReader`].
 ///
 /// # Errors
 /// When standard input is no such socket.
