@@ -154,7 +154,8 @@ pub fn samples_at(temperature: f64) -> bool {
 /// ```
 pub fn banned_tokens(vocabulary: &Vocabulary, word: &str) -> Result<Vec<Vec<u32>>, EngineError> {
     let tokenizer = vocabulary.required_tokenizer()?;
-    let word = word.trim_start();
+    // White space alone is itself.
+    let word = if word.trim().is_empty() { word } else { word.trim_start() };
     let mut forms = Vec::new();
     for written in [word.to_owned(), format!(" {word}")] {
         let ids = vocabulary.own(encode_piece(tokenizer, &written)?)?;

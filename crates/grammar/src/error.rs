@@ -36,7 +36,7 @@ pub enum GrammarError {
         found: usize,
     },
     /// Others are being read, or followed, that take long or are large.
-    #[error("{kind}: other grammars take all that is there for them; try again")]
+    #[error("{kind}: too many grammars are being processed; retry")]
     Busy {
         /// What the grammar is, as above.
         kind: &'static str,

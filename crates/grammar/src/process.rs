@@ -7,6 +7,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,9 +16,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use std::fs;
 use std::thread;
+use std::time::Duration;
 
 use gpt2_generation::{Constraint, GenerationError};
 use rustix::net::{
@@ -36,14 +36,15 @@ use crate::{Grammar, GrammarError};
 /// What a process may add to its memory while it reads a grammar, and while it follows texts.
 const READING_BYTES: u64 = 32 << 20;
 const FOLLOWING_BYTES: u64 = 64 << 20;
-/// What all that follow texts may have together; beyond it, no other grammar is read, and the large ones end.
+/// What all that wait for texts or follow them may have together. Beyond it, no other grammar is read, and those that have as much
+/// as the average or more end.
 const ALL_BYTES: usize = 128 << 20;
-/// A process with less is not large.
-const SMALL_BYTES: usize = 8 << 20;
 /// Longest time of the processor to read a grammar, and to find what may follow a token, which takes tens of microseconds. On a
-/// machine with much else to do that takes longer; `LONGEST` is waited for either.
+/// machine with much else to do that takes longer; `LONGEST` is waited for the one, and `LONGEST_STEP` for the other: all texts wait
+/// for it.
 const READING_TIME: Duration = Duration::from_millis(1000);
-const STEP_TIME: Duration = Duration::from_millis(250);
+const STEP_TIME: Duration = Duration::from_millis(100);
+const LONGEST_STEP: Duration = Duration::from_secs(2);
 /// Longest time for the vocabulary, with a slow disk and much else to do.
 const PREPARING_TIME: Duration = Duration::from_secs(60);
 /// Longest message: a vocabulary.
@@ -77,8 +78,8 @@ pub(crate) struct Processes {
     reader: GrammarReader,
     /// The process that forks, once the first grammar has come.
     waiting: Mutex<Option<Waiting>>,
-    /// The memory of all that follow texts, as they said last.
-    bytes: Arc<AtomicUsize>,
+    /// What all that have read a grammar use.
+    usage: Arc<Mutex<Usage>>,
 }
 
 /// The process that waits for grammars. It ends when its socket is closed.
@@ -94,6 +95,17 @@ struct Order {
     end_tokens: Vec<u32>,
 }
 
+/// What becomes of it.
+#[derive(Serialize, Deserialize)]
+enum Outcome {
+    /// It was read, in a process that has so many bytes for itself.
+    Read { bytes: usize },
+    /// It is wrong.
+    Refused { what: String },
+    /// There is no process for it.
+    Busy,
+}
+
 /// What is asked about the tokens of a text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -105,7 +117,7 @@ enum Question {
 impl Processes {
     #[expect(clippy::unnecessary_wraps, reason = "elsewhere there are none")]
     pub(crate) fn new(reader: GrammarReader) -> Option<Self> {
-        Some(Self { reader, waiting: Mutex::default(), bytes: Arc::default() })
+        Some(Self { reader, waiting: Mutex::default(), usage: Arc::default() })
     }
 
     /// Reads a grammar in a process of its own, for a vocabulary with these words.
@@ -116,27 +128,37 @@ impl Processes {
         end_tokens: &[u32],
     ) -> Result<RemoteConstraint, GrammarError> {
         let kind = grammar.kind();
-        if self.bytes.load(Ordering::Relaxed) > ALL_BYTES {
-            return Err(GrammarError::Busy { kind });
+        let busy = || GrammarError::Busy { kind };
+        if locked(&self.usage).bytes > ALL_BYTES {
+            return Err(busy());
         }
         let wrong = |what: String| GrammarError::Grammar { kind, what };
-        let no_process = |error: io::Error| wrong(format!("no process to read it: {error}"));
-        let (socket, theirs) = UnixStream::pair().map_err(no_process)?;
-        self.hand_over(theirs.into(), words)?.map_err(no_process)?;
+        let (socket, theirs) = UnixStream::pair().map_err(|_| busy())?;
+        let handed_over = self.hand_over(theirs.into(), words)?;
+        handed_over.map_err(|error| wrong(format!("no process to read it: {error}")))?;
         let order = Order { grammar: grammar.clone(), end_tokens: end_tokens.to_vec() };
-        let read = || -> io::Result<Result<(), String>> {
+        let read = || -> io::Result<Outcome> {
             socket.set_read_timeout(Some(LONGEST))?;
             socket.set_write_timeout(Some(LONGEST))?;
             send_json(&socket, &order)?;
-            receive_json(&socket)
+            let outcome = receive_json(&socket)?;
+            socket.set_read_timeout(Some(LONGEST_STEP))?;
+            Ok(outcome)
         };
         match read() {
-            Ok(Ok(())) => {
-                let usage = Usage { bytes: AtomicUsize::new(0), of_all: Arc::clone(&self.bytes) };
-                Ok(RemoteConstraint { kind, socket: Mutex::new(Some(socket)), usage })
+            Ok(Outcome::Read { bytes }) => {
+                let part = Part::new(&self.usage, bytes);
+                let is_too_much = locked(&self.usage).bytes > ALL_BYTES;
+                let constraint = RemoteConstraint { kind, socket: Mutex::new(Some(socket)), part };
+                if is_too_much { Err(busy()) } else { Ok(constraint) }
             }
-            Ok(Err(what)) => Err(wrong(what)),
-            // The system has ended the process, or is about to.
+            Ok(Outcome::Refused { what }) => Err(wrong(what)),
+            // It had no second of the processor in five.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Err(busy())
+            }
+            Ok(Outcome::Busy) => Err(busy()),
+            // The system has ended the process.
             Err(_) => Err(wrong("it takes too much time or memory to read; make it simpler".into())),
         }
     }
@@ -189,7 +211,7 @@ pub(crate) struct RemoteConstraint {
     kind: &'static str,
     /// `None` once the process has ended, or has not answered in time.
     socket: Mutex<Option<UnixStream>>,
-    usage: Usage,
+    part: Part,
 }
 
 impl fmt::Debug for RemoteConstraint {
@@ -243,7 +265,7 @@ impl RemoteConstraint {
             *socket = None;
             return Err(too_much());
         };
-        if self.usage.says(bytes) > ALL_BYTES && bytes > SMALL_BYTES {
+        if self.part.is_too_much(bytes) {
             *socket = None;
             return Err(too_much());
         }
@@ -260,25 +282,46 @@ impl RemoteConstraint {
     }
 }
 
-/// The memory of one process, counted among that of all.
+/// What all processes use, as each said last.
+#[derive(Default)]
 struct Usage {
+    bytes: usize,
+    processes: usize,
+}
+
+/// The part of one process.
+struct Part {
     bytes: AtomicUsize,
-    of_all: Arc<AtomicUsize>,
+    of_all: Arc<Mutex<Usage>>,
 }
 
-impl Usage {
-    /// The memory of all, once this one has so much.
-    fn says(&self, bytes: usize) -> usize {
-        let before = self.bytes.swap(bytes, Ordering::Relaxed);
-        let of_all = self.of_all.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
-        of_all.wrapping_add(bytes).wrapping_sub(before)
+impl Part {
+    fn new(of_all: &Arc<Mutex<Usage>>, bytes: usize) -> Self {
+        let mut usage = locked(of_all);
+        usage.bytes += bytes;
+        usage.processes += 1;
+        Self { bytes: AtomicUsize::new(bytes), of_all: Arc::clone(of_all) }
+    }
+
+    /// Whether all have too much, now that this one has so many bytes, and this one not less than the average.
+    fn is_too_much(&self, bytes: usize) -> bool {
+        let mut usage = locked(&self.of_all);
+        usage.bytes = usage.bytes - self.bytes.swap(bytes, Ordering::Relaxed) + bytes;
+        usage.bytes > ALL_BYTES && bytes.saturating_mul(usage.processes) >= usage.bytes
     }
 }
 
-impl Drop for Usage {
+impl Drop for Part {
     fn drop(&mut self) {
-        self.says(0);
+        let mut usage = locked(&self.of_all);
+        usage.bytes -= self.bytes.load(Ordering::Relaxed);
+        usage.processes -= 1;
     }
+}
+
+fn locked(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
+    // Numbers are whole at any moment.
+    usage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The work of the program that a [`GrammarReader`] names: waits for grammars on standard input, a socket, until that is closed. The
@@ -288,6 +331,8 @@ impl Drop for Usage {
 /// When standard input is no such socket.
 pub fn read_grammars() -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // A fork that held the socket would hide that this process has ended.
+    rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
     let words: Words = receive_json(&control)?;
     let prepared = match Prepared::new(words) {
         Ok(prepared) => prepared,
@@ -303,9 +348,14 @@ pub fn read_grammars() -> io::Result<()> {
         #[expect(unsafe_code, reason = "a process for each grammar, which has the vocabulary")]
         // SAFETY: this process has one thread, so the child finds no lock held by another.
         let forked = unsafe { libc::fork() };
-        if forked == 0 {
-            drop(control);
-            return follow(prepared, UnixStream::from(socket));
+        match forked {
+            0 => {
+                drop(control);
+                return follow(prepared, UnixStream::from(socket));
+            }
+            // Whoever asked may have gone.
+            -1 => _ = send_json(&UnixStream::from(socket), &Outcome::Busy),
+            _ => (),
         }
     }
     Ok(())
@@ -321,10 +371,11 @@ fn follow(prepared: Prepared, socket: UnixStream) -> io::Result<()> {
         let read = prepared.read(&order.grammar, &order.end_tokens);
         let constraint = match read {
             Ok(constraint) => constraint,
-            Err(GrammarError::Grammar { what, .. }) => return send_json(&socket, &Err::<(), _>(what)),
-            Err(error) => return send_json(&socket, &Err::<(), _>(error.to_string())),
+            Err(GrammarError::Grammar { what, .. }) => return send_json(&socket, &Outcome::Refused { what }),
+            Err(error) => return send_json(&socket, &Outcome::Refused { what: error.to_string() }),
         };
-        send_json(&socket, &Ok::<(), String>(()))?;
+        let bytes = usize::try_from(data_bytes()?.saturating_sub(before)).unwrap_or(usize::MAX);
+        send_json(&socket, &Outcome::Read { bytes })?;
         bound_memory(before + FOLLOWING_BYTES)?;
         loop {
             // The other side closes its socket when all texts have ended.
@@ -367,11 +418,16 @@ fn data_bytes() -> io::Result<u64> {
 
 /// Has the system refuse more memory than this; Rust ends the process then.
 fn bound_memory(bytes: u64) -> io::Result<()> {
-    use rustix::process::{Resource, Rlimit, setrlimit};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-    let limit = |bytes| Rlimit { current: Some(bytes), maximum: None };
-    setrlimit(Resource::Data, limit(bytes))?;
-    Ok(setrlimit(Resource::Core, limit(0))?)
+    // What may be raised again stays as it is: to raise that takes privileges.
+    let limit = |resource, most: u64| {
+        let Rlimit { current: _, maximum } = getrlimit(resource);
+        let current = Some(maximum.map_or(most, |maximum| maximum.min(most)));
+        setrlimit(resource, Rlimit { current, maximum })
+    };
+    limit(Resource::Core, 0)?;
+    Ok(limit(Resource::Data, bytes)?)
 }
 
 /// Has the system end this process once it has computed for so long from now.

@@ -9,36 +9,35 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// As many wait as may.
 pub(crate) fn queue_full(retry_after: Option<Duration>) -> ApiError {
-    let message = "as many prompts wait as this server keeps waiting; try again after Retry-After seconds";
+    let message = "the queue is full; retry after Retry-After seconds";
     ApiError::busy(429, message, "server_overloaded", retry_after.unwrap_or(SOON))
 }
 
 /// It has waited as long as may be.
 pub(crate) fn queue_timeout(retry_after: Option<Duration>) -> ApiError {
-    let message = "the request has waited too long for its turn; try again after Retry-After seconds";
+    let message = "the request waited too long in the queue; retry after Retry-After seconds";
     ApiError::busy(503, message, "queue_timeout", retry_after.unwrap_or(SOON))
 }
 
 /// As many analyses wait as may.
 pub(crate) fn looks_full() -> ApiError {
-    let message = "as many analyses wait as this server keeps waiting; try again after Retry-After seconds";
+    let message = "the queue of analyses is full; retry after Retry-After seconds";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
 /// All connections are taken.
 pub(crate) fn connections_full() -> ApiError {
-    let message = "all connections of this server are in use; try again after Retry-After seconds";
+    let message = "all connections of this server are in use; retry after Retry-After seconds";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
 /// There is no memory for the body.
 pub(crate) fn bodies_full() -> ApiError {
-    let message = "other requests need the memory that this body would take; try again after Retry-After seconds, and send the \
-                   body at once";
+    let message = "there is no memory for this request body; retry after Retry-After seconds, and send it without pauses";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
 /// The server is about to end.
 pub(crate) fn draining() -> ApiError {
-    ApiError::busy(503, "the server is about to end", "server_draining", SOON)
+    ApiError::busy(503, "the server is shutting down", "server_draining", SOON)
 }

@@ -10,6 +10,7 @@ use gpt2_engine::{Classification, Classifier, Question};
 
 use crate::busy::{draining, queue_full};
 use crate::fault::blocking;
+use crate::http::receive::Received;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
 
@@ -50,14 +51,14 @@ impl Classifying {
     /// The answer to `POST /v1/classify`; `count` hears of the tokens of its texts.
     pub(crate) async fn answer(
         &self,
-        body: Vec<u8>,
+        received: Received,
         served: &Arc<ServedModel>,
         id: &Arc<str>,
         count: impl FnOnce(usize),
     ) -> Result<Reply, ApiError> {
         let served = Arc::clone(served);
         let ClassifyCall { questions, answer } =
-            blocking(id, move || ClassifyCall::read(&body, &served)).await?;
+            blocking(id, move || ClassifyCall::read(received.bytes(), &served)).await?;
         count(answer.prompt_tokens());
         let _places = self.turns.places(questions.len()).ok_or_else(|| {
             self.metrics.reject("queue_full");

@@ -21,6 +21,7 @@ use serde::Serialize;
 use crate::busy::looks_full;
 use crate::engine::Engine;
 use crate::fault::blocking;
+use crate::http::receive::Received;
 use crate::metrics::Metrics;
 use crate::turns::{Places, Turn, Turns};
 
@@ -129,7 +130,6 @@ impl<'a> Looks<'a> {
         body: Vec<u8>,
         read: impl FnOnce(&[u8], &ServedModel) -> Result<R, ApiError> + Send + 'static,
     ) -> Result<R, ApiError> {
-        check_body(&body)?;
         let served = Arc::clone(self.served);
         self.blocking(move || read(&body, &served)).await
     }
@@ -190,9 +190,10 @@ impl<'a> Looks<'a> {
     }
 }
 
-fn check_body(body: &[u8]) -> Result<(), ApiError> {
-    if body.len() <= MAX_BODY {
-        return Ok(());
+/// The body of a request for a look, which is refused before it waits.
+pub(crate) fn short_body(received: Received) -> Result<Vec<u8>, ApiError> {
+    if received.bytes().len() <= MAX_BODY {
+        return Ok(received.into_bytes());
     }
     let message = format!("a look is taken at a short text: its body has at most {MAX_BODY} bytes");
     Err(ApiError::new(413, message).with_code("body_too_large"))

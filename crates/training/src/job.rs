@@ -16,6 +16,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::job_folder::JobFolder;
+use crate::journal::is_log;
 use crate::run::{LOG, RESULTS, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
@@ -311,7 +312,8 @@ impl TrainJob {
             return refuse("it is no folder; choose another name");
         }
         // The log of a training that failed before it saved a state is begun anew.
-        let is_free = JobFolder::is_free(&self.out, &RESULTS, Some(LOG))?;
+        let begun = is_log(&self.out.join(LOG)).then_some(LOG);
+        let is_free = JobFolder::is_free(&self.out, &RESULTS, begun)?;
         match (is_free || self.options.resume, has_state(&self.out)) {
             (true, _) => Ok(()),
             (false, false) => refuse("the folder is not empty; choose another name"),

@@ -95,6 +95,13 @@ impl Journal {
     }
 }
 
+/// Whether a file is a log of a training, of which a process that was killed may have left half a line.
+pub(crate) fn is_log(path: &Path) -> bool {
+    let Ok(text) = fs::read_to_string(path) else { return false };
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().all(|line| serde_json::from_str::<Entry>(line).is_ok())
+}
+
 fn line(entry: &Entry) -> String {
     // Numbers that are not finite become null; no entry fails to be written.
     serde_json::to_string(entry).map_or(String::new(), |line| line + "\n")

@@ -24,7 +24,12 @@ impl Drop for Served {
 
 impl Served {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut child = program(&[&["serve"], arguments].concat())
+        Self::of(program(&[&["serve"], arguments].concat()))
+    }
+
+    /// The server that a command starts.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command
             .env("GPT2_API_KEY", "")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

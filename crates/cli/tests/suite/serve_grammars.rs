@@ -32,13 +32,14 @@ fn complete(served: &Served, body: &serde_json::Value) -> (String, String) {
 
 /// The processes that a process has started, and those that these have.
 fn descendants(of: u32) -> Vec<u32> {
-    let listed = Command::new("ps").args(["-eo", "pid=,ppid="]).output().expect("`ps` runs").stdout;
-    let listed = String::from_utf8(listed).expect("UTF-8");
-    let pairs: Vec<(u32, u32)> = listed
-        .lines()
-        .filter_map(|line| {
-            let mut numbers = line.split_whitespace().map(|number| number.parse().expect("a number"));
-            Some((numbers.next()?, numbers.next()?))
+    let pairs: Vec<(u32, u32)> = fs::read_dir("/proc")
+        .expect("Linux")
+        .filter_map(|entry| {
+            let process = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            // It may have ended.
+            let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+            let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+            Some((process, parent.trim().parse().ok()?))
         })
         .collect();
     let mut found = vec![of];
@@ -126,6 +127,23 @@ fn a_grammar_that_costs_too_much_ends_and_gives_its_memory_back() {
     }
 }
 
+/// As an unprivileged user, whose hard limits cannot be raised again.
+#[test]
+fn limits_of_the_system_stay_as_they_are() {
+    let script = "ulimit -H -c 0; ulimit -H -d 4000000; exec \"$0\" serve --port 0";
+    let mut server = Command::new("sh");
+    server.args(["-c", script, env!("CARGO_BIN_EXE_gpt2")]);
+    let served = Served::of(server);
+    let body = serde_json::json!({ "prompt": "x", "guided_regex": "(yes|no)", "max_tokens": 5 });
+    assert!(complete(&served, &body).0.contains(" 200 "));
+    let reader = descendants(served.child.id())[0];
+    let limits = fs::read_to_string(format!("/proc/{reader}/limits")).expect("limits");
+    assert!(
+        limits.lines().any(|line| line.starts_with("Max core file size        0                    0")),
+        "{limits}"
+    );
+}
+
 #[test]
 fn the_process_that_waits_is_started_again_and_ends_with_the_server() {
     let mut served = Served::start(&["--port", "0"]);
@@ -133,6 +151,15 @@ fn the_process_that_waits_is_started_again_and_ends_with_the_server() {
     assert!(complete(&served, &body).0.contains(" 200 "));
     until("one process waits", || descendants(served.child.id()).len() == 1);
     let first = descendants(served.child.id());
+    // While a text follows a grammar, in a process that was forked.
+    let long = serde_json::json!({ "prompt": "x", "guided_regex": "[a-z ]{5000}", "max_tokens": 900, "stream": true });
+    let mut stream = served.connect();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n",
+        long.to_string().len()
+    );
+    std::io::Write::write_all(&mut stream, format!("{head}{long}").as_bytes()).expect("a request to send");
+    std::io::Read::read_exact(&mut stream, &mut [0; 1]).expect("an answer");
     assert!(
         Command::new("kill").args(["-KILL", &first[0].to_string()]).status().expect("`kill` runs").success()
     );

@@ -84,10 +84,17 @@ pub(crate) async fn answer(
     let engine = shared.engine()?;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
     // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
-    let call = if received.bytes.len() > SHORT_BODY {
-        blocking(&caller.id, move || Asked::read(kind, &received.bytes)?.into_call(&served, reuse)).await?
+    let is_short = received.bytes().len() <= SHORT_BODY;
+    let read = move || {
+        let asked = Asked::read(kind, received.bytes());
+        // Its memory is for others from here on.
+        drop(received);
+        asked
+    };
+    let call = if !is_short {
+        blocking(&caller.id, move || read()?.into_call(&served, reuse)).await?
     } else {
-        let asked = Asked::read(kind, &received.bytes)?;
+        let asked = read()?;
         match asked.has_grammar() {
             true => blocking(&caller.id, move || asked.into_call(&served, reuse)).await?,
             false => asked.into_call(&served, reuse)?,

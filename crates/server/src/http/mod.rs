@@ -7,7 +7,7 @@ mod gate;
 mod guarded;
 mod keys;
 mod listener;
-mod receive;
+pub(crate) mod receive;
 mod record;
 mod reply;
 mod rooms;

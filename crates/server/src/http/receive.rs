@@ -17,10 +17,21 @@ use super::rooms::Room;
 use super::seats::{Activity, State};
 use crate::busy::bodies_full;
 
-/// A body, and its right to be there while it is read.
+/// A body, and its memory, which is free again when this is dropped: when the body is read, before it is answered.
 pub(crate) struct Received {
-    pub(crate) bytes: Vec<u8>,
+    bytes: Vec<u8>,
     _room: Room,
+}
+
+impl Received {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of a body that is so small that it takes no memory of others.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
 }
 
 /// Reads a body of JSON.

@@ -137,7 +137,7 @@ impl Taken {
     /// Whether the body has memory for so many bytes; where not, a slower one has to give up its own.
     fn hold(&mut self, number: u64, bytes: usize, most: usize) -> bool {
         let large = |(number, body): (&u64, &Body)| (body.bytes > 0).then_some(*number);
-        let oldest = self.bodies.iter().find_map(large).unwrap_or(number).min(number);
+        let oldest = self.bodies.iter().find_map(large).unwrap_or(number);
         let Some(body) = self.bodies.get_mut(&number) else { return false };
         let more = bytes.saturating_sub(body.bytes);
         let has_room = self.total.saturating_add(more) <= most || oldest == number;
@@ -216,6 +216,12 @@ mod tests {
         assert!(!holds(&bodies[1], 2 * LARGE) && !bodies.iter().any(is_evicted));
         assert!(holds(&bodies[0], 8 * LARGE));
         assert!(rooms.taken().total <= 32 * LARGE);
+        drop(bodies);
+        assert_eq!(rooms.taken().total, 0);
+        // One that began before all others, and has held nothing yet, is not the oldest of those that do.
+        let bodies: Vec<Room> = (0..30).map(|_| begin(&rooms)).collect();
+        let most = bodies.iter().rev().filter(|body| holds(body, 8 * LARGE)).count();
+        assert!(most == 3 && rooms.taken().total <= 32 * LARGE, "{most}");
         drop(bodies);
         assert_eq!(rooms.taken().total, 0);
     }

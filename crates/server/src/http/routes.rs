@@ -18,7 +18,7 @@ use super::seats::State;
 use super::{Caller, Connection, Shared, reply};
 use crate::busy::{connections_full, draining};
 use crate::fault::{blocking, caught};
-use crate::look::Looks;
+use crate::look::{Looks, short_body};
 use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -160,26 +160,30 @@ async fn post(
     let Reply { json, warnings } = match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
-        Endpoint::Tokenize => blocking(id, move || gpt2_api::tokenize(&received.bytes, &served)).await?,
-        Endpoint::Detokenize => blocking(id, move || gpt2_api::detokenize(&received.bytes, &served)).await?,
+        Endpoint::Tokenize => blocking(id, move || gpt2_api::tokenize(received.bytes(), &served)).await?,
+        Endpoint::Detokenize => blocking(id, move || gpt2_api::detokenize(received.bytes(), &served)).await?,
         Endpoint::Classify => {
             let _accepted = Accepted::new(&shared.calls);
             let numbers = Arc::clone(&caller.numbers);
             let count = move |tokens| numbers.add_prompt_tokens(tokens);
-            let answer = shared.classifying()?.answer(received.bytes, &shared.served, id, count);
+            let answer = shared.classifying()?.answer(received, &shared.served, id, count);
             while_wanted(answer, caller).await?
         }
         Endpoint::LookAttention => {
-            while_wanted(async { looks().await?.attention(received.bytes).await }, caller).await?
+            let body = short_body(received)?;
+            while_wanted(async { looks().await?.attention(body).await }, caller).await?
         }
         Endpoint::LookLens => {
-            while_wanted(async { looks().await?.lens(received.bytes).await }, caller).await?
+            let body = short_body(received)?;
+            while_wanted(async { looks().await?.lens(body).await }, caller).await?
         }
         Endpoint::LookHead => {
-            while_wanted(async { looks().await?.head(received.bytes).await }, caller).await?
+            let body = short_body(received)?;
+            while_wanted(async { looks().await?.head(body).await }, caller).await?
         }
         Endpoint::LookNext => {
-            while_wanted(async { looks().await?.next(received.bytes).await }, caller).await?
+            let body = short_body(received)?;
+            while_wanted(async { looks().await?.next(body).await }, caller).await?
         }
         _ => return Err(ApiError::failed("a route that nothing answers")),
     };

@@ -348,6 +348,18 @@ fn a_training_that_cannot_save_its_first_state_can_be_called_again() {
 }
 
 #[test]
+fn a_user_s_own_file_with_the_name_of_the_log_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job(folder.path(), "out", TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() });
+    fs::create_dir(&job.out).unwrap();
+    let own = job.out.join("log.jsonl");
+    fs::write(&own, "{\"mine\": 1}\n").unwrap();
+    let told = run(&job).unwrap_err().to_string();
+    assert!(told.contains("the folder is not empty; choose another name"), "{told}");
+    assert_eq!(fs::read_to_string(own).unwrap(), "{\"mine\": 1}\n");
+}
+
+#[test]
 fn options_are_read_from_json() {
     let text = r#"{"steps": 7, "lora_rank": 2, "lora_targets": ["c_fc"], "schedule": "linear", "dtype": "bf16", "lr": 0.5}"#;
     let options: TrainOptions = serde_json::from_str(text).unwrap();
