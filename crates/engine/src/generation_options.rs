@@ -154,10 +154,14 @@ pub fn samples_at(temperature: f64) -> bool {
 /// ```
 pub fn banned_tokens(vocabulary: &Vocabulary, word: &str) -> Result<Vec<Vec<u32>>, EngineError> {
     let tokenizer = vocabulary.required_tokenizer()?;
-    // White space alone is itself.
-    let word = if word.trim().is_empty() { word } else { word.trim_start() };
+    let inner = word.trim_start();
+    let written = match inner {
+        // White space alone is itself.
+        "" => vec![word.to_owned()],
+        _ => vec![inner.to_owned(), format!(" {inner}")],
+    };
     let mut forms = Vec::new();
-    for written in [word.to_owned(), format!(" {word}")] {
+    for written in written {
         let ids = vocabulary.own(encode_piece(tokenizer, &written)?)?;
         if !ids.is_empty() && !forms.contains(&ids) {
             forms.push(ids);

@@ -463,7 +463,9 @@ fn a_banned_word_is_banned_with_a_space_and_without() {
         let config = options.config(opened.defaults().unwrap(), Spelling::Keywords).unwrap();
         assert_eq!(config.bad_words_ids, forms, "{word:?}");
     }
-    assert_eq!(banned_tokens(vocabulary, " ").unwrap(), [vocabulary.encode(" ").unwrap()]);
+    for space in [" ", "\n"] {
+        assert_eq!(banned_tokens(vocabulary, space).unwrap(), [vocabulary.encode(space).unwrap()]);
+    }
 }
 
 #[test]
