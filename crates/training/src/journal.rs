@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gpt2_weights::replace_file;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::TrainingError;
 
@@ -99,7 +100,9 @@ impl Journal {
 pub(crate) fn is_log(path: &Path) -> bool {
     let Ok(text) = fs::read_to_string(path) else { return false };
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    whole.lines().all(|line| serde_json::from_str::<Entry>(line).is_ok())
+    // Every entry has a step and a time; to read one, neither must be there.
+    let is_entry = |value: &Value| ["step", "elapsed_s"].iter().all(|key| value[key].is_number());
+    whole.lines().all(|line| serde_json::from_str(line).is_ok_and(|value| is_entry(&value)))
 }
 
 fn line(entry: &Entry) -> String {
