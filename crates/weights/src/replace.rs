@@ -96,6 +96,8 @@ pub(crate) fn create_folder(
 
 /// Refuses a place that something is at: for results that overwrite nothing.
 ///
+/// [`create_file`] does so itself; before long work it is asked first.
+///
 /// # Errors
 /// When there is something.
 pub fn expect_free(path: &Path) -> Result<(), WeightsError> {
