@@ -34,7 +34,7 @@ rustup target list --installed 2>/dev/null | grep -x wasm32-unknown-unknown >/de
 # simd128 is in every browser since 2023; relaxed instructions would make texts differ from the program's.
 export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS="-C target-feature=+simd128 -C strip=none"
 cargo build --package candle-gpt2-browser --lib --target wasm32-unknown-unknown --profile "$profile" --locked
-built=target/wasm32-unknown-unknown/$profile/gpt2_browser.wasm
+built=target/wasm32-unknown-unknown/$profile/candle_gpt2_browser.wasm
 
 # The page's scripts are classic ones, since from a file no module may be loaded; the package is a module. Each is gpt2.js, gpt2.d.ts and
 # gpt2_bg.wasm, and the last is the same in both.

@@ -185,7 +185,7 @@ class Crate:
                 name = self.external.get(str(known["crate_id"]), "")
                 if name in crates and crates[name].shows(known["path"][-1]):
                     return True
-                if name not in crates and name.startswith("gpt2"):
+                if name not in crates and name.startswith("candle_gpt2"):
                     return True
         return False
 

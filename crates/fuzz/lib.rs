@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt};
 
 /// A configuration of the smallest model, so that what a file claims is compared with something.
 const CONFIG: &str = r#"{"vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_layer": 1, "n_head": 1}"#;
@@ -54,8 +54,8 @@ pub fn load_tokenizer(files: &[(&str, &[u8])]) {
     for (name, bytes) in files {
         std::fs::write(folder.join(name), bytes).expect("a file to write");
     }
-    if let Ok(tokenizer) = gpt2_weights::load_tokenizer(folder)
-        && let Ok(ids) = gpt2_weights::encode(&tokenizer, "A text, naïve 🤗.")
+    if let Ok(tokenizer) = candle_gpt2_weights::load_tokenizer(folder)
+        && let Ok(ids) = candle_gpt2_weights::encode(&tokenizer, "A text, naïve 🤗.")
     {
         let _ = tokenizer.decode(&ids, true);
     }

@@ -3,8 +3,8 @@
 
 use std::error::Error;
 
-use gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-use gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
+use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
 
 /// Everything that a client is sent.
 fn answer(body: &str, served: &ServedModel, model: &LoadedModel) -> Result<Vec<String>, Box<dyn Error>> {

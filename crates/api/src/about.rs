@@ -8,9 +8,9 @@ use crate::{ApiError, ServedModel};
 /// `/v1/models`: the model under each of its names.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, models};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, models};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// assert!(models(&served).contains(r#""id":"built-in""#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -27,9 +27,9 @@ pub fn models(served: &ServedModel) -> String {
 /// 404 when there is no such model.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, model};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, model};
 ///
-/// # let loaded = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let loaded = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&loaded, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// assert!(model("built-in", &served)?.contains(r#""max_model_len":256"#));
 /// assert_eq!(model("another", &served).map_err(|error| error.status()), Err(404));
@@ -85,7 +85,7 @@ fn percent_decoded(part: &str) -> String {
 /// `/version`.
 ///
 /// ```
-/// assert!(gpt2_api::version().starts_with(r#"{"version":""#));
+/// assert!(candle_gpt2_api::version().starts_with(r#"{"version":""#));
 /// ```
 pub fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
@@ -94,9 +94,9 @@ pub fn version() -> String {
 /// `/props`: what a request gets that says nothing else, in llama.cpp's words.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, props};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, props};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// assert!(props(&served).contains(r#""total_slots""#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -119,7 +119,7 @@ pub fn props(served: &ServedModel) -> String {
 /// `/health` of a server that serves; one that does not answers with an error.
 ///
 /// ```
-/// assert_eq!(gpt2_api::health(), r#"{"status":"ok"}"#);
+/// assert_eq!(candle_gpt2_api::health(), r#"{"status":"ok"}"#);
 /// ```
 pub fn health() -> String {
     json!({ "status": "ok" }).to_string()

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpt2_engine::{EngineError, banned_tokens};
-use gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
-use gpt2_grammar::GrammarError;
+use candle_gpt2_engine::{EngineError, banned_tokens};
+use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
+use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::options::Options;
@@ -21,9 +21,9 @@ const GRAMMARS_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// What a body asks for.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let body = br#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 5, "stream": true}"#;
 /// let call = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;
@@ -320,8 +320,8 @@ impl From<&GenerationError> for ApiError {
 
 #[cfg(test)]
 mod tests {
-    use gpt2_engine::{ModelOptions, Silent};
-    use gpt2_grammar::Grammar;
+    use candle_gpt2_engine::{ModelOptions, Silent};
+    use candle_gpt2_grammar::Grammar;
 
     use super::*;
     use crate::ApiOptions;

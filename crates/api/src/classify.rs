@@ -3,8 +3,8 @@
 //! Source: vLLM's `ClassificationRequest` and `ClassificationResponse` (`entrypoints/pooling/classify/protocol.py`). Beside its
 //! `label` and `probs` each entry has `labels`, or for a model that labels tokens `tokens`, as `gpt2 classify --json` prints them.
 
-use gpt2_engine::{Classification, EngineError, Label, Question};
-use gpt2_generation::GenerationError;
+use candle_gpt2_engine::{Classification, EngineError, Label, Question};
+use candle_gpt2_generation::GenerationError;
 use serde::Serialize;
 
 use crate::answer::json;
@@ -36,10 +36,10 @@ const TABLES: [&[Field]; 4] = [&SERVED, &ALIASES, &IGNORED, &REFUSED];
 /// What a body asks for: questions to a classifier, and how they are answered.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ClassifyCall, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, ClassifyCall, ServedModel};
 ///
-/// # let options = gpt2_engine::ModelOptions { model: gpt2_testing::fixture_path("heads/sequence"), ..Default::default() };
-/// # let classifier = options.open_classifier(&gpt2_engine::Silent)?.load_classifier(&gpt2_engine::Silent)?;
+/// # let options = candle_gpt2_engine::ModelOptions { model: candle_gpt2_testing::fixture_path("heads/sequence"), ..Default::default() };
+/// # let classifier = options.open_classifier(&candle_gpt2_engine::Silent)?.load_classifier(&candle_gpt2_engine::Silent)?;
 /// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
 /// let ClassifyCall { questions, answer } = ClassifyCall::read(br#"{"input": ["the sea", "a wood"]}"#, &served)?;
 /// let response = answer.into_response(&classifier.classify(&questions)?).json;
@@ -72,7 +72,7 @@ pub struct ClassifyAnswer {
 /// The names of the fields that [`ClassifyCall::read`] reads or lets pass.
 ///
 /// ```
-/// assert!(gpt2_api::classify_fields().any(|field| field == "input"));
+/// assert!(candle_gpt2_api::classify_fields().any(|field| field == "input"));
 /// ```
 pub fn classify_fields() -> impl Iterator<Item = &'static str> {
     let fields = TABLES.into_iter().flatten();

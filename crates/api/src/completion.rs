@@ -21,7 +21,7 @@ const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
 /// What `/v1/completions` is asked for, with every field in its range.
 ///
 /// ```
-/// use gpt2_api::CompletionRequest;
+/// use candle_gpt2_api::CompletionRequest;
 ///
 /// assert!(!CompletionRequest::parse(br#"{"prompt": [464, 3290], "max_tokens": 5}"#)?.has_grammar());
 /// let error = CompletionRequest::parse(br#"{"prompt": "The dog", "n": -1}"#).err().ok_or("it is allowed")?;

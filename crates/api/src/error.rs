@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Why a request was not served.
 ///
 /// ```
-/// use gpt2_api::ApiError;
+/// use candle_gpt2_api::ApiError;
 ///
 /// let error = ApiError::invalid("temperature: expected a number").with_param("temperature");
 /// assert_eq!((error.status(), error.kind()), (400, "invalid_request_error"));

@@ -1,9 +1,9 @@
 //! Bodies that ask for a look into the model: `/look/attention`, `/look/lens`, `/look/head`, `/look/next`. What a body says is read and
 //! checked here, for a server that computes between the texts of others and for a page that has the model to itself.
 
-use gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor};
-use gpt2_interpret::{Head, LensValue};
-use gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor};
+use candle_gpt2_interpret::{Head, LensValue};
+use candle_gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
 
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::call::{config_of, processors_of};
@@ -34,9 +34,9 @@ const NEXT: [Field; 4] = fields(["prompt", "at", "prompt_tokens", "top"], Use::S
 /// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`, without `layers` those of all.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let request = AttentionRequest::read(br#"{"prompt": [5, 6, 7], "layers": [1]}"#, &served)?;
 /// assert_eq!((request.ids.len(), request.heads.len()), (3, 8));
@@ -56,10 +56,10 @@ pub struct AttentionRequest {
 /// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`, or `entropy`, `divergence`, `next`.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, LensRequest, ServedModel};
-/// use gpt2_interpret::LensValue;
+/// use candle_gpt2_api::{ApiOptions, LensRequest, ServedModel};
+/// use candle_gpt2_interpret::LensValue;
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let request = LensRequest::read(br#"{"prompt": "Good night", "show": "entropy"}"#, &served)?;
 /// assert_eq!(request.show, LensValue::Entropy);
@@ -79,9 +79,9 @@ pub struct LensRequest {
 /// without `key` that of the query itself.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, HeadRequest, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, HeadRequest, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let request = HeadRequest::read(br#"{"prompt": [5, 6, 7], "layer": 2, "head": 3, "query": 1}"#, &served)?;
 /// assert_eq!(request.head.ids(), [5, 6]);
@@ -100,10 +100,10 @@ pub struct HeadRequest {
 /// the prompt.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, NextRequest, ServedModel};
-/// use gpt2_look::Reading;
+/// use candle_gpt2_api::{ApiOptions, NextRequest, ServedModel};
+/// use candle_gpt2_look::Reading;
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let request = NextRequest::read(br#"{"prompt": "Good night, good", "top": 3, "top_k": 10}"#, &served)?;
 /// let logits = Reading::default().logits(model.model(), &request.text, request.ids.len() - 1)?;
@@ -253,7 +253,7 @@ impl ServedModel {
 /// The names of the fields that each look reads, besides those of a completion in `/look/next`.
 ///
 /// ```
-/// let [(path, fields), ..] = gpt2_api::look_fields();
+/// let [(path, fields), ..] = candle_gpt2_api::look_fields();
 /// assert_eq!(path, "/look/attention");
 /// assert!(fields.contains(&"layers"));
 /// ```

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpt2_engine::samples_at;
-use gpt2_generation::GenerationConfig;
-use gpt2_grammar::Grammar;
+use candle_gpt2_engine::samples_at;
+use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_grammar::Grammar;
 
 use crate::ApiError;
 use crate::body::{Field, Fields, Given, Use, fields};
@@ -31,7 +31,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 256;
 /// Longest number of a request: it comes back in every chunk.
 const MAX_ID_BYTES: usize = 64;
 /// Longest schema or grammar, as it is written in a body.
-const MAX_GRAMMAR_BYTES: usize = gpt2_grammar::MAX_SOURCE_BYTES;
+const MAX_GRAMMAR_BYTES: usize = candle_gpt2_grammar::MAX_SOURCE_BYTES;
 /// Longest regular expression, each byte of which costs some ten microseconds before anything is known of it.
 const MAX_REGEX_BYTES: usize = 8 << 10;
 

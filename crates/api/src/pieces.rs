@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::str::from_utf8;
 
-use gpt2_engine::Vocabulary;
+use candle_gpt2_engine::Vocabulary;
 
 /// The bytes of every token of a vocabulary.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! From the prompts of a request to tokens that fit into the context.
 
-use gpt2_engine::EngineError;
-use gpt2_weights::{WeightsError, encode_piece as encode_ids};
+use candle_gpt2_engine::EngineError;
+use candle_gpt2_weights::{WeightsError, encode_piece as encode_ids};
 
 use crate::completion::{Prompt, Prompts};
 use crate::options::Truncation;

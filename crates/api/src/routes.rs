@@ -5,7 +5,7 @@ use crate::ApiError;
 /// The OpenAPI description of all routes.
 ///
 /// ```
-/// assert!(gpt2_api::OPENAPI.contains(r#""/v1/completions""#));
+/// assert!(candle_gpt2_api::OPENAPI.contains(r#""/v1/completions""#));
 /// ```
 pub const OPENAPI: &str = include_str!("openapi.json");
 
@@ -107,7 +107,7 @@ pub const ROUTES: &[Route] = &[
 /// 404 for a path that is none of these, 405 for another method.
 ///
 /// ```
-/// use gpt2_api::{Endpoint, ROUTES, find_route};
+/// use candle_gpt2_api::{Endpoint, ROUTES, find_route};
 ///
 /// let (route, id) = find_route("GET", "/v1/models/gpt2")?;
 /// assert_eq!((route.endpoint, id), (Endpoint::Model, Some("gpt2")));

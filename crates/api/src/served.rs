@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
-use gpt2_generation::LogitsProcessor;
-use gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
+use candle_gpt2_generation::LogitsProcessor;
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
 use crate::body::Unknown;
@@ -19,9 +19,9 @@ use crate::{ApiError, Warnings};
 /// The most that a request may ask for.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// let limits = Limits { max_prompts: 1, ..Limits::default() };
 /// let served = ServedModel::new(&model, ApiOptions { limits, ..ApiOptions::default() })?;
 /// let request = CompletionRequest::parse(br#"{"prompt": ["ROMEO:", "JULIET:"]}"#)?;
@@ -74,9 +74,9 @@ const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos
 /// What the operator sets.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, models};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, models};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// let options = ApiOptions { name: "shakespeare".into(), aliases: vec!["gpt2".into()], ..ApiOptions::default() };
 /// let served = ServedModel::new(&model, options)?;
 /// assert_eq!(served.name(), "shakespeare");

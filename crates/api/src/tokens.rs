@@ -32,9 +32,9 @@ const MAX_NAME_BYTES: usize = 256;
 /// When the body is wrong, or the model has no tokenizer.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, detokenize, tokenize};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, detokenize, tokenize};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let ids = model.vocabulary().encode("Good night")?;
 /// let tokens = tokenize(br#"{"content": "Good night"}"#, &served)?.json;
@@ -123,7 +123,7 @@ pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> 
 /// The names of the fields that [`tokenize`] reads.
 ///
 /// ```
-/// assert!(gpt2_api::tokenize_fields().any(|field| field == "content"));
+/// assert!(candle_gpt2_api::tokenize_fields().any(|field| field == "content"));
 /// ```
 pub fn tokenize_fields() -> impl Iterator<Item = &'static str> {
     TOKENIZE.iter().chain(&TOKENIZE_ALIASES).map(|field| field.name)
@@ -132,7 +132,7 @@ pub fn tokenize_fields() -> impl Iterator<Item = &'static str> {
 /// The names of the fields that [`detokenize`] reads.
 ///
 /// ```
-/// assert!(gpt2_api::detokenize_fields().any(|field| field == "tokens"));
+/// assert!(candle_gpt2_api::detokenize_fields().any(|field| field == "tokens"));
 /// ```
 pub fn detokenize_fields() -> impl Iterator<Item = &'static str> {
     DETOKENIZE.iter().map(|field| field.name)
@@ -146,9 +146,9 @@ fn check_model(fields: &Fields<'_, '_>, served: &ServedModel) -> Result<(), ApiE
 /// `/tokenizer_info`: what lm-evaluation-harness needs to make prompts of its own.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, ServedModel, tokenizer_info};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, tokenizer_info};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// assert!(tokenizer_info(&served).contains(r#""eos_token""#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -5,7 +5,7 @@
     reason = "what the example shows, of numbers drawn in f64"
 )]
 
-use gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, RandomStream, Strided, WeightFormat};
+use candle_gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, RandomStream, Strided, WeightFormat};
 
 const ROWS: usize = 3;
 const INPUTS: usize = 768;

@@ -3,7 +3,7 @@
 //! Both run on the threads and with the instructions of the kernels themselves. The caller takes the time.
 //!
 //! ```
-//! use gpt2_arithmetic::limits;
+//! use candle_gpt2_arithmetic::limits;
 //!
 //! let sets = limits::instruction_sets(); // slowest first, such as ["portable", "avx2"]
 //! assert_eq!(sets.last(), Some(&limits::instruction_set()));

@@ -36,7 +36,7 @@ type Doubles = [f64; LANES];
 /// logits.
 ///
 /// ```
-/// use gpt2_arithmetic::log_sum_exp;
+/// use candle_gpt2_arithmetic::log_sum_exp;
 ///
 /// assert!((log_sum_exp(&[0., 0., 0.], 0.) - 3f64.ln()).abs() < 1e-6);
 /// ```
@@ -49,7 +49,7 @@ pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
 /// `p = 0` is 0. Exactly 0 where both are the same.
 ///
 /// ```
-/// use gpt2_arithmetic::{log_sum_exp, relative_entropy};
+/// use candle_gpt2_arithmetic::{log_sum_exp, relative_entropy};
 ///
 /// let (p, q) = ([1f32, 2., 4.], [4f32, 2., 1.]);
 /// let (p, q) = ((&p[..], log_sum_exp(&p, 4.)), (&q[..], log_sum_exp(&q, 4.)));

@@ -9,7 +9,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 /// A seeded, portable stream of random numbers (ChaCha8).
 ///
 /// ```
-/// use gpt2_arithmetic::RandomStream;
+/// use candle_gpt2_arithmetic::RandomStream;
 ///
 /// let draws = |mut stream: RandomStream| [stream.below(1 << 40), stream.below(1 << 40)];
 /// assert_eq!(draws(RandomStream::new(7)), draws(RandomStream::new(7)));

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap};
-use gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderLayer};
-use gpt2_attention::{
+use candle_gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderLayer};
+use candle_gpt2_attention::{
     AttentionMask, Before, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout, gradients,
 };
-use gpt2_kernels::{Activation, limits, set_thread_count};
+use candle_gpt2_kernels::{Activation, limits, set_thread_count};
+use candle_nn::{VarBuilder, VarMap};
 
 /// A measurement takes at least as many passes and as many seconds; the median counts.
 const SHORTEST: (usize, f64) = (5, 0.4);

@@ -7,8 +7,8 @@
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
 use candle_core::{DType, Device, Tensor};
+use candle_gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 
 const NUM_HEADS: usize = 12;
 const HEAD_DIM: usize = 64;

@@ -2,8 +2,8 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, Device, Result, Tensor};
-use gpt2_attention::steps::{mask_with_negative_infinity, simple_self_attention};
-use gpt2_kernels::softmax;
+use candle_gpt2_attention::steps::{mask_with_negative_infinity, simple_self_attention};
+use candle_gpt2_kernels::softmax;
 
 const WORDS: [&str; 4] = ["the", "cat", "sat", "down"];
 

@@ -2,8 +2,8 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_attention::{AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, Pass, QkvProjection};
-use gpt2_kernels::Linear;
+use candle_gpt2_attention::{AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, Pass, QkvProjection};
+use candle_gpt2_kernels::Linear;
 
 fn main() -> Result<()> {
     let (batch, tokens, width, num_heads) = (2, 5, 24, 3);

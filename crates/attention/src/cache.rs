@@ -5,7 +5,7 @@
 //! others. The tensors are written in place, so a cache is for inference; training runs without one.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2_kernels::{KvDType, KvMemory, KvSlot, TakenSlot};
+use candle_gpt2_kernels::{KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::AttentionError;
 
@@ -33,7 +33,7 @@ pub struct KvCacheShape {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::{KvCache, KvCacheShape};
+/// use candle_gpt2_attention::{KvCache, KvCacheShape};
 ///
 /// let shape = KvCacheShape { batch: 2, num_heads: 3, capacity: 16, head_dim: 4 };
 /// let mut cache = KvCache::new(shape, DType::F32, &Device::Cpu)?;

@@ -1,7 +1,7 @@
 //! The position-wise feed-forward part of a block: `activation(x W₁ + b₁) W₂ + b₂`.
 
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{Activation, Linear};
+use candle_gpt2_kernels::{Activation, Linear};
 
 use crate::{AttentionError, Pass, SiteKind};
 
@@ -9,8 +9,8 @@ use crate::{AttentionError, Pass, SiteKind};
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::{FeedForward, Pass};
-/// use gpt2_kernels::{Activation, Linear};
+/// use candle_gpt2_attention::{FeedForward, Pass};
+/// use candle_gpt2_kernels::{Activation, Linear};
 ///
 /// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // 2 wide to 3 wide
 /// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;

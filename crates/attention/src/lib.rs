@@ -17,9 +17,9 @@ pub mod steps;
 pub mod transformer;
 
 pub use cache::{KvCache, KvCacheShape};
+pub use candle_gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, TakenSlot, gradients, without_gradients};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
-pub use gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, TakenSlot, gradients, without_gradients};
 pub use mask::AttentionMask;
 pub use multi_head::{
     AttentionMemory, HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,

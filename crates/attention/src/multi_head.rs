@@ -4,8 +4,8 @@
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
 use candle_core::{D, Result, Tensor};
+use candle_gpt2_kernels::{Linear, add, step_attention};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, add, step_attention};
 
 use crate::error::expect_sizes;
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site, SiteKind};

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     AttentionDropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed,
 };
 
@@ -15,7 +15,7 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 ///
 /// ```
 /// use candle_core::{Result, Tensor};
-/// use gpt2_attention::{Observer, Site, SiteKind};
+/// use candle_gpt2_attention::{Observer, Site, SiteKind};
 ///
 /// /// Keeps the attention weights of every block that has been run.
 /// #[derive(Default)]
@@ -53,8 +53,8 @@ pub trait Observer {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::Pass;
-/// use gpt2_kernels::RandomStream;
+/// use candle_gpt2_attention::Pass;
+/// use candle_gpt2_kernels::RandomStream;
 ///
 /// let x = Tensor::ones(100, DType::F32, &Device::Cpu)?;
 /// let kept = Pass::inference().dropout(x.clone(), 0.5)?;

@@ -14,7 +14,7 @@ const BASE: f64 = 10_000.0;
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2_attention::SinusoidalPositions;
+/// use candle_gpt2_attention::SinusoidalPositions;
 ///
 /// let positions = SinusoidalPositions::new(5, 4, &Device::Cpu)?;
 /// assert_eq!(positions.table().to_vec2::<f32>()?[0], [0., 1., 0., 1.], "sin 0 and cos 0");

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     HeadsAttention, WIDEST_SINGLE_QUERY, has_cpu_kernels, heads_attention, prefix_attention_on_gpu, softmax,
 };
 
@@ -29,7 +29,7 @@ const MIN_BAND_BLOCK: usize = 32;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
+/// use candle_gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 ///
 /// let q = Tensor::zeros((1, 3, 5, 4), DType::F32, &Device::Cpu)?; // (B, H, T, D)
 /// let v = Tensor::arange(0f32, 60., &Device::Cpu)?.reshape((1, 3, 5, 4))?;

@@ -10,12 +10,12 @@ use std::str::FromStr;
 /// A place in a model where an intermediate can be seen.
 ///
 /// ```
-/// use gpt2_attention::{Site, SiteKind};
+/// use candle_gpt2_attention::{Site, SiteKind};
 ///
 /// let site: Site = "blocks.3.attn.hook_z".parse()?;
 /// assert_eq!(site, Site::in_block(3, SiteKind::Z));
 /// assert_eq!(Site::matching("pattern", 12)?.len(), 12, "those of all blocks");
-/// # Ok::<(), gpt2_attention::SiteError>(())
+/// # Ok::<(), candle_gpt2_attention::SiteError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {

@@ -12,8 +12,8 @@
 //! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
 
 use candle_core::{D, Result, Tensor};
+use candle_gpt2_kernels::{Linear, softmax};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Linear, softmax};
 
 use crate::{AttentionMask, Pass, ScaledDotProduct};
 
@@ -32,7 +32,7 @@ pub struct SimpleSelfAttention {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_attention::steps::simple_self_attention;
+/// use candle_gpt2_attention::steps::simple_self_attention;
 ///
 /// let inputs = Tensor::new(&[[1f32, 0.], [0., 2.], [1., 1.]], &Device::Cpu)?;
 /// let attention = simple_self_attention(&inputs)?;
@@ -57,7 +57,7 @@ pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_attention::steps::dot_product;
+/// use candle_gpt2_attention::steps::dot_product;
 ///
 /// let (a, b) = (Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?, Tensor::new(&[4f32, 5., 6.], &Device::Cpu)?);
 /// assert_eq!(dot_product(&a, &b)?.to_scalar::<f32>()?, 32.);
@@ -78,7 +78,7 @@ pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_attention::steps::normalize_by_sum;
+/// use candle_gpt2_attention::steps::normalize_by_sum;
 ///
 /// let scores = Tensor::new(&[1f32, 3., 4.], &Device::Cpu)?;
 /// assert_eq!(normalize_by_sum(&scores)?.to_vec1::<f32>()?, [0.125, 0.375, 0.5]);
@@ -99,7 +99,7 @@ pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_attention::steps::softmax_naive;
+/// use candle_gpt2_attention::steps::softmax_naive;
 ///
 /// let weights = |scores: &[f32]| softmax_naive(&Tensor::new(scores, &Device::Cpu)?)?.to_vec1::<f32>();
 /// assert_eq!(weights(&[0., 0.])?, [0.5, 0.5]);
@@ -134,8 +134,8 @@ pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{D, Device, Tensor};
-/// use gpt2_attention::steps::{mask_by_renormalizing, mask_with_negative_infinity};
-/// use gpt2_kernels::softmax;
+/// use candle_gpt2_attention::steps::{mask_by_renormalizing, mask_with_negative_infinity};
+/// use candle_gpt2_kernels::softmax;
 ///
 /// let scores = Tensor::new(&[[1f32, 2., 3.], [4., 4., 6.], [7., 8., 9.]], &Device::Cpu)?;
 /// let before = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?.to_vec2::<f32>()?;
@@ -162,7 +162,7 @@ pub fn mask_with_negative_infinity(scores: &Tensor) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::steps::SelfAttention;
+/// use candle_gpt2_attention::steps::SelfAttention;
 ///
 /// let matrix = Tensor::eye(2, DType::F32, &Device::Cpu)?;
 /// let layer = SelfAttention::from_matrices(&matrix, &matrix, &matrix)?;
@@ -259,7 +259,7 @@ impl SelfAttention {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_attention::{Pass, steps::{CausalAttention, SelfAttention}};
+/// use candle_gpt2_attention::{Pass, steps::{CausalAttention, SelfAttention}};
 ///
 /// let matrix = Tensor::eye(2, DType::F32, &Device::Cpu)?;
 /// let layer = CausalAttention::new(SelfAttention::from_matrices(&matrix, &matrix, &matrix)?, 0.0);
@@ -326,7 +326,7 @@ impl StackedHeads {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_attention::steps::attend_one;
+/// use candle_gpt2_attention::steps::attend_one;
 ///
 /// let query = Tensor::new(&[0f32, 0.], &Device::Cpu)?; // is like no key more than like another
 /// let keys = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.], [7., 8.]], &Device::Cpu)?;

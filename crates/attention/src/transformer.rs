@@ -7,8 +7,8 @@
 //! ```
 //! use candle_core::{DType, Device, Tensor};
 //! use candle_nn::VarBuilder;
-//! use gpt2_attention::{Pass, transformer::{BlockConfig, EncoderDecoder, OutputHead}};
-//! use gpt2_kernels::{Activation, Linear};
+//! use candle_gpt2_attention::{Pass, transformer::{BlockConfig, EncoderDecoder, OutputHead}};
+//! use candle_gpt2_kernels::{Activation, Linear};
 //!
 //! let config =
 //!     BlockConfig { d_model: 6, num_heads: 3, d_feed_forward: 10, activation: Activation::Relu, dropout: 0.1 };
@@ -25,8 +25,8 @@
 //! ```
 
 use candle_core::{D, Result, Tensor};
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, add, softmax};
 use candle_nn::VarBuilder;
-use gpt2_kernels::{Activation, LayerNorm, Linear, add, softmax};
 
 use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,

@@ -1,7 +1,7 @@
 //! Whether a model has room: WebAssembly addresses 4 GiB, and what does not fit ends the engine without a word.
 
-use gpt2_engine::{EngineError, ModelOptions, WeightDType};
-use gpt2_weights::Checkpoint;
+use candle_gpt2_engine::{EngineError, ModelOptions, WeightDType};
+use candle_gpt2_weights::Checkpoint;
 
 /// Bytes of a WebAssembly memory.
 const ADDRESSED: u64 = 4 << 30;

@@ -4,16 +4,16 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use candle_core::DType;
-use gpt2::LogitsFor;
-use gpt2_api::{
+use candle_gpt2::LogitsFor;
+use candle_gpt2_api::{
     Answer, ApiError, ApiOptions, AttentionRequest, Call, CompletionRequest, HeadRequest, LensRequest,
     Limits, NextRequest, Reply, ServedModel, SetupError, detokenize, models, tokenize,
 };
-use gpt2_engine::{EngineError, LoadedModel, Silent, Step};
-use gpt2_generation::{Request, RequestId, Scheduler, SchedulerOptions};
-use gpt2_interpret::{Chain, Run};
-use gpt2_look::{Attention, Heads, Lens, Look, Reading, Subject, Text as Words};
-use gpt2_pictures::data;
+use candle_gpt2_engine::{EngineError, LoadedModel, Silent, Step};
+use candle_gpt2_generation::{Request, RequestId, Scheduler, SchedulerOptions};
+use candle_gpt2_interpret::{Chain, Run};
+use candle_gpt2_look::{Attention, Heads, Lens, Look, Reading, Subject, Text as Words};
+use candle_gpt2_pictures::data;
 
 /// Tokens of a prompt that are computed in a step: a page hears of a stop between two steps.
 const CHUNK_TOKENS: usize = 64;

@@ -7,9 +7,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gpt2_api::ApiError;
-use gpt2_engine::{DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit};
-use gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
+use candle_gpt2_api::ApiError;
+use candle_gpt2_engine::{DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit};
+use candle_gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
 use js_sys::{Date, Error, Float32Array, Function, Reflect};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;

@@ -3,16 +3,16 @@
 
 use std::io;
 
-use gpt2::HeadKind;
-use gpt2_engine::{EngineError, HubError};
-use gpt2_evaluation::EvaluationError;
-use gpt2_generation::GenerationError;
-use gpt2_kernels::DeviceError;
-use gpt2_look::LookError;
+use candle_gpt2::HeadKind;
+use candle_gpt2_engine::{EngineError, HubError};
+use candle_gpt2_evaluation::EvaluationError;
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_kernels::DeviceError;
+use candle_gpt2_look::LookError;
 #[cfg(feature = "serve")]
-use gpt2_server::ServerError;
-use gpt2_training::TrainingError;
-use gpt2_weights::WeightsError;
+use candle_gpt2_server::ServerError;
+use candle_gpt2_training::TrainingError;
+use candle_gpt2_weights::WeightsError;
 
 use crate::interrupt::EXIT_INTERRUPTED;
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use candle_gpt2_engine::Vocabulary;
 use clap::Args;
-use gpt2_engine::Vocabulary;
 
 use crate::exit::UsageError;
 

@@ -16,8 +16,8 @@ use std::panic;
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
+use candle_gpt2_engine::{HubOptions, Network, process};
 use clap::CommandFactory;
-use gpt2_engine::{HubOptions, Network, process};
 
 /// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
@@ -83,6 +83,6 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
         Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
         #[cfg(feature = "serve")]
-        Command::ReadGrammars => Ok(gpt2_grammar::read_grammars().map(|()| ExitCode::SUCCESS)?),
+        Command::ReadGrammars => Ok(candle_gpt2_grammar::read_grammars().map(|()| ExitCode::SUCCESS)?),
     }
 }

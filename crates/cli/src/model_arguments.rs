@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, value_parser};
-use gpt2::KvDType;
-use gpt2_engine::{
+use candle_gpt2::KvDType;
+use candle_gpt2_engine::{
     BUILT_IN, DeviceChoice, EngineError, HubOptions, ModelOptions, Opened, WeightDType, process,
 };
+use clap::{Args, value_parser};
 
 use crate::progress::Terminal;
 

@@ -6,10 +6,10 @@ use std::path::Path;
 use anstream::AutoStream;
 use anstyle::Style;
 use anyhow::{Context, Result, bail};
-pub(crate) use gpt2_engine::grouped;
-use gpt2_engine::terminal::printable;
-use gpt2_engine::{Reporter, Terminal};
-use gpt2_weights::create_file;
+pub(crate) use candle_gpt2_engine::grouped;
+use candle_gpt2_engine::terminal::printable;
+use candle_gpt2_engine::{Reporter, Terminal};
+use candle_gpt2_weights::create_file;
 use serde::Serialize;
 
 use crate::closed_output;

@@ -1,7 +1,7 @@
 //! Progress on standard error.
 
-pub(crate) use gpt2_engine::Terminal;
-use gpt2_engine::terminal::bar;
+pub(crate) use candle_gpt2_engine::Terminal;
+use candle_gpt2_engine::terminal::bar;
 use indicatif::ProgressBar;
 
 /// A bar that counts the steps of a training, of which some may be done.

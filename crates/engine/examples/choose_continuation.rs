@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use gpt2_engine::{Choices, ModelOptions, Silent};
+use candle_gpt2_engine::{Choices, ModelOptions, Silent};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;

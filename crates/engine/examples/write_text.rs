@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::io::{Write, stdout};
 
-use gpt2_engine::{GenerationOptions, ModelOptions, Progress, Reporter, Spelling, Unit};
+use candle_gpt2_engine::{GenerationOptions, ModelOptions, Progress, Reporter, Spelling, Unit};
 
 /// Prints when a job begins, and a dot for each step of it.
 struct Dots;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use gpt2_generation::{Clock, Event, Request, RequestId, Scheduler, SchedulerOptions};
+use candle_gpt2_generation::{Clock, Event, Request, RequestId, Scheduler, SchedulerOptions};
 
 use crate::{EngineError, LoadedModel};
 
@@ -10,13 +10,13 @@ use crate::{EngineError, LoadedModel};
 /// step, and may stop where it likes.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, Step};
-/// use gpt2_generation::{Event, GenerationConfig, Request};
+/// use candle_gpt2_engine::{ModelOptions, Silent, Step};
+/// use candle_gpt2_generation::{Event, GenerationConfig, Request};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
 /// let request = |prompt| Ok(Request::new(model.vocabulary().encode(prompt)?, config.clone()));
-/// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, gpt2_engine::EngineError>>()?;
+/// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, candle_gpt2_engine::EngineError>>()?;
 /// let mut batch = model.batch(requests, 2, None)?;
 /// let mut texts = [String::new(), String::new()];
 /// loop {
@@ -51,7 +51,7 @@ pub enum Step {
 
 impl LoadedModel {
     /// The texts of these requests, `batch_size` at a time. `clock` is for texts with a
-    /// [`max_time`](gpt2_generation::GenerationConfig::max_time); without one the system's counts.
+    /// [`max_time`](candle_gpt2_generation::GenerationConfig::max_time); without one the system's counts.
     ///
     /// # Errors
     /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at
@@ -78,7 +78,7 @@ impl Batch {
     /// The next event, or one step towards it.
     ///
     /// # Errors
-    /// When the device fails, or what computes is [ended](gpt2_kernels::interruptible); all texts have then ended.
+    /// When the device fails, or what computes is [ended](candle_gpt2_kernels::interruptible); all texts have then ended.
     pub fn step(&mut self) -> Result<Step, EngineError> {
         if self.ready.is_empty() {
             if self.scheduler.is_idle() {

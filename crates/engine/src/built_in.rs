@@ -1,13 +1,13 @@
 //! The model inside the program, `models/shakespeare`: what runs where none is named, from any folder and without a network.
 
-use gpt2_weights::{Checkpoint, OpenOptions};
+use candle_gpt2_weights::{Checkpoint, OpenOptions};
 
 use crate::EngineError;
 
 /// The name of the model inside the program. A folder of this name is `./built-in`.
 ///
 /// ```
-/// use gpt2_engine::{BUILT_IN, ModelOptions};
+/// use candle_gpt2_engine::{BUILT_IN, ModelOptions};
 ///
 /// assert_eq!(ModelOptions::default().model.to_str(), Some(BUILT_IN));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -16,12 +16,12 @@ pub const BUILT_IN: &str = "built-in";
 
 #[cfg(feature = "built-in")]
 pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
-    use gpt2_weights::GivenFiles;
+    use candle_gpt2_weights::GivenFiles;
 
     let files = GivenFiles::new(BUILT_IN)
-        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
     Ok(Checkpoint::open_given(files, options, &|_| ())?)
 }
 

@@ -1,7 +1,7 @@
 //! How probable texts are in one place: the choices of a question, by the measures that benchmarks compare them by.
 
-use gpt2::Gpt2Config;
-use gpt2_generation::{Continuation, check_continuations, first_best, score_continuations};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::{Continuation, check_continuations, first_best, score_continuations};
 use serde::Serialize;
 
 use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
@@ -9,7 +9,7 @@ use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
 /// A prompt and texts that may follow it, in tokens.
 ///
 /// ```
-/// use gpt2_engine::{Choices, ModelOptions, Silent};
+/// use candle_gpt2_engine::{Choices, ModelOptions, Silent};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let texts = [" lord", " potato"].map(String::from);

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device};
-use gpt2::{
+use candle_gpt2::{
     Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, HeadKind, Pass,
     ProblemType,
 };
-use gpt2_generation::{GenerationConfig, GenerationError, LongPrompt};
-use gpt2_weights::{Checkpoint, LoadOptions};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, LongPrompt};
+use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde::{Serialize, Serializer};
 
 use crate::{EngineError, Vocabulary, Watched};
@@ -22,9 +22,9 @@ pub const CLASSIFIED_AT_ONCE: usize = 8;
 /// A model in memory that tells labels or choices, with its tokenizer. A clone shares both.
 ///
 /// ```
-/// use gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, ModelOptions, Question, Silent};
+/// use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, ModelOptions, Question, Silent};
 ///
-/// # let folder = gpt2_testing::fixture_path("heads/sequence");
+/// # let folder = candle_gpt2_testing::fixture_path("heads/sequence");
 /// let options = ModelOptions { model: folder, ..ModelOptions::default() };
 /// let classifier = options.open_classifier(&Silent)?.load_classifier(&Silent)?;
 /// let question = |text| Question::of_text(classifier.vocabulary(), text, None);
@@ -37,7 +37,7 @@ pub const CLASSIFIED_AT_ONCE: usize = 8;
 ///         assert!(labels[0].logit >= labels[1].logit, "the best first");
 ///     }
 /// }
-/// # Ok::<(), gpt2_engine::EngineError>(())
+/// # Ok::<(), candle_gpt2_engine::EngineError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Classifier {
@@ -56,9 +56,9 @@ enum Head {
 /// A text, or choices, in tokens: what a classifier is asked about.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Question, Silent};
+/// use candle_gpt2_engine::{ModelOptions, Question, Silent};
 ///
-/// # let folder = gpt2_testing::fixture_path("heads/sequence");
+/// # let folder = candle_gpt2_testing::fixture_path("heads/sequence");
 /// let options = ModelOptions { model: folder, ..ModelOptions::default() };
 /// let opened = options.open_classifier(&Silent)?;
 /// let question = Question::of_ids(opened.vocabulary(), vec![5, 6, 7], None)?;
@@ -346,7 +346,7 @@ impl Classifier {
         }
     }
 
-    fn transformer(&self) -> &gpt2::Gpt2Model {
+    fn transformer(&self) -> &candle_gpt2::Gpt2Model {
         match &self.head {
             Head::Texts(model) => model.transformer(),
             Head::Tokens(model) => model.transformer(),
@@ -358,7 +358,7 @@ impl Classifier {
     /// [`CLASSIFIED_AT_ONCE`] ask again and again.
     ///
     /// # Errors
-    /// When the device fails, or the logits are not numbers; when what computes is [ended](gpt2_kernels::interruptible).
+    /// When the device fails, or the logits are not numbers; when what computes is [ended](candle_gpt2_kernels::interruptible).
     pub fn classify(&self, questions: &[Question]) -> Result<Vec<Classification>, EngineError> {
         let rows: Vec<&[u32]> = questions.iter().flat_map(Question::rows).collect();
         if rows.is_empty() {

@@ -1,11 +1,11 @@
 //! The clock of the system, by which the `max_time` of a checkpoint's `generation_config.json` is counted.
 
-use gpt2_generation::Clock;
+use candle_gpt2_generation::Clock;
 
 /// A clock that starts now; `None` where the system has none, as in a browser. Only the time that a text may take is counted by it.
 ///
 /// ```
-/// assert!(gpt2_engine::system_clock().is_some());
+/// assert!(candle_gpt2_engine::system_clock().is_some());
 /// ```
 pub fn system_clock() -> Option<Clock> {
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
+use candle_gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
 use serde::Serialize;
 
 use crate::{EngineError, ModelOptions, Reporter, Spelling, Watched};
@@ -11,8 +11,8 @@ use crate::{EngineError, ModelOptions, Reporter, Spelling, Watched};
 /// What is to be written.
 ///
 /// ```
-/// use gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
-/// use gpt2_weights::WrittenDType;
+/// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
+/// use candle_gpt2_weights::WrittenDType;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
-use gpt2_weights::Checkpoint;
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
+use candle_gpt2_weights::Checkpoint;
 
 use crate::{EngineError, Vocabulary};
 
@@ -16,8 +16,8 @@ const MAX_NEW_TOKENS: usize = 100;
 /// from the 50 most probable tokens.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_generation::GenerationConfig;
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_generation::GenerationConfig;
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let defaults = opened.defaults()?;

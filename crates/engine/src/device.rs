@@ -4,16 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::{DType, Device, DeviceLocation};
-use gpt2::{Gpt2Config, ParameterCounts};
-use gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal};
-use gpt2_weights::WeightDType;
+use candle_gpt2::{Gpt2Config, ParameterCounts};
+use candle_gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal};
+use candle_gpt2_weights::WeightDType;
 
 use crate::{EngineError, Reporter, UnknownName};
 
 /// The device that is wished for.
 ///
 /// ```
-/// use gpt2_engine::{DeviceChoice, Silent, device_name};
+/// use candle_gpt2_engine::{DeviceChoice, Silent, device_name};
 ///
 /// assert_eq!("cuda:1".parse(), Ok(DeviceChoice::Cuda(1)));
 /// assert_eq!(DeviceChoice::Auto.to_string(), "auto");

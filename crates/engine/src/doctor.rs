@@ -9,9 +9,9 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use candle_core::Device;
-use gpt2::Gpt2Config;
-use gpt2_generation::Clock;
-use gpt2_kernels::{
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::Clock;
+use candle_gpt2_kernels::{
     Epilogue, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits, open_cuda,
     open_metal,
 };
@@ -22,7 +22,7 @@ use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, pro
 /// What a machine has, as far as this process may use it.
 ///
 /// ```
-/// use gpt2_engine::{HubOptions, Machine};
+/// use candle_gpt2_engine::{HubOptions, Machine};
 ///
 /// let machine = Machine::seen(&HubOptions::default());
 /// assert_eq!(machine.system, std::env::consts::OS);
@@ -354,7 +354,7 @@ impl Rounds {
 /// What a processor with these speeds can reach at most with GPT-2 124M. Attention, norms and whatever else runs take more.
 ///
 /// ```
-/// use gpt2_engine::{Estimate, Speeds};
+/// use candle_gpt2_engine::{Estimate, Speeds};
 ///
 /// // In a program: `Speeds::measured(&clock, &Silent)?`, which takes some seconds.
 /// let speeds = Speeds {

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Config, ModelError, check_encoder_states};
-use gpt2_weights::{TensorFile, WeightsError};
+use candle_gpt2::{Gpt2Config, ModelError, check_encoder_states};
+use candle_gpt2_weights::{TensorFile, WeightsError};
 
 use crate::EngineError;
 
@@ -15,8 +15,8 @@ const NAME: &str = "encoder_hidden_states";
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2::Gpt2Config;
-/// use gpt2_engine::EncoderStates;
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_engine::EncoderStates;
 ///
 /// let config = Gpt2Config { add_cross_attention: true, ..Gpt2Config::preset("gpt2")? };
 /// let of_width = |width| Tensor::zeros((1, 5, width), DType::F32, &Device::Cpu);

@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use gpt2_generation::GenerationError;
-use gpt2_kernels::DeviceError;
-use gpt2_weights::WeightsError;
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_kernels::DeviceError;
+use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
 use crate::HubError;
@@ -13,7 +13,7 @@ use crate::HubError;
 /// A model that cannot be used, or a request that does not fit it.
 ///
 /// ```
-/// use gpt2_engine::{EngineError, ModelOptions, Silent};
+/// use candle_gpt2_engine::{EngineError, ModelOptions, Silent};
 ///
 /// let options = ModelOptions { model: "no/such/folder".into(), ..ModelOptions::default() };
 /// let error = options.open(&Silent).err().ok_or("it is there")?;
@@ -190,7 +190,7 @@ impl EngineError {
 /// A name that is none of those that are known.
 ///
 /// ```
-/// use gpt2_engine::DeviceChoice;
+/// use candle_gpt2_engine::DeviceChoice;
 ///
 /// let error = "gpu".parse::<DeviceChoice>().err().ok_or("it is known")?;
 /// assert_eq!(error.expected, "auto, cpu, cuda, cuda:N or metal");

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use gpt2_generation::{
+use candle_gpt2_generation::{
     EarlyStopping, GenerationConfig, GenerationError, LongPrompt, MIN_TEMPERATURE, SearchMode, WhenFull,
 };
-use gpt2_weights::encode_piece;
+use candle_gpt2_weights::encode_piece;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ macro_rules! generation_options {
         /// [`GenerationConfig`] means what that means, but for a `temperature` of 0: it means greedy, see [`samples_at`].
         ///
         /// ```
-        /// use gpt2_engine::{GenerationOptions, ModelOptions, Silent, Spelling};
+        /// use candle_gpt2_engine::{GenerationOptions, ModelOptions, Silent, Spelling};
         ///
         /// let opened = ModelOptions::default().open(&Silent)?;
         /// let mut options = GenerationOptions { max_new_tokens: Some(20), ..GenerationOptions::default() };
@@ -124,7 +124,7 @@ fn read<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
 /// probable token is taken.
 ///
 /// ```
-/// use gpt2_engine::samples_at;
+/// use candle_gpt2_engine::samples_at;
 ///
 /// assert!(samples_at(0.01) && !samples_at(0.0) && !samples_at(1e-40));
 /// ```
@@ -143,14 +143,14 @@ pub fn samples_at(temperature: f64) -> bool {
 /// some words are banned at the beginning alone.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, banned_tokens};
+/// use candle_gpt2_engine::{ModelOptions, Silent, banned_tokens};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let vocabulary = opened.vocabulary();
 /// let expected = [vocabulary.encode("king")?, vocabulary.encode(" king")?];
 /// assert_eq!(banned_tokens(vocabulary, "king")?, expected);
 /// assert_eq!(banned_tokens(vocabulary, " king")?, expected);
-/// # Ok::<(), gpt2_engine::EngineError>(())
+/// # Ok::<(), candle_gpt2_engine::EngineError>(())
 /// ```
 pub fn banned_tokens(vocabulary: &Vocabulary, word: &str) -> Result<Vec<Vec<u32>>, EngineError> {
     let tokenizer = vocabulary.required_tokenizer()?;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use candle_core::DType;
-use gpt2::{
+use candle_gpt2::{
     Gpt2Config, KvDType, LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size,
     parameter_ledger,
 };
-use gpt2_weights::{
+use candle_gpt2_weights::{
     Checkpoint, Difference, DifferenceKind, Mismatch, Orientation, Statistics, WeightsError,
     checkpoint_shape, differences,
 };
@@ -20,7 +20,7 @@ use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Spelling, W
 /// What is to be looked at: a checkpoint, or a published model that needs no files.
 ///
 /// ```
-/// use gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent, Spelling};
+/// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent, Spelling};
 ///
 /// let options = InspectOptions {
 ///     model: None,
@@ -121,7 +121,7 @@ impl InspectOptions {
 /// What a checkpoint, or a published model without one, is.
 ///
 /// ```
-/// use gpt2_engine::{Inspection, ModelOptions, Silent};
+/// use candle_gpt2_engine::{Inspection, ModelOptions, Silent};
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let found = Inspection::of_checkpoint(&checkpoint, false, &Silent)?;
@@ -411,7 +411,7 @@ fn orientation_name(orientation: Orientation) -> &'static str {
 /// How two checkpoints differ, parameter by parameter, whatever their formats.
 ///
 /// ```
-/// use gpt2_engine::{Comparison, ModelOptions, Silent};
+/// use candle_gpt2_engine::{Comparison, ModelOptions, Silent};
 ///
 /// let open = || ModelOptions::default().open_checkpoint(&Silent);
 /// let found = Comparison::of(&open()?, &open()?, &Silent)?;

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use gpt2::{Gpt2Config, KvSlot};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2Config, KvSlot};
+use candle_gpt2_generation::{
     Clock, Drafts, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
     RequestId, Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
 };
-use gpt2_kernels::is_interrupted;
+use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
 
 use crate::memory::Room;
@@ -43,8 +43,8 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 /// Where prompts come from and where their texts go. Prompts are numbered from 0 in the order in which they are given.
 ///
 /// ```
-/// use gpt2_engine::{EngineError, Job, ModelOptions, Silent, Text};
-/// use gpt2_generation::{GenerationConfig, GenerationError};
+/// use candle_gpt2_engine::{EngineError, Job, ModelOptions, Silent, Text};
+/// use candle_gpt2_generation::{GenerationConfig, GenerationError};
 ///
 /// #[derive(Default)]
 /// struct Lines {
@@ -109,7 +109,7 @@ pub trait Job {
     ) -> Result<(), Self::Error>;
 
     /// Whether to end what is being made, asked after each token. What computes inside
-    /// [`gpt2_kernels::interruptible`] ends sooner: what is there is then handed on likewise.
+    /// [`candle_gpt2_kernels::interruptible`] ends sooner: what is there is then handed on likewise.
     fn is_interrupted(&self) -> bool {
         false
     }

@@ -34,6 +34,7 @@ mod watched;
 
 pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
+pub use candle_gpt2_weights::WeightDType;
 pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
 pub use classifier::{
     CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabelledToken, Question, RankedChoice,
@@ -46,7 +47,6 @@ pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, 
 pub use encoder_states::EncoderStates;
 pub use error::{EngineError, UnknownName};
 pub use generation_options::{GenerationOptions, banned_tokens, samples_at};
-pub use gpt2_weights::WeightDType;
 pub use grouped::grouped;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{

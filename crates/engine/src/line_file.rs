@@ -5,13 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use gpt2_weights::open_locked;
+use candle_gpt2_weights::open_locked;
 use serde::Serialize;
 
 /// An open file of lines, locked against other processes.
 ///
 /// ```
-/// use gpt2_engine::LineFile;
+/// use candle_gpt2_engine::LineFile;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();

@@ -3,22 +3,22 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
-use gpt2::{Gpt2Config, Gpt2LMHead, Observer};
-use gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, Observer};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
 
 use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
 
 /// A model in memory with its tokenizer and its defaults. A clone shares them all.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_generation::GenerationConfig;
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_generation::GenerationConfig;
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// assert_eq!((model.weight_type(), model.config().n_layer), ("f16", 4));
 /// let prompt = model.vocabulary().encode("ROMEO:")?;
 /// let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
-/// let text = |model: &gpt2_engine::LoadedModel| -> Result<String, Box<dyn std::error::Error>> {
+/// let text = |model: &candle_gpt2_engine::LoadedModel| -> Result<String, Box<dyn std::error::Error>> {
 ///     Ok(model.text_generator(&prompt, &greedy)?.collect::<Result<_, _>>()?)
 /// };
 /// assert_eq!(text(&model)?, text(&model.clone())?);

@@ -1,10 +1,10 @@
 //! How much memory a model needs, and whether the keys and values of a request fit into what is free.
 
 use candle_core::DType;
-use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
-use gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
-use gpt2_kernels::{ProcessMemory, free_memory};
-use gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
+use candle_gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
+use candle_gpt2_kernels::{ProcessMemory, free_memory};
+use candle_gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
 use serde::Serialize;
 
 use crate::{EngineError, LoadedModel};
@@ -13,7 +13,7 @@ use crate::{EngineError, LoadedModel};
 /// is not in it, nor the files that are held in memory already.
 ///
 /// ```
-/// use gpt2_engine::{MemoryNeeded, ModelOptions, Silent, WeightDType};
+/// use candle_gpt2_engine::{MemoryNeeded, ModelOptions, Silent, WeightDType};
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let needed = |dtype| MemoryNeeded::of(&checkpoint, Some(dtype), None);
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn weights_that_do_not_fit_are_refused_with_a_type_that_does() {
-        let model = gpt2_testing::fixture_path("tiny-checkpoint");
+        let model = candle_gpt2_testing::fixture_path("tiny-checkpoint");
         let checkpoint = ModelOptions { model, ..ModelOptions::default() }.open_checkpoint(&Silent).unwrap();
         let needed = |dtype| MemoryNeeded::of(&checkpoint, Some(dtype), None).unwrap().weights;
         let (f32, f16, q4) = (needed(WeightDType::F32), needed(WeightDType::F16), needed(WeightDType::Q4));

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use gpt2::Gpt2Config;
-use gpt2_generation::GenerationError;
-use gpt2_weights::{Checkpoint, WeightDType};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_weights::{Checkpoint, WeightDType};
 
 use crate::{
     Classifier, Defaults, EncoderStates, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter,
@@ -15,7 +15,7 @@ use crate::{
 /// What is known of a model without its weights: here a request is checked, before the long part begins.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// assert_eq!(opened.config().n_positions, 256);

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use gpt2::{Gpt2LMHead, KvDType};
-use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
+use candle_gpt2::{Gpt2LMHead, KvDType};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
     BUILT_IN, Classifier, DeviceChoice, EncoderStates, EngineError, HubOptions, MemoryNeeded, Opened,
@@ -16,7 +16,7 @@ use crate::{
 /// [`DeviceChoice::Auto`] finds, in the numbers that are stored, and the network is not used.
 ///
 /// ```
-/// use gpt2_engine::{DeviceChoice, ModelOptions, Silent, WeightDType};
+/// use candle_gpt2_engine::{DeviceChoice, ModelOptions, Silent, WeightDType};
 ///
 /// let options = ModelOptions {
 ///     device: DeviceChoice::Cpu,
@@ -32,7 +32,7 @@ pub struct ModelOptions {
     /// Checkpoint folder or weights file, a model of the hub (`gpt2`, `owner/name`, `owner/name@revision`), or [`BUILT_IN`].
     pub model: PathBuf,
     /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
-    /// [`Scheduler::set_assistant`](gpt2_generation::Scheduler::set_assistant).
+    /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
     pub assistant_model: Option<PathBuf>,
     /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's.
     pub tokenizer: Option<PathBuf>,

@@ -37,7 +37,7 @@ pub fn keep_panics() {
 /// What a panic that was caught said; after [`keep_panics`] also where, on whatever thread it was.
 ///
 /// ```
-/// use gpt2_engine::process::{keep_panics, panic_message};
+/// use candle_gpt2_engine::process::{keep_panics, panic_message};
 ///
 /// keep_panics();
 /// let payload = std::panic::catch_unwind(|| panic!("no {}", "room")).unwrap_err();

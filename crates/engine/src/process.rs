@@ -5,7 +5,7 @@
 
 use std::thread::available_parallelism;
 
-use gpt2_kernels::limits;
+use candle_gpt2_kernels::limits;
 
 use crate::EngineError;
 pub use crate::panics::{keep_panics, panic_message};
@@ -13,7 +13,7 @@ pub use crate::panics::{keep_panics, panic_message};
 /// [`set_thread_count`] is safe at any time, for an interpreter or a server that has threads already: it sets how many compute
 /// the products, and answers false, changing nothing, once that is fixed, by an earlier call or by the first computation.
 /// candle's own pools stay as they are; [`set_threads`] sets those too.
-pub use gpt2_kernels::{set_thread_count, thread_count, use_tf32};
+pub use candle_gpt2_kernels::{set_thread_count, thread_count, use_tf32};
 
 /// How many threads candle's own pools have: that of its elementwise operations, and that of its matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
@@ -29,7 +29,7 @@ const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
 /// [`start_candles_pools`] takes.
 ///
 /// ```
-/// use gpt2_engine::process::candles_settings;
+/// use candle_gpt2_engine::process::candles_settings;
 ///
 /// let settings = candles_settings(Some(3));
 /// assert!(settings.contains(&("CANDLE_NUM_THREADS", "3".to_owned())));
@@ -46,7 +46,7 @@ pub fn candles_settings(threads: Option<usize>) -> Vec<(&'static str, String)> {
 /// Starts the pools of candle that have not been started yet; they read [`candles_settings`] here and never again.
 ///
 /// ```
-/// gpt2_engine::process::start_candles_pools();
+/// candle_gpt2_engine::process::start_candles_pools();
 /// ```
 pub fn start_candles_pools() {
     candle_core::utils::barrier_pool();
@@ -66,7 +66,7 @@ pub const INSTRUCTION_SET: &str = "GPT2_INSTRUCTION_SET";
 /// When the processor has none of this name, or the kernels take another one already.
 ///
 /// ```
-/// use gpt2_engine::process::{INSTRUCTION_SET, instruction_set, use_instruction_set};
+/// use candle_gpt2_engine::process::{INSTRUCTION_SET, instruction_set, use_instruction_set};
 ///
 /// assert!(use_instruction_set(instruction_set()).is_ok(), "they take it already");
 /// let told = use_instruction_set("avx9").map_err(|error| error.to_string());
@@ -96,7 +96,7 @@ pub fn instruction_set() -> &'static str {
 /// To be called while the process has one thread, so that nobody reads the environment meanwhile.
 ///
 /// ```
-/// use gpt2_engine::process::{set_threads, thread_count};
+/// use candle_gpt2_engine::process::{set_threads, thread_count};
 ///
 /// // SAFETY: the first line of `main`; nothing has started a thread yet.
 /// assert!(unsafe { set_threads(Some(2)) });
@@ -120,7 +120,7 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
 /// process allocates so too from then on, and other threads may do so meanwhile.
 ///
 /// ```
-/// gpt2_engine::process::keep_freed_memory(); // at the beginning of `main`
+/// candle_gpt2_engine::process::keep_freed_memory(); // at the beginning of `main`
 /// assert_eq!(vec![1.0_f32; 1 << 20].len(), 1 << 20);
 /// ```
 #[cfg_attr(
@@ -150,7 +150,7 @@ pub fn keep_freed_memory() {
 /// Many systems start a process with 256 or 1024 and let it have far more.
 ///
 /// ```
-/// use gpt2_engine::process::{allow_open_files, open_files};
+/// use candle_gpt2_engine::process::{allow_open_files, open_files};
 ///
 /// let before = open_files();
 /// assert!(allow_open_files(300) >= before);

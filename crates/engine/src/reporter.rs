@@ -4,7 +4,7 @@
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use gpt2_engine::{ModelOptions, Progress, Reporter, Silent, Unit};
+/// use candle_gpt2_engine::{ModelOptions, Progress, Reporter, Silent, Unit};
 ///
 /// /// Keeps the names of all jobs.
 /// #[derive(Default)]
@@ -61,7 +61,7 @@ pub enum Unit {
 /// A reporter that keeps everything to itself.
 ///
 /// ```
-/// use gpt2_engine::{Reporter, Silent, Unit};
+/// use candle_gpt2_engine::{Reporter, Silent, Unit};
 ///
 /// Silent.note("nobody hears of it");
 /// Silent.start("reading", 100, Unit::Bytes).advance(50);

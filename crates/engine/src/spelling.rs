@@ -16,7 +16,7 @@ impl Spelling {
     /// The option of this name, which is written with underscores.
     ///
     /// ```
-    /// use gpt2_engine::Spelling;
+    /// use candle_gpt2_engine::Spelling;
     ///
     /// assert_eq!(Spelling::Flags.of("top_k"), "--top-k");
     /// assert_eq!(Spelling::Keywords.of("top_k"), "top_k");

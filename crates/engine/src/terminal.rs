@@ -13,7 +13,7 @@ const REDRAWS_PER_S: u8 = 5;
 /// Tells of jobs and notes on standard error: of jobs by bars, where it is a terminal.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Terminal};
+/// use candle_gpt2_engine::{ModelOptions, Terminal};
 ///
 /// let model = ModelOptions::default().open(&Terminal)?.load(&Terminal)?;
 /// assert_eq!(model.config().n_layer, 4);
@@ -55,7 +55,7 @@ impl Drop for Bar {
 /// A bar of `total` things under the name `what`, which is `{msg}` in its template; nothing where standard error is no terminal.
 ///
 /// ```
-/// let bar = gpt2_engine::terminal::bar("tokens", 10, "{msg} {pos}/{len}");
+/// let bar = candle_gpt2_engine::terminal::bar("tokens", 10, "{msg} {pos}/{len}");
 /// bar.inc(3);
 /// assert_eq!(bar.position(), 3);
 /// bar.finish_and_clear();
@@ -76,7 +76,7 @@ pub fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
 /// The text without control characters, which could change the terminal's state; line breaks and tabs stay.
 ///
 /// ```
-/// assert_eq!(gpt2_engine::terminal::printable("red \u{1b}[31m\n"), "red [31m\n");
+/// assert_eq!(candle_gpt2_engine::terminal::printable("red \u{1b}[31m\n"), "red [31m\n");
 /// ```
 pub fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, HeadKind, KvDType, LogitsFor, Pass};
-use gpt2_weights::{Checkpoint, WeightsError};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, HeadKind, KvDType, LogitsFor, Pass};
+use candle_gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
 use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched};
@@ -19,7 +19,7 @@ const CACHE_TOLERANCE: f64 = 1e-4;
 /// What a checkpoint is compared with.
 ///
 /// ```
-/// use gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
+/// use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
 ///
 /// assert!(VerifyOptions::allows(1e-4) && !VerifyOptions::allows(-1.0));
 /// let options = VerifyOptions { against: Some(BUILT_IN.into()), ..VerifyOptions::default() };
@@ -55,7 +55,7 @@ impl Default for VerifyOptions {
 /// Whether a checkpoint is sound, and what was found.
 ///
 /// ```
-/// use gpt2_engine::Verification;
+/// use candle_gpt2_engine::Verification;
 ///
 /// let found = Verification::unopened("model.safetensors: 12 bytes are no checkpoint".into());
 /// assert!(!found.sound);

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_generation::GenerationConfig;
-use gpt2_weights::{
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_weights::{
     Checkpoint, Tokenizer, WeightsError, encode, encode_with_places, ordinary_token, token_bytes,
 };
 
@@ -15,7 +15,7 @@ use crate::EngineError;
 /// What is known of a model's tokens without its weights.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let vocabulary = opened.vocabulary();

@@ -1,13 +1,13 @@
 //! A job with a checkpoint's files, as a reporter hears of it.
 
-use gpt2_weights::ReadProgress;
+use candle_gpt2_weights::ReadProgress;
 
 use crate::{Progress, Reporter, Silent, Unit};
 
 /// A job that reads so many bytes: a reporter hears how far it is, and may end it.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, Watched};
+/// use candle_gpt2_engine::{ModelOptions, Silent, Watched};
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let bytes = checkpoint.files().map(|(_, bytes)| bytes).sum();

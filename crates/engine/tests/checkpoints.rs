@@ -5,12 +5,12 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpt2_engine::{
+use candle_gpt2_engine::{
     Comparison, ConvertOptions, EngineError, InspectOptions, Inspected, ModelOptions, Progress, Reporter,
     Silent, Spelling, Unit, Verification, VerifyOptions,
 };
-use gpt2_testing::{CheckpointFolder, fixture_path};
-use gpt2_weights::{WeightsError, WrittenDType};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path};
+use candle_gpt2_weights::{WeightsError, WrittenDType};
 
 fn options(model: impl Into<PathBuf>) -> ModelOptions {
     ModelOptions { model: model.into(), ..ModelOptions::default() }
@@ -159,7 +159,7 @@ fn damage_is_a_verdict_and_a_missing_file_is_not() {
 fn who_waits_for_a_silent_hub_may_stop() {
     use std::time::{Duration, Instant};
 
-    use gpt2_engine::{HubError, HubOptions, Network};
+    use candle_gpt2_engine::{HubError, HubOptions, Network};
 
     struct Until(Instant);
 

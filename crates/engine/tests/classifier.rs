@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use gpt2_engine::{
+use candle_gpt2_engine::{
     Classification, Classifier, ConvertOptions, EngineError, InspectOptions, Inspected, Label, ModelOptions,
     Question, Silent, Spelling, VerifyOptions, WeightDType,
 };
-use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder};
-use gpt2_weights::WrittenDType;
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder};
+use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
 /// f32 sums through three blocks, in another order than PyTorch's: as the issue asks.

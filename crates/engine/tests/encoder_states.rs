@@ -6,9 +6,11 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use gpt2_engine::{DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Silent, Text, WeightDType};
-use gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, score};
-use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder, worst};
+use candle_gpt2_engine::{
+    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Silent, Text, WeightDType,
+};
+use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, score};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder, worst};
 use serde_json::Value;
 
 /// Required: logits within 1e-4; their logarithms of probabilities are twice as far off at most.

@@ -4,14 +4,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use gpt2_engine::{
+use candle_gpt2_engine::{
     DeviceChoice, EngineError, GenerationOptions, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent,
     Spelling, Step, Text, Unit, banned_tokens,
 };
-use gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
-use gpt2_kernels::interruptible;
-use gpt2_testing::{CheckpointFolder, json_fixture};
-use gpt2_weights::{GivenFiles, WeightsError};
+use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
+use candle_gpt2_kernels::interruptible;
+use candle_gpt2_testing::{CheckpointFolder, json_fixture};
+use candle_gpt2_weights::{GivenFiles, WeightsError};
 use serde_json::json;
 
 fn options(folder: &CheckpointFolder) -> ModelOptions {
@@ -235,7 +235,7 @@ fn an_interrupted_model_hands_on_what_there_is() {
         *count.lock().unwrap() += 1;
         false
     };
-    let score = || gpt2_generation::score(model.model(), &[1, 2, 3], 4, 0, &|_| {});
+    let score = || candle_gpt2_generation::score(model.model(), &[1, 2, 3], 4, 0, &|_| {});
     interruptible(Arc::new(never), score).unwrap();
     let per_pass = *asked.lock().unwrap();
     let beams = GenerationConfig { num_beams: 2, ..greedy(&model, 12) };
@@ -296,7 +296,7 @@ fn texts_without_room_are_refused_by_their_tokens() {
     const OF_TOKEN: usize = 2 * 3 * 28 * 4;
     const COPIES: usize = 4096;
     let model = load(&CheckpointFolder::tiny());
-    let available = gpt2_kernels::free_memory(model.device()).unwrap();
+    let available = candle_gpt2_kernels::free_memory(model.device()).unwrap();
     // Of 48 tokens each, one context, they take twice what is free; of 2 tokens a twelfth.
     let prompts = (2 * available / (48 * OF_TOKEN)).div_ceil(COPIES);
     let config = GenerationConfig {
@@ -440,7 +440,7 @@ fn defaults_are_judged_when_they_are_asked_for() {
 #[cfg(feature = "hub")]
 #[test]
 fn the_hub_is_asked_only_where_options_say_so() {
-    use gpt2_engine::HubError;
+    use candle_gpt2_engine::HubError;
     let options = ModelOptions { model: "someone/tiny".into(), ..ModelOptions::default() };
     let error = options.open(&Silent).unwrap_err();
     assert!(matches!(error, EngineError::Hub(HubError::NotCached { .. })), "{error}");

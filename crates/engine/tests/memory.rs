@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, KvDType, LogitsFor, Pass, expected_parameters};
-use gpt2_engine::{DeviceChoice, MemoryNeeded, ModelOptions, Silent, WeightDType};
-use gpt2_testing::fixture_path;
-use gpt2_weights::{
+use candle_gpt2::{Gpt2Config, KvDType, LogitsFor, Pass, expected_parameters};
+use candle_gpt2_engine::{DeviceChoice, MemoryNeeded, ModelOptions, Silent, WeightDType};
+use candle_gpt2_testing::fixture_path;
+use candle_gpt2_weights::{
     Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WrittenDType, load_tokenizer, write_gguf,
 };
 

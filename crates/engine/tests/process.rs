@@ -5,12 +5,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
-use gpt2_engine::process::{
+use candle_gpt2_engine::process::{
     allow_open_files, keep_panics, open_files, panic_message, set_thread_count, thread_count,
 };
-use gpt2_engine::{DeviceChoice, ModelOptions, Silent};
-use gpt2_generation::GenerationConfig;
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_engine::{DeviceChoice, ModelOptions, Silent};
+use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_testing::CheckpointFolder;
 
 /// Where there are threads already: a test is run by one of them.
 #[test]

@@ -4,8 +4,8 @@
 use std::error::Error;
 use std::fs;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_evaluation::{EvaluationOptions, ModelFacts};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_evaluation::{EvaluationOptions, ModelFacts};
 
 const LINES: &str = "What is the city but the people?\nTrue, the people are the city.\n";
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{}", report?);
     }
     println!("\nall protocols:");
-    for protocol in gpt2_evaluation::protocols() {
+    for protocol in candle_gpt2_evaluation::protocols() {
         println!("{:24} {}", protocol.name, protocol.about);
     }
     Ok(())

@@ -3,12 +3,12 @@
 
 use std::error::Error;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_evaluation::{
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_evaluation::{
     Choice, Data, Dataset, EvaluationError, Item, ItemResult, Metric, Prepared, Protocol, Setting,
     StderrKind, Totals, Work,
 };
-use gpt2_generation::Sequence;
+use candle_gpt2_generation::Sequence;
 
 const LINES: &str = r#"{"text": "Good night, good", "endings": [" night", " king"], "label": 0}
 {"text": "My lord, the", "endings": [" potato", " king"], "label": 1}

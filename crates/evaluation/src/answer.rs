@@ -61,7 +61,7 @@ pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
 /// What the model said to a choice.
 ///
 /// ```
-/// use gpt2_evaluation::{ChoiceResult, Predicted};
+/// use candle_gpt2_evaluation::{ChoiceResult, Predicted};
 ///
 /// let choice = |logprob, tokens, bytes| ChoiceResult {
 ///     logprob,
@@ -115,8 +115,9 @@ pub struct Predicted {
 impl Predicted {
     /// The best of these.
     pub fn of(choices: &[ChoiceResult]) -> Self {
-        let best =
-            |measure: fn(&ChoiceResult) -> f64| gpt2_generation::first_best(choices.iter().map(measure));
+        let best = |measure: fn(&ChoiceResult) -> f64| {
+            candle_gpt2_generation::first_best(choices.iter().map(measure))
+        };
         Self {
             sum: best(|choice| choice.logprob),
             per_character: best(|choice| choice.logprob / choice.characters as f64),

@@ -8,7 +8,7 @@ use crate::ItemResult;
 /// A run beside another one, item by item.
 ///
 /// ```
-/// use gpt2_evaluation::{Comparison, ItemResult};
+/// use candle_gpt2_evaluation::{Comparison, ItemResult};
 ///
 /// let result = |index, correct| ItemResult {
 ///     index,

@@ -27,7 +27,7 @@ const RECORD_EXTENSIONS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
 /// A file of data, or a folder of them, in memory.
 ///
 /// ```
-/// use gpt2_evaluation::Data;
+/// use candle_gpt2_evaluation::Data;
 ///
 /// let text = br#"{"text": "Good night", "label": 1}"#;
 /// let data = Data::from_bytes("lines.jsonl".as_ref(), text.to_vec())?;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::EngineError;
-use gpt2_generation::GenerationError;
+use candle_gpt2_engine::EngineError;
+use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
 /// What is wrong with an entry of the data.
@@ -23,7 +23,7 @@ pub struct DataError {
 /// A measurement that cannot be made.
 ///
 /// ```
-/// use gpt2_evaluation::{EvaluationError, EvaluationOptions};
+/// use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions};
 ///
 /// let error = EvaluationOptions::new(["lambada:lm-evil"]).check().err().ok_or("there is one")?;
 /// assert!(matches!(&error, EvaluationError::UnknownProtocol { name, .. } if name == "lambada:lm-evil"));

@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::slice;
 
-use gpt2_engine::{Job, LoadedModel, Progress, Silent, Text};
-use gpt2_generation::{GenerationConfig, GenerationError, Sequence, StopReason, TokenScore, score_sequences};
+use candle_gpt2_engine::{Job, LoadedModel, Progress, Silent, Text};
+use candle_gpt2_generation::{
+    GenerationConfig, GenerationError, Sequence, StopReason, TokenScore, score_sequences,
+};
 
 use crate::{
     Choice, ChoiceResult, EvaluationError, Item, ItemResult, Predicted, Prepared, Work, basic_tokenizer,

@@ -1,7 +1,7 @@
 //! What is known of a model before its weights are read.
 
-use gpt2::KvDType;
-use gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
+use candle_gpt2::KvDType;
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
 
 /// What a measurement says of a model, and what its numbers depend on besides the protocol and the data.
 ///

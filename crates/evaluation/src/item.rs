@@ -1,13 +1,13 @@
 //! What a model is asked.
 
-use gpt2_generation::Sequence;
+use candle_gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
 
 /// An entry of the data, in tokens.
 ///
 /// ```
-/// use gpt2_evaluation::{Choice, Item, Work};
-/// use gpt2_generation::Sequence;
+/// use candle_gpt2_evaluation::{Choice, Item, Work};
+/// use candle_gpt2_generation::Sequence;
 ///
 /// let choice = |id, text| Choice::of(Sequence { ids: vec![464, 3290, id], first: 2 }, text);
 /// let choices = vec![choice(318, " is"), choice(547, " were")];
@@ -77,8 +77,8 @@ pub enum Work {
 /// Something that a model scores: its sequences' scores are added up.
 ///
 /// ```
-/// use gpt2_evaluation::Choice;
-/// use gpt2_generation::Sequence;
+/// use candle_gpt2_evaluation::Choice;
+/// use candle_gpt2_generation::Sequence;
 ///
 /// let choice = Choice::of(Sequence { ids: vec![464, 26_487], first: 1 }, " né");
 /// assert_eq!((choice.characters, choice.bytes), (3, 4));

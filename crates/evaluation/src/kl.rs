@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use gpt2_engine::{LoadedModel, Progress, Vocabulary};
-use gpt2_generation::{Divergence, GenerationError, diverge};
+use candle_gpt2_engine::{LoadedModel, Progress, Vocabulary};
+use candle_gpt2_generation::{Divergence, GenerationError, diverge};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::is_like;
@@ -21,8 +21,8 @@ use crate::{Data, EvaluationError, Metric, Setting};
 /// A text in windows, ready for two models.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, WeightDType};
-/// use gpt2_evaluation::{Data, Kl, Setting};
+/// use candle_gpt2_engine::{ModelOptions, Silent, WeightDType};
+/// use candle_gpt2_evaluation::{Data, Kl, Setting};
 ///
 /// let load = |dtype| {
 ///     let options = ModelOptions { dtype: Some(dtype), ..ModelOptions::default() };

@@ -9,7 +9,7 @@ use crate::{Dataset, Kl, Parameter, Protocol, Published, protocols};
 /// A protocol as it is told.
 ///
 /// ```
-/// let listing = gpt2_evaluation::listing();
+/// let listing = candle_gpt2_evaluation::listing();
 /// let lambada = listing.iter().find(|listed| listed.protocol == "lambada:lm-eval").ok_or("there is none")?;
 /// assert!(lambada.to_string().starts_with("lambada:lm-eval: "));
 /// assert!(!lambada.published.is_empty());

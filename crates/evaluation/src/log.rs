@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpt2_engine::LineFile;
+use candle_gpt2_engine::LineFile;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ const BEGINNING: &[u8] = br#"{"protocol":"#;
 /// A log that results are added to.
 ///
 /// ```
-/// use gpt2_evaluation::{ItemLog, LogHead};
+/// use candle_gpt2_evaluation::{ItemLog, LogHead};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();

@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use gpt2_engine::Vocabulary;
+use candle_gpt2_engine::Vocabulary;
 
 use crate::{EvaluationError, Setting};
 

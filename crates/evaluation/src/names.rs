@@ -20,7 +20,7 @@ pub fn protocols() -> &'static [&'static Protocol] {
 /// When there is none, with those of the task or the nearest names; when a number is missing, or none that can be used.
 ///
 /// ```
-/// use gpt2_evaluation::{named, protocols};
+/// use candle_gpt2_evaluation::{named, protocols};
 ///
 /// let (protocol, number) = named("wikitext:hf-512")?;
 /// assert_eq!((protocol.name, protocol.task(), number), ("wikitext:hf-N", "wikitext", Some(512)));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpt2_engine::{HubOptions, Spelling, WeightDType};
+use candle_gpt2_engine::{HubOptions, Spelling, WeightDType};
 
 use crate::EvaluationError;
 use crate::asked::Asked;
@@ -10,7 +10,7 @@ use crate::asked::Asked;
 /// What is to be measured, of a model that is opened elsewhere.
 ///
 /// ```
-/// use gpt2_evaluation::EvaluationOptions;
+/// use candle_gpt2_evaluation::EvaluationOptions;
 ///
 /// let options = EvaluationOptions {
 ///     data: vec!["hellaswag_val.jsonl".into()],

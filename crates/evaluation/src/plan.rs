@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::vec;
 
-use gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
 
 use crate::asked::{ANY_TEXT, Asked};
 use crate::options::refuse;

@@ -1,14 +1,14 @@
 //! Data made ready for a model: everything that is known before it is asked.
 
-use gpt2_engine::{Reporter, Vocabulary};
+use candle_gpt2_engine::{Reporter, Vocabulary};
 
 use crate::{DataError, Item};
 
 /// What a protocol makes of its data.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_evaluation::{Data, Setting, named};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_evaluation::{Data, Setting, named};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let data = Data::from_bytes("text.txt".as_ref(), b"What is the city but the people?".to_vec())?;

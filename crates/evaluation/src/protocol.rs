@@ -7,7 +7,7 @@ use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Published, Sett
 /// A way to measure, as data and two functions.
 ///
 /// ```
-/// use gpt2_evaluation::named;
+/// use candle_gpt2_evaluation::named;
 ///
 /// let (protocol, _) = named("lambada:lm-eval")?;
 /// assert_eq!(protocol.task(), "lambada");
@@ -49,7 +49,7 @@ pub struct Parameter {
 /// Where the published data are.
 ///
 /// ```
-/// use gpt2_evaluation::named;
+/// use candle_gpt2_evaluation::named;
 ///
 /// let (protocol, _) = named("text:bits")?;
 /// assert_eq!(protocol.dataset.hub, None, "any text of the caller's");

@@ -1,13 +1,13 @@
 //! What others published, for comparison.
 
-use gpt2::Gpt2Config;
+use candle_gpt2::Gpt2Config;
 use serde::Serialize;
 
 /// The published sizes of GPT-2.
 ///
 /// ```
-/// use gpt2::Gpt2Config;
-/// use gpt2_evaluation::Size;
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_evaluation::Size;
 ///
 /// assert_eq!(Size::of(&Gpt2Config::preset("gpt2-large")?), Some(Size::Large));
 /// assert_eq!(Size::Large.name(), "gpt2-large");

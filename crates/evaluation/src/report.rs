@@ -11,8 +11,8 @@ use crate::{Comparison, Flips, Metric, PairedDifference, Published, Size, Stderr
 /// A measurement by a protocol.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_evaluation::{EvaluationOptions, ModelFacts};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_evaluation::{EvaluationOptions, ModelFacts};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("text.txt");
@@ -100,7 +100,7 @@ pub struct DatasetReport {
 /// A figure beside what others published of the same model.
 ///
 /// ```
-/// use gpt2_evaluation::{Metric, MetricReport, Size, StderrKind, named};
+/// use candle_gpt2_evaluation::{Metric, MetricReport, Size, StderrKind, named};
 ///
 /// let metric = Metric {
 ///     name: "acc",

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
+use candle_gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
 use crate::asked::{ANY_TEXT, Asked};
 use crate::{

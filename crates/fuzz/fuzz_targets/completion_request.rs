@@ -4,8 +4,8 @@
 
 use std::sync::LazyLock;
 
-use gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
-use gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
+use candle_gpt2_engine::{ModelOptions, Silent};
 
 static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
     let opened = ModelOptions::default().open(&Silent).expect("the model inside the program");
@@ -31,7 +31,7 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
             }
         }
     }
-    for answer in [gpt2_api::tokenize(body, &SERVED), gpt2_api::detokenize(body, &SERVED)] {
+    for answer in [candle_gpt2_api::tokenize(body, &SERVED), candle_gpt2_api::detokenize(body, &SERVED)] {
         match answer {
             Ok(reply) => assert!(reply.json.starts_with('{') && reply.json.ends_with('}')),
             Err(error) => assert!(matches!(error.status(), 400 | 404)),

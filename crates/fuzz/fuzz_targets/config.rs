@@ -1,7 +1,7 @@
 //! The text of a `config.json`, and what follows from it without any file.
 #![no_main]
 
-use gpt2::{Gpt2Config, ParameterCounts, parameter_ledger};
+use candle_gpt2::{Gpt2Config, ParameterCounts, parameter_ledger};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     if let Ok(config) = Gpt2Config::from_json(text) {

@@ -4,8 +4,8 @@
 
 use std::sync::LazyLock;
 
-use gpt2_engine::{ModelOptions, Opened, Silent};
-use gpt2_evaluation::{Data, Prepared, Setting, Work, protocols};
+use candle_gpt2_engine::{ModelOptions, Opened, Silent};
+use candle_gpt2_evaluation::{Data, Prepared, Setting, Work, protocols};
 
 static OPENED: LazyLock<Opened> =
     LazyLock::new(|| ModelOptions::default().open(&Silent).expect("the model inside the program"));
@@ -13,7 +13,7 @@ static OPENED: LazyLock<Opened> =
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let name = ["data.jsonl", "data.csv", "data.txt"][usize::from(kind % 3)];
-    let path = gpt2_fuzz::file(name, bytes);
+    let path = candle_gpt2_fuzz::file(name, bytes);
     let Ok(data) = Data::read(&path) else { return };
     let setting = Setting {
         vocabulary: OPENED.vocabulary(),

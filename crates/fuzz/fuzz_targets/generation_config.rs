@@ -1,8 +1,8 @@
 //! The text of a `generation_config.json`, and the checks of what it says.
 #![no_main]
 
-use gpt2::Gpt2Config;
-use gpt2_generation::{GenerationConfig, LogitsProcessor};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::{GenerationConfig, LogitsProcessor};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let Ok(config) = GenerationConfig::default().with_json(text) else { return };

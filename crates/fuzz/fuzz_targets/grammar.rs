@@ -4,9 +4,9 @@
 
 use std::sync::LazyLock;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_generation::LogitsProcessor;
-use gpt2_grammar::{Compiler, Grammar, GrammarError};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_generation::LogitsProcessor;
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
 
 static COMPILER: LazyLock<(Compiler, usize)> = LazyLock::new(|| {
     let opened = ModelOptions::default().open(&Silent).expect("the model inside the program");

@@ -5,5 +5,5 @@ const BEFORE: &[u8] =
     b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    gpt2_fuzz::open("model.safetensors", &[BEFORE, bytes].concat(), &[]);
+    candle_gpt2_fuzz::open("model.safetensors", &[BEFORE, bytes].concat(), &[]);
 });

@@ -6,5 +6,5 @@ const SHARD: &[u8] =
     b"\x38\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}   \0\0\0\0";
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    gpt2_fuzz::open("model.safetensors.index.json", bytes, &[("shard", SHARD)]);
+    candle_gpt2_fuzz::open("model.safetensors.index.json", bytes, &[("shard", SHARD)]);
 });

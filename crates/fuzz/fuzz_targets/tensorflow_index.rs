@@ -5,5 +5,5 @@ const MAGIC: &[u8] = &0xdb47_7524_8b80_fb57u64.to_le_bytes();
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let index = [bytes, MAGIC].concat();
-    gpt2_fuzz::open("model.ckpt.index", &index, &[("model.ckpt.data-00000-of-00001", &[0; 256])]);
+    candle_gpt2_fuzz::open("model.ckpt.index", &index, &[("model.ckpt.data-00000-of-00001", &[0; 256])]);
 });

@@ -1,8 +1,8 @@
 //! A `vocab.json` and a `merges.txt`, with a zero byte between them; an `added_tokens.json` may follow after another.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(init: gpt2_fuzz::allow_caught_panics(), |bytes: &[u8]| {
+libfuzzer_sys::fuzz_target!(init: candle_gpt2_fuzz::allow_caught_panics(), |bytes: &[u8]| {
     let names = ["vocab.json", "merges.txt", "added_tokens.json"];
     let files: Vec<(&str, &[u8])> = names.into_iter().zip(bytes.splitn(3, |byte| *byte == 0)).collect();
-    gpt2_fuzz::load_tokenizer(&files);
+    candle_gpt2_fuzz::load_tokenizer(&files);
 });

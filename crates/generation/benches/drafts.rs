@@ -16,11 +16,11 @@ mod arguments;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
-use gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
-use gpt2_testing::pattern;
-use gpt2_weights::Tokenizer;
+use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
+use candle_gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
+use candle_gpt2_testing::pattern;
+use candle_gpt2_weights::Tokenizer;
 
 /// Each figure is the median of this many pairs of texts.
 const ROUNDS: usize = 5;

@@ -7,9 +7,9 @@
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
 use candle_core::{Device, Tensor};
+use candle_gpt2::{LogitsFor, Pass};
+use candle_gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpt2::{LogitsFor, Pass};
-use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
 
 mod models;
 

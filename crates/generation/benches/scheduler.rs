@@ -15,12 +15,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{
     Event, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use gpt2_kernels::RandomStream;
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
 
 mod models;
 

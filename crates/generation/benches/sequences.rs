@@ -12,10 +12,10 @@ mod arguments;
 
 use std::time::Instant;
 
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_generation::{GenerationError, Sequence, score_sequences};
-use gpt2_kernels::{RandomStream, WeightFormat, limits, thread_count};
-use gpt2_testing::MadeUpWeights;
+use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2_generation::{GenerationError, Sequence, score_sequences};
+use candle_gpt2_kernels::{RandomStream, WeightFormat, limits, thread_count};
+use candle_gpt2_testing::MadeUpWeights;
 
 /// Each figure is the median of this many rounds.
 const ROUNDS: usize = 3;

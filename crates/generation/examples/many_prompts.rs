@@ -1,16 +1,16 @@
 //! How do I continue several prompts at once, and how probable does the model find a text?
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
-use gpt2_generation::{BatchGenerator, GenerationConfig, Request, default_stride, score};
-use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
+use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request, default_stride, score};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
 const PROMPTS: [&str; 3] = ["ROMEO:", "First Citizen:\nWe are", "My lord,"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = GivenFiles::new("shakespeare")
-        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);

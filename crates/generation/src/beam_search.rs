@@ -8,8 +8,8 @@
 use std::ops::ControlFlow;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::{is_interrupted, map_items};
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_kernels::{is_interrupted, map_items};
 
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};
@@ -38,9 +38,9 @@ pub struct Hypothesis {
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use gpt2_generation::{GenerationConfig, beam_search};
+/// use candle_gpt2_generation::{GenerationConfig, beam_search};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -11,7 +11,7 @@ use crate::{GenerationConfig, GenerationError};
 /// use std::sync::Arc;
 /// use std::time::Instant;
 ///
-/// use gpt2_generation::Clock;
+/// use candle_gpt2_generation::Clock;
 ///
 /// let start = Instant::now();
 /// let clock: Clock = Arc::new(move || start.elapsed());

@@ -6,7 +6,7 @@
 mod checks;
 mod json;
 
-use gpt2::Gpt2Config;
+use candle_gpt2::Gpt2Config;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use checks::check_ids;
@@ -24,7 +24,7 @@ pub const MAX_TEXTS: usize = 4096;
 /// What to generate, how the next token is chosen, and when to stop.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, SearchMode};
+/// use candle_gpt2_generation::{GenerationConfig, SearchMode};
 ///
 /// let config = GenerationConfig { do_sample: true, temperature: 0.8, top_k: 40, seed: 7, ..GenerationConfig::default() };
 /// config.check()?;
@@ -34,7 +34,7 @@ pub const MAX_TEXTS: usize = 4096;
 /// let config = config.with_json(r#"{"num_beams": 4, "do_sample": false}"#)?;
 /// assert_eq!(config.search_mode(), SearchMode::Beams);
 /// assert!(GenerationConfig { do_sample: true, top_p: 1.5, ..GenerationConfig::default() }.check().is_err());
-/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -7,8 +7,8 @@
 use std::ops::ControlFlow;
 
 use candle_core::{D, DType, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::is_interrupted;
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_kernels::is_interrupted;
 
 use crate::clock::Deadline;
 use crate::generate::one_row_of;
@@ -26,11 +26,11 @@ const TOKEN_DIM: usize = 1;
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use gpt2_generation::{GenerationConfig, StopReason, contrastive_search};
-/// # use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
+/// use candle_gpt2_generation::{GenerationConfig, StopReason, contrastive_search};
+/// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
 /// # let files = GivenFiles::new("shakespeare")
-/// #     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-/// #     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// #     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+/// #     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///

@@ -5,8 +5,8 @@
 //! are, and sums are in f64: nothing is rounded or left out, and a model has a divergence of exactly 0 from itself.
 
 use candle_core::Tensor;
-use gpt2::{Gpt2LMHead, Pass};
-use gpt2_kernels::map_items;
+use candle_gpt2::{Gpt2LMHead, Pass};
+use candle_gpt2_kernels::map_items;
 
 use crate::GenerationError;
 use crate::config::check_ids;
@@ -30,9 +30,9 @@ pub struct Divergence {
 /// them through a cache, so that the type of keys and values counts as it does in generation.
 ///
 /// ```
-/// use gpt2_generation::diverge;
+/// use candle_gpt2_generation::diverge;
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -9,8 +9,8 @@
 use std::ops::RangeInclusive;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2LMHead, KvPool, LogitsFor, Pass};
-use gpt2_kernels::map_items;
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvPool, LogitsFor, Pass};
+use candle_gpt2_kernels::map_items;
 use serde::Serialize;
 
 use crate::logits::rows_of;

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2LMHead, KvSlot, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvSlot, LogitsFor, Pass};
 use tokenizers::Tokenizer;
 
 use crate::logits::rows_of;
@@ -45,9 +45,9 @@ pub struct FailedPrompt {
 /// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.
 ///
 /// ```
-/// use gpt2_generation::{BatchGenerator, GenerationConfig, Request};
+/// use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -129,9 +129,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 /// step.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};
+/// use candle_gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -219,13 +219,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
 /// Generates one text piece by piece; no piece ends within a character or holds a part of a stop string.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, TextGenerator};
-/// use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
+/// use candle_gpt2_generation::{GenerationConfig, TextGenerator};
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 ///
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let (model, tokenizer) = (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
 ///

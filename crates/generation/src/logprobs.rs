@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::slice::Chunks;
 
 use candle_core::{D, DType, Device, Storage, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor};
-use gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
+use candle_gpt2::{Gpt2LMHead, LogitsFor};
+use candle_gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
 
 use crate::processors::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};

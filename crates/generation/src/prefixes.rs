@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use gpt2::{Gpt2Cache, KvSlot};
+use candle_gpt2::{Gpt2Cache, KvSlot};
 
 use crate::TokenLogprobs;
 

@@ -33,14 +33,14 @@ impl<'ids> History<'ids> {
 /// A function that says which tokens may follow; at least one.
 ///
 /// ```
-/// use gpt2_generation::{AllowedTokens, History, LogitsProcessor};
+/// use candle_gpt2_generation::{AllowedTokens, History, LogitsProcessor};
 ///
 /// let even = AllowedTokens::new(|_| (0..11).step_by(2).collect());
 /// let mut logits = [1.0; 11];
 /// let history = History { ids: &[5, 7], prompt_len: 1 };
 /// LogitsProcessor::AllowedTokens(even).process(history, &mut logits)?;
 /// assert_eq!(logits[..3], [1.0, f32::NEG_INFINITY, 1.0]);
-/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Clone)]
 pub struct AllowedTokens(Arc<dyn Fn(History<'_>) -> Vec<u32> + Send + Sync>);
@@ -62,7 +62,7 @@ impl fmt::Debug for AllowedTokens {
 /// on several threads and in any order.
 ///
 /// ```
-/// use gpt2_generation::{History, LogitsFunction, LogitsProcessor};
+/// use candle_gpt2_generation::{History, LogitsFunction, LogitsProcessor};
 ///
 /// // The longer the text, the likelier its end, token 0.
 /// let ending = LogitsFunction::new(|history, logits| {
@@ -72,7 +72,7 @@ impl fmt::Debug for AllowedTokens {
 /// let mut logits = [0.5; 11];
 /// LogitsProcessor::Function(ending).process(History { ids: &[5, 7, 9, 4], prompt_len: 1 }, &mut logits)?;
 /// assert_eq!(logits[..2], [3.5, 0.5]);
-/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Clone)]
 pub struct LogitsFunction(Arc<ChangesLogits>);
@@ -98,7 +98,7 @@ impl fmt::Debug for LogitsFunction {
 /// texts of one request ask the same constraint, on several threads and in any order.
 ///
 /// ```
-/// use gpt2_generation::{Constraint, GenerationError};
+/// use candle_gpt2_generation::{Constraint, GenerationError};
 ///
 /// /// Ids that rise.
 /// #[derive(Debug)]
@@ -139,12 +139,12 @@ pub trait Constraint: Send + Sync + fmt::Debug {
 /// A change of the logits of one row.
 ///
 /// ```
-/// use gpt2_generation::{History, LogitsProcessor};
+/// use candle_gpt2_generation::{History, LogitsProcessor};
 ///
 /// let mut logits = [3.0, 1.0, 2.0, 0.0];
 /// LogitsProcessor::TopK(2).process(History { ids: &[1], prompt_len: 1 }, &mut logits)?;
 /// assert_eq!(logits, [3.0, f32::NEG_INFINITY, 2.0, f32::NEG_INFINITY]);
-/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -629,7 +629,7 @@ impl Probabilities {
 
 /// `ln Σ exp(logit)`, in f64.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
-    gpt2_kernels::log_sum_exp(logits, largest(logits))
+    candle_gpt2_kernels::log_sum_exp(logits, largest(logits))
 }
 
 /// The largest number; NaN counts as none.

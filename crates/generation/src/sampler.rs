@@ -1,6 +1,6 @@
 //! From logits to a token: the processors change the logits, the sampler picks.
 
-use gpt2_kernels::RandomStream;
+use candle_gpt2_kernels::RandomStream;
 
 use crate::processors::{Probabilities, largest};
 use crate::tally::Tally;
@@ -10,13 +10,13 @@ use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 /// with the text; a history that does not continue the last one is counted anew.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
+/// use candle_gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
 ///
 /// let config = GenerationConfig { do_sample: true, top_k: 2, seed: 7, ..GenerationConfig::default() };
 /// let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
 /// let id = sampler.sample(History { ids: &[1], prompt_len: 1 }, &mut [3.0, 1.0, 2.0, 0.0])?;
 /// assert!([0, 2].contains(&id));
-/// # Ok::<(), gpt2_generation::GenerationError>(())
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sampler {

@@ -12,8 +12,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, LogitsFor, Pass};
-use gpt2_kernels::map_items;
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, LogitsFor, Pass};
+use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
 use crate::clock::Deadline;
@@ -100,7 +100,7 @@ impl SchedulerOptions {
 /// A prompt to be continued, by as many texts as its configuration says.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, Request};
+/// use candle_gpt2_generation::{GenerationConfig, Request};
 ///
 /// let config = GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() };
 /// let request = Request { logprobs: Some(3), ..Request::new(vec![1, 2, 3], config) };
@@ -214,9 +214,9 @@ pub enum Event {
 /// One thread drives it. `T` is how it holds the tokenizer.
 ///
 /// ```
-/// use gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
+/// use candle_gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

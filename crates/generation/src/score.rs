@@ -8,7 +8,7 @@
 //! scored, as there.
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Config, Gpt2LMHead, Pass};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, Pass};
 
 use crate::config::check_ids;
 use crate::logprobs::{Expected, for_each_row};
@@ -37,9 +37,9 @@ impl Score {
 /// were scored since the last call.
 ///
 /// ```
-/// use gpt2_generation::score;
+/// use candle_gpt2_generation::score;
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -112,9 +112,9 @@ impl Continuation {
 /// each.
 ///
 /// ```
-/// use gpt2_generation::{first_best, score_continuations};
+/// use candle_gpt2_generation::{first_best, score_continuations};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -148,7 +148,7 @@ pub fn score_continuations(
 /// Index of the largest of some numbers, of equals the first: the best of choices by a measure of theirs.
 ///
 /// ```
-/// use gpt2_generation::first_best;
+/// use candle_gpt2_generation::first_best;
 ///
 /// assert_eq!(first_best([-3.0, -1.5, -1.5, -2.0]), 1);
 /// ```

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, Pass};
 
 use crate::GenerationError;
 use crate::config::check_ids;
@@ -55,9 +55,9 @@ pub struct TokenScore {
 /// groups are computed many at once; a result does not depend on what stands beside it (CPU only).
 ///
 /// ```
-/// use gpt2_generation::{Sequence, score_sequences};
+/// use candle_gpt2_generation::{Sequence, score_sequences};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -22,10 +22,10 @@ const KEPT_IDS: usize = 4;
 /// Decodes ids into pieces of text. `T` is how it holds the tokenizer.
 ///
 /// ```
-/// use gpt2_generation::TextStream;
-/// use gpt2_weights::{Tokenizer, encode};
+/// use candle_gpt2_generation::TextStream;
+/// use candle_gpt2_weights::{Tokenizer, encode};
 ///
-/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
 /// let ids = encode(&tokenizer, "café")?;
 /// let mut stream = TextStream::new(&tokenizer);
 /// let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?;
@@ -125,8 +125,8 @@ fn complete(text: &str) -> &str {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-    use gpt2_testing::fixture_path;
-    use gpt2_weights::load_tokenizer;
+    use candle_gpt2_testing::fixture_path;
+    use candle_gpt2_weights::load_tokenizer;
 
     use super::*;
 

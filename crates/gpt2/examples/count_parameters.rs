@@ -1,7 +1,7 @@
 //! How many parameters does GPT-2 have, and why do different sources say different numbers?
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
-use gpt2::{ConfigError, Gpt2Config, ParameterCounts, paper_size, parameter_ledger};
+use candle_gpt2::{ConfigError, Gpt2Config, ParameterCounts, paper_size, parameter_ledger};
 
 fn main() -> Result<(), ConfigError> {
     for name in ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] {

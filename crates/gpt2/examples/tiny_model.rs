@@ -2,8 +2,8 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sizes = Gpt2Config {

@@ -1,7 +1,7 @@
 //! The key-value caches of all blocks, and the memory that they share.
 
 use candle_core::{Device, Result};
-use gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
+use candle_gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::recorder::Steps;
 use crate::{Gpt2Config, Gpt2LMHead, ModelError};
@@ -11,7 +11,7 @@ use crate::{Gpt2Config, Gpt2LMHead, ModelError};
 ///
 /// ```
 /// use candle_core::{DType, Device};
-/// use gpt2::{Gpt2Config, KvPool};
+/// use candle_gpt2::{Gpt2Config, KvPool};
 ///
 /// let config = Gpt2Config { n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let pool = KvPool::new(&config, 64, DType::F32, &Device::Cpu)?;
@@ -92,7 +92,7 @@ impl KvPool {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;

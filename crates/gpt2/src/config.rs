@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use gpt2_kernels::{Activation, KvDType};
+use candle_gpt2_kernels::{Activation, KvDType};
 use serde_json::{Map, Value};
 
 use crate::{ConfigError, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType};

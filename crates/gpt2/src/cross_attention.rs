@@ -5,8 +5,8 @@
 //! self-attention. A pass without states leaves the part out.
 
 use candle_core::Tensor;
-use gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource};
+use candle_gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource};
 
 use crate::{Gpt2Config, ModelError};
 
@@ -15,7 +15,7 @@ use crate::{Gpt2Config, ModelError};
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let config = Gpt2Config { add_cross_attention: true, ..sizes };
@@ -107,7 +107,7 @@ impl CrossAttention {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2::{Gpt2Config, ModelError, check_encoder_states};
+/// use candle_gpt2::{Gpt2Config, ModelError, check_encoder_states};
 ///
 /// let states = Tensor::ones((1, 5, 768), DType::F32, &Device::Cpu)?;
 /// assert!(matches!(check_encoder_states(&Gpt2Config::gpt2(), &states, 1), Err(ModelError::NoCrossAttention)));

@@ -3,12 +3,12 @@
 //! Source: the classes of transformers' `modeling_gpt2.py`, which a `config.json` names under `architectures`, and the keys that
 //! they read. What only another head reads is not looked at.
 
-use gpt2_kernels::Activation;
+use candle_gpt2_kernels::Activation;
 
 /// What stands on the model, by the classes of transformers.
 ///
 /// ```
-/// use gpt2::HeadKind;
+/// use candle_gpt2::HeadKind;
 ///
 /// let kind = HeadKind::from_class_name("GPT2ForSequenceClassification").expect("one of HeadKind::CLASSES");
 /// assert_eq!(kind, HeadKind::SequenceClassification);

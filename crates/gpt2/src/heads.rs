@@ -12,8 +12,8 @@
 //! Letters in shapes: `R` rows, `ΣT` tokens of all rows, `C` width (`n_embd`), `L` labels, `V` vocabulary.
 
 use candle_core::{D, Result, Tensor};
-use gpt2_attention::Pass;
-use gpt2_kernels::{Linear, ParameterSource};
+use candle_gpt2_attention::Pass;
+use candle_gpt2_kernels::{Linear, ParameterSource};
 
 use crate::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
@@ -25,7 +25,7 @@ const TOKEN_DIM: usize = 1;
 /// ```
 /// use candle_core::{DType, Device};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2ForSequenceClassification, HeadKind, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2ForSequenceClassification, HeadKind, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let labels = ["bad", "fair", "good"].map(str::to_owned).to_vec();
@@ -98,7 +98,7 @@ impl Gpt2ForSequenceClassification {
 /// ```
 /// use candle_core::{DType, Device};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2ForTokenClassification, HeadKind, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2ForTokenClassification, HeadKind, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let labels = ["name", "place", "other", "number"].map(str::to_owned).to_vec();
@@ -170,7 +170,7 @@ impl Gpt2ForTokenClassification {
 /// ```
 /// use candle_core::{DType, Device};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2DoubleHeads, HeadKind, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2DoubleHeads, HeadKind, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let config = Gpt2Config { head: HeadKind::DoubleHeads, ..sizes };

@@ -12,13 +12,13 @@ mod parameters;
 mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
+pub use candle_gpt2_attention::{
+    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
+};
+pub use candle_gpt2_kernels::Activation;
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};
-pub use gpt2_attention::{
-    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
-};
-pub use gpt2_kernels::Activation;
 pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
 pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};
 pub use model::{Block, Gpt2LMHead, Gpt2Model, LogitsFor};

@@ -11,17 +11,17 @@
 //!
 //! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
 //!
-//! What a model shows to the observer of a pass is listed in [`SiteKind`](gpt2_attention::SiteKind).
+//! What a model shows to the observer of a pass is listed in [`SiteKind`](candle_gpt2_attention::SiteKind).
 
 use std::fmt;
 use std::iter::repeat;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_attention::{
+use candle_gpt2_attention::{
     FeedForward, KvCache, KvDType, MultiHeadAttention, Observer, Pass, QkvProjection, Site, SiteKind,
 };
-use gpt2_kernels::{LayerNorm, Linear, ParameterSource, add, add_positions, go_on, using};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, add, add_positions, go_on, using};
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::recorder::StepRecorder;
@@ -125,7 +125,7 @@ impl Block {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use gpt2::{Gpt2Config, Gpt2Model, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2Model, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let model = Gpt2Model::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
@@ -171,7 +171,7 @@ impl Gpt2Model {
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
-    /// pass is [ended](gpt2_kernels::interruptible). The cache then holds what it held before.
+    /// pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
     pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
         using(self.device(), || {
             or_as_before(cache, |cache| {

@@ -17,7 +17,7 @@ pub struct Parameter {
 /// Every parameter of a model with its head, in the order of computation. A tied head is the token embedding and not listed.
 ///
 /// ```
-/// use gpt2::{Gpt2Config, expected_parameters};
+/// use candle_gpt2::{Gpt2Config, expected_parameters};
 ///
 /// let parameters = expected_parameters(&Gpt2Config::gpt2());
 /// assert_eq!(parameters.len(), 148);
@@ -177,7 +177,7 @@ pub struct LedgerRow {
 /// could be tied.
 ///
 /// ```
-/// use gpt2::{Gpt2Config, parameter_ledger};
+/// use candle_gpt2::{Gpt2Config, parameter_ledger};
 ///
 /// let ledger = parameter_ledger(&Gpt2Config::gpt2());
 /// let count = |name| ledger.iter().find(|row| row.name == name).expect("a row of this name").count;
@@ -236,7 +236,7 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
 /// says that these "were wrong due to an error".
 ///
 /// ```
-/// use gpt2::{Gpt2Config, paper_size};
+/// use candle_gpt2::{Gpt2Config, paper_size};
 ///
 /// assert_eq!(paper_size(&Gpt2Config::gpt2()), Some("117M"));
 /// assert_eq!(paper_size(&Gpt2Config { n_layer: 13, ..Gpt2Config::gpt2() }), None);

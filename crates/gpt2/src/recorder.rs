@@ -10,7 +10,7 @@ use std::mem;
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
-use gpt2_kernels::{Recording, expect_ids, prepared, using};
+use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
 use crate::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
 
@@ -94,7 +94,7 @@ impl StepRecorder {
                 }
                 Ok(logits)
             }
-            Err(_) if gpt2_kernels::is_interrupted() => Ok(None),
+            Err(_) if candle_gpt2_kernels::is_interrupted() => Ok(None),
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
             Err(error) => {
                 // After the first line may be a backtrace.
@@ -197,11 +197,11 @@ impl Gpt2LMHead {
     /// The fourth step with a cache is recorded, and all others after it take one call to start, which is most of their time
     /// otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
     /// 256, with keys and values of another type than the activations, where gradients are wanted, and on devices that
-    /// [`gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
+    /// [`candle_gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
     /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait for the
     /// milliseconds that a recording takes. Models and caches see to that themselves: operations on tensors that a program gives
-    /// the same device from other threads belong into [`gpt2_kernels::using`].
+    /// the same device from other threads belong into [`candle_gpt2_kernels::using`].
     pub fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self
@@ -226,8 +226,8 @@ impl Gpt2Cache {
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
+    use candle_gpt2_attention::{Observer, Site};
     use candle_nn::VarBuilder;
-    use gpt2_attention::{Observer, Site};
 
     use super::*;
     use crate::Gpt2Config;
@@ -286,7 +286,7 @@ mod tests {
         assert!(!of(Pass::inference().after(Tensor::zeros(2, DType::U32, &cpu).unwrap())));
         assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));
         assert!(!of(Pass::inference().observed_by(&mut Looks)));
-        assert!(!of(Pass::training(&mut gpt2_kernels::RandomStream::new(1))));
+        assert!(!of(Pass::training(&mut candle_gpt2_kernels::RandomStream::new(1))));
         for other in [ids(2, 2), ids(1, 1), ids(3, 1), step.to_dtype(DType::I64).unwrap()] {
             assert!(!is(&other, LogitsFor::LastToken, &cache, Pass::inference()), "{other}");
         }

@@ -3,9 +3,9 @@
 
 use std::error::Error;
 
-use gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
-use gpt2_generation::{Event, GenerationConfig, Request};
-use gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
+use candle_gpt2_generation::{Event, GenerationConfig, Request};
+use candle_gpt2_grammar::{Compiler, Grammar};
 use serde_json::{Value, json};
 
 /// The text that follows a prompt and keeps to the grammar.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use gpt2_engine::{Spelling, Vocabulary};
-use gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
-use gpt2_weights::Tokenizer;
+use candle_gpt2_engine::{Spelling, Vocabulary};
+use candle_gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
+use candle_gpt2_weights::Tokenizer;
 
 use crate::prepared::Prepared;
 use crate::process::{GrammarReader, Processes};
@@ -29,8 +29,8 @@ const LONGEST_WAIT: Duration = Duration::from_millis(800);
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_grammar::{Compiler, Grammar};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_grammar::{Compiler, Grammar};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let compiler = Compiler::new(opened.vocabulary())?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpt2_generation::{Constraint, GenerationError};
+use candle_gpt2_generation::{Constraint, GenerationError};
 use llguidance::Matcher;
 
 use crate::GrammarError;

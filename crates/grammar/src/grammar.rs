@@ -12,8 +12,8 @@ use crate::{GrammarError, schema};
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let long = Grammar::Regex("a".repeat(MAX_SOURCE_BYTES + 1));
@@ -26,8 +26,8 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// What a text must conform to, from its first byte to its last.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_grammar::{Compiler, Grammar};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_grammar::{Compiler, Grammar};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let compiler = Compiler::new(opened.vocabulary())?;

@@ -11,8 +11,8 @@ use crate::{Grammar, GrammarError};
 /// The program that reads grammars; it is not called on this system.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_grammar::{Compiler, GrammarReader};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_grammar::{Compiler, GrammarReader};
 ///
 /// // In a program whose `main` calls `read_grammars` for this argument, before it starts a thread.
 /// let reader = GrammarReader { program: std::env::current_exe()?, arguments: vec!["read-grammars".into()] };

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use gpt2_generation::{Constraint, GenerationError};
+use candle_gpt2_generation::{Constraint, GenerationError};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -55,8 +55,8 @@ const MAX_MESSAGE_BYTES: usize = 1 << 30;
 /// `gpt2 serve` names itself, with a hidden command.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_grammar::{Compiler, GrammarReader};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_grammar::{Compiler, GrammarReader};
 ///
 /// // In a program whose `main` calls `read_grammars` for this argument, before it starts a thread.
 /// let reader = GrammarReader { program: std::env::current_exe()?, arguments: vec!["read-grammars".into()] };

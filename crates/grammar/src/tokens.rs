@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use gpt2_weights::{Tokenizer, ordinary_token, token_bytes};
+use candle_gpt2_weights::{Tokenizer, ordinary_token, token_bytes};
 use serde::{Deserialize, Serialize};
 use tokenizers::DecoderWrapper;
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};

@@ -16,10 +16,10 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Config, Gpt2LMHead, Site, SiteKind};
-use gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
-use gpt2_kernels::{WeightFormat, limits, set_thread_count};
-use gpt2_testing::MadeUpWeights;
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, Site, SiteKind};
+use candle_gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
+use candle_gpt2_kernels::{WeightFormat, limits, set_thread_count};
+use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 
 /// A measurement takes at least as many grids and as many seconds; the median counts.

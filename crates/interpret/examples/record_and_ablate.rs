@@ -1,15 +1,15 @@
 //! Where do the heads of a model look, and which of them does a prediction need?
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
-use gpt2::Site;
-use gpt2_interpret::{Ablate, Chain, Metric, Place, Run};
-use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
+use candle_gpt2::Site;
+use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = GivenFiles::new("shakespeare")
-        .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);

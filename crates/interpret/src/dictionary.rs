@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
 
 use candle_core::{D, DType, Device, Tensor, bail};
-use gpt2::{Gpt2Config, Site, SiteError, SiteKind};
+use candle_gpt2::{Gpt2Config, Site, SiteError, SiteKind};
 use serde_json::Value;
 
 use crate::Processing;
@@ -59,7 +59,7 @@ pub enum TrainedOn {
 /// What is known of a dictionary besides its tensors.
 ///
 /// ```
-/// use gpt2_interpret::{DictionaryConfig, LatentActivation};
+/// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation};
 ///
 /// let config = DictionaryConfig::from_json(
 ///     r#"{"hook_name": "blocks.8.hook_resid_pre", "architecture": "standard", "d_in": 768, "d_sae": 24576,
@@ -190,7 +190,7 @@ impl DictionaryConfig {
 /// for a name that is none of theirs.
 ///
 /// ```
-/// use gpt2_interpret::openai_site;
+/// use candle_gpt2_interpret::openai_site;
 ///
 /// assert_eq!(openai_site("resid_post_mlp_v5_32k", 7), "resid_post7".parse().ok());
 /// assert_eq!(openai_site("another_folder", 7), None);
@@ -337,7 +337,7 @@ fn unexpected(key: impl Into<String>, expected: &str, found: &Value) -> FileErro
 /// use std::collections::BTreeMap;
 ///
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_interpret::{Dictionary, DictionaryConfig};
+/// use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
 ///
 /// // Two features of values of width 2: how far they go to the right, and how far up.
 /// let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu);

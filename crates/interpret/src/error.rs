@@ -1,6 +1,6 @@
 //! What can be wrong with a question about a model.
 
-use gpt2::Site;
+use candle_gpt2::Site;
 
 /// A question that a model cannot answer. [`Run::new`](crate::Run::new) and the others return it.
 #[derive(Debug, thiserror::Error)]

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Tensor, Var};
-use gpt2::{Before, gradients};
-use gpt2::{Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Before, gradients};
+use candle_gpt2::{Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::patching::{BATCH_TOKENS, check_kind};
@@ -31,10 +31,10 @@ impl Observer for Probes {
 /// The gradients of a metric with regard to what is at some places, in their shapes.
 ///
 /// ```
-/// use gpt2::Site;
-/// use gpt2_interpret::{Metric, Run, site_gradients};
+/// use candle_gpt2::Site;
+/// use candle_gpt2_interpret::{Metric, Run, site_gradients};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -148,9 +148,9 @@ impl Observer for Embeddings {
 /// How much each token of a text matters for a prediction, from gradients with regard to the token embeddings.
 ///
 /// ```
-/// use gpt2_interpret::{Metric, Run, Saliency, token_weights};
+/// use candle_gpt2_interpret::{Metric, Run, Saliency, token_weights};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

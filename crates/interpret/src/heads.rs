@@ -5,7 +5,7 @@
 //! Heads" (arXiv:2209.11895); TransformerLens 4.3.0, `head_detector`.
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::patching::BATCH_TOKENS;
@@ -61,9 +61,9 @@ pub struct HeadScores {
 /// Scores on rows of random tokens, each of which is read twice, after `bos` where it is given.
 ///
 /// ```
-/// use gpt2_interpret::{head_scores, random_rows};
+/// use candle_gpt2_interpret::{head_scores, random_rows};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -120,7 +120,7 @@ fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f3
 /// Rows of random tokens as PyTorch's `torch.randint(from, below, (rows, length))` draws them after `torch.manual_seed(seed)`.
 ///
 /// ```
-/// let rows = gpt2_interpret::random_rows(0, 2, 5, 1, 11);
+/// let rows = candle_gpt2_interpret::random_rows(0, 2, 5, 1, 11);
 /// assert!(rows.len() == 2 && rows.iter().flatten().all(|id| (1..11).contains(id)));
 /// ```
 pub fn random_rows(seed: u32, rows: usize, length: usize, from: u32, below: u32) -> Vec<Vec<u32>> {
@@ -218,9 +218,9 @@ pub struct Excluded {
 /// How like each head's pattern on a text is to the one that is looked for.
 ///
 /// ```
-/// use gpt2_interpret::{Excluded, Likeness, Run, Sought, detect_heads};
+/// use candle_gpt2_interpret::{Excluded, Likeness, Run, Sought, detect_heads};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -5,8 +5,8 @@
 //! it is the tuned lens (arXiv:2303.08112).
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::Gpt2LMHead;
-use gpt2_kernels::go_on;
+use candle_gpt2::Gpt2LMHead;
+use candle_gpt2_kernels::go_on;
 
 use crate::Run;
 use crate::run::{log_softmax, rounded};
@@ -123,9 +123,9 @@ pub fn lens_logits_at(
 /// last.
 ///
 /// ```
-/// use gpt2_interpret::{LensOptions, Run, logit_lens};
+/// use candle_gpt2_interpret::{LensOptions, Run, logit_lens};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -187,7 +187,7 @@ pub fn lens_cells(
 /// What a layer of the lens is called.
 ///
 /// ```
-/// let labels: Vec<String> = (0..=2).map(|layer| gpt2_interpret::lens_label(layer, 2)).collect();
+/// let labels: Vec<String> = (0..=2).map(|layer| candle_gpt2_interpret::lens_label(layer, 2)).collect();
 /// assert!(labels[0] != labels[1] && labels[1] != labels[2]);
 /// ```
 pub fn lens_label(layer: usize, n_layer: usize) -> String {

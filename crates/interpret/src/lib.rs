@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`Run`]; places are [`Site`](gpt2::Site)s, and [`Processing`] leads to TransformerLens' numbers.
+//! Start with [`Run`]; places are [`Site`](candle_gpt2::Site)s, and [`Processing`] leads to TransformerLens' numbers.
 
 mod dictionary;
 mod error;

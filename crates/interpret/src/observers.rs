@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2::{Observer, Site, SiteKind};
+use candle_gpt2::{Observer, Site, SiteKind};
 
 /// Keeps what is seen at some places. [`Run::record`](crate::Run::record) makes one.
 #[derive(Debug, Default)]
@@ -112,10 +112,10 @@ pub struct Edit {
 ///
 /// ```
 /// use candle_core::Tensor;
-/// use gpt2::LogitsFor;
-/// use gpt2_interpret::{Place, Replace, Run};
+/// use candle_gpt2::LogitsFor;
+/// use candle_gpt2_interpret::{Place, Replace, Run};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -135,10 +135,10 @@ pub struct Ablate;
 ///
 /// ```
 /// use candle_core::Tensor;
-/// use gpt2::LogitsFor;
-/// use gpt2_interpret::{Add, Chain, Record, Run};
+/// use candle_gpt2::LogitsFor;
+/// use candle_gpt2_interpret::{Add, Chain, Record, Run};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

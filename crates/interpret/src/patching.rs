@@ -7,7 +7,7 @@
 use std::cell::OnceCell;
 
 use candle_core::{DType, Tensor};
-use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::observers::{Edit, Place};
@@ -140,12 +140,12 @@ pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
 /// Two texts of as many tokens, and a metric that tells them apart.
 ///
 /// ```
-/// use gpt2::SiteKind;
-/// use gpt2_interpret::{By, Metric, Patching, Run};
-/// # use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
+/// use candle_gpt2::SiteKind;
+/// use candle_gpt2_interpret::{By, Metric, Patching, Run};
+/// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
 /// # let files = GivenFiles::new("shakespeare")
-/// #     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-/// #     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+/// #     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+/// #     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///
@@ -391,9 +391,9 @@ impl Ablation {
 /// The metric with each head ablated at every position, one at a time.
 ///
 /// ```
-/// use gpt2_interpret::{Ablation, Metric, Run, ablation_grid};
+/// use candle_gpt2_interpret::{Ablation, Metric, Run, ablation_grid};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -412,9 +412,9 @@ pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn
 /// The metric and the logits of a run with some heads ablated together, at all positions or at one.
 ///
 /// ```
-/// use gpt2_interpret::{Ablation, Head, Run, ablated};
+/// use candle_gpt2_interpret::{Ablation, Head, Run, ablated};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -1,16 +1,16 @@
 //! Attention patterns of chosen heads, as reports and programs take them.
 
 use candle_core::{DType, Result};
-use gpt2::{Site, SiteKind};
+use candle_gpt2::{Site, SiteKind};
 
 use crate::{Head, Record};
 
 /// The attention weights of some heads of a text.
 ///
 /// ```
-/// use gpt2_interpret::{Head, Patterns, Run};
+/// use candle_gpt2_interpret::{Head, Patterns, Run};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

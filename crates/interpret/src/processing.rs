@@ -10,18 +10,18 @@
 //! - the output of the final norm is the normalized one; everything else is the same.
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2::QkvProjection;
-use gpt2::{Gpt2LMHead, Site, SiteKind};
+use candle_gpt2::QkvProjection;
+use candle_gpt2::{Gpt2LMHead, Site, SiteKind};
 
 /// What leads from a model's values to TransformerLens' of the same model.
 ///
 /// ```
-/// use gpt2_interpret::{Processing, Run};
+/// use candle_gpt2_interpret::{Processing, Run};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let random = |one: gpt2::Parameter| Ok((one.name, candle_core::Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
-/// # let tensors = gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
+/// # let random = |one: candle_gpt2::Parameter| Ok((one.name, candle_core::Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
+/// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
 ///
 /// let site = "resid_pre1".parse()?;
@@ -100,7 +100,7 @@ impl Processing {
 /// use candle_core::{Device, Tensor};
 ///
 /// let x = Tensor::new(&[[1f32, 2., 6.], [4., 4., 4.]], &Device::Cpu)?;
-/// assert_eq!(gpt2_interpret::centred(&x)?.to_vec2::<f32>()?, [[-2., -1., 3.], [0., 0., 0.]]);
+/// assert_eq!(candle_gpt2_interpret::centred(&x)?.to_vec2::<f32>()?, [[-2., -1., 3.], [0., 0., 0.]]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///

@@ -1,7 +1,7 @@
 //! A record of a text that is computed a few tokens at a time, so that a model which is shared can do other work in between.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record, Run};
 
@@ -11,9 +11,9 @@ const KEY_DIM: usize = 3;
 /// A [`Record`] in the making.
 ///
 /// ```
-/// use gpt2_interpret::Recording;
+/// use candle_gpt2_interpret::Recording;
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

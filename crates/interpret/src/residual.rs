@@ -5,7 +5,7 @@
 //! make of the answer. What the norm's bias gives is no part of any of them. Source: TransformerLens 4.3.0, `ActivationCache`.
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2LMHead, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHead, Site, SiteKind};
 
 use crate::error::Result;
 use crate::processing::{Processing, centred};
@@ -31,9 +31,9 @@ impl Stack {
 /// The residual stream on its way: `0_pre`, with `has_middle` `0_mid`, `1_pre`, …, `final_post`.
 ///
 /// ```
-/// use gpt2_interpret::{Run, accumulated_residuals};
+/// use candle_gpt2_interpret::{Run, accumulated_residuals};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -61,9 +61,9 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
 /// The residual stream as the sum of `embed`, `pos_embed`, `0_attn_out`, `0_mlp_out`, ….
 ///
 /// ```
-/// use gpt2_interpret::{Run, decomposed_residual};
+/// use candle_gpt2_interpret::{Run, decomposed_residual};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
@@ -184,9 +184,9 @@ pub struct Attribution {
 /// Direct logit attribution.
 ///
 /// ```
-/// use gpt2_interpret::{Metric, Run, Unit, attribute};
+/// use candle_gpt2_interpret::{Metric, Run, Unit, attribute};
 /// # use candle_core::{DType, Device};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -1,7 +1,7 @@
 //! A model, the tokens that it reads, and a number that its prediction is summed up in.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record};
 
@@ -80,7 +80,7 @@ impl<'a> Run<'a> {
 /// The input of every block, and the output of the last.
 ///
 /// ```
-/// assert_eq!(gpt2_interpret::residual_sites(12).count(), 13);
+/// assert_eq!(candle_gpt2_interpret::residual_sites(12).count(), 13);
 /// ```
 pub fn residual_sites(n_layer: usize) -> impl Iterator<Item = Site> {
     let last = n_layer.checked_sub(1).map(|layer| Site::in_block(layer, SiteKind::ResidPost));
@@ -103,7 +103,7 @@ pub enum Measure {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_interpret::Metric;
+/// use candle_gpt2_interpret::Metric;
 ///
 /// let logits = Tensor::new(&[[[0f32, 3., 1., 2.]]], &Device::Cpu)?;
 /// assert_eq!(Metric::logit_difference(1, 2, 0).of(&logits)?.to_vec1::<f32>()?, [2.]);

@@ -4,7 +4,7 @@
 //! before a block, times a factor, is added at the first positions of the text.
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2LMHead, Observer, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHead, Observer, Site, SiteKind};
 
 use crate::error::Result;
 use crate::{InterpretError, Run};
@@ -13,10 +13,10 @@ use crate::{InterpretError, Run};
 /// pass that begins a text: of a prompt, or of its window where the context slides.
 ///
 /// ```
-/// use gpt2::LogitsFor;
-/// use gpt2_interpret::{Run, Steering};
+/// use candle_gpt2::LogitsFor;
+/// use candle_gpt2_interpret::{Run, Steering};
 /// # use candle_core::{DType, Device, Tensor};
-/// # use gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///

@@ -20,7 +20,7 @@ const LENS_TYPE: &str = "linear_tuned_lens";
 /// use std::collections::BTreeMap;
 ///
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_interpret::TunedLens;
+/// use candle_gpt2_interpret::TunedLens;
 ///
 /// let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
 /// let tensors = BTreeMap::from([

@@ -14,7 +14,7 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     Activation, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix, WeightFormat, limits, set_thread_count,
     thread_count,
 };

@@ -2,7 +2,7 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, WeightFormat};
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, WeightFormat};
 
 const EPSILON: f64 = 1e-5;
 

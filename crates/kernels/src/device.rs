@@ -71,7 +71,7 @@ impl<T: Clone> OpenedOnce<T> {
 /// products stay as long as the program runs.
 ///
 /// ```
-/// match gpt2_kernels::open_cuda(0) {
+/// match candle_gpt2_kernels::open_cuda(0) {
 ///     Ok(device) => assert!(device.is_cuda()),
 ///     Err(reason) => println!("on the CPU, then: {reason}"),
 /// }
@@ -100,7 +100,7 @@ pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
 /// Opens GPU `index` of the NVIDIA driver.
 ///
 /// ```
-/// match gpt2_kernels::open_cuda(0) {
+/// match candle_gpt2_kernels::open_cuda(0) {
 ///     Ok(device) => assert!(device.is_cuda()),
 ///     Err(reason) => println!("on the CPU, then: {reason}"),
 /// }
@@ -128,8 +128,8 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
 /// [`Recording`](crate::Recording) keeps what held when it was made.
 ///
 /// ```
-/// gpt2_kernels::use_tf32(true); // faster on GPUs that have it; elsewhere nothing changes
-/// gpt2_kernels::use_tf32(false); // as a program starts
+/// candle_gpt2_kernels::use_tf32(true); // faster on GPUs that have it; elsewhere nothing changes
+/// candle_gpt2_kernels::use_tf32(false); // as a program starts
 /// ```
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);

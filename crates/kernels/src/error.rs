@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use gpt2_arithmetic::KvSlot;
+use candle_gpt2_arithmetic::KvSlot;
 use thiserror::Error;
 
 use crate::kv_dtype::KvDType;

@@ -22,7 +22,7 @@ thread_local! {
 /// use std::sync::Arc;
 ///
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::{Linear, interruptible};
+/// use candle_gpt2_kernels::{Linear, interruptible};
 ///
 /// let one = Tensor::new(&[[1f32]], &Device::Cpu)?;
 /// let layer = Linear::new(one.clone(), None)?;

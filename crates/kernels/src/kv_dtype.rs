@@ -4,13 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::DType;
-use gpt2_arithmetic::{KvFormat, KvSizes};
+use candle_gpt2_arithmetic::{KvFormat, KvSizes};
 
 /// The type in which a cache holds keys and values.
 ///
 /// ```
 /// use candle_core::DType;
-/// use gpt2_kernels::KvDType;
+/// use candle_gpt2_kernels::KvDType;
 ///
 /// assert_eq!("f16".parse(), Ok(KvDType::F16));
 /// assert_eq!(KvDType::from(DType::F32), KvDType::F32);

@@ -20,17 +20,17 @@ mod noise;
 mod training;
 mod widths;
 
+pub use candle_gpt2_arithmetic::{
+    AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
+    StoredFloat, StoredOrder, Strided, WeightFormat, limits, log_sum_exp, map_items, relative_entropy,
+    set_thread_count, thread_count,
+};
 pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
 pub use error::KernelError;
 pub use free_memory::{ProcessMemory, free_memory};
-pub use gpt2_arithmetic::{
-    AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
-    StoredFloat, StoredOrder, Strided, WeightFormat, limits, log_sum_exp, map_items, relative_entropy,
-    set_thread_count, thread_count,
-};
 pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{

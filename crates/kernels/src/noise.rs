@@ -1,6 +1,6 @@
 //! Values for tests.
 
-use gpt2_arithmetic::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 
 /// Values for tests, uniform around `center`.
 pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {

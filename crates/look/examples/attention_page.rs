@@ -4,9 +4,9 @@
 use std::error::Error;
 use std::fs;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_look::{Attention, Look, Reader, Subject, Text};
-use gpt2_pictures::{Width, page, svg, table};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_look::{Attention, Look, Reader, Subject, Text};
+use candle_gpt2_pictures::{Width, page, svg, table};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;

@@ -3,9 +3,9 @@
 
 use std::error::Error;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_interpret::Head;
-use gpt2_look::{OneHead, Reader, Subject, Text};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_interpret::Head;
+use candle_gpt2_look::{OneHead, Reader, Subject, Text};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
-use gpt2::LogitsFor;
-use gpt2_engine::{Reporter, Spelling, Unit};
-use gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
-use gpt2_pictures::{Axis, Metric as Shown};
+use candle_gpt2::LogitsFor;
+use candle_gpt2_engine::{Reporter, Spelling, Unit};
+use candle_gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
+use candle_gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -17,10 +17,10 @@ use crate::{CheckedMetric, Found, Heads, Look, LookError, MetricOptions, Reader,
 /// Heads left out of a run.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Ablate, Look, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Ablate, Look, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let found = Ablate::new(Text::Words("My lord, I will".into())).at(&subject, &Silent)?;
@@ -53,8 +53,8 @@ impl Ablate {
 /// What takes the place of a head's output.
 ///
 /// ```
-/// use gpt2_engine::Spelling;
-/// use gpt2_look::{Ablate, Instead, Text};
+/// use candle_gpt2_engine::Spelling;
+/// use candle_gpt2_look::{Ablate, Instead, Text};
 ///
 /// let mut ablate = Ablate::new(Text::Ids(vec![5, 6, 7]));
 /// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])], Spelling::Keywords);

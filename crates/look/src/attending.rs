@@ -1,8 +1,8 @@
 //! Which heads attend to the previous token, to the same token before, or to what followed it (induction).
 
-use gpt2_engine::Reporter;
-use gpt2_interpret::{Excluded, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
-use gpt2_pictures::{Axis, Scale};
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{Excluded, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
+use candle_gpt2_pictures::{Axis, Scale};
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -20,10 +20,10 @@ const MOST_ROWS: usize = 1000;
 /// What heads attend to: on rows of random tokens that are read twice each, or on a text.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{HeadKinds, Look, Reader, Subject};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{HeadKinds, Look, Reader, Subject};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let short = HeadKinds { length: Some(10), rows: 2, ..HeadKinds::default() };

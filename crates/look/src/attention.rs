@@ -1,8 +1,8 @@
 //! Where each head attends.
 
-use gpt2_engine::Reporter;
-use gpt2_interpret::{Head, Patterns, Record};
-use gpt2_pictures::Report;
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{Head, Patterns, Record};
+use candle_gpt2_pictures::Report;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -14,10 +14,10 @@ const MOST_VALUES: usize = 160_000_000;
 /// The attention patterns of heads: those of some layers, or some heads, or all.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Attention, Look, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Attention, Look, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let heads = Some("2.3,0.1".parse()?);

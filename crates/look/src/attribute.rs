@@ -1,8 +1,8 @@
 //! What each part of the model adds to a prediction (direct logit attribution).
 
-use gpt2_engine::Reporter;
-use gpt2_interpret::{Measure, Unit, attribute};
-use gpt2_pictures::{Axis, Metric as Shown};
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{Measure, Unit, attribute};
+use candle_gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -11,10 +11,10 @@ use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, S
 /// What each part of the residual stream adds to a logit, or to the difference of two.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Attribute, Look, Parts, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Attribute, Look, Parts, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());

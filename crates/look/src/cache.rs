@@ -5,11 +5,11 @@ use std::fs::File;
 use std::path::Path;
 
 use candle_core::Tensor;
-use gpt2::{LogitsFor, Observer, Site, SiteKind};
-use gpt2_engine::Spelling;
-use gpt2_interpret::{Chain, Processing, Record};
-use gpt2_pictures::Token;
-use gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
+use candle_gpt2::{LogitsFor, Observer, Site, SiteKind};
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::{Chain, Processing, Record};
+use candle_gpt2_pictures::Token;
+use candle_gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
 
 use crate::error::{Result, wrong};
 use crate::{Numbers, Ranges, Reader, Subject, Text};
@@ -22,11 +22,11 @@ const SCHEMA: &str = "gpt2.cache/1";
 /// Activations of a text.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2::Site;
-/// use gpt2_look::{Activations, CacheFormat, Numbers, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2::Site;
+/// use candle_gpt2_look::{Activations, CacheFormat, Numbers, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let wanted = Activations {
@@ -85,8 +85,8 @@ pub struct Cached {
 /// A format of files with activations.
 ///
 /// ```
-/// use gpt2_engine::Spelling;
-/// use gpt2_look::CacheFormat;
+/// use candle_gpt2_engine::Spelling;
+/// use candle_gpt2_look::CacheFormat;
 ///
 /// assert!(matches!(CacheFormat::of("cache.npz".as_ref(), Spelling::Flags)?, CacheFormat::Npz));
 /// assert!(CacheFormat::of("cache.txt".as_ref(), Spelling::Flags).is_err());

@@ -1,7 +1,7 @@
 //! Two texts of as many tokens, and what tells them apart.
 
-use gpt2_interpret::Patching;
-use gpt2_pictures::{Metric as Shown, Report};
+use candle_gpt2_interpret::Patching;
+use candle_gpt2_pictures::{Metric as Shown, Report};
 
 use crate::error::{Result, wrong};
 use crate::metric::Asked;
@@ -10,7 +10,7 @@ use crate::{MetricOptions, Reader, Subject, Text};
 /// Two texts of as many tokens, and the prediction that tells them apart.
 ///
 /// ```
-/// use gpt2_look::{ComparedTexts, MetricOptions, Text};
+/// use candle_gpt2_look::{ComparedTexts, MetricOptions, Text};
 ///
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),

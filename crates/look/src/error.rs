@@ -4,16 +4,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use gpt2_engine::EngineError;
-use gpt2_interpret::{FileError, InterpretError};
-use gpt2_weights::WeightsError;
+use candle_gpt2_engine::EngineError;
+use candle_gpt2_interpret::{FileError, InterpretError};
+use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
 /// A look that is not possible.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_look::{Lens, Look, Reader, Text};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_look::{Lens, Look, Reader, Text};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let reader = Reader::without_bos(opened.vocabulary());

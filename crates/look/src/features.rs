@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use gpt2::{Site, SiteKind};
-use gpt2_engine::Reporter;
-use gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, openai_site};
-use gpt2_pictures::{Axis, Scale};
-use gpt2_weights::TensorFile;
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, openai_site};
+use candle_gpt2_pictures::{Axis, Scale};
+use candle_gpt2_weights::TensorFile;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -16,10 +16,10 @@ use crate::{Found, Look, LookError, Reader, Subject, Text};
 /// The features of a dictionary that are most active in a text.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Features, Look, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Features, Look, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());

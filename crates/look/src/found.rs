@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::Vocabulary;
-use gpt2_interpret::{LensCell, LensLayer, LensValue};
-use gpt2_pictures::{Report, shown};
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_interpret::{LensCell, LensLayer, LensValue};
+use candle_gpt2_pictures::{Report, shown};
 use serde::Serialize;
 use serde::ser::Serializer;
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 //! scores, scaled and masked, softmax to attention weights, and the context vector as the sum of the values by these weights.
 
 use candle_core::{DType, Tensor};
-use gpt2::{Site, SiteKind};
-use gpt2_interpret::{Head, Record};
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_interpret::{Head, Record};
 use serde::Serialize;
 
 use crate::error::{Result, wrong};
@@ -12,11 +12,11 @@ use crate::{Reader, Subject, Text};
 /// The steps of a head for one token, which looks at another.
 ///
 /// ```
-/// use gpt2_interpret::Head;
-/// use gpt2_look::{OneHead, Reader, Subject, Text};
-/// # use gpt2_engine::Silent;
+/// use candle_gpt2_interpret::Head;
+/// use candle_gpt2_look::{OneHead, Reader, Subject, Text};
+/// # use candle_gpt2_engine::Silent;
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let head = Head { layer: 2, head: 3 };

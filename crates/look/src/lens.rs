@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::Reporter;
-use gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, lens_label, logit_lens};
-use gpt2_pictures::{Report, Scale};
-use gpt2_weights::TensorFile;
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, lens_label, logit_lens};
+use candle_gpt2_pictures::{Report, Scale};
+use candle_gpt2_weights::TensorFile;
 
 use crate::error::{Result, wrong};
 use crate::files::read_bytes;
@@ -16,10 +16,10 @@ use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text,
 /// The residual stream before each block, and after the last, through the final norm and the output head.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Details, Lens, Look, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Details, Lens, Look, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let lens = Lens { watch: vec![" night".into()], ..Lens::new(Text::Words("Good night, good".into())) };

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_engine::{LoadedModel, Reporter, Vocabulary};
-use gpt2_interpret::{Measure, Metric, Run};
-use gpt2_pictures::{Axis, Report, Token};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2_engine::{LoadedModel, Reporter, Vocabulary};
+use candle_gpt2_interpret::{Measure, Metric, Run};
+use candle_gpt2_pictures::{Axis, Report, Token};
 
 use crate::error::Result;
 use crate::{Found, Reader};
@@ -13,10 +13,10 @@ use crate::{Found, Reader};
 /// One way to look into a model: its options.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Look, Reader, Saliency, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Look, Reader, Saliency, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let saliency = Saliency::new(Text::Words("My lord, I will".into()));
@@ -52,8 +52,8 @@ pub trait Look {
 /// A model in memory that is looked into.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_look::{Reader, Subject};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_look::{Reader, Subject};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let reader = Reader::without_bos(model.vocabulary());

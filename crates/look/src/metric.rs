@@ -1,7 +1,7 @@
 //! The number that a prediction is summed up in.
 
-use gpt2::LogitsFor;
-use gpt2_interpret::{Chain, Measure, Metric, Run};
+use candle_gpt2::LogitsFor;
+use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
 
 use crate::error::{Result, wrong};
 use crate::{Reader, Text, TokenChoice};
@@ -9,10 +9,10 @@ use crate::{Reader, Text, TokenChoice};
 /// What is asked of a prediction.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Attribute, Look, MetricOptions, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Attribute, Look, MetricOptions, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };

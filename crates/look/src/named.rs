@@ -1,15 +1,15 @@
 //! Choices by their names, the same wherever they are written.
 
-use gpt2_engine::Spelling;
-use gpt2_interpret::{By, LensValue, Measure};
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::{By, LensValue, Measure};
 
 use crate::error::{Result, wrong};
 
 /// One of few values that have names.
 ///
 /// ```
-/// use gpt2_engine::Spelling;
-/// use gpt2_look::{Method, Named, Numbers, Parts, named};
+/// use candle_gpt2_engine::Spelling;
+/// use candle_gpt2_look::{Method, Named, Numbers, Parts, named};
 ///
 /// assert_eq!(Parts::of_name("head"), Some(Parts::Head));
 /// assert_eq!(Numbers::NAMES[1].name, "transformer-lens");

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use gpt2::{Site, SiteKind};
-use gpt2_engine::{Reporter, Unit};
-use gpt2_pictures::Axis;
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_pictures::Axis;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -18,10 +18,10 @@ const CONTEXT: usize = 8;
 /// in windows of the context.
 ///
 /// ```
-/// use gpt2_engine::{Silent, Spelling};
-/// use gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
+/// use candle_gpt2_engine::{Silent, Spelling};
+/// use candle_gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let neuron = Neuron::read("3.611", Spelling::Flags)?;

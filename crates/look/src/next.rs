@@ -1,9 +1,9 @@
 //! What may follow a token of a text: what the model expects, and what is left of that by the settings of a text.
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor, Sampler};
-use gpt2_kernels::log_sum_exp;
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor, Sampler};
+use candle_gpt2_kernels::log_sum_exp;
 use serde::Serialize;
 
 use crate::error::Result;
@@ -16,9 +16,9 @@ const ROOM_STEP: usize = 128;
 /// What may follow a token.
 ///
 /// ```
-/// use gpt2_generation::{GenerationConfig, History};
-/// use gpt2_look::{NextTokens, Reading};
-/// # use gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_generation::{GenerationConfig, History};
+/// use candle_gpt2_look::{NextTokens, Reading};
+/// # use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let ids = model.vocabulary().encode("Good night, good")?;
@@ -101,8 +101,8 @@ impl NextTokens {
 /// only what is new is read.
 ///
 /// ```
-/// use gpt2_look::Reading;
-/// # use gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_look::Reading;
+/// # use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let mut reading = Reading::default();

@@ -1,10 +1,10 @@
 //! Which part of one text's run carries its prediction over to another text: activation patching, and what it would say by one
 //! gradient.
 
-use gpt2::{Site, SiteKind};
-use gpt2_engine::{Reporter, Unit};
-use gpt2_interpret::{By, Grid, estimated_grid};
-use gpt2_pictures::{Axis, Report};
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_interpret::{By, Grid, estimated_grid};
+use candle_gpt2_pictures::{Axis, Report};
 use serde_json::{Value, json};
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
@@ -14,8 +14,8 @@ use crate::{Found, Look, Reader, Subject};
 /// What is put from the clean run into the corrupted one.
 ///
 /// ```
-/// use gpt2_interpret::By;
-/// use gpt2_look::Patched;
+/// use candle_gpt2_interpret::By;
+/// use candle_gpt2_look::Patched;
 ///
 /// let heads = Patched { site: "z".into(), by: Some(By::Head) };
 /// assert_ne!(heads.site, Patched::default().site);
@@ -75,10 +75,10 @@ impl Patched {
 /// corrupted text's metric (0) to the clean one's (1).
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{ComparedTexts, Look, MetricOptions, Patch, Patched, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, Patch, Patched, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
@@ -102,10 +102,10 @@ pub struct Patch {
 /// Attribution patching: one gradient at the corrupted text, times the difference of both runs.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{ComparedTexts, Estimate, Look, MetricOptions, Patched, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{ComparedTexts, Estimate, Look, MetricOptions, Patched, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {

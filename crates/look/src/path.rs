@@ -1,8 +1,8 @@
 //! Which way a head's output takes to later heads (path patching).
 
-use gpt2_engine::{Reporter, Unit};
-use gpt2_interpret::{Head, Receiver};
-use gpt2_pictures::Axis;
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_interpret::{Head, Receiver};
+use candle_gpt2_pictures::Axis;
 use serde_json::json;
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
@@ -12,10 +12,10 @@ use crate::{Found, Heads, Look, Reader, Subject};
 /// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{ComparedTexts, Look, MetricOptions, PathPatching, Reader, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, PathPatching, Reader, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {

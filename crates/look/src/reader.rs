@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{Spelling, Vocabulary};
-use gpt2_interpret::Head;
-use gpt2_pictures::{Report, Token, shown};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{Spelling, Vocabulary};
+use candle_gpt2_interpret::Head;
+use candle_gpt2_pictures::{Report, Token, shown};
 
 use crate::LookError;
 use crate::error::{Result, wrong};
@@ -16,8 +16,8 @@ use crate::error::{Result, wrong};
 /// A text, or its tokens.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_look::{Reader, Text};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_look::{Reader, Text};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let reader = Reader::without_bos(opened.vocabulary());
@@ -36,7 +36,7 @@ pub enum Text {
 /// A token.
 ///
 /// ```
-/// use gpt2_look::TokenChoice;
+/// use candle_gpt2_look::TokenChoice;
 ///
 /// assert!(matches!(TokenChoice::from("#464"), TokenChoice::Id(464)));
 /// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
@@ -62,7 +62,7 @@ impl From<&str> for TokenChoice {
 /// Heads in the order that they were named in.
 ///
 /// ```
-/// use gpt2_look::Heads;
+/// use candle_gpt2_look::Heads;
 ///
 /// let heads: Heads = "9.9,10.7".parse()?;
 /// assert_eq!((heads.0[1].layer, heads.0[1].head), (10, 7));
@@ -99,7 +99,7 @@ impl Display for Heads {
 /// Numbers of layers or positions: single ones and ranges.
 ///
 /// ```
-/// use gpt2_look::Ranges;
+/// use candle_gpt2_look::Ranges;
 ///
 /// assert!("0,4,8-11".parse::<Ranges>().is_ok());
 /// assert!("first".parse::<Ranges>().is_err());
@@ -152,8 +152,8 @@ impl Ranges {
 /// A neuron of an MLP.
 ///
 /// ```
-/// use gpt2_engine::Spelling;
-/// use gpt2_look::Neuron;
+/// use candle_gpt2_engine::Spelling;
+/// use candle_gpt2_look::Neuron;
 ///
 /// let neuron = Neuron::read("11.611", Spelling::Flags)?;
 /// assert_eq!((neuron.layer, neuron.neuron), (11, 611));
@@ -185,8 +185,8 @@ impl Neuron {
 /// What texts, tokens and heads are checked against before any weight is needed.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, Spelling};
-/// use gpt2_look::{Reader, Text};
+/// use candle_gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use candle_gpt2_look::{Reader, Text};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let plain = Reader::new(opened.vocabulary(), false, Spelling::Keywords)?;

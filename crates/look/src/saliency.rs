@@ -1,8 +1,8 @@
 //! How much each token of the text matters for a prediction, by gradients.
 
-use gpt2_engine::Reporter;
-use gpt2_interpret::{Saliency as Weighing, token_weights};
-use gpt2_pictures::{Axis, Metric as Shown, Scale};
+use candle_gpt2_engine::Reporter;
+use candle_gpt2_interpret::{Saliency as Weighing, token_weights};
+use candle_gpt2_pictures::{Axis, Metric as Shown, Scale};
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -14,10 +14,10 @@ const MOST_STEPS: usize = 1000;
 /// Gradients with regard to the token embeddings.
 ///
 /// ```
-/// use gpt2_engine::Silent;
-/// use gpt2_look::{Look, Method, Reader, Saliency, Subject, Text};
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Look, Method, Reader, Saliency, Subject, Text};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());

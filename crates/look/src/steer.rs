@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use gpt2_engine::{LoadedModel, Reporter, Spelling};
-use gpt2_interpret::{InterpretError, Steering};
-use gpt2_weights::TensorFile;
+use candle_gpt2_engine::{LoadedModel, Reporter, Spelling};
+use candle_gpt2_interpret::{InterpretError, Steering};
+use candle_gpt2_weights::TensorFile;
 
 use crate::error::{Result, wrong};
 use crate::{LookError, Reader, Text};
@@ -13,8 +13,8 @@ use crate::{LookError, Reader, Text};
 /// What is added, and where.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent, Spelling};
-/// use gpt2_look::{Reader, Steer, Towards};
+/// use candle_gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use candle_gpt2_look::{Reader, Steer, Towards};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let reader = Reader::without_bos(model.vocabulary());

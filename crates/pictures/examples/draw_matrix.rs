@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::fs;
 
-use gpt2_pictures::{Axis, Report, Scale, Width, page, svg, table};
+use candle_gpt2_pictures::{Axis, Report, Scale, Width, page, svg, table};
 
 fn main() -> Result<(), Box<dyn Error>> {
     // The cosine of the angle between every two of eight positions: a matrix with values from -1 to 1.

@@ -3,7 +3,7 @@
 /// Why a report cannot be drawn.
 ///
 /// ```
-/// use gpt2_pictures::{PictureError, Report, Width, svg};
+/// use candle_gpt2_pictures::{PictureError, Report, Width, svg};
 ///
 /// let empty = Report::new("example", "nothing".into(), "gpt2".into(), Vec::new(), false);
 /// assert_eq!(svg(&empty, Width::OneColumn), Err(PictureError::Nothing));

@@ -68,7 +68,7 @@ struct Data<'a> {
 /// [`Report::check`] gives a page that says so.
 ///
 /// ```
-/// use gpt2_pictures::{Report, page};
+/// use candle_gpt2_pictures::{Report, page};
 ///
 /// let report = Report::new("example", "a < b".into(), "gpt2".into(), Vec::new(), false);
 /// let html = page(&report);
@@ -93,7 +93,7 @@ pub fn page(report: &Report) -> String {
 /// A report as the JSON that `parts.report` of [`PARTS_JS`] draws; patterns of attention are packed.
 ///
 /// ```
-/// use gpt2_pictures::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, Report, WRITING_CSS, WRITING_JS, data};
+/// use candle_gpt2_pictures::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, Report, WRITING_CSS, WRITING_JS, data};
 ///
 /// let report = Report::new("example", "a title".into(), "gpt2".into(), Vec::new(), false);
 /// let data = data(&report).replace('<', r"\u003c"); // so that no text in it can end the script

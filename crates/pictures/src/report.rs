@@ -12,7 +12,7 @@ use crate::PictureError;
 /// `values` and `texts` are row-major over `axes`, the slowest axis first.
 ///
 /// ```
-/// use gpt2_pictures::{Axis, Report};
+/// use candle_gpt2_pictures::{Axis, Report};
 ///
 /// let mut report = Report::new("example", "norm of the residual stream".into(), "gpt2".into(), Vec::new(), false);
 /// report.axes = vec![Axis::numbers("layer", 0..3)];
@@ -53,7 +53,7 @@ pub struct Report {
 /// One token of the text.
 ///
 /// ```
-/// use gpt2_pictures::Token;
+/// use candle_gpt2_pictures::Token;
 ///
 /// let token = Token::new(10, 5335, b" Mary");
 /// assert_eq!(token.text, "·Mary");
@@ -72,7 +72,7 @@ pub struct Token {
 /// One axis of the values.
 ///
 /// ```
-/// use gpt2_pictures::{Axis, Token};
+/// use candle_gpt2_pictures::{Axis, Token};
 ///
 /// assert_eq!(Axis::numbers("head", [3, 7]).labels, ["3", "7"]);
 /// assert_eq!(Axis::new("part", ["attention", "MLP"]).labels[1], "MLP");
@@ -90,7 +90,7 @@ pub struct Axis {
 /// A number before and after a change to the model.
 ///
 /// ```
-/// use gpt2_pictures::{Metric, Report, table};
+/// use candle_gpt2_pictures::{Metric, Report, table};
 ///
 /// let mut report = Report::new("ablate", "one head left out".into(), "gpt2".into(), Vec::new(), false);
 /// report.metric = Some(Metric { name: "logit of \" Paris\"".into(), before: 2.5, after: Some(0.75) });
@@ -109,7 +109,7 @@ pub struct Metric {
 /// How values become colours.
 ///
 /// ```
-/// use gpt2_pictures::{Report, Scale};
+/// use candle_gpt2_pictures::{Report, Scale};
 ///
 /// let report = Report::new("example", "logits".into(), "gpt2".into(), Vec::new(), false);
 /// assert_eq!(report.scale, Scale::Signed);
@@ -249,7 +249,7 @@ impl Axis {
 /// of the text, and bytes that are no UTF-8 as `\xNN`; the rest as it is.
 ///
 /// ```
-/// use gpt2_pictures::shown;
+/// use candle_gpt2_pictures::shown;
 ///
 /// assert_eq!(shown(b" two\nlines"), "·two↵lines");
 /// assert_eq!(shown(b"\xe2\x82"), r"\xE2\x82");

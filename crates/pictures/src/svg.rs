@@ -12,14 +12,14 @@ use crate::{Axis, PictureError, Report, Scale};
 /// How wide the picture is.
 ///
 /// ```
-/// use gpt2_pictures::{Axis, Report, Width, svg};
+/// use candle_gpt2_pictures::{Axis, Report, Width, svg};
 ///
 /// let mut report = Report::new("example", "a row".into(), "gpt2".into(), Vec::new(), false);
 /// report.axes = vec![Axis::numbers("layer", 0..2)];
 /// report.values = vec![Some(1.0), Some(-1.0)];
 /// assert!(svg(&report, Width::OneColumn)?.contains(r#"width="3.3in""#));
 /// assert!(svg(&report, Width::TwoColumns)?.contains(r#"width="6.8in""#));
-/// # Ok::<(), gpt2_pictures::PictureError>(())
+/// # Ok::<(), candle_gpt2_pictures::PictureError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {

@@ -20,7 +20,7 @@ const TOKENS: usize = 200;
 /// values, and the text says so.
 ///
 /// ```
-/// use gpt2_pictures::{Axis, Report, table};
+/// use candle_gpt2_pictures::{Axis, Report, table};
 ///
 /// let mut report = Report::new("example", "shares".into(), "gpt2".into(), Vec::new(), false);
 /// report.axes = vec![Axis::new("part", ["attention", "MLP"])];

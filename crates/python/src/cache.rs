@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_engine::LoadedModel;
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_engine::LoadedModel;
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 

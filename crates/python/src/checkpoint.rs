@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::{
+use candle_gpt2_engine::{
     BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Spelling, Verification, VerifyOptions,
 };
-use gpt2_weights::UnknownWrittenDType;
+use candle_gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_value};

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, Question, Vocabulary, device_name};
+use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, Question, Vocabulary, device_name};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::values::{Text, Texts, dict_of, number, python_of};
 /// its name and open it again.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Classifier {
-    loaded: Arc<gpt2_engine::Classifier>,
+    loaded: Arc<candle_gpt2_engine::Classifier>,
     opened: Opened,
 }
 

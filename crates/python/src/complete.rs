@@ -1,7 +1,7 @@
 //! Completions in OpenAI's words: a request and an answer are those of the server, `gpt2 serve`.
 
-use gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
-use gpt2_engine::{LoadedModel, Step};
+use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
+use candle_gpt2_engine::{LoadedModel, Step};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::result;
 use std::sync::Arc;
 
-use gpt2_engine::{LoadedModel, ModelOptions, Spelling};
-use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Spelling};
+use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpt2_engine::{EngineError, Job, LoadedModel, Silent, Text};
-use gpt2_generation::{Clock, GenerationError, LogitsProcessor};
+use candle_gpt2_engine::{EngineError, Job, LoadedModel, Silent, Text};
+use candle_gpt2_generation::{Clock, GenerationError, LogitsProcessor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 

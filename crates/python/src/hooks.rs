@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
-use gpt2::{Observer, Site};
-use gpt2_engine::LoadedModel;
+use candle_gpt2::{Observer, Site};
+use candle_gpt2_engine::LoadedModel;
 use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -19,7 +19,7 @@ enum Hook {
     /// A function of Python's.
     Function { sites: Vec<Site>, function: Py<PyAny> },
     /// A direction that is added.
-    Steering(gpt2_interpret::Steering),
+    Steering(candle_gpt2_interpret::Steering),
 }
 
 impl Hook {

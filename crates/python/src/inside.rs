@@ -1,7 +1,7 @@
 //! A run whose intermediates are seen, under TransformerLens' names.
 
-use gpt2::Site;
-use gpt2_look::{Activations, LookError, Reader, Subject, named};
+use candle_gpt2::Site;
+use candle_gpt2_look::{Activations, LookError, Reader, Subject, named};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::Spelling;
-use gpt2_interpret::Head;
-use gpt2_look::{
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::Head;
+use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, HeadKinds, Heads, Instead, Lens, Look,
     MetricOptions, Named, Neuron, Neurons, Patch, Patched, PathPatching, Ranges, Reader, Saliency, Subject,
     Text, TokenChoice, named,

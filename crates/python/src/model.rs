@@ -4,13 +4,13 @@ use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Tensor};
-use gpt2::Gpt2Config;
-use gpt2_api::ServedModel;
-use gpt2_engine::{
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_api::ServedModel;
+use candle_gpt2_engine::{
     BUILT_IN, DeviceChoice, EncoderStates, EngineError, HubOptions, LoadedModel, ModelOptions, Network,
     device_name,
 };
-use gpt2_grammar::Compiler;
+use candle_gpt2_grammar::Compiler;
 use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
@@ -128,10 +128,12 @@ impl Opened {
             assistant_model: self.assistant_model.clone(),
             tokenizer: self.tokenizer.clone(),
             device: device.map_err(|error| wrong_value(format!("device: {error}")))?.unwrap_or_default(),
-            dtype: dtype
-                .map_err(|error: gpt2_weights::UnknownWeightDType| wrong_value(format!("dtype: {error}")))?,
-            kv_dtype: kv_dtype
-                .map_err(|error: gpt2_kernels::UnknownKvDType| wrong_value(format!("kv_dtype: {error}")))?,
+            dtype: dtype.map_err(|error: candle_gpt2_weights::UnknownWeightDType| {
+                wrong_value(format!("dtype: {error}"))
+            })?,
+            kv_dtype: kv_dtype.map_err(|error: candle_gpt2_kernels::UnknownKvDType| {
+                wrong_value(format!("kv_dtype: {error}"))
+            })?,
             tf32: false,
             encoder_states: None,
             n_head: None,

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::{GenerationOptions, LoadedModel, Spelling};
-use gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor};
-use gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_engine::{GenerationOptions, LoadedModel, Spelling};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor};
+use candle_gpt2_grammar::{Compiler, Grammar};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

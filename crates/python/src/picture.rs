@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use gpt2_interpret::LensCell;
-use gpt2_look::{Details, Found, LensDetails};
-use gpt2_pictures::{Token, Width, page, svg, table};
+use candle_gpt2_interpret::LensCell;
+use candle_gpt2_look::{Details, Found, LensDetails};
+use candle_gpt2_pictures::{Token, Width, page, svg, table};
 use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};

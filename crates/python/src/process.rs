@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 use candle_core::Device;
-use gpt2_engine::{LoadedModel, process};
+use candle_gpt2_engine::{LoadedModel, process};
 use pyo3::prelude::*;
 
 use crate::errors::{Failure, Result, failed, wrong_value};
@@ -83,7 +83,9 @@ pub(crate) fn computing_partly<T: Send>(
     device: &Device,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    watched(py, || gpt2_kernels::using(device, || gpt2_kernels::interruptible(Arc::new(is_raised), work)))
+    watched(py, || {
+        candle_gpt2_kernels::using(device, || candle_gpt2_kernels::interruptible(Arc::new(is_raised), work))
+    })
 }
 
 /// As [`computing`], without a model: `work` asks [`is_raised`](crate::signals::is_raised).

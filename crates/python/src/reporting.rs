@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use gpt2_engine::{Progress, Reporter, Silent, Terminal, Unit};
+use candle_gpt2_engine::{Progress, Reporter, Silent, Terminal, Unit};
 use pyo3::prelude::*;
 
 use crate::errors::{Failure, Result, warn};

@@ -1,7 +1,7 @@
 //! How probable a text is, or continuations of a prompt: dicts with the names of `gpt2 score --json`.
 
-use gpt2_engine::{Choices, LoadedModel, ScoredChoice, Silent};
-use gpt2_generation::{Score, default_stride};
+use candle_gpt2_engine::{Choices, LoadedModel, ScoredChoice, Silent};
+use candle_gpt2_generation::{Score, default_stride};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -23,7 +23,7 @@ fn score_text<'py>(
     let stride = stride.unwrap_or(default_stride(loaded.config()));
     let (ids, scored) = computing(py, loaded, || {
         let ids = text.encoded(loaded.vocabulary())?;
-        let scored = gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {})?;
+        let scored = candle_gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {})?;
         Ok::<_, Failure>((ids, scored))
     })?;
     let perplexity = scored.perplexity();

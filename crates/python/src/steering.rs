@@ -1,7 +1,7 @@
 //! A direction that is added to the residual stream of every text, as one of the hooks.
 
 use candle_core::{Device, Tensor};
-use gpt2_look::{Reader, Steer, Towards};
+use candle_gpt2_look::{Reader, Steer, Towards};
 use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::values::{float_array, number};
 /// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Steering {
-    steering: gpt2_interpret::Steering,
+    steering: candle_gpt2_interpret::Steering,
     layer: usize,
     scale: f64,
     everywhere: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Steering {
 
 impl Steering {
     /// For a run of its own.
-    pub(crate) fn fresh(&self) -> gpt2_interpret::Steering {
+    pub(crate) fn fresh(&self) -> candle_gpt2_interpret::Steering {
         self.steering.clone()
     }
 }

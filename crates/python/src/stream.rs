@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use gpt2_engine::{Batch, LoadedModel, Step};
-use gpt2_generation::{Event, Request, StopReason};
+use candle_gpt2_engine::{Batch, LoadedModel, Step};
+use candle_gpt2_generation::{Event, Request, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -138,7 +138,7 @@ impl State {
         let Some(mut batch) = self.batch.take() else { return };
         let mut has_failed = false;
         // What would compute fails, and the step after that brings what was there before.
-        gpt2_kernels::interruptible(Arc::new(|| true), || {
+        candle_gpt2_kernels::interruptible(Arc::new(|| true), || {
             loop {
                 match batch.step() {
                     Ok(Step::End) => break,

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::Spelling;
-use gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_value};

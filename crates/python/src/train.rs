@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{Progress, Reporter, Spelling, Unit};
-use gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{Progress, Reporter, Spelling, Unit};
+use candle_gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};

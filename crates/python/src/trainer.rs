@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpt2_engine::{Reporter, Spelling};
-use gpt2_kernels::using;
-use gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions};
+use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_kernels::using;
+use candle_gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -45,7 +45,7 @@ impl Trainer {
     fn computing<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Run) -> std::result::Result<T, gpt2_training::TrainingError> + Send,
+        work: impl FnOnce(&mut Run) -> std::result::Result<T, candle_gpt2_training::TrainingError> + Send,
     ) -> Result<T> {
         start()?;
         let raised = Raised::default();

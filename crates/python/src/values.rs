@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2_engine::Vocabulary;
+use candle_gpt2_engine::Vocabulary;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;

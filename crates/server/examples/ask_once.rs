@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
 
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_server::{Server, ServerOptions};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_server::{Server, ServerOptions};
 
 const BODY: &str = r#"{"prompt": "ROMEO:", "max_tokens": 20, "seed": 7}"#;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 
 /// When to try again, where nothing better is known.
 const SOON: Duration = Duration::from_secs(1);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gpt2_api::{ApiError, ClassifyCall, Reply, ServedModel};
-use gpt2_engine::{Classification, Classifier, Question};
+use candle_gpt2_api::{ApiError, ClassifyCall, Reply, ServedModel};
+use candle_gpt2_engine::{Classification, Classifier, Question};
 
 use crate::busy::{draining, queue_full};
 use crate::fault::blocking;

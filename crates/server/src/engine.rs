@@ -12,9 +12,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpt2_api::ApiError;
-use gpt2_engine::LoadedModel;
-use gpt2_generation::{Event, GenerationError, Request};
+use candle_gpt2_api::ApiError;
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_generation::{Event, GenerationError, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::busy::draining;
@@ -300,8 +300,8 @@ impl Ticket {
 
 #[cfg(test)]
 mod tests {
-    use gpt2_engine::{ModelOptions, Silent};
-    use gpt2_generation::{AllowedTokens, GenerationConfig, LogitsProcessor};
+    use candle_gpt2_engine::{ModelOptions, Silent};
+    use candle_gpt2_generation::{AllowedTokens, GenerationConfig, LogitsProcessor};
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;

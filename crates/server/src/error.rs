@@ -4,14 +4,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpt2_api::SetupError;
-use gpt2_engine::EngineError;
+use candle_gpt2_api::SetupError;
+use candle_gpt2_engine::EngineError;
 use thiserror::Error;
 
 /// A server that cannot start, or that had to end.
 ///
 /// ```
-/// use gpt2_server::{Listening, ServerError, ServerOptions};
+/// use candle_gpt2_server::{Listening, ServerError, ServerOptions};
 ///
 /// let error = Listening::new(ServerOptions { parallel: 0, ..ServerOptions::default() }).err();
 /// assert!(matches!(&error, Some(ServerError::Option { option: "parallel", .. })));

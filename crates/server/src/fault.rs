@@ -7,8 +7,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use gpt2_api::ApiError;
-use gpt2_engine::process::panic_message;
+use candle_gpt2_api::ApiError;
+use candle_gpt2_engine::process::panic_message;
 use tokio::task::spawn_blocking;
 
 use crate::log::log_failure;

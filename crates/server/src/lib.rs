@@ -16,10 +16,10 @@ mod turns;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpt2_api::{ApiOptions, ServedModel};
-pub use gpt2_api::{ChatTemplateChoice, Limits};
-pub use gpt2_engine::SecretString;
-use gpt2_engine::{Classifier, LoadedModel};
+use candle_gpt2_api::{ApiOptions, ServedModel};
+pub use candle_gpt2_api::{ChatTemplateChoice, Limits};
+pub use candle_gpt2_engine::SecretString;
+use candle_gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
@@ -37,12 +37,12 @@ const WORKERS: usize = 16;
 /// What is served.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_server::Model;
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_server::Model;
 ///
 /// let loaded = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// assert!(matches!(Model::from(loaded), Model::Texts(_)));
-/// # Ok::<(), gpt2_engine::EngineError>(())
+/// # Ok::<(), candle_gpt2_engine::EngineError>(())
 /// ```
 #[derive(Debug)]
 pub enum Model {
@@ -77,8 +77,8 @@ pub struct Server {
 /// Ends a server from elsewhere; a clone ends the same one.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_server::{Server, ServerOptions};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_server::{Server, ServerOptions};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let server = Server::bind(model, ServerOptions { port: 0, ..ServerOptions::default() })?;
@@ -104,8 +104,8 @@ impl Handle {
 /// An address that is listened on, before there is a model. Whoever connects waits.
 ///
 /// ```
-/// use gpt2_engine::{ModelOptions, Silent};
-/// use gpt2_server::{Listening, ServerOptions};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
+/// use candle_gpt2_server::{Listening, ServerOptions};
 ///
 /// // Whether the port is free is known before the model is loaded.
 /// let listening = Listening::new(ServerOptions { port: 0, ..ServerOptions::default() })?;

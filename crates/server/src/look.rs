@@ -7,15 +7,17 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gpt2::{LogitsFor, Site, SiteKind};
-use gpt2_api::{ApiError, AttentionRequest, HeadRequest, LensRequest, NextRequest, Reply, ServedModel};
-use gpt2_engine::LoadedModel;
-use gpt2_interpret::{
+use candle_gpt2::{LogitsFor, Site, SiteKind};
+use candle_gpt2_api::{
+    ApiError, AttentionRequest, HeadRequest, LensRequest, NextRequest, Reply, ServedModel,
+};
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_interpret::{
     LensCell, LensOptions, Patterns, Record, Recording, lens_cells, lens_logits_at, lens_logprobs,
     residual_sites,
 };
-use gpt2_look::{Attention, Lens};
-use gpt2_pictures::data;
+use candle_gpt2_look::{Attention, Lens};
+use candle_gpt2_pictures::data;
 use serde::Serialize;
 
 use crate::busy::looks_full;
@@ -58,7 +60,7 @@ impl<'a> Looks<'a> {
         Ok(Self { engine, served, id, turn: Arc::new(turns.turn().await?), _place: place })
     }
 
-    /// The answer to `POST /look/attention`: what [`gpt2_pictures::data`] gives.
+    /// The answer to `POST /look/attention`: what [`candle_gpt2_pictures::data`] gives.
     pub(crate) async fn attention(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let AttentionRequest { ids, heads, warnings } = self.read(body, AttentionRequest::read).await?;
         let record = self.recorded(&ids, Patterns::sites(&heads)).await?;
@@ -70,7 +72,7 @@ impl<'a> Looks<'a> {
         Ok(Reply::new(self.computed(drawn).await?, warnings))
     }
 
-    /// The answer to `POST /look/lens`: what [`gpt2_pictures::data`] gives.
+    /// The answer to `POST /look/lens`: what [`candle_gpt2_pictures::data`] gives.
     pub(crate) async fn lens(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let LensRequest { ids, show, warnings } = self.read(body, LensRequest::read).await?;
         let n_layer = self.served.reader().vocabulary().config().n_layer;
@@ -100,7 +102,7 @@ impl<'a> Looks<'a> {
         Ok(Reply::new(data(&report), warnings))
     }
 
-    /// The answer to `POST /look/head`: [`HeadSteps`](gpt2_look::HeadSteps).
+    /// The answer to `POST /look/head`: [`HeadSteps`](candle_gpt2_look::HeadSteps).
     pub(crate) async fn head(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let HeadRequest { head, warnings } = self.read(body, HeadRequest::read).await?;
         let record = self.recorded(head.ids(), head.sites()).await?;
@@ -109,7 +111,7 @@ impl<'a> Looks<'a> {
         Ok(Reply::new(json(&steps)?, warnings))
     }
 
-    /// The answer to `POST /look/next`: [`NextTokens`](gpt2_look::NextTokens).
+    /// The answer to `POST /look/next`: [`NextTokens`](candle_gpt2_look::NextTokens).
     pub(crate) async fn next(&self, body: Vec<u8>) -> Result<Reply, ApiError> {
         let mut request = self.read(body, NextRequest::read).await?;
         let warnings = std::mem::take(&mut request.warnings);

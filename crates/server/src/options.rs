@@ -4,9 +4,9 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpt2::Gpt2Config;
-use gpt2_api::ApiOptions;
-use gpt2_engine::process::open_files;
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_api::ApiOptions;
+use candle_gpt2_engine::process::open_files;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::ServerError;
@@ -23,7 +23,7 @@ const OTHER_FILES: usize = RESERVE + 48;
 ///
 /// ```
 /// use std::time::Duration;
-/// use gpt2_server::{Limits, ServerOptions, Timeouts};
+/// use candle_gpt2_server::{Limits, ServerOptions, Timeouts};
 ///
 /// let mut options = ServerOptions {
 ///     port: 0,
@@ -149,7 +149,7 @@ impl Default for ServerOptions {
 impl ServerOptions {
     /// Files and connections that such a server may have open at once.
     ///
-    /// See [`allow_open_files`](gpt2_engine::process::allow_open_files), which a program calls with it.
+    /// See [`allow_open_files`](candle_gpt2_engine::process::allow_open_files), which a program calls with it.
     pub fn open_files(&self) -> usize {
         self.wanted_connections().saturating_add(OTHER_FILES)
     }

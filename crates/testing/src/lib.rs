@@ -45,8 +45,8 @@ fn open_device() -> Device {
     let opened = match name.split_once(':').unwrap_or((&name, "0")) {
         ("cpu", _) => return Device::Cpu,
         // As the program opens them, with its settings.
-        ("cuda", index) => gpt2_kernels::open_cuda(index.parse().expect("a GPU's number")),
-        ("metal", index) => gpt2_kernels::open_metal(index.parse().expect("a GPU's number")),
+        ("cuda", index) => candle_gpt2_kernels::open_cuda(index.parse().expect("a GPU's number")),
+        ("metal", index) => candle_gpt2_kernels::open_metal(index.parse().expect("a GPU's number")),
         _ => panic!("{DEVICE_VARIABLE}={name}: expected cpu, cuda, cuda:N or metal"),
     };
     opened.unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}={name}: {error}"))

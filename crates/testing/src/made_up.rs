@@ -1,7 +1,7 @@
 //! Made-up weights of any size, for benches: speed does not depend on the values.
 
 use candle_core::{Result, Shape, Tensor};
-use gpt2_kernels::{Matrix, ParameterSource, WeightFormat};
+use candle_gpt2_kernels::{Matrix, ParameterSource, WeightFormat};
 
 use crate::pattern;
 

@@ -10,9 +10,9 @@
 
 use std::time::Instant;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{DeviceChoice, Silent};
-use gpt2_training::{
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{DeviceChoice, Silent};
+use candle_gpt2_training::{
     ComputeDType, Hyperparameters, LORA_TARGETS, Lora, LoraConfig, Parameters, Trainer, Windows,
 };
 
@@ -29,14 +29,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let dropout = value("--dropout").map_or(Ok(0.0), |rate| rate.parse())?;
     if let Some(threads) = value("--threads") {
-        gpt2_kernels::set_thread_count(threads.parse()?);
+        candle_gpt2_kernels::set_thread_count(threads.parse()?);
     }
     if let Some(name) =
-        value("--instructions").filter(|name| !gpt2_kernels::limits::choose_instruction_set(name))
+        value("--instructions").filter(|name| !candle_gpt2_kernels::limits::choose_instruction_set(name))
     {
         return Err(format!(
             "{name}: this processor has {}",
-            gpt2_kernels::limits::instruction_sets().join(", ")
+            candle_gpt2_kernels::limits::instruction_sets().join(", ")
         )
         .into());
     }
@@ -101,7 +101,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let median = seconds[seconds.len() / 2];
     let report = serde_json::json!({
         "case": case, "dropout": dropout, "recompute": recomputes, "lora_rank": lora_rank,
-        "device": device.to_string(), "compute_dtype": compute_dtype, "threads": gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
+        "device": device.to_string(), "compute_dtype": compute_dtype, "threads": candle_gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
         "peak_mib": peak_mib(),
     });
     println!("{report}");

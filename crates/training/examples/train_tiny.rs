@@ -2,9 +2,9 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::Device;
-use gpt2::Gpt2Config;
-use gpt2_generation::{GenerationConfig, TokenGenerator};
-use gpt2_training::{Hyperparameters, Parameters, Trainer, Windows};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
+use candle_gpt2_training::{Hyperparameters, Parameters, Trainer, Windows};
 
 const TEXT: &str = "Tomorrow, and tomorrow, and tomorrow, creeps in this petty pace from day to day. ";
 const CONTEXT: usize = 64;

@@ -4,13 +4,13 @@
 //! said to have it; F1 their harmonic mean, `2 hits / (said + there)`, and 0 where there is nothing to divide by, as
 //! scikit-learn takes it. Macro F1 is the mean over the labels.
 
-use gpt2_pictures::{Axis, Report, Scale};
+use candle_gpt2_pictures::{Axis, Report, Scale};
 use serde::{Deserialize, Serialize};
 
 /// How often the rows of each label were taken for which.
 ///
 /// ```
-/// use gpt2_training::Confusion;
+/// use candle_gpt2_training::Confusion;
 ///
 /// let mut confusion = Confusion::new(2);
 /// for (label, said) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
@@ -123,7 +123,7 @@ impl Confusion {
 }
 
 impl ClassificationReport {
-    /// The table of confusion, to be drawn by [`gpt2_pictures`]: labels downwards, what was said across.
+    /// The table of confusion, to be drawn by [`candle_gpt2_pictures`]: labels downwards, what was said across.
     pub fn picture(&self) -> Report {
         let names = || self.labels.iter().map(|label| label.label.clone());
         let counts = || self.confusion.counts().iter().flatten();
@@ -169,7 +169,8 @@ mod tests {
             report.labels.iter().map(|label| (label.rows, label.precision, label.recall, label.f1)).collect();
         assert_eq!(found, [(2, 2.0 / 3.0, 1.0, 0.8), (2, 1.0, 0.5, 2.0 / 3.0), (0, 0.0, 0.0, 0.0)]);
         assert!((report.macro_f1 - (0.8 + 2.0 / 3.0) / 3.0).abs() < 1e-12);
-        let picture = gpt2_pictures::svg(&report.picture(), gpt2_pictures::Width::OneColumn).unwrap();
+        let picture =
+            candle_gpt2_pictures::svg(&report.picture(), candle_gpt2_pictures::Width::OneColumn).unwrap();
         assert!(picture.contains(">ham<") && picture.contains("accuracy 0.7500"), "{picture}");
     }
 }

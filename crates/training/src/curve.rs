@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use gpt2_weights::replace_file;
+use candle_gpt2_weights::replace_file;
 use plotters::prelude::*;
 
 use crate::{Entry, TrainingError};
@@ -16,7 +16,7 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 /// Draws the losses of a log into the file `path`, in place of what is there; they are of each `predicted` thing, such as `token`.
 ///
 /// ```
-/// use gpt2_training::{Entry, loss_curve};
+/// use candle_gpt2_training::{Entry, loss_curve};
 ///
 /// let entry = |step: u64| Entry { step, loss: Some(1.0 / step as f64), ..Entry::default() };
 /// let folder = tempfile::tempdir()?;

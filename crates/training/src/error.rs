@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use gpt2::ConfigError;
-use gpt2_engine::{EngineError, grouped};
-use gpt2_generation::GenerationError;
-use gpt2_weights::WeightsError;
+use candle_gpt2::ConfigError;
+use candle_gpt2_engine::{EngineError, grouped};
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_weights::WeightsError;
 use serde_json::Value;
 use thiserror::Error;
 

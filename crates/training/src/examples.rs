@@ -5,7 +5,7 @@
 //! training can go on anywhere, and several processes can share a step.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2::{Gpt2Model, Pass};
+use candle_gpt2::{Gpt2Model, Pass};
 
 use crate::{Batch, Windows};
 

@@ -3,7 +3,7 @@
 //! The tokens of a text are cut into windows side by side; every token but the first is predicted once, from those before it in
 //! its window. The last window may be shorter.
 
-use gpt2_kernels::log_sum_exp;
+use candle_gpt2_kernels::log_sum_exp;
 use serde::{Deserialize, Serialize};
 
 use crate::windows::{Batch, Tokens};
@@ -13,8 +13,8 @@ use crate::{Confusion, Examples, RowSet, Trainer, TrainingError};
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2::Gpt2Config;
-/// use gpt2_training::{HeldOut, Hyperparameters, Parameters, Trainer};
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_training::{HeldOut, Hyperparameters, Parameters, Trainer};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let numbers = Hyperparameters { context: 8, ..Hyperparameters::default() };

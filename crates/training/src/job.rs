@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Device;
-use gpt2::{Gpt2Config, ParameterCounts};
-use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Watched};
-use gpt2_generation::{GenerationConfig, TextGenerator};
-use gpt2_kernels::free_memory;
-use gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
+use candle_gpt2::{Gpt2Config, ParameterCounts};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Watched};
+use candle_gpt2_generation::{GenerationConfig, TextGenerator};
+use candle_gpt2_kernels::free_memory;
+use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -38,9 +38,9 @@ const SAMPLE_TOKENS: usize = 60;
 /// ```
 /// use std::sync::Arc;
 ///
-/// use gpt2::Gpt2Config;
-/// use gpt2_engine::{HubOptions, Silent, Spelling};
-/// use gpt2_training::{Start, TrainJob, TrainOptions};
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
+/// use candle_gpt2_training::{Start, TrainJob, TrainOptions};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let text = folder.path().join("text.txt");
@@ -55,7 +55,7 @@ const SAMPLE_TOKENS: usize = 60;
 ///     hub: HubOptions::default(),
 ///     spelling: Spelling::Keywords,
 /// };
-/// let reporter: Arc<dyn gpt2_engine::Reporter> = Arc::new(Silent);
+/// let reporter: Arc<dyn candle_gpt2_engine::Reporter> = Arc::new(Silent);
 /// let report = job.run(&reporter, &mut |_| ())?;
 /// assert_eq!(report.steps, 2);
 /// assert!(report.out.join("model.safetensors").is_file());
@@ -218,7 +218,7 @@ impl TrainJob {
     /// Draws the table of confusion into the folder.
     fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), TrainingError> {
         let path = self.out.join("confusion.svg");
-        match gpt2_pictures::svg(&report.picture(), gpt2_pictures::Width::OneColumn) {
+        match candle_gpt2_pictures::svg(&report.picture(), candle_gpt2_pictures::Width::OneColumn) {
             Ok(picture) => Ok(replace_file(&path, |partial| Ok(fs::write(partial, picture)?))?),
             // Of very many labels there is no picture; the numbers are there all the same.
             Err(error) => {

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gpt2_weights::{open_locked, partials};
+use candle_gpt2_weights::{open_locked, partials};
 
 use crate::TrainingError;
 

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use gpt2_weights::replace_file;
+use candle_gpt2_weights::replace_file;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ pub struct Entry {
 /// The log file, and what stands in it.
 ///
 /// ```
-/// use gpt2_training::{Entry, Journal};
+/// use candle_gpt2_training::{Entry, Journal};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("log.jsonl");

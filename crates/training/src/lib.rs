@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
 //! Start with [`Trainer`] or [`TrainJob`]. A [`Task`] teaches texts, labels or answers with one and the same [`Trainer`]: they
-//! differ in what it learns from ([`Data`], [`Examples`]). The model is run with a training [`Pass`](gpt2::Pass); the parameters
+//! differ in what it learns from ([`Data`], [`Examples`]). The model is run with a training [`Pass`](candle_gpt2::Pass); the parameters
 //! are [`Parameters`] in place of a file.
 
 mod compute_dtype;

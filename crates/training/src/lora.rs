@@ -10,9 +10,9 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{Result, Shape, Tensor, Var};
-use gpt2::{Gpt2Config, HeadKind};
-use gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
-use gpt2_weights::{replace_file, write_tensors};
+use candle_gpt2::{Gpt2Config, HeadKind};
+use candle_gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
+use candle_gpt2_weights::{replace_file, write_tensors};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -79,8 +79,8 @@ impl LoraConfig {
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2::Gpt2Config;
-/// use gpt2_training::{Hyperparameters, Lora, LoraConfig, Parameters, Trainer};
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_training::{Hyperparameters, Lora, LoraConfig, Parameters, Trainer};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let base = Parameters::initialize(&sizes, 1, &Device::Cpu)?;

@@ -1,7 +1,7 @@
 //! How much memory a training takes, so that one that cannot fit is refused before the work.
 
 use candle_core::Device;
-use gpt2::{Gpt2Config, ParameterCounts};
+use candle_gpt2::{Gpt2Config, ParameterCounts};
 
 use crate::{ComputeDType, Hyperparameters};
 
@@ -11,8 +11,8 @@ use crate::{ComputeDType, Hyperparameters};
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2::Gpt2Config;
-/// use gpt2_training::{Hyperparameters, estimated_bytes};
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_training::{Hyperparameters, estimated_bytes};
 ///
 /// let numbers = Hyperparameters { context: 1024, ..Hyperparameters::default() };
 /// let bytes = |recomputes| estimated_bytes(&Gpt2Config::gpt2(), &numbers, recomputes, &Device::Cpu);

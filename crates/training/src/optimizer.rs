@@ -1,7 +1,7 @@
 //! AdamW over named parameters: decay for matrices, none for biases and norms, and running means that can be saved.
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{AdamWStep, adamw_step, gradient_norm};
+use candle_gpt2_kernels::{AdamWStep, adamw_step, gradient_norm};
 
 use crate::{Parameters, TrainingError};
 
@@ -19,7 +19,7 @@ pub struct AdamW {
 /// Whether a parameter of this shape decays: embeddings and the weights of linear layers do, biases and norms do not.
 ///
 /// ```
-/// use gpt2_training::decays;
+/// use candle_gpt2_training::decays;
 ///
 /// assert!(decays(&[768, 2304]));
 /// assert!(!decays(&[2304]));

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{DeviceChoice, Spelling, UnknownName};
-use gpt2_weights::WrittenDType;
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{DeviceChoice, Spelling, UnknownName};
+use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ClassWeights, ComputeDType, Hyperparameters, LoraConfig, Schedule, Task, TrainingError};
@@ -18,7 +18,7 @@ const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16,
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
     /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model of the hub, or
-    /// [`BUILT_IN`](gpt2_engine::BUILT_IN).
+    /// [`BUILT_IN`](candle_gpt2_engine::BUILT_IN).
     Checkpoint(PathBuf),
     /// A `config.json`, whose model is made anew.
     ConfigFile(PathBuf),
@@ -29,7 +29,7 @@ pub enum Start {
 /// How to train. As JSON it is an object with the names of the fields, of which any may be left out.
 ///
 /// ```
-/// use gpt2_training::TrainOptions;
+/// use candle_gpt2_training::TrainOptions;
 ///
 /// let options: TrainOptions = serde_json::from_str(r#"{"steps": 200, "lora_rank": 8, "dtype": "f16"}"#)?;
 /// assert_eq!(options, TrainOptions { steps: 200, lora_rank: Some(8), dtype: options.dtype, ..TrainOptions::default() });
@@ -249,8 +249,8 @@ impl TrainOptions {
 /// The type of this name that a training may write: `f32`, `f16` or `bf16`.
 ///
 /// ```
-/// use gpt2_training::written_dtype;
-/// use gpt2_weights::WrittenDType;
+/// use candle_gpt2_training::written_dtype;
+/// use candle_gpt2_weights::WrittenDType;
 ///
 /// assert_eq!(written_dtype("bf16").ok(), Some(WrittenDType::BF16));
 /// assert!(written_dtype("q8_0").is_err(), "no training goes on from integers");

@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_weights::{Checkpoint, ReadProgress, WeightsError};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
-use gpt2_kernels::RandomStream;
-use gpt2_weights::{Checkpoint, ReadProgress, WeightsError};
 
 use crate::streams::Stream;
 

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
-use gpt2::{Gpt2Config, HeadKind, ProblemType};
-use gpt2_engine::{Reporter, Unit};
-use gpt2_weights::{Tokenizer, encode};
+use candle_gpt2::{Gpt2Config, HeadKind, ProblemType};
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_weights::{Tokenizer, encode};
 
 use crate::records::{Columns, Record, Records};
 use crate::{

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Result, Tensor};
-use gpt2::{Gpt2Model, Pass};
+use candle_gpt2::{Gpt2Model, Pass};
 
 use crate::streams::{Stream, shuffle};
 use crate::{Data, Examples};
@@ -31,7 +31,7 @@ pub struct Rows {
 /// All rows of a training, in an order that the seed decides, another one in every epoch.
 ///
 /// ```
-/// use gpt2_training::{Data, Row, RowSet};
+/// use candle_gpt2_training::{Data, Row, RowSet};
 ///
 /// let row = |inputs: &[u32], label: u32| Row { inputs: inputs.into(), targets: [label].into() };
 /// let rows = RowSet::new(vec![row(&[1, 2, 3], 0), row(&[4, 5], 1)], None, 7);

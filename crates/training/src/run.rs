@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
+use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
 use crate::job_folder::JobFolder;
@@ -491,7 +491,7 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;
-/// assert!(!gpt2_training::has_state(folder.path()));
+/// assert!(!candle_gpt2_training::has_state(folder.path()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn has_state(folder: &Path) -> bool {

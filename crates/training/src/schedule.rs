@@ -4,13 +4,13 @@
 
 use std::str::FromStr;
 
-use gpt2_engine::UnknownName;
+use candle_gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// How the learning rate decays after the warm-up.
 ///
 /// ```
-/// use gpt2_training::Schedule;
+/// use candle_gpt2_training::Schedule;
 ///
 /// let share = |step| Schedule::Linear.share(step, 10, 110, 0.0);
 /// assert_eq!([share(5), share(10), share(60), share(110)], [0.5, 1.0, 0.5, 0.0]);

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpt2_engine::{Reporter, Unit, UnknownName};
-use gpt2_weights::{MappedFile, Tokenizer, token_bytes};
+use candle_gpt2_engine::{Reporter, Unit, UnknownName};
+use candle_gpt2_weights::{MappedFile, Tokenizer, token_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::token_manifest::{Manifest, WrittenShard};
@@ -43,7 +43,7 @@ pub enum ShardFormat {
 /// How wide tokens are written.
 ///
 /// ```
-/// use gpt2_training::TokenWidth;
+/// use candle_gpt2_training::TokenWidth;
 ///
 /// assert_eq!(TokenWidth::of_vocabulary(50_257).bytes(), 2);
 /// assert_eq!(TokenWidth::of_vocabulary(100_000).bytes(), 4);

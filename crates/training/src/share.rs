@@ -9,7 +9,7 @@ use crate::{Parameters, TrainingError};
 /// One of equal shares of every batch.
 ///
 /// ```
-/// use gpt2_training::Share;
+/// use candle_gpt2_training::Share;
 ///
 /// let shares: Vec<_> = (0..3).map(|index| Share { index, count: 3 }.of(7)).collect();
 /// assert_eq!(shares.iter().map(|rows| rows.len()).sum::<usize>(), 7);

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use gpt2::{Gpt2Config, HeadKind, ProblemType};
-use gpt2_engine::{Reporter, Spelling};
-use gpt2_weights::Tokenizer;
+use candle_gpt2::{Gpt2Config, HeadKind, ProblemType};
+use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_weights::Tokenizer;
 
 use crate::row_data::{Assignment, RowFiles};
 use crate::text_data::{TextSource, trained_tokenizer};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use gpt2_weights::{MappedFile, WeightsError, replace_file, write_tensors};
+use candle_gpt2_weights::{MappedFile, WeightsError, replace_file, write_tensors};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Which random stream serves what: every purpose draws from its own, so none disturbs another.
 
-use gpt2_kernels::RandomStream;
+use candle_gpt2_kernels::RandomStream;
 
 /// A purpose of random numbers.
 #[derive(Debug, Clone, Copy)]

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use gpt2_engine::UnknownName;
+use candle_gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// What a training teaches.
 ///
 /// ```
-/// use gpt2_training::Task;
+/// use candle_gpt2_training::Task;
 ///
 /// assert_eq!("classify".parse().ok(), Some(Task::Classify));
 /// assert_eq!(Task::default(), Task::Text);
@@ -61,7 +61,7 @@ impl fmt::Display for Task {
 /// What the rows of each label count in the loss.
 ///
 /// ```
-/// use gpt2_training::ClassWeights;
+/// use candle_gpt2_training::ClassWeights;
 ///
 /// assert_eq!("balanced".parse().ok(), Some(ClassWeights::Balanced));
 /// let given = [("ham".to_owned(), 1.0), ("spam".to_owned(), 6.5)].into();

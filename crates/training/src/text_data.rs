@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{Reporter, Spelling};
-use gpt2_kernels::thread_count;
-use gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_kernels::thread_count;
+use candle_gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
 use tempfile::TempDir;
 
 use crate::tokenize::{TOKENIZER_FILE, Vocabulary, nothing_written, write};

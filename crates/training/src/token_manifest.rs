@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpt2_weights::{Tokenizer, replace_file};
+use candle_gpt2_weights::{Tokenizer, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit};
-use gpt2_kernels::thread_count;
-use gpt2_weights::{
+use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit};
+use candle_gpt2_kernels::thread_count;
+use candle_gpt2_weights::{
     END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, replace_file,
 };
 use serde::{Deserialize, Serialize};
@@ -42,13 +42,13 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 /// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
 ///
 /// ```
-/// use gpt2_engine::{HubOptions, Silent, Spelling};
-/// use gpt2_training::{TokenizeJob, TokenizeOptions};
+/// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
+/// use candle_gpt2_training::{TokenizeJob, TokenizeOptions};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let [text, tokenizer] = ["text.txt", "tokenizer.json"].map(|name| folder.path().join(name));
 /// std::fs::write(&text, "to be, or not to be, that is the question: ".repeat(50))?;
-/// std::fs::write(&tokenizer, gpt2_shakespeare::TOKENIZER)?;
+/// std::fs::write(&tokenizer, candle_gpt2_shakespeare::TOKENIZER)?;
 /// let job = TokenizeJob {
 ///     data: vec![text],
 ///     model: None,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, Pass, expected_parameters};
+use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
-use gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, Pass, expected_parameters};
-use gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -282,7 +282,7 @@ impl Trainer {
     /// Computes what may be interrupted.
     fn interruptible<T>(&self, compute: impl FnOnce() -> candle_core::Result<T>) -> Result<T, TrainingError> {
         let computed = match &self.interrupt {
-            Some(interrupt) => gpt2_kernels::interruptible(Arc::clone(interrupt), compute),
+            Some(interrupt) => candle_gpt2_kernels::interruptible(Arc::clone(interrupt), compute),
             None => compute(),
         };
         computed.map_err(|error| match error {
@@ -403,7 +403,7 @@ impl Trainer {
         let loss = || self.loss(examples, pass, Lead::ToGradients);
         let factor = 1.0 / divisor;
         let (loss, gradients) =
-            self.interruptible(|| gpt2_kernels::gradients(&variables, before, factor, loss))?;
+            self.interruptible(|| candle_gpt2_kernels::gradients(&variables, before, factor, loss))?;
         let named = self.parameters.iter().zip(gradients).map(|((name, _), gradient)| {
             gradient.ok_or_else(|| TrainingError::NoGradient { name: name.to_owned() })
         });

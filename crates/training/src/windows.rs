@@ -56,14 +56,14 @@ const MOST_KEPT: usize = 1 << 20;
 /// seed decides, cuts what follows into windows side by side, and takes them in an order that the seed decides too.
 ///
 /// ```
-/// use gpt2_training::Windows;
+/// use candle_gpt2_training::Windows;
 ///
 /// let tokens: Vec<u32> = (0..200).collect();
 /// let windows = Windows::new(&tokens, 8, 1)?;
 /// let batch = windows.batch(0, 3);
 /// assert_eq!(batch.inputs.len(), 3 * 8);
 /// assert_eq!(batch.targets[0], batch.inputs[0] + 1, "the token that follows");
-/// # Ok::<(), gpt2_training::TrainingError>(())
+/// # Ok::<(), candle_gpt2_training::TrainingError>(())
 /// ```
 pub struct Windows<'a> {
     tokens: Box<dyn Tokens + 'a>,

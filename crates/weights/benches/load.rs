@@ -17,8 +17,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
-use gpt2_weights::{Checkpoint, LoadOptions, Orientation, checkpoint_shape};
+use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Orientation, checkpoint_shape};
 
 /// Loads per measurement; the fastest counts, since everything else on the machine only adds.
 const ROUNDS: usize = 3;

@@ -3,15 +3,15 @@
 
 use std::path::Path;
 
-use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WeightsError};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WeightsError};
 
 fn main() -> Result<(), WeightsError> {
     let checkpoint = match std::env::args().nth(1) {
         Some(path) => Checkpoint::open(Path::new(&path))?,
         None => {
             let files = GivenFiles::new("shakespeare")
-                .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-                .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+                .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+                .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
             Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?
         }
     };

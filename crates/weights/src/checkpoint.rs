@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{Gpt2Config, HeadKind};
 use candle_nn::var_builder::SimpleBackend;
-use gpt2::{Gpt2Config, HeadKind};
 use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
@@ -53,17 +53,17 @@ impl std::fmt::Display for Problem {
 /// of an output head that a tied configuration leaves no place for.
 ///
 /// ```
-/// use gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
+/// use candle_gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
 ///
 /// // The model that the program carries; `Checkpoint::open` takes the path of a folder or of a weights file.
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// assert_eq!(checkpoint.format(), Format::Safetensors);
 /// assert_eq!(checkpoint.config().n_layer, 4);
 /// assert_eq!(checkpoint.tensors().len(), 52);
-/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug)]
 pub struct Checkpoint {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpt2::{ConfigError, Gpt2Config};
+use candle_gpt2::{ConfigError, Gpt2Config};
 use serde_json::{Value, json};
 
 use crate::WeightsError;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2Config, expected_parameters};
+use candle_gpt2::{Gpt2Config, expected_parameters};
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use thiserror::Error;
@@ -19,7 +19,7 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
 /// The element type that a checkpoint is written in.
 ///
 /// ```
-/// use gpt2_weights::WrittenDType;
+/// use candle_gpt2_weights::WrittenDType;
 ///
 /// assert_eq!("q8_0".parse(), Ok(WrittenDType::Q8_0));
 /// assert_eq!(WrittenDType::F16.name(), "f16");
@@ -73,11 +73,11 @@ impl FromStr for WrittenDType {
 /// to go on.
 ///
 /// ```
-/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
 ///
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 ///
 /// let folder = tempfile::tempdir()?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use gpt2::{ConfigError, HeadKind};
+use candle_gpt2::{ConfigError, HeadKind};
 use thiserror::Error;
 
 use crate::WeightDType;

@@ -13,7 +13,7 @@ use crate::WeightsError;
 /// ```
 /// use std::io::{Error, Result};
 ///
-/// use gpt2_weights::ReadAt;
+/// use candle_gpt2_weights::ReadAt;
 ///
 /// /// Bytes that a store would be asked for, range by range.
 /// #[derive(Debug)]

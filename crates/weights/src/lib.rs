@@ -35,11 +35,11 @@ mod words;
 mod write_gguf;
 mod write_tensors;
 
+pub use candle_gpt2_kernels::WeightFormat;
 pub use checkpoint::{Checkpoint, OpenOptions, Problem};
 pub use convert::{UnknownWrittenDType, WrittenDType, replace_hugging_face, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
 pub use given_files::{GivenFiles, ReadAt};
-pub use gpt2_kernels::WeightFormat;
 pub use load::{Head, LoadOptions};
 pub use lock::open_locked;
 pub use mapped_file::MappedFile;

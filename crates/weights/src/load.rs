@@ -1,12 +1,12 @@
 //! From an opened checkpoint to a model in memory.
 
 use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
-use gpt2::{
+use candle_gpt2::{
     Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHead,
     HeadKind, KvDType,
 };
-use gpt2_kernels::ParameterSource;
+use candle_gpt2_kernels::ParameterSource;
+use candle_nn::VarBuilder;
 
 use crate::progress::of_candle;
 use crate::readers::{LoadMemory, PackParameters, ReadParameters};
@@ -16,17 +16,17 @@ use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 /// How a model is held in memory. The default is the CPU, with weights as they are stored.
 ///
 /// ```
-/// use gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 ///
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let options = LoadOptions { dtype: Some(WeightDType::Q8), ..LoadOptions::default() };
 /// let model = checkpoint.load(&options, &|_| ())?;
 /// assert_eq!(model.parameter_count(), 3_487_232);
 /// assert!(model.weight_bytes() < 3_487_232 * 5 / 4, "8 bits a weight, and scales");
-/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct LoadOptions {

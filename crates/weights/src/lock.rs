@@ -15,7 +15,7 @@ const ATTEMPTS: usize = 10;
 /// use std::fs::OpenOptions;
 /// use std::io::ErrorKind;
 ///
-/// use gpt2_weights::open_locked;
+/// use candle_gpt2_weights::open_locked;
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join(".lock");

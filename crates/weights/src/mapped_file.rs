@@ -12,7 +12,7 @@ use crate::WeightsError;
 /// ```
 /// use std::io::Write;
 ///
-/// use gpt2_weights::MappedFile;
+/// use candle_gpt2_weights::MappedFile;
 ///
 /// let mut file = tempfile::NamedTempFile::new()?;
 /// file.write_all(b"attention")?;

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use gpt2::{Gpt2Config, HeadKind, Parameter, expected_parameters};
+use candle_gpt2::{Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::Mismatch;
 use crate::source::{Format, Source};
@@ -201,8 +201,8 @@ pub enum Orientation {
 /// The shape in which a checkpoint stores a parameter.
 ///
 /// ```
-/// use gpt2::{Gpt2Config, expected_parameters};
-/// use gpt2_weights::{Orientation, checkpoint_shape};
+/// use candle_gpt2::{Gpt2Config, expected_parameters};
+/// use candle_gpt2_weights::{Orientation, checkpoint_shape};
 ///
 /// let parameters = expected_parameters(&Gpt2Config::gpt2());
 /// let c_attn = parameters.iter().find(|one| one.name == "h.0.attn.c_attn.weight").expect("of every block");

@@ -11,7 +11,7 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// use gpt2_weights::ReadProgress;
+/// use candle_gpt2_weights::ReadProgress;
 ///
 /// let total = AtomicU64::new(0);
 /// let progress = |bytes: u64| {

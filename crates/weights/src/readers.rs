@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
-use candle_nn::var_builder::SimpleBackend;
-use gpt2::{Parameter, expected_parameters};
-use gpt2_kernels::{
+use candle_gpt2::{Parameter, expected_parameters};
+use candle_gpt2_kernels::{
     Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
 };
+use candle_nn::var_builder::SimpleBackend;
 
 use crate::naming::{Origin, is_linear_weight, is_of_head};
 use crate::progress::{go_on, of_candle};
@@ -281,7 +281,7 @@ impl ParameterSource for PackParameters<'_> {
 
 #[cfg(test)]
 mod tests {
-    use gpt2_testing::fixture_path;
+    use candle_gpt2_testing::fixture_path;
 
     use super::*;
 

@@ -24,7 +24,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Writes a file as a whole, in place of the one that is there. `write` gets the path to write to.
 ///
 /// ```
-/// use gpt2_weights::replace_file;
+/// use candle_gpt2_weights::replace_file;
 ///
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("config.json");
@@ -49,7 +49,7 @@ pub fn replace_file(
 /// Writes a file as a whole where there is none. `write` gets the path to write to.
 ///
 /// ```
-/// use gpt2_weights::create_file;
+/// use candle_gpt2_weights::create_file;
 ///
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("result.json");
@@ -128,7 +128,7 @@ pub fn partial_folder(target: &Path) -> io::Result<TempDir> {
 /// is writing.
 ///
 /// ```
-/// use gpt2_weights::{partial_folder, partials};
+/// use candle_gpt2_weights::{partial_folder, partials};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let target = folder.path().join("tokens");
@@ -250,7 +250,7 @@ mod tests {
     use std::sync::Barrier;
     use std::thread;
 
-    use gpt2_testing::{files, temporary_folder};
+    use candle_gpt2_testing::{files, temporary_folder};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gpt2::Gpt2Config;
+use candle_gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
 use crate::checkpoint_file::CheckpointFile;

@@ -1,7 +1,7 @@
 //! What the values of tensors look like, and how two checkpoints differ.
 
 use candle_core::{Device, Tensor};
-use gpt2::expected_parameters;
+use candle_gpt2::expected_parameters;
 use serde::Serialize;
 
 use crate::checkpoint_file::CheckpointFile;
@@ -98,14 +98,14 @@ pub enum DifferenceKind {
 /// are equal are left out. `progress` is told how many bytes of both were read, and asked whether to go on.
 ///
 /// ```
-/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
 ///
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let first = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// assert!(differences(&first, &first, &|_| ())?.is_empty());
-/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 ///
 /// # Errors

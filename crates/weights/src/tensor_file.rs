@@ -62,7 +62,7 @@ mod tests {
     use std::path::PathBuf;
 
     use candle_core::DType;
-    use gpt2_testing::{fixture_path, temporary_folder, values};
+    use candle_gpt2_testing::{fixture_path, temporary_folder, values};
     use tempfile::TempDir;
 
     use super::*;

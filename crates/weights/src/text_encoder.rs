@@ -31,7 +31,7 @@ const MOST_ADDED: usize = 16;
 /// package, spaces are spaces.
 ///
 /// ```
-/// use gpt2_weights::{TextEncoder, encode_piece, train_tokenizer};
+/// use candle_gpt2_weights::{TextEncoder, encode_piece, train_tokenizer};
 ///
 /// let text = "words and more words";
 /// let tokenizer = train_tokenizer([text.into()].into_iter(), 260)?;
@@ -39,13 +39,13 @@ const MOST_ADDED: usize = 16;
 /// let mut tokens = Vec::new();
 /// encoder.session().encode(text, &mut tokens)?;
 /// assert_eq!(tokens, encode_piece(&tokenizer, text)?);
-/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 ///
 /// ```
-/// use gpt2_weights::{TextEncoder, Tokenizer};
+/// use candle_gpt2_weights::{TextEncoder, Tokenizer};
 ///
-/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
 /// let encoder = TextEncoder::new(&tokenizer);
 /// let (mut session, mut tokens) = (encoder.session(), Vec::new());
 /// session.encode("To be, or not to be", &mut tokens)?;

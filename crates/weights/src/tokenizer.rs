@@ -31,10 +31,10 @@ const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json",
 /// Truncation and padding that a `tokenizer.json` may ask for are switched off: a prompt is taken whole.
 ///
 /// ```
-/// use gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
+/// use candle_gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
 ///
 /// let file = tempfile::NamedTempFile::new()?;
-/// std::fs::write(file.path(), gpt2_shakespeare::TOKENIZER)?;
+/// std::fs::write(file.path(), candle_gpt2_shakespeare::TOKENIZER)?;
 /// let tokenizer = load_tokenizer(file.path())?;
 /// assert_eq!(encode(&tokenizer, END_OF_TEXT)?, [0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -97,9 +97,9 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
 /// a character have the whole of it, and those that are put around the text nothing, at 0.
 ///
 /// ```
-/// use gpt2_weights::{Tokenizer, encode_with_places};
+/// use candle_gpt2_weights::{Tokenizer, encode_with_places};
 ///
-/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
 /// let (ids, places) = encode_with_places(&tokenizer, "noble king")?;
 /// assert_eq!(ids.len(), places.len());
 /// assert_eq!(places.last().map(|place| place.end), Some(10));
@@ -129,9 +129,9 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
 /// tokenizer with another alphabet those of the token as it is written. `None` where there is no such token.
 ///
 /// ```
-/// use gpt2_weights::{Tokenizer, encode, token_bytes};
+/// use candle_gpt2_weights::{Tokenizer, encode, token_bytes};
 ///
-/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
 /// let bytes: Vec<u8> = encode(&tokenizer, "é")?.into_iter().filter_map(|id| token_bytes(&tokenizer, id)).flatten().collect();
 /// assert_eq!(bytes, "é".as_bytes());
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -157,13 +157,13 @@ pub(crate) fn byte_of(written: char) -> Option<u8> {
 /// the 256 bytes, then merges. It has fewer tokens where the texts hold no more pairs that occur twice.
 ///
 /// ```
-/// use gpt2_weights::{END_OF_TEXT, encode, train_tokenizer};
+/// use candle_gpt2_weights::{END_OF_TEXT, encode, train_tokenizer};
 ///
 /// let texts = ["to be or not to be", "to be is to do"];
 /// let tokenizer = train_tokenizer(texts.into_iter().map(Into::into), 260)?;
 /// assert_eq!(tokenizer.get_vocab_size(true), 260, "the end of a text, 256 bytes and three merges");
 /// assert!(encode(&tokenizer, "to be")?.len() < 5);
-/// # Ok::<(), gpt2_weights::WeightsError>(())
+/// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 ///
 /// # Errors
@@ -295,9 +295,9 @@ fn from_vocabulary_and_merges(
 /// usually wrong.
 ///
 /// ```
-/// use gpt2_weights::{Tokenizer, encode, ordinary_token};
+/// use candle_gpt2_weights::{Tokenizer, encode, ordinary_token};
 ///
-/// let tokenizer = Tokenizer::from_bytes(gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
 /// assert_eq!(ordinary_token(&tokenizer, 0), None, "the end of a text");
 /// assert_eq!(ordinary_token(&tokenizer, encode(&tokenizer, "K")?[0]).as_deref(), Some("K"));
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::{DType, Device};
-use gpt2_kernels::WeightFormat;
+use candle_gpt2_kernels::WeightFormat;
 use thiserror::Error;
 
 use crate::WeightsError;
@@ -13,7 +13,7 @@ use crate::WeightsError;
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2_weights::WeightDType;
+/// use candle_gpt2_weights::WeightDType;
 ///
 /// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
 /// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());

@@ -9,7 +9,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::quantized::{GgmlDType, QTensor};
-use gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
+use candle_gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::convert::{check_finite, check_range};
 use crate::naming::gguf_name;
@@ -26,12 +26,12 @@ const ALIGNMENT: usize = 32;
 /// call, and asked whether to go on.
 ///
 /// ```
-/// use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};
 ///
 /// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", gpt2_shakespeare::CONFIG)
-///     .with_bytes("tokenizer.json", gpt2_shakespeare::TOKENIZER)
-///     .with_bytes("model.safetensors", gpt2_shakespeare::WEIGHTS);
+///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
+///     .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
+///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("shakespeare.gguf");
@@ -343,7 +343,7 @@ impl TokenLists {
 mod tests {
     use candle_core::Device;
     use candle_core::quantized::gguf_file;
-    use gpt2_testing::{fixture_path, temporary_folder};
+    use candle_gpt2_testing::{fixture_path, temporary_folder};
 
     use super::*;
 

@@ -26,7 +26,7 @@ const NPY_ALIGNMENT: usize = 16;
 /// use std::collections::{BTreeMap, HashMap};
 ///
 /// use candle_core::{Device, Tensor};
-/// use gpt2_weights::{TensorFile, write_tensors};
+/// use candle_gpt2_weights::{TensorFile, write_tensors};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("steering.safetensors");
@@ -58,7 +58,7 @@ pub fn write_tensors(
 /// use std::collections::BTreeMap;
 ///
 /// use candle_core::{Device, Tensor};
-/// use gpt2_weights::write_npz;
+/// use candle_gpt2_weights::write_npz;
 ///
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("cache.npz");
@@ -251,7 +251,7 @@ mod tests {
     use std::io::Cursor;
 
     use candle_core::Device;
-    use gpt2_testing::{pattern, temporary_folder};
+    use candle_gpt2_testing::{pattern, temporary_folder};
 
     use super::*;
     use crate::replace_file;

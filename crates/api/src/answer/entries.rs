@@ -1,6 +1,6 @@
 //! What is told of how probable a token is: its names and numbers.
 
-use gpt2_generation::TokenLogprobs;
+use candle_gpt2_generation::TokenLogprobs;
 
 use super::Wants;
 use super::text::{PromptAnswer, TextAnswer};

@@ -7,7 +7,7 @@ mod write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use gpt2_generation::{Event, StopReason, TokenLogprobs};
+use candle_gpt2_generation::{Event, StopReason, TokenLogprobs};
 
 pub(crate) use text::PromptAnswer;
 use text::Sent;
@@ -63,10 +63,10 @@ pub(crate) struct Wants {
 /// A response in the making.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-/// use gpt2_engine::Step;
+/// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
+/// use candle_gpt2_engine::Step;
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let body = br#"{"prompt": "ROMEO:", "max_tokens": 3, "temperature": 0, "stream": true}"#;
 /// let Call { requests, mut answer, .. } = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;

@@ -1,6 +1,6 @@
 //! A text in the making, and the prompt that it continues.
 
-use gpt2_generation::{StopReason, TokenLogprobs};
+use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
 
 use super::Wants;

@@ -18,9 +18,9 @@ const NEAR: f64 = 0.7;
 /// The unknown fields of a request, which was answered without them.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let request = AttentionRequest::read(br#"{"prompt": [5, 6], "layer": [1]}"#, &served)?;
 /// let warning = "unknown field `layer` was ignored; did you mean `layers`?";

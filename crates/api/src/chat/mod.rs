@@ -35,9 +35,9 @@ const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
 /// What `/v1/chat/completions` is asked for, with every field in its range.
 ///
 /// ```
-/// use gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, ServedModel};
 ///
-/// # let model = gpt2_engine::ModelOptions::default().open(&gpt2_engine::Silent)?.load(&gpt2_engine::Silent)?;
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// let template = "{% for message in messages %}{{ message.content }}\n{% endfor %}ROMEO:".into();
 /// let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja(template), ..ApiOptions::default() };
 /// let served = ServedModel::new(&model, options)?;

@@ -1,6 +1,6 @@
 //! Conversations.
 
-use gpt2_api::{ApiError, ApiOptions, ChatRequest, ChatTemplateChoice, ServedModel};
+use candle_gpt2_api::{ApiError, ApiOptions, ChatRequest, ChatTemplateChoice, ServedModel};
 use serde_json::{Value, json};
 
 use crate::common::{Tested, load, options, tiny, tiny_with};
@@ -247,8 +247,8 @@ fn what_is_wrong_with_a_message_is_named() {
 
 #[test]
 fn a_model_without_an_end_joins_no_messages() {
-    let folder =
-        gpt2_testing::CheckpointFolder::tiny().with("generation_config.json", "{\"eos_token_id\": []}");
+    let folder = candle_gpt2_testing::CheckpointFolder::tiny()
+        .with("generation_config.json", "{\"eos_token_id\": []}");
     let model = load(folder.path());
     let options = ApiOptions { chat_template: ChatTemplateChoice::EosJoin, ..options() };
     let error = ServedModel::new(&model, options).unwrap_err();

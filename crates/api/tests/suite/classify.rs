@@ -1,8 +1,8 @@
 //! `/v1/classify` against transformers: `scripts/export_heads.py` made the checkpoints and what is expected of them.
 
-use gpt2_api::{ApiError, ClassifyCall, ServedModel};
-use gpt2_engine::{Classifier, ModelOptions, Silent};
-use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
+use candle_gpt2_api::{ApiError, ClassifyCall, ServedModel};
+use candle_gpt2_engine::{Classifier, ModelOptions, Silent};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
 use serde_json::{Value, json};
 
 use crate::common::{options, tiny};

@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, OnceLock};
 
-use gpt2_api::{
+use candle_gpt2_api::{
     Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Limits,
     ServedModel,
 };
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
-use gpt2_generation::{Drafts, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TokenLogprobs};
-use gpt2_testing::{CheckpointFolder, fixture_path};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
+use candle_gpt2_generation::{
+    Drafts, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TokenLogprobs,
+};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use serde_json::{Value, json};
 
 /// `score` computes a text without a cache, and so adds numbers of f32 in another order.

@@ -1,6 +1,6 @@
 //! Whole responses.
 
-use gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
+use candle_gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
 use serde_json::{Value, json};
 
 use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, token_of};

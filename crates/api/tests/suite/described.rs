@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpt2_api::{
+use candle_gpt2_api::{
     ChatRequest, CompletionRequest, Endpoint, OPENAPI, ROUTES, classify_fields, detokenize_fields,
     find_route, look_fields, tokenize_fields,
 };

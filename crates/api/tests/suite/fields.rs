@@ -1,7 +1,7 @@
 //! Every field: what it takes, and what it means.
 
-use gpt2_api::{ChatRequest, CompletionRequest};
-use gpt2_generation::GenerationConfig;
+use candle_gpt2_api::{ChatRequest, CompletionRequest};
+use candle_gpt2_generation::GenerationConfig;
 use serde_json::{Value, json};
 
 use crate::common::{call, error, tiny};
@@ -50,7 +50,7 @@ fn null_is_as_good_as_nothing_everywhere() {
     }
     let (nothing, nulls) = (call(&json!({})).unwrap(), call(&body).unwrap());
     let without_seed =
-        |call: &gpt2_api::Call| GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() };
+        |call: &candle_gpt2_api::Call| GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() };
     assert_eq!(without_seed(&nulls), without_seed(&nothing));
     let mut chat = json!({});
     for name in ChatRequest::fields() {
@@ -282,7 +282,7 @@ fn texts_draw_from_streams_of_their_own_and_share_as_they_were_told() {
     assert_eq!(call(&json!({ "n": 2, "best_of": 3 })).unwrap().requests[0].logprobs, Some(0));
     let reuse = |body: &Value, caller| {
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
-        gpt2_api::Call::of_completion(request, &tiny().served, caller).unwrap().requests[0].reuse
+        candle_gpt2_api::Call::of_completion(request, &tiny().served, caller).unwrap().requests[0].reuse
     };
     assert_eq!(reuse(&json!({}), Some(5)), Some(5));
     assert_eq!(reuse(&json!({ "cache_prompt": false }), Some(5)), None);

@@ -1,6 +1,6 @@
 //! Bodies that mean no good: each is refused, or harmless.
 
-use gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, detokenize, tokenize};
+use candle_gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, detokenize, tokenize};
 
 use crate::common::tiny;
 

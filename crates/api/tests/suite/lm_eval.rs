@@ -2,7 +2,7 @@
 //!
 //! Source: `lm_eval/models/openai_completions.py`, `parse_logprobs`.
 
-use gpt2_generation::score;
+use candle_gpt2_generation::score;
 use serde_json::{Value, json};
 
 use crate::common::{SCORE_TOLERANCE, tiny};
@@ -90,10 +90,11 @@ fn recorded_bodies_are_read() {
         let body = std::fs::read(&path).unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         match name {
-            "chat" => drop(gpt2_api::ChatRequest::parse(&body).unwrap()),
-            "tokenize" => drop(gpt2_api::tokenize(&body, &tiny().served).unwrap()),
+            "chat" => drop(candle_gpt2_api::ChatRequest::parse(&body).unwrap()),
+            "tokenize" => drop(candle_gpt2_api::tokenize(&body, &tiny().served).unwrap()),
             _ => drop(
-                gpt2_api::CompletionRequest::parse(&body).unwrap_or_else(|error| panic!("{name}: {error}")),
+                candle_gpt2_api::CompletionRequest::parse(&body)
+                    .unwrap_or_else(|error| panic!("{name}: {error}")),
             ),
         }
         read += 1;

@@ -1,6 +1,6 @@
 //! What is told of how probable tokens are: names, numbers, places.
 
-use gpt2_generation::StopReason;
+use candle_gpt2_generation::StopReason;
 use serde_json::{Value, json};
 
 use crate::common::{begun, call, logprobs, tiny, token};

@@ -1,6 +1,6 @@
 //! Tokens, models, and what the server tells of itself.
 
-use gpt2_api::{detokenize, health, model, models, props, tokenize, tokenizer_info, version};
+use candle_gpt2_api::{detokenize, health, model, models, props, tokenize, tokenizer_info, version};
 use serde_json::{Value, json};
 
 use crate::common::tiny;

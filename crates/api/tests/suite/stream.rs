@@ -1,6 +1,6 @@
 //! Streams: put together, their chunks are the whole response.
 
-use gpt2_generation::StopReason;
+use candle_gpt2_generation::StopReason;
 use serde_json::{Map, Value, json};
 
 use crate::common::{call, logprobs, tiny, token};

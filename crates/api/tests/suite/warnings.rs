@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use gpt2_api::{
+use candle_gpt2_api::{
     ApiError, ApiOptions, AttentionRequest, Call, ChatRequest, ClassifyCall, CompletionRequest, HeadRequest,
     LensRequest, NextRequest, ServedModel, Warnings, detokenize, tokenize,
 };
-use gpt2_engine::{ModelOptions, Silent};
-use gpt2_testing::fixture_path;
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_testing::fixture_path;
 use serde_json::{Value, json};
 
 use crate::common::{call, options, tiny};
@@ -23,7 +23,7 @@ fn warnings(body: &Value) -> Vec<String> {
 }
 
 fn chat_warnings(body: &Value) -> Vec<String> {
-    let template = gpt2_api::ChatTemplateChoice::EosJoin;
+    let template = candle_gpt2_api::ChatTemplateChoice::EosJoin;
     let served =
         ServedModel::new(&tiny().model, ApiOptions { chat_template: template, ..options() }).unwrap();
     let request = ChatRequest::parse(body.to_string().as_bytes()).unwrap();

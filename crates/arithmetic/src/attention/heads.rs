@@ -7,7 +7,7 @@ use crate::simd::LANES;
 /// So rows of one memory need not lie side by side or have the same room, and in a tensor rows that do are `(B, H, S, D)`.
 ///
 /// ```
-/// use gpt2_arithmetic::KvSlot;
+/// use candle_gpt2_arithmetic::KvSlot;
 ///
 /// let slots = KvSlot::side_by_side(2, 19);
 /// assert_eq!(slots[1], KvSlot { start: 32, capacity: 19 });

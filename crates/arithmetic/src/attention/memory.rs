@@ -117,7 +117,7 @@ pub struct KvSizes {
 /// Keys and values of `tokens` tokens. New memory takes room once something is written there.
 ///
 /// ```
-/// use gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot};
+/// use candle_gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot};
 ///
 /// let sizes = KvSizes { heads: 2, key_dim: 3, value_dim: 3 };
 /// let mut memory = KvMemory::new(KvFormat::F32, sizes, 16).expect("room for 16 tokens");

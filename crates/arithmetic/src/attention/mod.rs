@@ -35,7 +35,7 @@ const PIECES_PER_THREAD: usize = 4;
 /// Attention of some queries over what a cache holds, where the rows of a batch have slots of their own.
 ///
 /// ```
-/// use gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
+/// use candle_gpt2_arithmetic::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
 ///
 /// let sizes = KvSizes { heads: 1, key_dim: 2, value_dim: 2 };
 /// let mut memory = KvMemory::new(KvFormat::F32, sizes, 16).expect("room for 16 tokens");

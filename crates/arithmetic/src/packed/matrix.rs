@@ -23,7 +23,7 @@ macro_rules! formats {
         /// the result's error nothing but these two roundings and the f32 sum over the groups remains.
         ///
         /// ```
-        /// use gpt2_arithmetic::WeightFormat;
+        /// use candle_gpt2_arithmetic::WeightFormat;
         ///
         /// assert_eq!(WeightFormat::from_name("q8"), Some(WeightFormat::Q8));
         /// let [f32s, q8s] = [WeightFormat::F32, WeightFormat::Q8].map(|format| format.packed_bytes(3072, 768));
@@ -131,7 +131,7 @@ impl WeightFormat {
 /// A weight matrix `(out, in)`, packed.
 ///
 /// ```
-/// use gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
+/// use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
 ///
 /// let values = [1., 2., 3., 4., 5., 6.]; // (out 2, in 3)
 /// let weight = Strided { values: &values, strides: (3, 1), shape: (2, 3) };
@@ -139,7 +139,7 @@ impl WeightFormat {
 /// let bias = PanelBias::new(&[10., 20.]);
 /// let after = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
 /// assert_eq!(matrix.product(&[1., 1., 1.], 1, after), [16., 35.]);
-/// # Ok::<(), gpt2_arithmetic::PackError>(())
+/// # Ok::<(), candle_gpt2_arithmetic::PackError>(())
 /// ```
 pub struct PackedMatrix {
     pub(super) out_features: usize,

@@ -92,14 +92,14 @@ impl PackedMatrix {
     /// a mapped file need not stay in memory beside the packed weights.
     ///
     /// ```
-    /// use gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+    /// use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
     ///
     /// let stored: Vec<u8> = [1f32, 2., 3., 4., 5., 6.].iter().flat_map(|value| value.to_le_bytes()).collect();
     /// let (dtype, order) = (StoredFloat::F32, StoredOrder::InputMajor); // as GPT-2's checkpoints have them
     /// let matrix = MatrixBytes { bytes: &stored, dtype, order, out_features: 3, in_features: 2 };
     /// let packed = PackedMatrix::from_bytes(matrix, WeightFormat::F32, &|_| ())?;
     /// assert_eq!(packed.rows(&[0]), [1., 4.]);
-    /// # Ok::<(), gpt2_arithmetic::PackError>(())
+    /// # Ok::<(), candle_gpt2_arithmetic::PackError>(())
     /// ```
     ///
     /// # Errors

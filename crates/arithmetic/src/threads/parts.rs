@@ -176,7 +176,7 @@ pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: i
 /// What `work` makes of each item, in their order; on all threads of the pool.
 ///
 /// ```
-/// let squares = gpt2_arithmetic::map_items([2, 3, 5, 7], |number| number * number);
+/// let squares = candle_gpt2_arithmetic::map_items([2, 3, 5, 7], |number| number * number);
 /// assert_eq!(squares, [4, 9, 25, 49]);
 /// ```
 pub fn map_items<I: Send, R: Send>(

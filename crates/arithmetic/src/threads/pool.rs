@@ -41,8 +41,8 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// Returns whether the number could be set: it is fixed when the first computation starts.
 ///
 /// ```
-/// assert!(gpt2_arithmetic::set_thread_count(2));
-/// assert_eq!(gpt2_arithmetic::thread_count(), 2);
+/// assert!(candle_gpt2_arithmetic::set_thread_count(2));
+/// assert_eq!(candle_gpt2_arithmetic::thread_count(), 2);
 /// ```
 pub fn set_thread_count(threads: usize) -> bool {
     THREADS.compare_exchange(0, threads.max(1), Ordering::AcqRel, Ordering::Acquire).is_ok()

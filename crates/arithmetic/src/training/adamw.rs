@@ -12,7 +12,7 @@ const BLOCK: usize = 1 << 14;
 /// The numbers of a step.
 ///
 /// ```
-/// use gpt2_arithmetic::{AdamWStep, Float};
+/// use candle_gpt2_arithmetic::{AdamWStep, Float};
 ///
 /// let step = AdamWStep {
 ///     learning_rate: 0.25, beta_1: 0.9, beta_2: 0.999, epsilon: 0.0, weight_decay: 0.0, step: 1, gradient_factor: 1.0,

@@ -18,7 +18,7 @@ const QUERY_BLOCK: usize = 48;
 /// Dropout on attention weights: the mask is drawn anew from the seed wherever it is needed, and stored nowhere.
 ///
 /// ```
-/// use gpt2_arithmetic::AttentionDropout;
+/// use candle_gpt2_arithmetic::AttentionDropout;
 ///
 /// let dropout = AttentionDropout { rate: 0.75, seed: 7 };
 /// let mut mask = dropout.mask(3); // of head 3
@@ -77,7 +77,7 @@ pub struct AddedScores<'a, T> {
 /// How the heads of some texts attend. All texts have as many queries, and as many keys.
 ///
 /// ```
-/// use gpt2_arithmetic::{Attention, Float};
+/// use candle_gpt2_arithmetic::{Attention, Float};
 ///
 /// let causal = Attention {
 ///     texts: 1, queries: 3, keys: 3, heads: 1, head_dim: 2, value_dim: 2, scale: 1.0,

@@ -33,7 +33,7 @@ macro_rules! floats {
         /// Matrices are in row-major order. All functions use all threads.
         ///
         /// ```
-        /// use gpt2_arithmetic::{Float, MatrixView};
+        /// use candle_gpt2_arithmetic::{Float, MatrixView};
         ///
         /// let (left, right) = ([1f32, 2., 3., 4., 5., 6.], [1f32, 0., 2.]);
         /// let product = Float::product(MatrixView::new(&left, 2, 3), MatrixView::new(&right, 3, 1), None);

@@ -1,12 +1,12 @@
 //! `MultiHeadAttention` against PyTorch, and its laws: causality, caching, batching, fused against separate.
 
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
-use gpt2_attention::{
+use candle_gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
     MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
 };
-use gpt2_kernels::{LayerNorm, Linear};
-use gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
+use candle_gpt2_kernels::{LayerNorm, Linear};
+use candle_gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
 
 /// f32 products of two libraries over at most 40 terms.
 const PARITY: f64 = 1e-5;
@@ -327,7 +327,7 @@ fn dropout_acts_on_the_attention_weights() -> Result<()> {
     let layer = layer.with_dropout(1.0);
     let x = pattern(&[1, 3, 15], 2.0, 0);
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 1, after: 0 }] {
-        let mut generator = gpt2_kernels::RandomStream::new(0);
+        let mut generator = candle_gpt2_kernels::RandomStream::new(0);
         let output = layer.forward_with(&x, None, &mask, None, &mut Pass::training(&mut generator))?;
         let bias = pattern(&[10], 1.0, 6000).broadcast_as((1, 3, 10))?;
         assert_close(&output, &bias, SAME, &format!("{mask:?}"));
@@ -442,7 +442,7 @@ fn a_step_after_lengths_in_memory() -> Result<()> {
     assert!(refused(&layer, AttentionMask::Causal, None, Pass::inference()));
     assert!(refused(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
     assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
-    let mut generator = gpt2_kernels::RandomStream::new(1);
+    let mut generator = candle_gpt2_kernels::RandomStream::new(1);
     assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
     Ok(())
 }

@@ -2,13 +2,13 @@
 //! from a fixture (`scripts/export_reference.py`, `export_steps`); every expected matrix is the book's.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
-use gpt2_attention::steps::{
+use candle_gpt2_attention::steps::{
     CausalAttention, SelfAttention, StackedHeads, attend_one, dot_product, mask_by_renormalizing,
     mask_with_negative_infinity, normalize_by_sum, simple_self_attention, softmax_naive,
 };
-use gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass};
-use gpt2_kernels::{Linear, RandomStream, softmax};
-use gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
+use candle_gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass};
+use candle_gpt2_kernels::{Linear, RandomStream, softmax};
+use candle_gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
 
 /// The book prints four decimals.
 const PRINTED: f64 = 0.5e-4 + 1e-6;
@@ -271,7 +271,7 @@ fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> R
         [0.0000, 0.3327, 0.0000, 0.0000, 0.0000, 0.0000],
     ]);
     assert_close_absolute(&(&weights * printed_mask)?, &printed_weights, PRINTED, "the printed mask");
-    let ours = gpt2_kernels::dropout(&weights, 0.5, &mut RandomStream::new(123))?;
+    let ours = candle_gpt2_kernels::dropout(&weights, 0.5, &mut RandomStream::new(123))?;
     for (dropped, weight) in values(&ours).iter().zip(values(&weights)) {
         assert!(*dropped == 0.0 || (dropped - 2.0 * weight).abs() < SAME, "{weight} became {dropped}");
     }
@@ -411,7 +411,7 @@ fn stacked_heads_equal_split_heads_under_block_weights() -> Result<()> {
         let head = |index: usize| fixture.tensor(&format!("wrapper.heads.{index}.{name}.weight"));
         Linear::new(Tensor::cat(&[head(0), head(1)], 0)?, None)
     };
-    let projection = gpt2_attention::QkvProjection::Separate {
+    let projection = candle_gpt2_attention::QkvProjection::Separate {
         query: block("W_query")?,
         key: block("W_key")?,
         value: block("W_value")?,

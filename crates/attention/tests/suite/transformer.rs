@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 
 use candle_core::{D, DType, Device, Result, Tensor};
+use candle_gpt2_attention::transformer::{
+    BlockConfig, DecoderLayer, EncoderDecoder, EncoderLayer, OutputHead,
+};
+use candle_gpt2_attention::{AttentionMask, Pass, SinusoidalPositions};
+use candle_gpt2_kernels::{Activation, Linear};
+use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 use candle_nn::VarBuilder;
-use gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderDecoder, EncoderLayer, OutputHead};
-use gpt2_attention::{AttentionMask, Pass, SinusoidalPositions};
-use gpt2_kernels::{Activation, Linear};
-use gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 through two blocks, each normalised.
 const PARITY: f64 = 1e-5;
@@ -133,11 +135,11 @@ fn dropout_acts_on_every_part_of_a_block() -> Result<()> {
         (EncoderLayer::load(&config, &encoder_vb)?, DecoderLayer::load(&config, &decoder_vb)?);
     let norms = |vb: &VarBuilder, count: usize, x: &Tensor| {
         (1..=count).try_fold(x.clone(), |x, index| {
-            gpt2_kernels::LayerNorm::load(24, 1e-5, &vb.pp(format!("norm{index}")))?.forward(&x)
+            candle_gpt2_kernels::LayerNorm::load(24, 1e-5, &vb.pp(format!("norm{index}")))?.forward(&x)
         })
     };
     let (source, target) = (fixture.tensor("source"), fixture.tensor("target"));
-    let mut generator = gpt2_kernels::RandomStream::new(0);
+    let mut generator = candle_gpt2_kernels::RandomStream::new(0);
     let mut pass = Pass::training(&mut generator);
     let encoded = encoder.forward(&source, &AttentionMask::Bidirectional, &mut pass)?;
     assert_close(&encoded, &norms(&encoder_vb, 2, &source)?, PARITY, "encoder");

@@ -1,8 +1,8 @@
 //! Restricted attention ("Attention Is All You Need", section 4): only the band is computed, and it equals the masked full computation.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
-use gpt2_testing::{assert_close, pattern};
+use candle_gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
+use candle_gpt2_testing::{assert_close, pattern};
 
 /// The same f32 arithmetic in another order of summation.
 const SAME: f64 = 2e-6;

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::{LoadedModel, ModelOptions, Silent};
-use gpt2_generation::GenerationConfig;
-use gpt2_testing::{Browser, BrowserKind, skipped};
-use gpt2_weights::WeightDType;
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
+use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_testing::{Browser, BrowserKind, skipped};
+use candle_gpt2_weights::WeightDType;
 use serde_json::{Value, json};
 
 /// Names the folder with the built page.

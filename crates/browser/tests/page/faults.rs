@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpt2_testing::{Browser, CheckpointFolder};
+use candle_gpt2_testing::{Browser, CheckpointFolder};
 use serde_json::json;
 
 use crate::common::{

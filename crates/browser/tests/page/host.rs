@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use gpt2_testing::Browser;
+use candle_gpt2_testing::Browser;
 use serde_json::json;
 
 use crate::common::{BROWSERS, assert_quiet, built_in, greedy, web, write_greedily, written};

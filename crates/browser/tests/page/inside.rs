@@ -1,9 +1,9 @@
 //! What the page shows of the model's inside: the numbers are the library's.
 
-use gpt2_engine::LoadedModel;
-use gpt2_interpret::{Head, LensOptions, Patterns, Run, logit_lens};
-use gpt2_look::{HeadSteps, OneHead, Reader, Subject, Text};
-use gpt2_testing::Browser;
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_interpret::{Head, LensOptions, Patterns, Run, logit_lens};
+use candle_gpt2_look::{HeadSteps, OneHead, Reader, Subject, Text};
+use candle_gpt2_testing::Browser;
 use serde_json::{Value, json};
 
 use crate::common::{assert_quiet, built_in, choose, opened, write_greedily};

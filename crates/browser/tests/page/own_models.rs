@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
-use gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
-use gpt2_testing::{Browser, CheckpointFolder, fixture_path, pattern};
-use gpt2_weights::WrittenDType;
+use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
+use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
+use candle_gpt2_testing::{Browser, CheckpointFolder, fixture_path, pattern};
+use candle_gpt2_weights::WrittenDType;
 use serde_json::{Map, Value, json};
 
 use crate::common::{

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use gpt2::{Gpt2Config, expected_parameters};
-use gpt2_browser::{check_room, memory};
-use gpt2_engine::{DeviceChoice, ModelOptions, WeightDType};
-use gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Orientation, ReadAt, checkpoint_shape};
+use candle_gpt2::{Gpt2Config, expected_parameters};
+use candle_gpt2_browser::{check_room, memory};
+use candle_gpt2_engine::{DeviceChoice, ModelOptions, WeightDType};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Orientation, ReadAt, checkpoint_shape};
 use serde_json::{Map, Value, json};
 
 /// A file whose beginning is this, and which is zero behind it.

@@ -1,10 +1,10 @@
 //! A session answers as the library does: what a page shows is what the program writes.
 
-use gpt2_browser::Session;
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
-use gpt2_generation::{GenerationConfig, TokenGenerator};
-use gpt2_look::{Attention, Found, Lens, Look, OneHead, Reader, Subject, Text};
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_browser::Session;
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
+use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
+use candle_gpt2_look::{Attention, Found, Lens, Look, OneHead, Reader, Subject, Text};
+use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
 const NOW: u64 = 1_700_000_000;
@@ -141,18 +141,19 @@ fn looks_are_those_of_the_library() {
     let reader = Reader::without_bos(model.vocabulary());
     let subject = Subject::new(&model, "shakespeare".into(), &reader);
     let words = || Text::Ids(ids.clone());
-    let data = |found: &Found| serde_json::from_str::<Value>(&gpt2_pictures::data(&found.report)).unwrap();
+    let data =
+        |found: &Found| serde_json::from_str::<Value>(&candle_gpt2_pictures::data(&found.report)).unwrap();
 
     let attention = Attention { text: words(), layers: Some(vec![1, 3].into()), heads: None };
     let expected = data(&attention.at(&subject, &Silent).unwrap());
     assert_eq!(ask(&session, "look/attention", &json!({ "prompt": ids, "layers": [3, 1] })), expected);
     assert_eq!(ask(&session, "look/attention", &json!({ "prompt": PROMPT, "layers": [1, 3] })), expected);
 
-    let lens = Lens { show: gpt2_interpret::LensValue::Divergence, top: 1, ..Lens::new(words()) };
+    let lens = Lens { show: candle_gpt2_interpret::LensValue::Divergence, top: 1, ..Lens::new(words()) };
     let expected = data(&lens.at(&subject, &Silent).unwrap());
     assert_eq!(ask(&session, "look/lens", &json!({ "prompt": ids, "show": "divergence" })), expected);
 
-    let head = gpt2_interpret::Head { layer: 2, head: 7 };
+    let head = candle_gpt2_interpret::Head { layer: 2, head: 7 };
     let steps =
         OneHead { text: words(), head, query: -1, key: 0 }.check(&reader).unwrap().look(&subject).unwrap();
     let body = json!({ "prompt": PROMPT, "layer": 2, "head": 7, "key": 0 });

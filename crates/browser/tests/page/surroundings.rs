@@ -1,6 +1,6 @@
 //! Keyboard alone, narrow screens, light and dark.
 
-use gpt2_testing::{Browser, keys};
+use candle_gpt2_testing::{Browser, keys};
 use serde_json::{Value, json};
 
 use crate::common::{

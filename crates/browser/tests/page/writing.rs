@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-use gpt2::{LogitsFor, Pass};
-use gpt2_engine::LoadedModel;
-use gpt2_interpret::Run;
-use gpt2_testing::{Browser, BrowserKind, keys, skipped};
+use candle_gpt2::{LogitsFor, Pass};
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_interpret::Run;
+use candle_gpt2_testing::{Browser, BrowserKind, keys, skipped};
 use serde_json::{Value, json};
 
 use crate::common::{
@@ -267,7 +267,7 @@ fn decoded(model: &LoadedModel, ids: &[u32]) -> String {
 fn logits(model: &LoadedModel, ids: &[u32]) -> Vec<f64> {
     let input = Run::new(model.model(), ids).unwrap().input().unwrap();
     let logits = model.model().forward(&input, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap(); // (1, 1, V)
-    gpt2_testing::values(&logits)
+    candle_gpt2_testing::values(&logits)
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_engine::{HubOptions, WeightDType, device_name, process};
+use candle_gpt2_generation::{GenerationConfig, History, Sampler};
 use clap::Args;
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_engine::{HubOptions, WeightDType, device_name, process};
-use gpt2_generation::{GenerationConfig, History, Sampler};
 use serde::Serialize;
 
 use crate::exit::UsageError;

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2::Site;
+use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_look::{Activations, CacheFormat, Numbers};
+use candle_gpt2_weights::expect_free;
 use clap::Args;
-use gpt2::Site;
-use gpt2_engine::{HubOptions, Spelling};
-use gpt2_look::{Activations, CacheFormat, Numbers};
-use gpt2_weights::expect_free;
 use serde_json::json;
 
 use super::look::view::{OpeningArguments, named, ranges, text};

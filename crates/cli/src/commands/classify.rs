@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Args;
-use gpt2::HeadKind;
-use gpt2_engine::{
+use candle_gpt2::HeadKind;
+use candle_gpt2_engine::{
     CLASSIFIED_AT_ONCE, Classification, Classifier, EngineError, HubOptions, Label, LabelledToken, Opened,
     Question, RankedChoice, Vocabulary, WeightDType, device_name,
 };
-use gpt2_generation::GenerationError;
+use candle_gpt2_generation::GenerationError;
+use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 

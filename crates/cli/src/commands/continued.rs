@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use gpt2_engine::{Job, LoadedModel, Text};
-use gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
+use candle_gpt2_engine::{Job, LoadedModel, Text};
+use candle_gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
 
 use super::texts::{BATCH_SIZE, clock};
 use crate::progress::Terminal;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{ConvertOptions, HubOptions, ModelOptions, Spelling};
+use candle_gpt2_weights::WrittenDType;
 use clap::Args;
-use gpt2_engine::{ConvertOptions, HubOptions, ModelOptions, Spelling};
-use gpt2_weights::WrittenDType;
 
 use crate::model_arguments::CommonArguments;
 use crate::output;

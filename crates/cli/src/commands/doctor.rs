@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, value_parser};
-use gpt2_engine::{
+use candle_gpt2_engine::{
     CachedModel, Estimate, GpuSupport, Hub, HubOptions, Machine, Memory, NvidiaDriver, Processor, Speeds,
     Terminal,
 };
+use clap::{Args, value_parser};
 use serde::Serialize;
 
 use super::texts::clock;

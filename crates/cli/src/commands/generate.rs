@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, ModelOptions};
 use clap::Args;
-use gpt2_engine::{HubOptions, ModelOptions};
 use serde::Serialize;
 
 use super::continued::{Continued, continue_prompt};

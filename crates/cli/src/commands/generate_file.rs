@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use candle_core::Device;
-use gpt2::KvDType;
-use gpt2_engine::{Job, LoadedModel, Opened, Text, WeightDType, device_name};
-use gpt2_generation::{Clock, GenerationConfig, GenerationError, LogitsProcessor};
+use candle_gpt2::KvDType;
+use candle_gpt2_engine::{Job, LoadedModel, Opened, Text, WeightDType, device_name};
+use candle_gpt2_generation::{Clock, GenerationConfig, GenerationError, LogitsProcessor};
 use serde_json::{Value, json};
 
 use super::generation_arguments::GenerationArguments;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use gpt2_engine::Opened;
-use gpt2_kernels::interruptible;
+use candle_gpt2_engine::Opened;
+use candle_gpt2_kernels::interruptible;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
+use candle_gpt2_engine::{GenerationOptions, Opened, Spelling};
+use candle_gpt2_generation::{EarlyStopping, GenerationConfig};
 use clap::{Args, ValueEnum};
-use gpt2_engine::{GenerationOptions, Opened, Spelling};
-use gpt2_generation::{EarlyStopping, GenerationConfig};
 
 use super::grammar::GrammarArguments;
 use super::steering::SteeringArguments;

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use candle_gpt2_engine::Opened;
+use candle_gpt2_generation::{GenerationConfig, LogitsProcessor};
 use clap::Args;
-use gpt2_engine::Opened;
-use gpt2_generation::{GenerationConfig, LogitsProcessor};
 use serde_json::Value;
 
 /// What all texts must conform to; nothing where the program is built without the feature `grammar`.
@@ -49,8 +49,8 @@ impl GrammarArguments {
         opened: &Opened,
         config: &GenerationConfig,
     ) -> Result<Option<LogitsProcessor>> {
-        use gpt2_engine::Spelling;
-        use gpt2_grammar::Compiler;
+        use candle_gpt2_engine::Spelling;
+        use candle_gpt2_grammar::Compiler;
 
         use crate::exit::UsageError;
 
@@ -63,7 +63,7 @@ impl GrammarArguments {
 
     /// What must be the same when a run goes on.
     pub(super) fn settings(&self) -> Result<Option<Value>> {
-        use gpt2_grammar::Grammar;
+        use candle_gpt2_grammar::Grammar;
         use serde_json::json;
 
         Ok(self.asked()?.map(|asked| match asked.grammar {
@@ -75,7 +75,7 @@ impl GrammarArguments {
     }
 
     fn asked(&self) -> Result<Option<Asked>> {
-        use gpt2_grammar::Grammar;
+        use candle_gpt2_grammar::Grammar;
 
         let file = |path: &Path| path.display().to_string();
         Ok(if let Some(path) = &self.json_schema {
@@ -95,7 +95,7 @@ impl GrammarArguments {
 struct Asked {
     /// Where it is from, in the words of messages.
     name: String,
-    grammar: gpt2_grammar::Grammar,
+    grammar: candle_gpt2_grammar::Grammar,
 }
 
 #[cfg(feature = "grammar")]

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2::{HeadKind, LedgerRow};
+use candle_gpt2_engine::{
+    Comparison, HubOptions, InspectOptions, Inspected, Inspection, Spelling, VocabularySizes,
+};
+use candle_gpt2_weights::Statistics;
 use clap::Args;
-use gpt2::{HeadKind, LedgerRow};
-use gpt2_engine::{Comparison, HubOptions, InspectOptions, Inspected, Inspection, Spelling, VocabularySizes};
-use gpt2_weights::Statistics;
 
 use crate::model_arguments::CommonArguments;
 use crate::output::{grouped, mebibytes, write_json, write_line};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{Progress, Reporter, Unit};
 use clap::Args;
-use gpt2_engine::{Progress, Reporter, Unit};
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use candle_gpt2_weights::replace_file;
 use clap::{Args, Command};
 use clap_mangen::Man;
-use gpt2_weights::replace_file;
 
 use crate::output;
 

@@ -11,8 +11,8 @@ use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use gpt2_engine::LineFile;
-use gpt2_weights::{create_file, expect_free};
+use candle_gpt2_engine::LineFile;
+use candle_gpt2_weights::{create_file, expect_free};
 use serde::Serialize;
 use serde_json::Value;
 

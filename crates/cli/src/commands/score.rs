@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{
+    Choices, HubOptions, ModelOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit,
+};
+use candle_gpt2_generation::{TokenAlternatives, check_text, default_stride, score};
+use candle_gpt2_weights::Tokenizer;
 use clap::Args;
-use gpt2_engine::{Choices, HubOptions, ModelOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit};
-use gpt2_generation::{TokenAlternatives, check_text, default_stride, score};
-use gpt2_weights::Tokenizer;
 use serde::Serialize;
 
 use crate::input::{Input, InputArguments};

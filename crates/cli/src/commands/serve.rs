@@ -7,11 +7,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use candle_gpt2_engine::process::allow_open_files;
+use candle_gpt2_engine::{BUILT_IN, HubOptions};
+use candle_gpt2_grammar::GrammarReader;
+use candle_gpt2_server::{
+    ChatTemplateChoice, Limits, Listening, Model, SecretString, ServerOptions, Timeouts,
+};
 use clap::Args;
-use gpt2_engine::process::allow_open_files;
-use gpt2_engine::{BUILT_IN, HubOptions};
-use gpt2_grammar::GrammarReader;
-use gpt2_server::{ChatTemplateChoice, Limits, Listening, Model, SecretString, ServerOptions, Timeouts};
 
 use crate::exit::UsageError;
 use crate::model_arguments::ModelArguments;

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
+use candle_gpt2_engine::{LoadedModel, Opened, Spelling};
+use candle_gpt2_look::{Reader, Steer, Towards};
 use clap::Args;
-use gpt2_engine::{LoadedModel, Opened, Spelling};
-use gpt2_look::{Reader, Steer, Towards};
 
 use crate::progress::Terminal;
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use gpt2_engine::{BUILT_IN, HubOptions};
-use gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
+use candle_gpt2_engine::{BUILT_IN, HubOptions};
+use candle_gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
 use serde::Serialize;
 
 use super::tokenize::TokenizeArguments;

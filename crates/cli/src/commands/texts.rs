@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpt2_engine::Text;
-use gpt2_generation::Clock;
+use candle_gpt2_engine::Text;
+use candle_gpt2_generation::Clock;
 use serde::Serialize;
 
 /// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there

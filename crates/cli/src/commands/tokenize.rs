@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use gpt2_engine::{HubOptions, Spelling};
-use gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
 
 use crate::commands::text_tokens;
 use crate::commands::train::InterruptedTerminal;

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use clap::Args;
-use gpt2_engine::terminal::printable;
-use gpt2_engine::{DeviceChoice, HubOptions, Progress, Reporter, Spelling, Unit};
-use gpt2_training::{
+use candle_gpt2_engine::terminal::printable;
+use candle_gpt2_engine::{DeviceChoice, HubOptions, Progress, Reporter, Spelling, Unit};
+use candle_gpt2_training::{
     ClassWeights, ClassificationReport, ComputeDType, LabelReport, Schedule, Start, Task, TrainEvent,
     TrainJob, TrainOptions, TrainReport, written_dtype,
 };
-use gpt2_weights::WrittenDType;
+use candle_gpt2_weights::WrittenDType;
+use clap::Args;
 
 use crate::exit::UsageError;
 use crate::model_arguments::CommonArguments;

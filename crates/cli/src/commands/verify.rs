@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, Verification, VerifyOptions};
 use clap::Args;
-use gpt2_engine::{HubOptions, Verification, VerifyOptions};
 
 use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
 use crate::model_arguments::CommonArguments;

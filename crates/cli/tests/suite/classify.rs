@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
 use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input, settings_line};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::CheckpointFolder;
 use serde_json::Value;
 
 pub(crate) const SUCCESS: i32 = 0;

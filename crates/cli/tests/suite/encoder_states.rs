@@ -1,6 +1,6 @@
 //! `--encoder-states` of `score` and `generate`, against transformers (`scripts/export_gradients.py`).
 
-use gpt2_testing::{fixture_path, json_fixture, temporary_folder};
+use candle_gpt2_testing::{fixture_path, json_fixture, temporary_folder};
 use serde_json::Value;
 
 use crate::common::{FAILURE, USAGE, assert_refused, path, run};

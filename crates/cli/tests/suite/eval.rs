@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run};

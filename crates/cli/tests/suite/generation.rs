@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use gpt2_testing::{CheckpointFolder, json_fixture};
+use candle_gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
 
 use crate::common::{self, FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use gpt2_testing::{CheckpointFolder, Fixture, assert_close, fixture_path, json_fixture, page_in_browser};
+use candle_gpt2_testing::{
+    CheckpointFolder, Fixture, assert_close, fixture_path, json_fixture, page_in_browser,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -663,7 +665,7 @@ fn every_look_works_on_the_built_in_model() {
 
 /// A dictionary in the format of OpenAI: latents `relu(W · (x − pre_bias) + latent_bias)`.
 fn dictionary(folder: &TempDir, width: usize, latents: usize) -> PathBuf {
-    let tensor = |shape: &[usize], offset: u64| gpt2_testing::pattern(shape, 1.0, offset);
+    let tensor = |shape: &[usize], offset: u64| candle_gpt2_testing::pattern(shape, 1.0, offset);
     let tensors = HashMap::from([
         ("encoder.weight", tensor(&[latents, width], 1)),
         ("latent_bias", tensor(&[latents], 2)),
@@ -707,7 +709,7 @@ fn a_tuned_lens_of_zeros_is_the_logit_lens() {
     let save = |name: &str, bias: f32| {
         let layer = |layer: usize| {
             let weight = Tensor::zeros((18, 18), DType::F32, &Device::Cpu).unwrap();
-            let bias = gpt2_testing::pattern(&[18], f64::from(bias), 5);
+            let bias = candle_gpt2_testing::pattern(&[18], f64::from(bias), 5);
             [(format!("{layer}.weight"), weight), (format!("{layer}.bias"), bias)]
         };
         let tensors: HashMap<String, Tensor> = (0..case.layers).flat_map(layer).collect();
@@ -783,7 +785,11 @@ fn caches_are_those_of_transformer_lens_key_by_key() {
             let read: HashMap<String, Tensor> = Tensor::read_npz(&npz).unwrap().into_iter().collect();
             assert_eq!(read.len(), found.len());
             for (name, value) in &read {
-                assert_eq!(gpt2_testing::values(value), gpt2_testing::values(&found[name]), "{name}");
+                assert_eq!(
+                    candle_gpt2_testing::values(value),
+                    candle_gpt2_testing::values(&found[name]),
+                    "{name}"
+                );
                 assert_eq!(value.dims(), found[name].dims(), "{name}");
             }
         }
@@ -1003,8 +1009,8 @@ fn files_that_cannot_be_read_are_named() {
     let damaged = write("damaged.safetensors", &[200; 100]);
     let pickle = write("damaged.pt", b"PK\x03\x04 and no more");
     let other = fixture_path("inside/plain/model.safetensors");
-    let wide = tensors("wide.safetensors", gpt2_testing::pattern(&[2, 7], 1.0, 1));
-    let deep = tensors("deep.safetensors", gpt2_testing::pattern(&[2, 2, 256], 1.0, 1));
+    let wide = tensors("wide.safetensors", candle_gpt2_testing::pattern(&[2, 7], 1.0, 1));
+    let deep = tensors("deep.safetensors", candle_gpt2_testing::pattern(&[2, 2, 256], 1.0, 1));
     let nothing = tensors("nothing.safetensors", Tensor::zeros((0, 256), DType::F32, &Device::Cpu).unwrap());
     let whole = tensors("whole.safetensors", Tensor::ones((1, 256), DType::U32, &Device::Cpu).unwrap());
     let subfolder = folder.path().join("sae");
@@ -1265,7 +1271,7 @@ fn the_attention_page_of_300_tokens_draws_the_values_of_the_json() {
         |tensors| {
             let key = tensors.keys().find(|key| key.ends_with("wpe.weight")).unwrap().clone();
             let (_, width) = tensors[&key].dims2().unwrap();
-            tensors.insert(key, gpt2_testing::pattern(&[320, width], 0.5, 7));
+            tensors.insert(key, candle_gpt2_testing::pattern(&[320, width], 0.5, 7));
         },
     );
     let folder = tempfile::tempdir().unwrap();

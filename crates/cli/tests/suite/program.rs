@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::{DeviceError, open_cuda};
-use gpt2_testing::{CheckpointFolder, json_fixture};
+use candle_gpt2_kernels::{DeviceError, open_cuda};
+use candle_gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
@@ -558,7 +558,7 @@ fn names_from_a_file_cannot_drive_the_terminal() {
 
 #[test]
 fn inspect_explains_what_it_found() {
-    let formats = gpt2_testing::fixture_path("formats");
+    let formats = candle_gpt2_testing::fixture_path("formats");
     let report = run(&["inspect", "--model", path(&formats.join("nanogpt")), "--json"]).json();
     assert_eq!(report["format"], "pytorch (zip)");
     assert_eq!(report["prefix"], "_orig_mod.transformer.");
@@ -589,7 +589,7 @@ fn inspect_measures_and_compares_tensors() {
     let variance = (9.0 + 25.0 + 24.0 * 4.0) / 27.0 - (50.0f64 / 27.0).powi(2);
     assert!((statistics["standard_deviation"].as_f64().unwrap() - variance.sqrt()).abs() < 1e-12);
 
-    let formats = gpt2_testing::fixture_path("formats");
+    let formats = candle_gpt2_testing::fixture_path("formats");
     let diff = |first: &str, second: &str| {
         let (first, second) = (formats.join(first), formats.join(second));
         run(&["inspect", "--model", path(&first), "--diff", path(&second), "--json"]).json()
@@ -619,7 +619,8 @@ fn inspect_prints_the_ledger() {
 
 #[test]
 fn convert_writes_folders_and_gguf_files() {
-    let (source, folder) = (gpt2_testing::fixture_path("formats/tensorflow"), tempfile::tempdir().unwrap());
+    let (source, folder) =
+        (candle_gpt2_testing::fixture_path("formats/tensorflow"), tempfile::tempdir().unwrap());
     let (copy, gguf) = (folder.path().join("copy"), folder.path().join("copy.gguf"));
     let report = run(&["convert", path(&source), path(&copy), "--dtype", "f16", "--json"]).json();
     let bytes = std::fs::metadata(copy.join("model.safetensors")).unwrap().len();
@@ -648,7 +649,7 @@ fn convert_writes_folders_and_gguf_files() {
 /// The book's files hold no number of heads: it is guessed aloud, or named, in every command that opens one.
 #[test]
 fn heads_can_be_named() {
-    let book = gpt2_testing::fixture_path("formats/book");
+    let book = candle_gpt2_testing::fixture_path("formats/book");
     let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
     let guessed = run(&score);
     assert!(
@@ -749,7 +750,7 @@ fn verify_checks_tokens_and_compares_logits() {
             .contains("the tokenizer has the token id 300")
     );
 
-    let formats = gpt2_testing::fixture_path("formats");
+    let formats = candle_gpt2_testing::fixture_path("formats");
     let (exact, rounded) = (formats.join("llmc/gpt2.bin"), formats.join("llmc/gpt2_bf16.bin"));
     let shards = formats.join("safetensors-shards");
     assert_eq!(verify(&exact, &["--against", path(&shards)])["sound"], true);

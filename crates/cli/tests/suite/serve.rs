@@ -98,9 +98,9 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
 /// The tokens are those of `scripts/export_heads.py`.
 #[test]
 fn a_classifier_is_served_too() {
-    let model = gpt2_testing::fixture_path("heads/sequence");
+    let model = candle_gpt2_testing::fixture_path("heads/sequence");
     let served = Served::start(&["--port", "0", "--model", model.to_str().unwrap()]);
-    let expected = gpt2_testing::json_fixture("heads/expected")["sequence"].clone();
+    let expected = candle_gpt2_testing::json_fixture("heads/expected")["sequence"].clone();
     let body = format!("{{\"input\":{}}}", expected["ids"][1]);
     let answer = ask(served.connect(), "POST", "/v1/classify", JSON, &body);
     let label = expected["pipeline"][1][0]["label"].as_str().unwrap();
@@ -289,8 +289,8 @@ fn an_address_that_cannot_be_listened_on_is_told_once() {
 /// A model whose numbers are none: the client learns that the log says why, and it does, once and under the request's id.
 #[test]
 fn a_request_that_fails_inside_is_one_line_of_the_log() {
-    let folder = gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
-        tensors.insert("transformer.ln_f.bias".into(), gpt2_testing::pattern(&[28], f64::NAN, 5));
+    let folder = candle_gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert("transformer.ln_f.bias".into(), candle_gpt2_testing::pattern(&[28], f64::NAN, 5));
     });
     let served = Served::start(&["--port", "0", "--model", folder.path().to_str().unwrap()]);
     let lines = format!("{JSON}X-Request-Id: mine\r\n");

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::CheckpointFolder;
 
 #[test]
 fn scores_and_texts_are_the_same_on_any_number_of_threads() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use gpt2_testing::{CheckpointFolder, entries, files};
+use candle_gpt2_testing::{CheckpointFolder, entries, files};
 use serde_json::Value;
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};

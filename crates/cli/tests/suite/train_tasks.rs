@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
 use crate::common::{FAILURE, SUCCESS, USAGE};

@@ -35,7 +35,7 @@ pub struct CachedModel {
 /// The models in a cache.
 ///
 /// ```
-/// use gpt2_engine::{CachedModels, HubOptions};
+/// use candle_gpt2_engine::{CachedModels, HubOptions};
 ///
 /// let nowhere = HubOptions { cache: "no/such/folder".into(), ..HubOptions::default() };
 /// assert!(CachedModels::of(&nowhere).gpt2.is_empty());

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// A model or a file of data of the hub that cannot be had: each message says what was found and what to do.
 ///
 /// ```
-/// use gpt2_engine::{EngineError, HubError, ModelOptions, Silent};
+/// use candle_gpt2_engine::{EngineError, HubError, ModelOptions, Silent};
 ///
 /// // By default there is no network, and no cache either.
 /// let options = ModelOptions { model: "owner/name".into(), ..ModelOptions::default() };

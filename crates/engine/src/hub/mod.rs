@@ -48,7 +48,7 @@ pub struct DatasetFile {
 /// When the hub has no such file, or it cannot be had.
 ///
 /// ```
-/// use gpt2_engine::{HubOptions, Silent, dataset_file};
+/// use candle_gpt2_engine::{HubOptions, Silent, dataset_file};
 ///
 /// let file = dataset_file("book.txt".as_ref(), &HubOptions::default(), &Silent)?;
 /// assert_eq!((file.path.to_str(), file.revision), (Some("book.txt"), None));

@@ -21,7 +21,7 @@ pub enum Network {
 /// simply by [`HubOptions::from_environment`].
 ///
 /// ```
-/// use gpt2_engine::{HubOptions, Network};
+/// use candle_gpt2_engine::{HubOptions, Network};
 ///
 /// let cached = HubOptions { cache: "models/hub".into(), ..HubOptions::default() };
 /// assert_eq!((cached.network, cached.endpoint.as_str()), (Network::Offline, "https://huggingface.co"));

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use gpt2_engine::Vocabulary;
+use candle_gpt2_engine::Vocabulary;
 
 use super::lm_eval::{self, Pair};
 use super::{Made, paper, prepare_records, published, scored, whole};

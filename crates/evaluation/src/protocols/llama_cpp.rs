@@ -1,6 +1,6 @@
 //! What llama.cpp's `llama-perplexity` does with every text.
 
-use gpt2_engine::{EngineError, Vocabulary};
+use candle_gpt2_engine::{EngineError, Vocabulary};
 
 use super::wrong_setting;
 use crate::long_text::encode_long;
@@ -45,7 +45,7 @@ pub(crate) fn encode_plain(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u3
     }
     let mut plain = tokenizers::Tokenizer::clone(tokenizer);
     plain.set_encode_special_tokens(true);
-    let ids = gpt2_weights::encode(&plain, text).map_err(EngineError::from)?;
+    let ids = candle_gpt2_weights::encode(&plain, text).map_err(EngineError::from)?;
     let config = vocabulary.config();
     match ids.iter().find(|id| !config.has_token(**id)) {
         Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: config.vocab_size }.into()),

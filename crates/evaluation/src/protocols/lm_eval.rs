@@ -4,8 +4,8 @@
 //! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`), `models/huggingface.py`
 //! (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal model without examples before the question.
 
-use gpt2_engine::Vocabulary;
-use gpt2_generation::Sequence;
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_generation::Sequence;
 
 use super::{Made, prepare_records, scored, wrong_setting};
 use crate::detokenize::is_space;

@@ -10,8 +10,8 @@ pub(crate) mod text;
 mod wikitext;
 mod winogrande;
 
-use gpt2_engine::Vocabulary;
-use gpt2_generation::Sequence;
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_generation::Sequence;
 
 use crate::{
     Choice, Data, DataError, EvaluationError, Item, Prepared, Protocol, Published, Record, Setting, Size,

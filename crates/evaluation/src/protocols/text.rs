@@ -1,7 +1,7 @@
 //! Any text in windows: how many bits its bytes, characters and tokens take.
 
-use gpt2_engine::Vocabulary;
-use gpt2_generation::Sequence;
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_generation::Sequence;
 
 use super::{limit, lm_eval, prepared, unusable, wrong_setting};
 use crate::detokenize::count_words;

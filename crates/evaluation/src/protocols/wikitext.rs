@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use gpt2_generation::Sequence;
+use candle_gpt2_generation::Sequence;
 use serde_json::{Map, Value};
 
 use super::llama_cpp::{encode_file, first_scored, window_length};

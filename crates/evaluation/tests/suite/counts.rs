@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use gpt2_engine::{Silent, Vocabulary};
-use gpt2_evaluation::{Choice, Data, Item, Prepared, Setting, Work, named};
-use gpt2_testing::{CheckpointFolder, checkpoints, skipped};
-use gpt2_weights::{Checkpoint, load_tokenizer};
+use candle_gpt2_engine::{Silent, Vocabulary};
+use candle_gpt2_evaluation::{Choice, Data, Item, Prepared, Setting, Work, named};
+use candle_gpt2_testing::{CheckpointFolder, checkpoints, skipped};
+use candle_gpt2_weights::{Checkpoint, load_tokenizer};
 use serde_json::json;
 
 /// The vocabulary and the context of the published models.

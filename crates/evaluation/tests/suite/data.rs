@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpt2_evaluation::{Data, EvaluationError, Record};
+use candle_gpt2_evaluation::{Data, EvaluationError, Record};
 
 fn data(name: &str, bytes: impl AsRef<[u8]>) -> Data {
     Data::from_bytes(Path::new(name), bytes.as_ref().to_vec()).unwrap()

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Silent};
-use gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Totals, Work};
-use gpt2_generation::{GenerationConfig, Sequence, score_continuations};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Silent};
+use candle_gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Totals, Work};
+use candle_gpt2_generation::{GenerationConfig, Sequence, score_continuations};
 
 /// Sums of a few f32 log-probabilities, computed with other numbers of rows at a time.
 const TOLERANCE: f64 = 1e-4;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
-use gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
-use gpt2_testing::CheckpointFolder;
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
+use candle_gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
+use candle_gpt2_testing::CheckpointFolder;
 
 /// The eighteenth sonnet: about 250 tokens of the built-in model.
 const SONNET: &str = "Shall I compare thee to a summer's day?
@@ -232,7 +232,7 @@ fn the_second_half_of_each_window_is_scored() {
     assert_eq!(odd.len(), 1);
     assert_eq!(odd[0].tokens, ids[26..51]);
     // The same numbers as by `score`, whose one window is this one.
-    let score = gpt2_generation::score(f32.model(), &ids[..51], 51, 0, &|_| ()).unwrap();
+    let score = candle_gpt2_generation::score(f32.model(), &ids[..51], 51, 0, &|_| ()).unwrap();
     let scored: Vec<f64> = score.logprobs[26..].iter().copied().flatten().collect();
     let largest = odd[0].logprob.iter().zip(&scored).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert_eq!(scored.len(), odd[0].logprob.len());

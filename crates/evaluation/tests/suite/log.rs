@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use gpt2_evaluation::{
+use candle_gpt2_evaluation::{
     Choice, ChoiceResult, EvaluationError, Item, ItemLog, ItemResult, LogHead, Prepared, Totals, Work,
 };
-use gpt2_generation::Sequence;
+use candle_gpt2_generation::Sequence;
 
 fn prepared(items: usize) -> Prepared {
     let choice = |length: usize| Choice {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
-use gpt2_evaluation::{ChoiceResult, Data, ItemResult, Kl, Metric, Setting, named};
-use gpt2_testing::{checkpoints, fixture_path, json_fixture};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
+use candle_gpt2_evaluation::{ChoiceResult, Data, ItemResult, Kl, Metric, Setting, named};
+use candle_gpt2_testing::{checkpoints, fixture_path, json_fixture};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

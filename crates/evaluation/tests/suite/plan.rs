@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpt2_engine::{
+use candle_gpt2_engine::{
     DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit, WeightDType,
 };
-use gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
-use gpt2_kernels::interruptible;
+use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
+use candle_gpt2_kernels::interruptible;
 
 /// Passages of the suite's own.
 const PASSAGES: &str = r#"{"text": "First Citizen: Before we proceed any further, hear me speak.\nAll: Speak, speak"}

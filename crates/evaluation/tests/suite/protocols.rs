@@ -9,9 +9,9 @@ mod words;
 
 use std::path::Path;
 
-use gpt2_engine::{DeviceChoice, ModelOptions, Opened, Silent, Vocabulary};
-use gpt2_evaluation::{Choice, Data, EvaluationError, Item, Prepared, Setting, Work, named};
-use gpt2_generation::Sequence;
+use candle_gpt2_engine::{DeviceChoice, ModelOptions, Opened, Silent, Vocabulary};
+use candle_gpt2_evaluation::{Choice, Data, EvaluationError, Item, Prepared, Setting, Work, named};
+use candle_gpt2_generation::Sequence;
 
 /// The context of the built-in model.
 const N_POSITIONS: usize = 256;

@@ -7,9 +7,9 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
-use gpt2_evaluation::{Data, Setting, named};
-use gpt2_testing::{CHECKPOINTS_VARIABLE, skipped};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
+use candle_gpt2_evaluation::{Data, Setting, named};
+use candle_gpt2_testing::{CHECKPOINTS_VARIABLE, skipped};
 
 /// Names a folder with the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";

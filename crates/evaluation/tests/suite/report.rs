@@ -1,8 +1,8 @@
 //! What is told of a measurement: published figures of the model's own size, differences in standard errors, numbers that JSON
 //! does not have.
 
-use gpt2::Gpt2Config;
-use gpt2_evaluation::{DatasetReport, Metric, MetricReport, Published, Report, Size, StderrKind};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_evaluation::{DatasetReport, Metric, MetricReport, Published, Report, Size, StderrKind};
 use serde_json::{Value, json};
 
 const SOURCE: &str = "a log";

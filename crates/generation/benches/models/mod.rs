@@ -1,8 +1,8 @@
 //! The models that benches measure.
 
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_kernels::WeightFormat;
-use gpt2_testing::MadeUpWeights;
+use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_testing::MadeUpWeights;
 
 /// GPT-2's 124M parameters in q8, with made-up weights: speed does not depend on the values.
 pub(crate) fn gpt2_124m() -> Gpt2LMHead {

@@ -2,7 +2,7 @@
 //!
 //! Source: the range checks of transformers' `logits_process.py`.
 
-use gpt2::Gpt2Config;
+use candle_gpt2::Gpt2Config;
 
 use super::{
     GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull, slid_tokens, to_f32,

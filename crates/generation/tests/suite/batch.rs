@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
     WhenFull,
 };
-use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
+use candle_gpt2_testing::{fixture_path, json_fixture};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
 fn tiny() -> Gpt2LMHead {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))

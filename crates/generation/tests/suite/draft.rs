@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{
     Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator,
 };
-use gpt2_kernels::RandomStream;
-use gpt2_testing::CheckpointFolder;
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
+use candle_nn::VarBuilder;
 use serde_json::json;
 
 use super::scheduler::{Found, Texts, alone, collect, options, prompt, requests, run, scheduler, tiny};

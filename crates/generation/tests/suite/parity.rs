@@ -7,10 +7,12 @@ use std::time::Instant;
 
 use std::path::Path;
 
-use gpt2::Gpt2LMHead;
-use gpt2_generation::{GenerationConfig, GenerationError, StopReason, TextGenerator, TokenGenerator, score};
-use gpt2_testing::{checkpoints, device, fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
+use candle_gpt2::Gpt2LMHead;
+use candle_gpt2_generation::{
+    GenerationConfig, GenerationError, StopReason, TextGenerator, TokenGenerator, score,
+};
+use candle_gpt2_testing::{checkpoints, device, fixture_path, json_fixture};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 use serde_json::Value;
 
 /// Log-probabilities of two f32 computations; the reference takes the logarithm in f64, as we do.
@@ -170,7 +172,7 @@ fn requests_that_cannot_be_served_are_refused_before_any_work() {
 
 #[test]
 fn generation_ends_after_an_error() {
-    let folder = gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
+    let folder = candle_gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
         let nan = candle_core::Tensor::from_vec(vec![f32::NAN; 28], 28, &device()).unwrap();
         tensors.insert("transformer.ln_f.bias".into(), nan);
     });

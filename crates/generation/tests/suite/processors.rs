@@ -1,10 +1,10 @@
 //! Logits processors against transformers on random logits, the sampler against exact probabilities, ranges of options.
 
-use gpt2_generation::{
+use candle_gpt2_generation::{
     AllowedTokens, EarlyStopping, GenerationConfig, GenerationError, History, LogitsFunction,
     LogitsProcessor, Sampler, WhenFull,
 };
-use gpt2_testing::json_fixture;
+use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 
 /// f32 logits that went through the same operations in f32, or in f64 where ours are more exact.

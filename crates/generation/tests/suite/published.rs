@@ -8,13 +8,13 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{
     AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, Request, TextGenerator, TokenGenerator,
     beam_search, contrastive_search, score_continuations,
 };
-use gpt2_testing::skipped;
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
+use candle_gpt2_testing::skipped;
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 
 /// Names the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";

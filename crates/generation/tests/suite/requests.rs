@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use gpt2::Gpt2LMHead;
-use gpt2_generation::{
+use candle_gpt2::Gpt2LMHead;
+use candle_gpt2_generation::{
     Constraint, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, Scheduler, StopReason,
     TokenLogprobs, beam_search, score,
 };
-use gpt2_kernels::RandomStream;
-use gpt2_weights::{Tokenizer, WeightDType};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_weights::{Tokenizer, WeightDType};
 
 use super::scheduler::{options, prompt, scheduler, tiny, tiny_in};
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2LMHead, KvDType, KvSlot, LogitsFor, Pass};
-use gpt2_generation::{
+use candle_gpt2::{Gpt2LMHead, KvDType, KvSlot, LogitsFor, Pass};
+use candle_gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator, WhenFull,
 };
-use gpt2_kernels::RandomStream;
-use gpt2_testing::fixture_path;
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::fixture_path;
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
 pub(super) fn tiny_in(dtype: WeightDType) -> Gpt2LMHead {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };

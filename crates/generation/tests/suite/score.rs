@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass};
-use gpt2_generation::{score, score_continuations};
-use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_generation::{score, score_continuations};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
 /// The same f32 arithmetic in another order of summation, on log-probabilities.
 const SAME: f64 = 2e-5;

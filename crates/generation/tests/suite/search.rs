@@ -3,13 +3,13 @@
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use gpt2::Gpt2LMHead;
-use gpt2_generation::{
+use candle_gpt2::Gpt2LMHead;
+use candle_gpt2_generation::{
     AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, StopReason, TokenGenerator,
     beam_search, contrastive_search,
 };
-use gpt2_testing::{fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions};
+use candle_gpt2_testing::{fixture_path, json_fixture};
+use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::{Value, json};
 
 /// Scores of two f32 computations.
@@ -130,8 +130,8 @@ fn probability_among(model: &Gpt2LMHead, allowed: &[u32], text: &[u32]) -> f64 {
     for count in 0..text.len() {
         let ids = [&[1, 2], &text[..count]].concat();
         let ids = candle_core::Tensor::from_slice(&ids, (1, ids.len()), &Device::Cpu).unwrap();
-        let pass = &mut gpt2::Pass::inference();
-        let logits = model.forward(&ids, gpt2::LogitsFor::LastToken, None, pass).unwrap();
+        let pass = &mut candle_gpt2::Pass::inference();
+        let logits = model.forward(&ids, candle_gpt2::LogitsFor::LastToken, None, pass).unwrap();
         let logits = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let logit = |id: u32| f64::from(logits[id as usize]);
         let normalizer: f64 = allowed.iter().map(|id| logit(*id).exp()).sum();

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
-use gpt2_generation::{GenerationError, Sequence, TokenScore, diverge, score_continuations, score_sequences};
-use gpt2_testing::{CheckpointFolder, Fixture};
-use gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
+use candle_gpt2_generation::{
+    GenerationError, Sequence, TokenScore, diverge, score_continuations, score_sequences,
+};
+use candle_gpt2_testing::{CheckpointFolder, Fixture};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
 /// The same arithmetic in f32, in another order of summation and with keys and values as they are: on log-probabilities.
 const SAME: f64 = 1e-5;

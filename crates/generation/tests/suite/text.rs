@@ -1,8 +1,8 @@
 //! Text from ids as they come: whole characters, whole words up to a stop string.
 
-use gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
-use gpt2_testing::fixture_path;
-use gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
+use candle_gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
+use candle_gpt2_testing::fixture_path;
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 
 fn tokenizer() -> Tokenizer {
     load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap()

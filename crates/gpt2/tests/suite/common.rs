@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use candle_core::{Result, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2_testing::{Fixture, device, dtype};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Config, Gpt2LMHead};
-use gpt2_testing::{Fixture, device, dtype};
 
 /// Loads the model of a fixture, which holds its tensors as transformers saves them, on the device of the tests.
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHead> {

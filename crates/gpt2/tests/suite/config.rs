@@ -1,6 +1,6 @@
 //! `config.json`: every key and alias is honoured, and what is not supported is refused by name.
 
-use gpt2::{
+use candle_gpt2::{
     Activation, ConfigError, Gpt2Config, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType,
     expected_parameters,
 };
@@ -356,7 +356,7 @@ fn heads_and_cross_attention_are_counted() {
     let attention = (24 * 24 + 24) + (24 * 48 + 48) + (24 * 24 + 24);
     assert_eq!(cross.cross_attention_per_block, attention);
     assert_eq!(cross.unique, tied + 2 * (attention + 2 * 24));
-    let rows = |keys: Value| gpt2::parameter_ledger(&read(keys).unwrap());
+    let rows = |keys: Value| candle_gpt2::parameter_ledger(&read(keys).unwrap());
     let classifier = rows(json!({"architectures": ["GPT2ForSequenceClassification"], "num_labels": 3}));
     let counted: Vec<usize> = classifier.iter().map(|row| row.count).collect();
     assert_eq!(counted, [2 * block + 48, tied, tied + 72]);

@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::VarBuilder;
-use gpt2::{
+use candle_gpt2::{
     Before, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
     Gpt2ForTokenClassification, Gpt2LMHead, HeadKind, LogitsFor, Observer, Pass, Site, expected_parameters,
     gradients,
 };
-use gpt2_kernels::{RandomStream, composed};
-use gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
+use candle_gpt2_kernels::{RandomStream, composed};
+use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
+use candle_nn::VarBuilder;
 
 /// Required: logits within 1e-4 absolute.
 const LOGITS: f64 = 1e-4;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Result, Tensor};
-use gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
-use gpt2_kernels::{interruptible, is_interrupted};
-use gpt2_testing::{Fixture, device, dtype, values};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2_kernels::{interruptible, is_interrupted};
+use candle_gpt2_testing::{Fixture, device, dtype, values};
 
 use crate::common;
 

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::VarBuilder;
-use gpt2::{
+use candle_gpt2::{
     Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
     SiteKind, expected_parameters,
 };
-use gpt2_kernels::RandomStream;
-use gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
+use candle_nn::VarBuilder;
 
 use crate::common;
 
@@ -428,7 +428,7 @@ fn small_config() -> Gpt2Config {
 
 /// Freshly made variables under the model's names.
 fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
-    let variable = |(index, parameter): (usize, gpt2::Parameter)| {
+    let variable = |(index, parameter): (usize, candle_gpt2::Parameter)| {
         let values = pattern(&parameter.shape, 0.5, 100 * index as u64);
         (parameter.name, Var::from_tensor(&values.to_device(&device()).unwrap()).unwrap())
     };
@@ -569,11 +569,11 @@ fn the_ledger_holds_the_counts_in_circulation() {
         ),
     ] {
         let config = Gpt2Config::preset(preset).unwrap();
-        let found: Vec<usize> = gpt2::parameter_ledger(&config).iter().map(|row| row.count).collect();
+        let found: Vec<usize> = candle_gpt2::parameter_ledger(&config).iter().map(|row| row.count).collect();
         assert_eq!(found, counts, "{preset}");
-        assert_eq!(gpt2::paper_size(&config), paper, "{preset}");
+        assert_eq!(candle_gpt2::paper_size(&config), paper, "{preset}");
         let untied = Gpt2Config { tie_word_embeddings: false, ..config };
-        let found: Vec<usize> = gpt2::parameter_ledger(&untied).iter().map(|row| row.count).collect();
+        let found: Vec<usize> = candle_gpt2::parameter_ledger(&untied).iter().map(|row| row.count).collect();
         assert_eq!(found, counts, "{preset}, untied: the definitions name their own head");
     }
 }

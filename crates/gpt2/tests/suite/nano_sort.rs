@@ -6,9 +6,9 @@ use std::path::Path;
 
 use base64::Engine;
 use candle_core::{DType, Device, Result, Tensor};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2_testing::{assert_close, checkpoints};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
-use gpt2_testing::{assert_close, checkpoints};
 use serde_json::Value;
 
 /// f32 of two libraries through three blocks.
@@ -99,7 +99,7 @@ fn every_published_activation_is_reproduced() -> Result<()> {
     let mut pass = Pass::inference().observed_by(&mut compare);
     let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
     assert_close(&logits, &expected_logits, PARITY, "lm_head");
-    let probabilities = gpt2_kernels::softmax(&logits, 2)?;
+    let probabilities = candle_gpt2_kernels::softmax(&logits, 2)?;
     assert_close(&probabilities, &expected_probabilities, PARITY, "probs");
     assert_eq!(compare.compared, 9);
     Ok(())

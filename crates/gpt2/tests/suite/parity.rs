@@ -5,8 +5,8 @@
 //! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` choose the device and the type, here and in `laws.rs`.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
-use gpt2_testing::{Fixture, assert_parity, device};
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2_testing::{Fixture, assert_parity, device};
 
 use crate::common;
 

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::VarBuilder;
-use gpt2::{
+use candle_gpt2::{
     Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters, gradients,
 };
-use gpt2_kernels::{RandomStream, composed};
-use gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
+use candle_gpt2_kernels::{RandomStream, composed};
+use candle_gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
+use candle_nn::VarBuilder;
 
 /// The same f32 arithmetic in another order of summation, on hidden states of size 3.
 const SAME: f64 = 1e-5;
@@ -29,7 +29,7 @@ fn config() -> Gpt2Config {
 }
 
 fn variables(config: &Gpt2Config, dtype: DType, device: &Device) -> HashMap<String, Var> {
-    let variable = |(index, parameter): (usize, gpt2::Parameter)| {
+    let variable = |(index, parameter): (usize, candle_gpt2::Parameter)| {
         let values = pattern(&parameter.shape, 0.5, 100 * index as u64).to_dtype(dtype).unwrap();
         (parameter.name, Var::from_tensor(&values.to_device(device).unwrap()).unwrap())
     };
@@ -99,7 +99,9 @@ fn gradients_are_those_of_each_row_alone() -> Result<()> {
         let of = |states: &dyn Fn(&mut Pass) -> Result<Tensor>, recomputing: bool| {
             let mut generator = RandomStream::new(1);
             let mut pass = Pass::training(&mut generator).recomputing(recomputing);
-            gradients(&tensors, gpt2::Before::Nothing, 1.0, || (states(&mut pass)? * &weights)?.sum_all())
+            gradients(&tensors, candle_gpt2::Before::Nothing, 1.0, || {
+                (states(&mut pass)? * &weights)?.sum_all()
+            })
         };
         let (loss, alone) = of(&|pass| one_by_one(&model, pass), false)?;
         let together = |pass: &mut Pass| model.forward_rows(&ROWS, pass);

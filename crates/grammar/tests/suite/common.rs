@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use gpt2_engine::Vocabulary;
-use gpt2_generation::{Constraint, LogitsProcessor};
-use gpt2_grammar::{Compiler, Grammar};
-use gpt2_kernels::RandomStream;
-use gpt2_testing::{CheckpointFolder, fixture_path};
-use gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_generation::{Constraint, LogitsProcessor};
+use candle_gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::{CheckpointFolder, fixture_path};
+use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::{Value, json};
 
 /// The tokens of the tiny checkpoint: every byte is one, and 0 ends texts.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
-use gpt2_kernels::RandomStream;
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
+use candle_gpt2_kernels::RandomStream;
 use serde_json::{Value, json};
 
 use crate::common::{tiny, walk};
@@ -159,7 +159,8 @@ fn grammars_beyond_all_measure_are_refused_or_cost_little() {
     for grammar in grammars {
         let started = Instant::now();
         let told: String = format!("{grammar:?}").chars().take(60).collect();
-        if let Ok(gpt2_generation::LogitsProcessor::Constraint(constraint)) = compiler.compile(&grammar, &[0])
+        if let Ok(candle_gpt2_generation::LogitsProcessor::Constraint(constraint)) =
+            compiler.compile(&grammar, &[0])
         {
             let mut random = RandomStream::with_stream(1, 0);
             // What the text costs is bounded too; it may be more than is given, which is an error and no more.

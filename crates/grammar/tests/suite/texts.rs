@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Silent};
-use gpt2_generation::{
+use candle_gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Silent};
+use candle_gpt2_generation::{
     Event, GenerationConfig, LogitsProcessor, Request, SchedulerOptions, StopReason, beam_search,
 };
-use gpt2_grammar::{Compiler, Grammar};
-use gpt2_testing::fixture_path;
+use candle_gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_testing::fixture_path;
 
 use crate::common::{Case, cases};
 

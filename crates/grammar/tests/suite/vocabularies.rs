@@ -1,10 +1,10 @@
 //! Vocabularies of any origin.
 
-use gpt2_engine::Vocabulary;
-use gpt2_grammar::{Compiler, Grammar, GrammarError};
-use gpt2_kernels::RandomStream;
-use gpt2_testing::CheckpointFolder;
-use gpt2_weights::{Checkpoint, Tokenizer};
+use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_weights::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::common::{allowed, cases, compiled, vocabulary, walk};

@@ -1,10 +1,10 @@
 //! The checkpoints whose numbers TransformerLens gave.
 
 use candle_core::Tensor;
-use gpt2::Gpt2LMHead;
-use gpt2_interpret::{Metric, Run};
-use gpt2_testing::{Fixture, fixture_path, json_fixture};
-use gpt2_weights::{Checkpoint, LoadOptions};
+use candle_gpt2::Gpt2LMHead;
+use candle_gpt2_interpret::{Metric, Run};
+use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
+use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::Value;
 
 /// Seven checkpoints of different sizes; `scripts/export_inside.py` says what is special about each.

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor, Var};
-use gpt2::{Gpt2Config, Site, SiteKind};
-use gpt2_interpret::{
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
+use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, DictionaryFormat, LatentActivation, Processing, TrainedOn, openai_site,
 };
-use gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
-use gpt2_weights::TensorFile;
+use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
+use candle_gpt2_weights::TensorFile;
 use serde_json::{Value, json};
 
 use crate::common::Case;

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
-use gpt2_interpret::{
+use candle_gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2_interpret::{
     Ablate, Add, By, Chain, InterpretError, Measure, Metric, Patching, Place, Receiver, Record, Replace, Run,
     Saliency, Steering, estimated_grid, random_rows, site_gradients, token_weights,
 };
-use gpt2_testing::{assert_close, values};
+use candle_gpt2_testing::{assert_close, values};
 
 use crate::common::Case;
 
@@ -346,7 +346,7 @@ fn questions_that_cannot_be_answered_are_refused() -> Result<()> {
     {
         assert!(said(patching.grid(kind, by, &|| ()).unwrap_err()).contains(expected));
     }
-    let head = gpt2_interpret::Head { layer: 1, head: 3 };
+    let head = candle_gpt2_interpret::Head { layer: 1, head: 3 };
     let error = said(patching.path(&[head], Receiver::Final).unwrap_err());
     assert_eq!(error, "there is no head 1.3; the model has 2 layers of 3 heads, counted from 0");
     let behind = Metric { position: 8, ..metric };

@@ -7,14 +7,14 @@
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use gpt2::{Gpt2LMHead, LogitsFor, Observer, Site, SiteKind};
-use gpt2_interpret::{
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Site, SiteKind};
+use candle_gpt2_interpret::{
     Ablate, Ablation, By, Chain, Direction, Edit, Excluded, Head, Likeness, Metric, OfHeads, Patching, Place,
     Processing, Record, Run, Sought, Unit, ablated, attribute, centred, detect_heads, estimated_grid,
     head_scores, random_rows,
 };
-use gpt2_testing::{skipped, values};
-use gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encode_piece};
+use candle_gpt2_testing::{skipped, values};
+use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encode_piece};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

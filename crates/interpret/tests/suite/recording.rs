@@ -1,8 +1,8 @@
 //! A record that is made a few tokens at a time is the record of the whole text.
 
-use gpt2::{Site, SiteKind};
-use gpt2_interpret::{Head, InterpretError, Patterns, Recording, Run, residual_sites};
-use gpt2_testing::assert_close;
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_interpret::{Head, InterpretError, Patterns, Recording, Run, residual_sites};
+use candle_gpt2_testing::assert_close;
 
 use crate::common::Case;
 

@@ -1,14 +1,14 @@
 //! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/export_inside.py`).
 
 use candle_core::{Device, Tensor};
-use gpt2::{LogitsFor, Site, SiteKind};
-use gpt2_interpret::{
+use candle_gpt2::{LogitsFor, Site, SiteKind};
+use candle_gpt2_interpret::{
     Ablation, By, Excluded, Grid, Head, LensOptions, Likeness, Metric, OfHeads, Patching, Processing,
     Receiver, Run, Sought, Unit, ablation_grid, accumulated_residuals, attribute, centred,
     decomposed_residual, detect_heads, estimated_grid, head_results, head_scores, lens_logits, logit_lens,
     site_gradients,
 };
-use gpt2_testing::{assert_close, assert_close_absolute};
+use candle_gpt2_testing::{assert_close, assert_close_absolute};
 
 use crate::common::{Case, ids};
 
@@ -358,7 +358,7 @@ fn paths_are_those_of_transformer_lens() -> Result<()> {
 #[test]
 fn the_logits_at_hand_are_those_that_transformer_lens_says() -> Result<()> {
     for case in Case::all() {
-        let mut record = gpt2_interpret::Record::new([Site::outside(SiteKind::Logits)]);
+        let mut record = candle_gpt2_interpret::Record::new([Site::outside(SiteKind::Logits)]);
         case.clean().logits(LogitsFor::EveryToken, &mut record)?;
         assert_close(
             record.get(Site::outside(SiteKind::Logits))?,

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2_interpret::{LensOptions, TunedLens, logit_lens};
-use gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
-use gpt2_weights::TensorFile;
+use candle_gpt2_interpret::{LensOptions, TunedLens, logit_lens};
+use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
+use candle_gpt2_weights::TensorFile;
 
 use crate::common::Case;
 

@@ -1,7 +1,7 @@
 //! The heads of tensors, as attention over caches takes them.
 
 use candle_core::{DType, Result, Storage, Tensor};
-use gpt2_arithmetic::Heads;
+use candle_gpt2_arithmetic::Heads;
 
 use crate::error::KernelError;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
-use gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
+use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 
 use super::contiguous;
 use crate::interrupt::{go_on, is_interruptible};

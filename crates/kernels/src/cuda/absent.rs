@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use candle_core::{Device, Result, Tensor};
 
-use gpt2_arithmetic::Finish;
+use candle_gpt2_arithmetic::Finish;
 
 // The tests of the declarations need no GPU.
 #[cfg(test)]
@@ -42,7 +42,7 @@ pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Res
 }
 
 /// Work of a GPU that can be done again; there is none in a build without the feature `cuda`.
-/// `gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
+/// `candle_gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
 #[derive(Debug)]
 pub struct Recording(Infallible);
 
@@ -72,7 +72,7 @@ impl Recording {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::prepared;
+/// use candle_gpt2_kernels::prepared;
 ///
 /// let sum = prepared(&Device::Cpu, || Tensor::new(&[1f32, 2., 4.], &Device::Cpu)?.sum_all())?;
 /// assert_eq!(sum.to_scalar::<f32>()?, 7.);

@@ -13,7 +13,7 @@ use candle_core::cuda_backend::cudarc::cublas::sys::{
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr};
 use candle_core::cuda_backend::{CudaDevice, WrapErr, gemm_reduced_precision_f32};
 use candle_core::{DType, Result, Shape, Tensor};
-use gpt2_arithmetic::Finish;
+use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
 use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};

@@ -11,7 +11,7 @@ use crate::training::{Lanewise, has_cpu_kernels, in_wide_type, lanewise};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::Activation;
+/// use candle_gpt2_kernels::Activation;
 ///
 /// assert_eq!(Activation::from_name("gelu_new"), Some(Activation::GeluTanh));
 /// let x = Tensor::new(&[-2f32, 0., 3.], &Device::Cpu)?;

@@ -11,7 +11,7 @@ use crate::cuda;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::prefix_attention_on_gpu;
+/// use candle_gpt2_kernels::prefix_attention_on_gpu;
 ///
 /// let q = Tensor::zeros((1, 3, 5, 4), DType::F32, &Device::Cpu)?;
 /// assert!(prefix_attention_on_gpu(&q, &q, &q, 0.5, &[1, 2, 3, 4, 5])?.is_none(), "this is no GPU");

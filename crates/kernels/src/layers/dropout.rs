@@ -1,7 +1,7 @@
 //! Dropout from a seeded generator: candle's own cannot be seeded on the CPU.
 
 use candle_core::{Result, Tensor};
-use gpt2_arithmetic::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 
 use crate::error::KernelError;
 use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
@@ -14,7 +14,7 @@ use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{RandomStream, dropout};
+/// use candle_gpt2_kernels::{RandomStream, dropout};
 ///
 /// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
 /// let dropped = dropout(&x, 0.75, &mut RandomStream::new(7))?.to_vec1::<f32>()?;

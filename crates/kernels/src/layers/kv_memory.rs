@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_arithmetic::{self as arithmetic, KvSizes, KvSlot};
+use candle_gpt2_arithmetic::{self as arithmetic, KvSizes, KvSlot};
 
 use crate::device_use::using;
 use crate::error::KernelError;
@@ -108,7 +108,7 @@ impl KvMemory {
     ///
     /// ```
     /// use candle_core::{DType, Device};
-    /// use gpt2_kernels::KvMemory;
+    /// use candle_gpt2_kernels::KvMemory;
     ///
     /// let memory = KvMemory::new(2, 3, 48, DType::F32, &Device::Cpu)?;
     /// let [first, second] = [memory.take(20), memory.take(16)].map(|slot| slot.expect("there is room"));

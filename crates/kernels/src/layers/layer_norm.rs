@@ -15,7 +15,7 @@ use crate::{cuda, training};
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::LayerNorm;
+/// use candle_gpt2_kernels::LayerNorm;
 ///
 /// let norm = LayerNorm::new(Tensor::ones(4, DType::F32, &Device::Cpu)?, None, 0.0);
 /// let x = Tensor::new(&[[1f32, 1., 5., 5.]], &Device::Cpu)?; // mean 3, deviation 2

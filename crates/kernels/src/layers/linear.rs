@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
+use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 
 use super::activation::Activation;
 use super::matrix::{AdaptedMatrix, Matrix, tensor_bytes};

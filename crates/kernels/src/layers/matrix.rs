@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, D, DType, Result, Storage, Tensor};
-use gpt2_arithmetic::{PackedMatrix, Strided, WeightFormat};
+use candle_gpt2_arithmetic::{PackedMatrix, Strided, WeightFormat};
 
 use crate::cpu;
 use crate::error::KernelError;
@@ -13,7 +13,7 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{Linear, Matrix, WeightFormat};
+/// use candle_gpt2_kernels::{Linear, Matrix, WeightFormat};
 ///
 /// let weight = Tensor::ones((5, 64), DType::F32, &Device::Cpu)?;
 /// let layer = Linear::from_matrix(Matrix::pack(&weight, WeightFormat::Q8)?, None)?;
@@ -111,7 +111,7 @@ pub(super) fn tensor_bytes(tensor: &Tensor) -> usize {
 /// use std::sync::Arc;
 ///
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{AdaptedMatrix, Matrix};
+/// use candle_gpt2_kernels::{AdaptedMatrix, Matrix};
 ///
 /// let base = Matrix::Dense(Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?);
 /// let (a, b) = (Tensor::new(&[[1f32, 2.]], &Device::Cpu)?, Tensor::new(&[[1f32], [0.], [3.]], &Device::Cpu)?);

@@ -10,7 +10,7 @@ use super::matrix::Matrix;
 /// ```
 /// use candle_core::{DType, Device};
 /// use candle_nn::VarBuilder;
-/// use gpt2_kernels::ParameterSource;
+/// use candle_gpt2_kernels::ParameterSource;
 ///
 /// let source = VarBuilder::zeros(DType::F32, &Device::Cpu);
 /// let weight = source.below("h.0").below("ln_1").parameter(6, "weight")?; // `h.0.ln_1.weight`

@@ -2,7 +2,7 @@
 //! numbers: so a [`Recording`](crate::Recording) of a step serves all steps.
 
 use candle_core::{DType, Result, Tensor};
-use gpt2_arithmetic::KvSlot;
+use candle_gpt2_arithmetic::KvSlot;
 
 use super::kv_memory::KvMemory;
 use super::linear::Linear;
@@ -17,7 +17,7 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{KvMemory, KvSlot, Linear, step_attention};
+/// use candle_gpt2_kernels::{KvMemory, KvSlot, Linear, step_attention};
 ///
 /// let projection = Linear::new(Tensor::ones((3 * 6, 4), DType::F32, &Device::Cpu)?, None)?;
 /// let memory = KvMemory::new(2, 3, 16, DType::F32, &Device::Cpu)?; // two heads of width 3

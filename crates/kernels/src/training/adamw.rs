@@ -4,7 +4,7 @@
 //! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added after the bias correction.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_arithmetic::AdamWStep;
+use candle_gpt2_arithmetic::AdamWStep;
 
 use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, with_elements};
@@ -15,7 +15,7 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
-/// use gpt2_kernels::{AdamWStep, adamw_step};
+/// use candle_gpt2_kernels::{AdamWStep, adamw_step};
 ///
 /// let zeros = || Var::zeros(3, DType::F32, &Device::Cpu);
 /// let (parameter, mean, square) = (zeros()?, zeros()?, zeros()?);
@@ -85,7 +85,7 @@ fn fused<T: CpuFloat>(
 /// use candle_core::{Device, Tensor};
 ///
 /// let gradients = [Tensor::new(&[3f32], &Device::Cpu)?, Tensor::new(&[0f32, 4.], &Device::Cpu)?];
-/// assert_eq!(gpt2_kernels::gradient_norm(&gradients)?, 5.);
+/// assert_eq!(candle_gpt2_kernels::gradient_norm(&gradients)?, 5.);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///

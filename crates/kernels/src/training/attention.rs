@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
-use gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
+use candle_gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
 
 use super::composed::{drawn_on_gpu, wide};
 use super::cpu_kernels::has_cpu_kernels;
@@ -33,7 +33,7 @@ pub struct HeadsAttention {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{HeadsAttention, heads_attention};
+/// use candle_gpt2_kernels::{HeadsAttention, heads_attention};
 ///
 /// let causal = HeadsAttention { heads: 2, scale: 0.5, visible: vec![0..1, 0..2, 0..3], added: None, dropout: None };
 /// let q = Tensor::zeros((1, 3, 4), DType::F32, &Device::Cpu)?; // looks at everything evenly

@@ -13,7 +13,7 @@ thread_local! {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{composed, has_cpu_kernels};
+/// use candle_gpt2_kernels::{composed, has_cpu_kernels};
 ///
 /// let x = Tensor::zeros(3, DType::F32, &Device::Cpu)?;
 /// assert!(has_cpu_kernels(&x));

@@ -13,7 +13,7 @@ use super::operation::{Operation, Sums, record};
 /// use candle_core::{Device, Tensor};
 ///
 /// let (x, y) = (Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?, Tensor::new(&[10f32, 20., 30.], &Device::Cpu)?);
-/// assert_eq!(gpt2_kernels::add(&x, &y)?.to_vec1::<f32>()?, [11., 22., 33.]);
+/// assert_eq!(candle_gpt2_kernels::add(&x, &y)?.to_vec1::<f32>()?, [11., 22., 33.]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///

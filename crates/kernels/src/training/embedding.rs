@@ -12,7 +12,7 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::expect_ids;
+/// use candle_gpt2_kernels::expect_ids;
 ///
 /// let ids = Tensor::new(&[[0u32, 10]], &Device::Cpu)?;
 /// assert!(expect_ids(&ids, 11).is_ok());
@@ -94,7 +94,7 @@ impl Operation for Rows {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::add_positions;
+/// use candle_gpt2_kernels::add_positions;
 ///
 /// let x = Tensor::zeros((1, 2, 3), DType::F32, &Device::Cpu)?;
 /// let table = Tensor::arange(0f32, 15., &Device::Cpu)?.reshape((5, 3))?;

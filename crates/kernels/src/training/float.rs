@@ -1,7 +1,7 @@
 //! The types of numbers that training computes with, as candle holds them.
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
-use gpt2_arithmetic::{Epilogue, Float, PackedMatrix, PanelBias};
+use candle_gpt2_arithmetic::{Epilogue, Float, PackedMatrix, PanelBias};
 
 /// f32 or f64 on a CPU.
 pub(crate) trait CpuFloat: Float + WithDType {

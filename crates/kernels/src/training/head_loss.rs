@@ -9,7 +9,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use gpt2_arithmetic::MatrixView;
+use candle_gpt2_arithmetic::MatrixView;
 
 use super::composed::{composed_linear, wide};
 use super::cpu_kernels::has_cpu_kernels;
@@ -24,7 +24,7 @@ const CHUNK_ROWS: usize = 1024;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::head_loss;
+/// use candle_gpt2_kernels::head_loss;
 ///
 /// let hidden = Tensor::zeros((5, 3), DType::F32, &Device::Cpu)?;
 /// let weight = Tensor::ones((11, 3), DType::F32, &Device::Cpu)?;

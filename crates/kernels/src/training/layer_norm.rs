@@ -1,7 +1,7 @@
 //! Layer norm with its three gradients in one pass over the batch.
 
 use candle_core::{Result, Tensor};
-use gpt2_arithmetic::LayerNormGradients;
+use candle_gpt2_arithmetic::LayerNormGradients;
 
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};

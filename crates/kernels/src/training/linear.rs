@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
-use gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
+use candle_gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
 
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{Operation, Sums, record};

@@ -38,7 +38,7 @@ pub use operation::{Before, gradients, recomputed, without_gradients};
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
-/// use gpt2_kernels::runs_as_in_training;
+/// use candle_gpt2_kernels::runs_as_in_training;
 ///
 /// let x = Var::zeros(3, DType::F32, &Device::Cpu)?;
 /// assert!(runs_as_in_training(&x));

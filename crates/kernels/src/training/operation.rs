@@ -138,7 +138,7 @@ fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, R
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
-/// use gpt2_kernels::without_gradients;
+/// use candle_gpt2_kernels::without_gradients;
 ///
 /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let sum = without_gradients(|| x.sum_all())?;
@@ -487,7 +487,7 @@ impl Before {
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use gpt2_kernels::{Before, gradients};
+/// use candle_gpt2_kernels::{Before, gradients};
 ///
 /// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
 /// let (loss, found) = gradients(&[&x], Before::Nothing, 10.0, || x.sqr()?.sum_all())?;
@@ -521,7 +521,7 @@ pub fn gradients(
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use gpt2_kernels::{Before, gradients, recomputed};
+/// use candle_gpt2_kernels::{Before, gradients, recomputed};
 ///
 /// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
 /// let (_, found) = gradients(&[&x], Before::Nothing, 1.0, || recomputed(&x, |x| x.sqr()?.sqr())?.sum_all())?;

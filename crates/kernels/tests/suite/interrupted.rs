@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     Activation, Linear, Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat,
     interruptible,
 };

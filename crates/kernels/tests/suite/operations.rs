@@ -1,8 +1,8 @@
 //! Every operation against PyTorch, values and gradients (`scripts/export_reference.py`, `export_operations`).
 
 use candle_core::{Result, Tensor, Var};
-use gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout};
-use gpt2_testing::{Fixture, assert_close, pattern, values};
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout};
+use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 with transcendental functions of different libraries: a few units in the last place.
 const FORWARD_TOLERANCE: f64 = 2e-6;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, KernelError, LayerNorm,
     Linear, Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients,
     head_loss, head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
     runs_as_in_training, squared_norm, without_gradients,
 };
-use gpt2_testing::{assert_close, pattern, values};
+use candle_gpt2_testing::{assert_close, pattern, values};
 
 /// Step of the central differences; in f64 their error is then about 1e-9 of values near 1.
 const STEP: f64 = 1e-5;

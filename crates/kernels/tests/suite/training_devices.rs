@@ -2,12 +2,12 @@
 //! them, in f32, and in bf16 with parameters in f32; values and gradients against those of the kernels.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, LayerNorm, Linear,
     Matrix, RandomStream, adamw_step, add, add_positions, composed, dropout, gradient_norm, gradients,
     has_cpu_kernels, head_loss, heads_attention, recomputed, squared_norm,
 };
-use gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
+use candle_gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
 
 /// f32, sums of up to a few thousand products in another order, relative to the largest value.
 const F32_TOLERANCE: f64 = 5e-5;

@@ -1,7 +1,7 @@
 //! What has no elements gives what has none, or an error; never a panic.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::{
+use candle_gpt2_kernels::{
     Activation, AttentionDropout, HeadsAttention, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix,
     RandomStream, WeightFormat, add, add_positions, composed, dropout, head_loss, heads_attention, softmax,
     step_attention,

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor, safetensors};
-use gpt2::Site;
-use gpt2_engine::Spelling;
-use gpt2_interpret::{Ablate, Chain};
-use gpt2_look::{Activations, CacheFormat, Numbers, Subject};
-use gpt2_testing::{assert_close, values};
+use candle_gpt2::Site;
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::{Ablate, Chain};
+use candle_gpt2_look::{Activations, CacheFormat, Numbers, Subject};
+use candle_gpt2_testing::{assert_close, values};
 
 use crate::common::{Case, built_in, reader, words};
 
@@ -80,7 +80,7 @@ fn files_have_what_was_kept() {
     let activations = Activations { text: case.text("clean_ids"), sites, layers, ..all(1) };
     let checked = activations.check(&reader).unwrap();
     let cached = activations.cached(&checked, &subject).unwrap();
-    let expected = gpt2_testing::Fixture::open("inside/untied/raw");
+    let expected = candle_gpt2_testing::Fixture::open("inside/untied/raw");
     assert_close(
         &cached.tensors["blocks.1.attn.hook_z"],
         &expected.tensor("blocks.1.attn.hook_z"),

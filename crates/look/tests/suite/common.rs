@@ -3,9 +3,11 @@
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit};
-use gpt2_look::{Found, Look, LookError, Reader, Subject, Text};
-use gpt2_testing::{Fixture, fixture_path, json_fixture};
+use candle_gpt2_engine::{
+    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit,
+};
+use candle_gpt2_look::{Found, Look, LookError, Reader, Subject, Text};
+use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use serde_json::Value;
 
 /// Grids and stacks are sums and quotients of activations in f32, beside the f64 of the fixtures.
@@ -42,8 +44,8 @@ impl Case {
         Text::Ids(serde_json::from_value(self.recorded[name].clone()).unwrap())
     }
 
-    pub(crate) fn token(&self, name: &str) -> gpt2_look::TokenChoice {
-        gpt2_look::TokenChoice::Id(u32::try_from(self.recorded[name].as_u64().unwrap()).unwrap())
+    pub(crate) fn token(&self, name: &str) -> candle_gpt2_look::TokenChoice {
+        candle_gpt2_look::TokenChoice::Id(u32::try_from(self.recorded[name].as_u64().unwrap()).unwrap())
     }
 
     pub(crate) fn logit_difference(&self, name: &str) -> f64 {

@@ -1,13 +1,13 @@
 //! What looks find is what TransformerLens finds, and what the report and its JSON say of it.
 
 use candle_core::DType;
-use gpt2_engine::Spelling;
-use gpt2_interpret::{By, Head, LensValue, Measure};
-use gpt2_look::{
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::{By, Head, LensValue, Measure};
+use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Details, Estimate, HeadKinds, Heads, Instead, Lens, Look,
     MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency, Subject,
 };
-use gpt2_testing::assert_close;
+use candle_gpt2_testing::assert_close;
 use serde_json::{Value, json};
 
 use crate::common::{Case, GRIDS, Told, built_in, grid, look, words};
@@ -131,11 +131,11 @@ fn a_token_in_front_is_part_of_every_text() {
     };
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let with = attention.at(&subject, &Told::default()).unwrap();
-    let same = Attention { text: gpt2_look::Text::Ids(ids), ..attention };
+    let same = Attention { text: candle_gpt2_look::Text::Ids(ids), ..attention };
     let given = look(&loaded, &same).unwrap();
     assert!(with.report.bos && !given.report.bos);
     assert_eq!((with.report.values, with.report.tokens), (given.report.values, given.report.tokens));
-    assert!(reader.text(&gpt2_look::Text::Ids(Vec::new())).is_ok(), "the token in front is enough");
+    assert!(reader.text(&candle_gpt2_look::Text::Ids(Vec::new())).is_ok(), "the token in front is enough");
 }
 
 #[test]

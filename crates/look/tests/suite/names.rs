@@ -1,8 +1,8 @@
 //! Names of choices, and what is written in a few characters: tokens, heads, ranges, neurons.
 
-use gpt2_engine::Spelling;
-use gpt2_interpret::{By, Head, LensValue, Measure};
-use gpt2_look::{Heads, Method, Named, Neuron, Numbers, Parts, Ranges, TokenChoice, Towards, named};
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_interpret::{By, Head, LensValue, Measure};
+use candle_gpt2_look::{Heads, Method, Named, Neuron, Numbers, Parts, Ranges, TokenChoice, Towards, named};
 
 fn check<T: Named + std::fmt::Debug>() {
     for known in T::NAMES {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use gpt2_engine::Spelling;
-use gpt2_look::{
+use candle_gpt2_engine::Spelling;
+use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, HeadKinds, Lens, Look, LookError,
     MetricOptions, Neuron, Neurons, Patch, Patched, PathPatching, Reader, Saliency, Text,
 };
@@ -121,7 +121,7 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let features = Features { text: words("The dog"), sae: nowhere(), site, top: 1 };
     let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
-    let mean = gpt2_look::Instead::read("mean:/nowhere/file.safetensors", Spelling::Flags).map(drop);
+    let mean = candle_gpt2_look::Instead::read("mean:/nowhere/file.safetensors", Spelling::Flags).map(drop);
     for error in found.into_iter().chain([mean]).map(Result::unwrap_err) {
         assert!(error.to_string().contains("/nowhere/file.safetensors"), "{error}");
         assert!(!error.is_usage());

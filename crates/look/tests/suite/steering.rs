@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{LogitsFor, Pass, Site};
-use gpt2_engine::{LoadedModel, Silent, Spelling};
-use gpt2_interpret::Run;
-use gpt2_look::{Steer, Towards};
-use gpt2_testing::{pattern, values};
+use candle_gpt2::{LogitsFor, Pass, Site};
+use candle_gpt2_engine::{LoadedModel, Silent, Spelling};
+use candle_gpt2_interpret::Run;
+use candle_gpt2_look::{Steer, Towards};
+use candle_gpt2_testing::{pattern, values};
 
 use crate::common::{Told, built_in, reader, words};
 

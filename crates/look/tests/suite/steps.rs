@@ -1,12 +1,12 @@
 //! The steps of a head are what activations have, and what may follow is what the sampler draws from.
 
 use candle_core::IndexOp;
-use gpt2::{Site, SiteKind};
-use gpt2_engine::{LoadedModel, Spelling};
-use gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
-use gpt2_interpret::Head;
-use gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reading, Subject, Text};
-use gpt2_testing::values;
+use candle_gpt2::{Site, SiteKind};
+use candle_gpt2_engine::{LoadedModel, Spelling};
+use candle_gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
+use candle_gpt2_interpret::Head;
+use candle_gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reading, Subject, Text};
+use candle_gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
 
@@ -210,9 +210,10 @@ fn a_reading_gives_the_logits_of_the_text() {
             let found = reading.logits(loaded.model(), text, at).unwrap();
             let expected = Reading::default().logits(loaded.model(), text, at).unwrap();
             assert_eq!(found, expected, "{} tokens at {at}", text.len());
-            let run = gpt2_interpret::Run::new(loaded.model(), text).unwrap();
-            let logits =
-                run.logits(gpt2::LogitsFor::EveryToken, &mut gpt2_interpret::Chain(Vec::new())).unwrap();
+            let run = candle_gpt2_interpret::Run::new(loaded.model(), text).unwrap();
+            let logits = run
+                .logits(candle_gpt2::LogitsFor::EveryToken, &mut candle_gpt2_interpret::Chain(Vec::new()))
+                .unwrap();
             let row = values(&logits.i((0, at)).unwrap());
             let largest = found.iter().zip(&row).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(found.len() == row.len() && largest < SUMS, "{largest}");

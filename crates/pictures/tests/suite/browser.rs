@@ -2,8 +2,8 @@
 //!
 //! Needs Chromium; where there is none, each test says what was skipped.
 
-use gpt2_pictures::{Axis, Report, page};
-use gpt2_testing::page_in_browser;
+use candle_gpt2_pictures::{Axis, Report, page};
+use candle_gpt2_testing::page_in_browser;
 
 use crate::samples;
 

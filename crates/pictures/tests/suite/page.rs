@@ -1,7 +1,7 @@
 //! What is in a page's file: the packed values, no request, no text that ends the script, and how large it is.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use gpt2_pictures::{Axis, PARTS_CSS, PARTS_JS, Report, page};
+use candle_gpt2_pictures::{Axis, PARTS_CSS, PARTS_JS, Report, page};
 use serde_json::Value;
 
 use crate::samples;

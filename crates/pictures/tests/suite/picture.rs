@@ -1,6 +1,6 @@
 //! What is in an SVG picture: well-formed, one rectangle a cell, texts as texts, clear errors.
 
-use gpt2_pictures::{Axis, PictureError, Report, Scale, Width, svg};
+use candle_gpt2_pictures::{Axis, PictureError, Report, Scale, Width, svg};
 
 use crate::samples;
 

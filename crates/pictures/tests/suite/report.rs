@@ -1,6 +1,6 @@
 //! How tokens are shown, what a report is as JSON, and which reports are refused.
 
-use gpt2_pictures::{Axis, PictureError, Report, Token, shown};
+use candle_gpt2_pictures::{Axis, PictureError, Report, Token, shown};
 
 use crate::samples;
 

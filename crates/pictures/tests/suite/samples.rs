@@ -1,6 +1,6 @@
 //! Reports with values that a test can name.
 
-use gpt2_pictures::{Axis, Metric, Report, Scale, Token};
+use candle_gpt2_pictures::{Axis, Metric, Report, Scale, Token};
 
 /// The tokens of a short sentence.
 pub(crate) fn sentence() -> Vec<Token> {
@@ -97,7 +97,7 @@ pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
         tokens,
         values: (0..cells).map(|cell| Some((cell * 37 % 100) as f32 / 100.0)).collect(),
         texts: (0..cells)
-            .map(|cell| gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes()))
+            .map(|cell| candle_gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes()))
             .collect(),
         metric: None,
         notes: vec!["Each layer's residual stream, read as if it were the last.".into()],

@@ -1,6 +1,6 @@
 //! What a terminal shows.
 
-use gpt2_pictures::{Axis, table};
+use candle_gpt2_pictures::{Axis, table};
 
 use crate::samples;
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use gpt2_api::ApiError;
-use gpt2_engine::LoadedModel;
-use gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, SchedulerOptions};
+use candle_gpt2_api::ApiError;
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, SchedulerOptions};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{CallFailure, Command, Life, Place, Shared, Submitted, Update};

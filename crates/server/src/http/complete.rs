@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel};
-use gpt2_generation::{GenerationError, Request};
+use candle_gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel};
+use candle_gpt2_generation::{GenerationError, Request};
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::pin::pin;
 use std::sync::Arc;
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use tokio::time::timeout;

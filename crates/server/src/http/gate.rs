@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;

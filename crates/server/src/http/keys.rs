@@ -1,6 +1,6 @@
 //! The keys that requests show. Comparing takes as long for every key that is shown, right or wrong.
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};

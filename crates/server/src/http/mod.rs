@@ -21,7 +21,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpt2_api::{ApiError, ServedModel, Warnings};
+use candle_gpt2_api::{ApiError, ServedModel, Warnings};
 use tokio::sync::watch;
 
 use gate::Gate;

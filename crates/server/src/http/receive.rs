@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use tokio::time::timeout;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use gpt2_generation::Event;
+use candle_gpt2_generation::Event;
 use tokio::sync::watch;
 
 use super::Shared;

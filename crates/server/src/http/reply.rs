@@ -1,6 +1,6 @@
 //! Answers that are there as a whole.
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use hyper::body::Bytes;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpt2_api::ApiError;
+use candle_gpt2_api::ApiError;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use gpt2_api::{ApiError, Endpoint, Reply};
+use candle_gpt2_api::{ApiError, Endpoint, Reply};
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -88,7 +88,7 @@ async fn serve(
     if let Some(file) = page_file(shared, path) {
         return serve_file(file, head);
     }
-    let found = gpt2_api::find_route(method, path);
+    let found = candle_gpt2_api::find_route(method, path);
     // What there is, is told to those with a key only.
     let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
     let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
@@ -129,7 +129,7 @@ fn get(
     let served = &shared.served;
     Ok(reply::json(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
-        Endpoint::Health => gpt2_api::health(),
+        Endpoint::Health => candle_gpt2_api::health(),
         Endpoint::Metrics => {
             // The text of both is the same but for its last line, which the older one takes for a remark.
             let kind = match accepts(headers, "application/openmetrics-text") {
@@ -138,12 +138,12 @@ fn get(
             };
             return Ok(reply::text(kind, shared.metrics.text()));
         }
-        Endpoint::Models => gpt2_api::models(served),
-        Endpoint::Model => gpt2_api::model(rest, served)?,
-        Endpoint::TokenizerInfo => gpt2_api::tokenizer_info(served),
-        Endpoint::Version => gpt2_api::version(),
-        Endpoint::Props => gpt2_api::props(served),
-        Endpoint::OpenApi => return Ok(reply::text("application/json", gpt2_api::OPENAPI)),
+        Endpoint::Models => candle_gpt2_api::models(served),
+        Endpoint::Model => candle_gpt2_api::model(rest, served)?,
+        Endpoint::TokenizerInfo => candle_gpt2_api::tokenizer_info(served),
+        Endpoint::Version => candle_gpt2_api::version(),
+        Endpoint::Props => candle_gpt2_api::props(served),
+        Endpoint::OpenApi => return Ok(reply::text("application/json", candle_gpt2_api::OPENAPI)),
         _ => return Err(ApiError::new(404, "this server has no page")),
     }))
 }
@@ -160,8 +160,12 @@ async fn post(
     let Reply { json, warnings } = match endpoint {
         Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
         Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
-        Endpoint::Tokenize => blocking(id, move || gpt2_api::tokenize(received.bytes(), &served)).await?,
-        Endpoint::Detokenize => blocking(id, move || gpt2_api::detokenize(received.bytes(), &served)).await?,
+        Endpoint::Tokenize => {
+            blocking(id, move || candle_gpt2_api::tokenize(received.bytes(), &served)).await?
+        }
+        Endpoint::Detokenize => {
+            blocking(id, move || candle_gpt2_api::detokenize(received.bytes(), &served)).await?
+        }
         Endpoint::Classify => {
             let _accepted = Accepted::new(&shared.calls);
             let numbers = Arc::clone(&caller.numbers);
@@ -212,7 +216,7 @@ fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {
 
 fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Content>, ApiError> {
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(gpt2_api::find_route(method_name(&head.method), "/")
+        return Err(candle_gpt2_api::find_route(method_name(&head.method), "/")
             .err()
             .unwrap_or_else(|| ApiError::failed("a page that takes no GET")));
     }
@@ -281,6 +285,6 @@ fn route_name(head: &Parts, shared: &Shared) -> &'static str {
     if page_file(shared, path).is_some() {
         return "/";
     }
-    let found = ["GET", "POST"].iter().find_map(|method| gpt2_api::find_route(method, path).ok());
+    let found = ["GET", "POST"].iter().find_map(|method| candle_gpt2_api::find_route(method, path).ok());
     found.map_or(NO_ROUTE, |(route, _)| route.path)
 }

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::Instant;
 
-use gpt2_engine::{Classifier, ModelOptions, Silent};
-use gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, pattern};
+use candle_gpt2_engine::{Classifier, ModelOptions, Silent};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, pattern};
 use serde_json::{Value, json};
 
 use super::common::{LONG, PATIENCE, Running, json_request, start, start_model};

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gpt2_testing::skipped;
+use candle_gpt2_testing::skipped;
 
 use crate::common::{Running, built_in, load, start_model};
 

@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpt2_engine::{LoadedModel, ModelOptions, Silent};
-use gpt2_server::{Handle, Model, Server, ServerError, ServerOptions};
-use gpt2_testing::{CheckpointFolder, fixture_path, pattern};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
+use candle_gpt2_server::{Handle, Model, Server, ServerError, ServerOptions};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
 /// How long a test waits for what must come.

@@ -6,7 +6,7 @@ mod hostile;
 use std::thread;
 use std::time::Duration;
 
-use gpt2_server::ServerOptions;
+use candle_gpt2_server::ServerOptions;
 use serde_json::json;
 
 use super::common::{

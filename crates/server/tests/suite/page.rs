@@ -2,7 +2,7 @@
 
 mod in_browser;
 
-use gpt2_pictures::Report;
+use candle_gpt2_pictures::Report;
 use serde_json::{Value, json};
 
 use crate::common::{built_in, start, start_model};
@@ -58,7 +58,7 @@ fn no_script_of_the_page_makes_html_from_text() {
 /// A look through the server is that of the library on the same model.
 #[test]
 fn looks_are_those_of_the_library() {
-    use gpt2_interpret::{Head, LensOptions, LensValue, Patterns, Run, logit_lens};
+    use candle_gpt2_interpret::{Head, LensOptions, LensValue, Patterns, Run, logit_lens};
     let model = built_in();
     let server = start_model(model.clone(), "shakespeare", |_| ());
     let text = "But soft, what light through yonder window breaks? ".repeat(2);
@@ -83,11 +83,11 @@ fn looks_are_those_of_the_library() {
     let tokens = ids
         .iter()
         .enumerate()
-        .map(|(n, id)| gpt2_pictures::Token::new(n, *id, &model.vocabulary().token_bytes(*id)));
+        .map(|(n, id)| candle_gpt2_pictures::Token::new(n, *id, &model.vocabulary().token_bytes(*id)));
     let expected =
         Report::new("attention", "attention patterns".into(), "shakespeare".into(), tokens.collect(), false)
             .with_patterns(patterns.layers, patterns.heads, patterns.values);
-    let expected: Value = serde_json::from_str(&gpt2_pictures::data(&expected)).unwrap();
+    let expected: Value = serde_json::from_str(&candle_gpt2_pictures::data(&expected)).unwrap();
     assert_eq!(reply["axes"], expected["axes"]);
     assert_eq!(reply["tokens"], expected["tokens"]);
     assert_eq!(reply["pattern"]["form"], "u16");
@@ -106,9 +106,9 @@ fn looks_are_those_of_the_library() {
 /// The steps of a head and what may follow are those of the library too, whether the text or its tokens are given.
 #[test]
 fn heads_and_next_tokens_are_those_of_the_library() {
-    use gpt2_generation::{GenerationConfig, History};
-    use gpt2_interpret::Head;
-    use gpt2_look::{NextTokens, OneHead, Reader, Reading, Subject, Text};
+    use candle_gpt2_generation::{GenerationConfig, History};
+    use candle_gpt2_interpret::Head;
+    use candle_gpt2_look::{NextTokens, OneHead, Reader, Reading, Subject, Text};
     let model = built_in();
     let server = start_model(model.clone(), "shakespeare", |_| ());
     let text = "But soft, what light through yonder window breaks? ".repeat(2);

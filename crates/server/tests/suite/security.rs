@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 #[cfg(unix)]
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use gpt2_api::ROUTES;
-use gpt2_server::{Server, ServerError, ServerOptions};
+use candle_gpt2_api::ROUTES;
+use candle_gpt2_server::{Server, ServerError, ServerOptions};
 use serde_json::json;
 
 use super::common::{

@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use gpt2_server::ServerError;
+use candle_gpt2_server::ServerError;
 use serde_json::json;
 
 use super::common::{Client, Running, events, json_request, long_request, long_stream, request};

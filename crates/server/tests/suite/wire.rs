@@ -1,6 +1,6 @@
 //! What goes over the wire is what the library makes.
 
-use gpt2_generation::{GenerationConfig, score};
+use candle_gpt2_generation::{GenerationConfig, score};
 use serde_json::{Value, json};
 
 use super::common::{built_in, start_model};
@@ -28,10 +28,10 @@ fn texts_are_those_of_the_library() {
         };
         let config = defaults.complete(config).unwrap();
         let ids = model.vocabulary().encode(text).unwrap();
-        let request = gpt2_generation::Request::new(ids, config);
+        let request = candle_gpt2_generation::Request::new(ids, config);
         let tokenizer = model.vocabulary().tokenizer().cloned();
         let tokens =
-            gpt2_generation::BatchGenerator::new(model.model(), vec![request], 4, tokenizer).unwrap();
+            candle_gpt2_generation::BatchGenerator::new(model.model(), vec![request], 4, tokenizer).unwrap();
         let mut texts = vec![String::new(); 4];
         tokens.map(Result::unwrap).for_each(|token| texts[token.sequence].push_str(&token.text));
         for of_prompt in 0..2 {

@@ -2,10 +2,10 @@
 //! are those of the kernels.
 
 use candle_core::{DType, Device};
-use gpt2::{Gpt2Config, HeadKind};
-use gpt2_kernels::composed;
-use gpt2_testing::{device, skipped};
-use gpt2_training::{
+use candle_gpt2::{Gpt2Config, HeadKind};
+use candle_gpt2_kernels::composed;
+use candle_gpt2_testing::{device, skipped};
+use candle_gpt2_training::{
     ComputeDType, Data, Examples, Hyperparameters, Lora, LoraConfig, Parameters, Row, RowSet, Trainer,
     Windows,
 };

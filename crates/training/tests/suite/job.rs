@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
-use gpt2_testing::CheckpointFolder;
-use gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport, TrainingError};
-use gpt2_weights::WrittenDType;
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport, TrainingError};
+use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
 const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
@@ -270,7 +270,7 @@ fn one_training_at_a_time_writes_a_folder() {
     let options = TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() };
     let first = job(folder.path(), "out", options.clone());
     let running = first.open(&silent()).unwrap();
-    let before = gpt2_testing::entries(&first.out);
+    let before = candle_gpt2_testing::entries(&first.out);
     for resume in [false, true] {
         let second = job(folder.path(), "out", TrainOptions { resume, ..options.clone() });
         let refused = second.open(&silent()).err().unwrap();
@@ -283,10 +283,10 @@ fn one_training_at_a_time_writes_a_folder() {
             )
         );
     }
-    assert_eq!(gpt2_testing::entries(&first.out), before, "the refused ones have touched nothing");
+    assert_eq!(candle_gpt2_testing::entries(&first.out), before, "the refused ones have touched nothing");
     drop(running);
     run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
-    assert!(!gpt2_testing::entries(&first.out).contains(&".lock".to_owned()));
+    assert!(!candle_gpt2_testing::entries(&first.out).contains(&".lock".to_owned()));
 }
 
 /// Names that a process which was killed leaves, and names of others that look alike.
@@ -304,15 +304,19 @@ fn a_resumed_training_removes_its_own_leftovers_only() {
     }
     fs::create_dir(first.out.join("adapter/adapter_config.json.partial-aB3dE6")).unwrap();
     fs::write(first.out.join(OTHERS[0]), "x").unwrap();
-    let before = gpt2_testing::entries(&first.out);
+    let before = candle_gpt2_testing::entries(&first.out);
 
     let refused = job(folder.path(), "out", TrainOptions { resume: true, steps: 3, ..options.clone() });
     run(&refused).unwrap_err();
-    assert_eq!(gpt2_testing::entries(&first.out), before, "a training that is refused removes nothing");
+    assert_eq!(
+        candle_gpt2_testing::entries(&first.out),
+        before,
+        "a training that is refused removes nothing"
+    );
     run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
     let left: Vec<String> = before.into_iter().filter(|name| !OWN[..2].contains(&name.as_str())).collect();
-    assert_eq!(gpt2_testing::entries(&first.out), left);
-    assert_eq!(gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
+    assert_eq!(candle_gpt2_testing::entries(&first.out), left);
+    assert_eq!(candle_gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
 }
 
 /// As a full disk does it, before there is a state to resume from.
@@ -341,7 +345,7 @@ fn a_training_that_cannot_save_its_first_state_can_be_called_again() {
         let told = error.unwrap_err().to_string();
         assert!(told.starts_with(&format!("{}: cannot be written: ", blocked.display())), "{told}");
         fs::remove_dir(&blocked).unwrap();
-        assert_eq!(gpt2_testing::entries(&job.out), ["log.jsonl"], "held out: {held_out}");
+        assert_eq!(candle_gpt2_testing::entries(&job.out), ["log.jsonl"], "held out: {held_out}");
         run(&job).unwrap();
         assert_eq!(log(&job).len(), if held_out > 0.0 { 2 } else { 1 }, "the log is begun anew");
     }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::Gpt2Config;
-use gpt2_testing::{Fixture, assert_close_absolute, values};
-use gpt2_training::{Batch, Hyperparameters, Lora, LoraConfig, Parameters, Trainer, Windows};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_testing::{Fixture, assert_close_absolute, values};
+use candle_gpt2_training::{Batch, Hyperparameters, Lora, LoraConfig, Parameters, Trainer, Windows};
 
 const TARGETS: [&str; 2] = ["c_attn", "c_proj"];
 

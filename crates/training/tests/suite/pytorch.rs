@@ -1,10 +1,10 @@
 //! Gradients and optimizer against PyTorch (`scripts/export_training.py`), on the device that `GPT2_TEST_DEVICE` names.
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{Gpt2Config, Pass};
-use gpt2_kernels::RandomStream;
-use gpt2_testing::{Fixture, device, values, worst};
-use gpt2_training::{Batch, Hyperparameters, Parameters, Schedule, Trainer};
+use candle_gpt2::{Gpt2Config, Pass};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::{Fixture, device, values, worst};
+use candle_gpt2_training::{Batch, Hyperparameters, Parameters, Schedule, Trainer};
 
 /// Largest difference of a gradient, relative to the largest value of its tensor.
 const GRADIENT_TOLERANCE: f64 = 1e-4;
@@ -97,7 +97,7 @@ fn accumulated_batches_have_the_gradient_of_one_large_batch() {
         sums = sums.iter().zip(&part).map(|(sum, part)| (sum + part).unwrap()).collect();
     }
     for (sum, whole) in sums.iter().zip(&whole) {
-        gpt2_testing::assert_close_absolute(sum, whole, 1e-6, "accumulated gradient");
+        candle_gpt2_testing::assert_close_absolute(sum, whole, 1e-6, "accumulated gradient");
     }
 }
 

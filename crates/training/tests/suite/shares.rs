@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::Arc;
 
-use gpt2_engine::{Reporter, Silent};
-use gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions, TrainingError};
+use candle_gpt2_engine::{Reporter, Silent};
+use candle_gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions, TrainingError};
 
 use crate::job::job;
 

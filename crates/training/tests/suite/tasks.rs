@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
-use gpt2::{Gpt2Config, HeadKind, Pass};
-use gpt2_kernels::RandomStream;
-use gpt2_testing::{Fixture, assert_close_absolute, values};
-use gpt2_training::{
+use candle_gpt2::{Gpt2Config, HeadKind, Pass};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::{Fixture, assert_close_absolute, values};
+use candle_gpt2_training::{
     Data, Examples, Hyperparameters, Lora, LoraConfig, Parameters, Row, Rows, Schedule, Share, Trainer,
 };
 

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gpt2::Gpt2Config;
-use gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
-use gpt2_testing::{CheckpointFolder, entries, files};
-use gpt2_training::{
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use candle_gpt2_testing::{CheckpointFolder, entries, files};
+use candle_gpt2_training::{
     ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport, Tokens,
     TrainJob, TrainOptions, TrainingError,
 };
-use gpt2_weights::{Tokenizer, encode_piece, load_tokenizer};
+use candle_gpt2_weights::{Tokenizer, encode_piece, load_tokenizer};
 use serde_json::{Value, json};
 
 /// Interrupts a job at a piece of its texts.

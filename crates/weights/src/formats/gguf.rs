@@ -7,7 +7,7 @@ use std::io::Cursor;
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
-use gpt2::Gpt2Config;
+use candle_gpt2::Gpt2Config;
 use serde_json::json;
 use tokenizers::Tokenizer;
 

@@ -3,7 +3,7 @@
 //! Source: `dev/eval/export_hf.py` of llm.c. Version 3 holds f32, version 5 bf16. Weights of linear layers are
 //! `(out, in)`, the head is tied, and the embedding's rows are padded to a multiple of 128.
 
-use gpt2::{Gpt2Config, Parameter, expected_parameters};
+use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
 
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;

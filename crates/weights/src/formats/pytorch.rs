@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use gpt2::{Activation, Gpt2Config};
+use candle_gpt2::{Activation, Gpt2Config};
 
 use super::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};

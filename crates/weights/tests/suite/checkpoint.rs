@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{CheckpointFolder, assert_close_absolute, checkpoints, values};
-use gpt2_weights::{Checkpoint, LoadOptions, Orientation, WeightsError};
+use candle_gpt2::{LogitsFor, Pass};
+use candle_gpt2_testing::{CheckpointFolder, assert_close_absolute, checkpoints, values};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, Orientation, WeightsError};
 use serde_json::json;
 
 const LINEAR: [&str; 4] =

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, temporary_folder, worst};
-use gpt2_weights::{
+use candle_gpt2::{LogitsFor, Pass};
+use candle_gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, temporary_folder, worst};
+use candle_gpt2_weights::{
     Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
     load_tokenizer, write_gguf, write_hugging_face,
 };

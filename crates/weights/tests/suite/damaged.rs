@@ -1,7 +1,7 @@
 //! Files that are missing, truncated, lying or something else: each is refused with what was found and what to do.
 
-use gpt2_testing::{CheckpointFolder, temporary_folder};
-use gpt2_weights::{Checkpoint, load_tokenizer};
+use candle_gpt2_testing::{CheckpointFolder, temporary_folder};
+use candle_gpt2_weights::{Checkpoint, load_tokenizer};
 use serde_json::json;
 
 use crate::given::{How, given, open};
@@ -180,8 +180,9 @@ fn both_kinds_of_tokenizer_give_the_same_ids() {
     let pair = CheckpointFolder::tiny().without("tokenizer.json");
     let [json, pair] = [&json, &pair].map(|folder| load_tokenizer(folder.path()).unwrap());
     for text in ["The first citizen", "naïve café 🤗", "  two  spaces\n\n", "<|endoftext|>after", ""] {
-        let ids =
-            |tokenizer: &gpt2_weights::Tokenizer| tokenizer.encode(text, true).unwrap().get_ids().to_vec();
+        let ids = |tokenizer: &candle_gpt2_weights::Tokenizer| {
+            tokenizer.encode(text, true).unwrap().get_ids().to_vec()
+        };
         assert_eq!(ids(&json), ids(&pair), "{text:?}");
         assert_eq!(json.decode(&ids(&json), false).unwrap(), text);
     }
@@ -192,7 +193,7 @@ fn both_kinds_of_tokenizer_give_the_same_ids() {
 fn files_beside_the_vocabulary_are_read() {
     let pair = || CheckpointFolder::tiny().without("tokenizer.json");
     let ids = |folder: &CheckpointFolder, text: &str| {
-        gpt2_weights::encode(&load_tokenizer(folder.path()).unwrap(), text).unwrap()
+        candle_gpt2_weights::encode(&load_tokenizer(folder.path()).unwrap(), text).unwrap()
     };
     let plain = ids(&pair(), "The");
     let added = pair().with("added_tokens.json", r#"{"<|user|>": 301, "<pad>": 300}"#);
@@ -228,7 +229,9 @@ fn what_is_no_regular_file_is_refused_without_reading() {
 fn shards_stay_in_their_folder_and_fit_their_index() {
     let shards = || {
         let folder = temporary_folder();
-        for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/safetensors-shards")).unwrap() {
+        for entry in
+            std::fs::read_dir(candle_gpt2_testing::fixture_path("formats/safetensors-shards")).unwrap()
+        {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
         }
@@ -269,11 +272,12 @@ fn hostile_pickles_are_refused() {
     legacy.extend_from_slice(evil);
     assert_refused(&with_weights(&legacy), &["`os.system`", "nothing was run"]);
     let whole =
-        std::fs::read(gpt2_testing::fixture_path("formats/pytorch-legacy/pytorch_model.bin")).unwrap();
+        std::fs::read(candle_gpt2_testing::fixture_path("formats/pytorch-legacy/pytorch_model.bin")).unwrap();
     for length in [whole.len() - 1, whole.len() / 2, whole.len() - 100_000, 60, 20] {
         assert!(Checkpoint::open(with_weights(&whole[..length]).path()).is_err(), "cut to {length} bytes");
     }
-    let zip = std::fs::read(gpt2_testing::fixture_path("formats/pytorch-zip/pytorch_model.bin")).unwrap();
+    let zip =
+        std::fs::read(candle_gpt2_testing::fixture_path("formats/pytorch-zip/pytorch_model.bin")).unwrap();
     for length in [zip.len() - 1, zip.len() / 2, 100] {
         assert!(Checkpoint::open(with_weights(&zip[..length]).path()).is_err(), "cut to {length} bytes");
     }
@@ -289,7 +293,7 @@ fn flipped_bytes_never_panic() {
         "llmc/gpt2.bin",
         "safetensors-shards/model-00001-of-00004.safetensors",
     ] {
-        let whole = std::fs::read(gpt2_testing::fixture_path("formats").join(name)).unwrap();
+        let whole = std::fs::read(candle_gpt2_testing::fixture_path("formats").join(name)).unwrap();
         let folder = CheckpointFolder::tiny();
         // The ends hold the headers; a stride through the rest keeps the test short.
         let places =
@@ -305,7 +309,7 @@ fn flipped_bytes_never_panic() {
     }
     for name in ["model.ckpt.index", "model.ckpt.data-00000-of-00001"] {
         let folder = temporary_folder();
-        for entry in std::fs::read_dir(gpt2_testing::fixture_path("formats/tensorflow")).unwrap() {
+        for entry in std::fs::read_dir(candle_gpt2_testing::fixture_path("formats/tensorflow")).unwrap() {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
         }
@@ -447,7 +451,7 @@ fn pickle_bombs_stay_small() {
 #[test]
 fn the_file_checkpoint_names_the_latest() {
     let folder = temporary_folder();
-    let source = gpt2_testing::fixture_path("formats/tensorflow");
+    let source = candle_gpt2_testing::fixture_path("formats/tensorflow");
     std::fs::copy(source.join("hparams.json"), folder.path().join("hparams.json")).unwrap();
     for step in ["model-100", "model-200"] {
         for ending in ["index", "data-00000-of-00001"] {

@@ -5,9 +5,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, IndexOp, Tensor};
-use gpt2::{LogitsFor, Pass};
-use gpt2_testing::{Fixture, assert_close_absolute, checkpoints, fixture_path, temporary_folder, values};
-use gpt2_weights::{Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer};
+use candle_gpt2::{LogitsFor, Pass};
+use candle_gpt2_testing::{
+    Fixture, assert_close_absolute, checkpoints, fixture_path, temporary_folder, values,
+};
+use candle_gpt2_weights::{
+    Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer,
+};
 
 /// The same f32 weights through two implementations.
 const EXACT: f64 = 1e-4;
@@ -96,7 +100,7 @@ fn nano_gpt() {
     let checkpoint = assert_model("nanogpt", Format::PyTorchZip, "nanogpt", EXACT);
     assert_eq!(checkpoint.prefix(), "_orig_mod.transformer.");
     assert_eq!(checkpoint.orientation(), Orientation::Linear);
-    assert_eq!(checkpoint.config().activation_function, gpt2::Activation::Gelu);
+    assert_eq!(checkpoint.config().activation_function, candle_gpt2::Activation::Gelu);
     assert_rule(&checkpoint, "biases are not stored and taken as zero");
     assert_rule(&checkpoint, "nanoGPT's model_args give the configuration");
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device};
-use gpt2::{Gpt2LMHead, LogitsFor, Pass, expected_parameters};
-use gpt2_testing::{CheckpointFolder, fixture_path, values};
-use gpt2_weights::{
+use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass, expected_parameters};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, values};
+use candle_gpt2_weights::{
     Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WeightDType, WeightsError, encode,
 };
 
@@ -268,7 +268,7 @@ fn a_weights_file_may_have_any_name() {
         assert!(open(files.clone()).unwrap().tokenizer(None).is_err(), "half of a pair");
         let files = with(files, "vocab.json", read("vocab.json"), how);
         let ids = encode(&open(files).unwrap().tokenizer(None).unwrap(), "The first").unwrap();
-        let of_json = gpt2_weights::load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let of_json = candle_gpt2_weights::load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
         assert_eq!(ids, encode(&of_json, "The first").unwrap());
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use gpt2::{HeadKind, ParameterCounts, ProblemType};
-use gpt2_testing::{CheckpointFolder, fixture_path, temporary_folder, worst};
-use gpt2_weights::{
+use candle_gpt2::{HeadKind, ParameterCounts, ProblemType};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, temporary_folder, worst};
+use candle_gpt2_weights::{
     Checkpoint, DifferenceKind, LoadOptions, Problem, WeightsError, WrittenDType, differences,
     load_tokenizer, write_gguf, write_hugging_face,
 };

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use gpt2_testing::{CheckpointFolder, fixture_path, temporary_folder};
-use gpt2_weights::{
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, temporary_folder};
+use candle_gpt2_weights::{
     Checkpoint, LoadOptions, OpenOptions, ReadProgress, WeightDType, WeightsError, WrittenDType, differences,
     load_tokenizer, write_gguf, write_hugging_face,
 };

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvDType, LogitsFor, Parameter, Pass, expected_parameters};
+use candle_gpt2_testing::{CheckpointFolder, checkpoints};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
-use gpt2::{Gpt2Cache, Gpt2LMHead, KvDType, LogitsFor, Parameter, Pass, expected_parameters};
-use gpt2_testing::{CheckpointFolder, checkpoints};
-use gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 
 /// Logits of a prompt in one piece.
 fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<f32> {

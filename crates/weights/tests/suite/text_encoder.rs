@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::str::FromStr;
 
-use gpt2_testing::CheckpointFolder;
-use gpt2_weights::{END_OF_TEXT, TextEncoder, Tokenizer, encode_piece, load_tokenizer, train_tokenizer};
+use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_weights::{
+    END_OF_TEXT, TextEncoder, Tokenizer, encode_piece, load_tokenizer, train_tokenizer,
+};
 use serde_json::{Value, json};
 
 /// What words are made of: each kind of the expression, and what stands at its borders.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, Reporter, Spelling, WeightDType};
+use candle_gpt2_evaluation::{EvaluationOptions, ModelFacts, Report, listing};
 use clap::Args;
-use gpt2_engine::{HubOptions, Reporter, Spelling, WeightDType};
-use gpt2_evaluation::{EvaluationOptions, ModelFacts, Report, listing};
 
 use crate::model_arguments::ModelArguments;
 use crate::output;

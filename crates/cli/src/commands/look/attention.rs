@@ -1,9 +1,9 @@
 //! `gpt2 look attention`.
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::Attention;
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_look::Attention;
 
 use super::view::{LookArguments, heads, ranges, text};
 use crate::input::InputArguments;

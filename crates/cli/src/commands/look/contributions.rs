@@ -1,9 +1,9 @@
 //! `gpt2 look attribute`.
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::{Attribute, Numbers, Parts};
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_look::{Attribute, Numbers, Parts};
 
 use super::view::{AskedArguments, named, text};
 

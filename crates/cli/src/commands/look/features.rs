@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::Features;
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_look::Features;
 
 use super::view::{LookArguments, text};
 use crate::input::InputArguments;

@@ -1,9 +1,9 @@
 //! `gpt2 look heads`.
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::HeadKinds;
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_look::HeadKinds;
 
 use super::view::{LookArguments, text};
 use crate::input::InputArguments;

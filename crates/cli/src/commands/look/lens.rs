@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_interpret::LensValue;
+use candle_gpt2_look::Lens;
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_interpret::LensValue;
-use gpt2_look::Lens;
 
 use super::view::{LookArguments, named, text};
 use crate::input::InputArguments;

@@ -13,8 +13,8 @@ pub(crate) mod view;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
 use clap::{Args, Subcommand};
-use gpt2_engine::HubOptions;
 
 use crate::model_arguments::CommonArguments;
 

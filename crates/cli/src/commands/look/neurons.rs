@@ -1,9 +1,9 @@
 //! `gpt2 look neurons`.
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_look::{Neuron, Neurons};
 use clap::Args;
-use gpt2_engine::{HubOptions, Spelling};
-use gpt2_look::{Neuron, Neurons};
 
 use super::view::{LookArguments, text};
 use crate::input::InputArguments;

@@ -1,10 +1,12 @@
 //! `gpt2 look ablate`, `patch`, `path` and `estimate`.
 
 use anyhow::Result;
+use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_interpret::By;
+use candle_gpt2_look::{
+    Ablate, ComparedTexts, Estimate, Instead, Patch, Patched, PathPatching, Reader, Text,
+};
 use clap::Args;
-use gpt2_engine::{HubOptions, Spelling};
-use gpt2_interpret::By;
-use gpt2_look::{Ablate, ComparedTexts, Estimate, Instead, Patch, Patched, PathPatching, Reader, Text};
 
 use super::view::{AskedArguments, LookArguments, MetricArguments, heads, named, text};
 use crate::exit::UsageError;
@@ -68,7 +70,7 @@ pub(crate) struct TextsArguments {
 }
 
 impl TextsArguments {
-    fn run<L: gpt2_look::Look>(
+    fn run<L: candle_gpt2_look::Look>(
         &self,
         hub: &HubOptions,
         look: impl FnOnce(ComparedTexts) -> Result<L>,

@@ -1,9 +1,9 @@
 //! `gpt2 look saliency`.
 
 use anyhow::Result;
+use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::{Method, Saliency};
 use clap::Args;
-use gpt2_engine::HubOptions;
-use gpt2_look::{Method, Saliency};
 
 use super::view::{AskedArguments, named, text, token};
 

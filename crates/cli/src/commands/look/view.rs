@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use candle_gpt2_engine::{HubOptions, LoadedModel, Spelling};
+use candle_gpt2_interpret::Measure;
+use candle_gpt2_look::{
+    Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice,
+};
+use candle_gpt2_pictures::{PictureError, Width, page, svg, table};
+use candle_gpt2_weights::expect_free;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gpt2_engine::{HubOptions, LoadedModel, Spelling};
-use gpt2_interpret::Measure;
-use gpt2_look::{Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice};
-use gpt2_pictures::{PictureError, Width, page, svg, table};
-use gpt2_weights::expect_free;
 
 use crate::exit::UsageError;
 use crate::input::InputArguments;

@@ -1,6 +1,6 @@
 //! Entries that cannot be used: each mistake is named with its file, line and field, and the items before it are kept.
 
-use gpt2_evaluation::EvaluationError;
+use candle_gpt2_evaluation::EvaluationError;
 
 use super::{Model, data};
 

@@ -1,6 +1,8 @@
 //! What protocols make of results that are known: figures by the published scripts' own arithmetic, on the same numbers.
 
-use gpt2_evaluation::{ChoiceResult, ItemResult, Metric, Predicted, StderrKind, Totals, named, protocols};
+use candle_gpt2_evaluation::{
+    ChoiceResult, ItemResult, Metric, Predicted, StderrKind, Totals, named, protocols,
+};
 
 /// Rounding of a handful of operations.
 const ROUNDING: f64 = 1e-12;

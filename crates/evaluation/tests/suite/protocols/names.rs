@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use gpt2_evaluation::{EvaluationError, named, protocols};
+use candle_gpt2_evaluation::{EvaluationError, named, protocols};
 
 fn error(name: &str) -> String {
     let error = named(name).unwrap_err();

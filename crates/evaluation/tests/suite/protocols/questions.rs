@@ -1,6 +1,6 @@
 //! Questions and their choices: the texts that are scored, and which is right.
 
-use gpt2_evaluation::{Data, Item, Prepared};
+use candle_gpt2_evaluation::{Data, Item, Prepared};
 
 use super::{Model, N_POSITIONS, choices, data, gold, only_sequence, owned};
 

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use gpt2_engine::Silent;
-use gpt2_evaluation::{Data, Prepared, Setting, named};
-use gpt2_generation::Sequence;
+use candle_gpt2_engine::Silent;
+use candle_gpt2_evaluation::{Data, Prepared, Setting, named};
+use candle_gpt2_generation::Sequence;
 
 use super::{Model, N_POSITIONS, choices, data, only_sequence};
 
@@ -263,7 +263,7 @@ fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
             }
             scored(&model.ids(&text), &windows, &sequences(&prepared), Some(0));
             assert_partition(&windows, 0..tokens);
-            let sum = |count: fn(&gpt2_evaluation::Choice) -> usize| -> usize {
+            let sum = |count: fn(&candle_gpt2_evaluation::Choice) -> usize| -> usize {
                 prepared.items.iter().map(|item| count(&choices(item)[0])).sum()
             };
             assert_eq!(

@@ -1,6 +1,6 @@
 //! LAMBADA: where the last word begins.
 
-use gpt2_evaluation::{Item, Work};
+use candle_gpt2_evaluation::{Item, Work};
 
 use super::{Model, choices, gold, only_sequence, owned};
 

@@ -5,10 +5,10 @@
 use serde_json::{Value, json};
 
 use crate::common::{Running, built_in, json_request, start_model};
-use gpt2_testing::{Browser, keys};
+use candle_gpt2_testing::{Browser, keys};
 
 /// The server of the built-in model, and the page in a browser, ready.
-fn opened(change: impl FnOnce(&mut gpt2_server::ServerOptions)) -> Option<(Running, Browser)> {
+fn opened(change: impl FnOnce(&mut candle_gpt2_server::ServerOptions)) -> Option<(Running, Browser)> {
     let server = start_model(built_in(), "shakespeare", change);
     let browser = Browser::open(&server.url(), 1200)?;
     browser.wait_for_status("ready");
