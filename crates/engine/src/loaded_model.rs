@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, Observer};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Observer};
 use candle_gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
 
 use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
@@ -26,8 +26,8 @@ use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
 /// ```
 #[derive(Debug, Clone)]
 pub struct LoadedModel {
-    model: Gpt2LMHead,
-    assistant: Option<Gpt2LMHead>,
+    model: Gpt2LMHeadModel,
+    assistant: Option<Gpt2LMHeadModel>,
     vocabulary: Arc<Vocabulary>,
     defaults: Arc<Result<Defaults, String>>,
     weights: &'static str,
@@ -35,8 +35,8 @@ pub struct LoadedModel {
 
 impl LoadedModel {
     pub(crate) fn new(
-        model: Gpt2LMHead,
-        assistant: Option<Gpt2LMHead>,
+        model: Gpt2LMHeadModel,
+        assistant: Option<Gpt2LMHeadModel>,
         vocabulary: Arc<Vocabulary>,
         defaults: Result<Defaults, String>,
         weights: &'static str,
@@ -44,12 +44,12 @@ impl LoadedModel {
         Self { model, assistant, vocabulary, defaults: Arc::new(defaults), weights }
     }
 
-    /// The same model, of which `observer` sees every pass, see [`Gpt2LMHead::observed_by`].
+    /// The same model, of which `observer` sees every pass, see [`Gpt2LMHeadModel::observed_by`].
     pub fn observed_by(self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self { model: self.model.observed_by(observer), ..self }
     }
 
-    /// The same model, which attends to these states in every pass, see [`Gpt2LMHead::with_encoder_states`]; a model that drafts
+    /// The same model, which attends to these states in every pass, see [`Gpt2LMHeadModel::with_encoder_states`]; a model that drafts
     /// tokens for it does not.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl LoadedModel {
     }
 
     /// The model itself.
-    pub fn model(&self) -> &Gpt2LMHead {
+    pub fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
     }
 
@@ -70,7 +70,7 @@ impl LoadedModel {
     }
 
     /// The model that drafts tokens for it, if there is one.
-    pub fn assistant(&self) -> Option<&Gpt2LMHead> {
+    pub fn assistant(&self) -> Option<&Gpt2LMHeadModel> {
         self.assistant.as_ref()
     }
 

@@ -1,7 +1,7 @@
 //! How much memory a model needs, and whether the keys and values of a request fit into what is free.
 
 use candle_core::DType;
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, KvDType, KvSlot};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, KvDType, KvSlot};
 use candle_gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
 use candle_gpt2_kernels::{ProcessMemory, free_memory};
 use candle_gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
@@ -155,10 +155,10 @@ impl Room {
     /// Checks that they fit into the memory that is free, where the system says how much that is.
     pub(crate) fn check(
         &self,
-        model: &Gpt2LMHead,
-        assistant: Option<&Gpt2LMHead>,
+        model: &Gpt2LMHeadModel,
+        assistant: Option<&Gpt2LMHeadModel>,
     ) -> Result<(), EngineError> {
-        let of_assistant = |model: &Gpt2LMHead| model.config().kv_bytes_per_token(model.kv_dtype());
+        let of_assistant = |model: &Gpt2LMHeadModel| model.config().kv_bytes_per_token(model.kv_dtype());
         let of_assistant = assistant.map_or(0, of_assistant);
         match free_memory(model.device()) {
             Some(available) => {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use candle_gpt2::{Gpt2LMHead, KvDType};
+use candle_gpt2::{Gpt2LMHeadModel, KvDType};
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 
 use crate::{
@@ -173,7 +173,7 @@ impl ModelOptions {
     }
 
     /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded while no other thread uses
-    /// that device, see [`Gpt2LMHead::with_recorded_steps`].
+    /// that device, see [`Gpt2LMHeadModel::with_recorded_steps`].
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room; when `reporter` wants no more of it, see
@@ -183,7 +183,7 @@ impl ModelOptions {
         checkpoint: &Checkpoint,
         device: &Device,
         reporter: &dyn Reporter,
-    ) -> Result<Gpt2LMHead, EngineError> {
+    ) -> Result<Gpt2LMHeadModel, EngineError> {
         let options = self.load_options(checkpoint, device)?;
         let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let model = checkpoint.load(&options, &progress)?;

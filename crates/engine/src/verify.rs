@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, HeadKind, KvDType, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, HeadKind, KvDType, LogitsFor, Pass};
 use candle_gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
@@ -201,7 +201,7 @@ fn check_comparable(first: &Checkpoint, second: &Checkpoint) -> Result<(), Engin
 
 /// What a checkpoint holds, on the CPU, in the numbers that are stored.
 struct Models {
-    language_model: Option<Gpt2LMHead>,
+    language_model: Option<Gpt2LMHeadModel>,
     classifier: Option<Classifier>,
 }
 
@@ -284,7 +284,7 @@ fn fixed_prompt(config: &Gpt2Config) -> Vec<u32> {
     (0..PROMPT_TOKENS.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()
 }
 
-fn logits(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
+fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
     let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
     let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     Ok(logits.flatten_all()?.to_vec1()?)
@@ -292,7 +292,7 @@ fn logits(model: &Gpt2LMHead, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> 
 
 /// The same, one token at a time.
 fn logits_with_cache(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     reporter: &dyn Reporter,
 ) -> Result<Vec<f32>, WeightsError> {

@@ -16,7 +16,7 @@ mod arguments;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
 use candle_gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
 use candle_gpt2_testing::pattern;
@@ -62,10 +62,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// Texts with drafts and without, in turns; they must be the same.
 fn compare(
     name: &str,
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     lookup: Option<usize>,
-    assistant: Option<&Gpt2LMHead>,
+    assistant: Option<&Gpt2LMHeadModel>,
 ) -> std::result::Result<(), GenerationError> {
     let (mut ratios, mut counts) = (Vec::new(), Drafts::default());
     for _ in 0..ROUNDS {
@@ -89,10 +89,10 @@ fn compare(
 
 /// A text, the seconds from its first token to its last, and what was drafted for it.
 fn text(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     prompt_lookup_num_tokens: Option<usize>,
-    assistant: Option<&Gpt2LMHead>,
+    assistant: Option<&Gpt2LMHeadModel>,
 ) -> std::result::Result<(Vec<u32>, f64, Drafts), GenerationError> {
     let config = GenerationConfig {
         max_new_tokens: NEW_TOKENS,
@@ -115,7 +115,7 @@ fn text(
 }
 
 /// A model of a published shape in q8, for which `next` tells what follows a token outside the circles.
-fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHead> {
+fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> {
     let config =
         Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::preset(name).expect("a published model") };
     let vocab_size = u32::try_from(config.vocab_size).expect("a vocabulary");
@@ -123,7 +123,7 @@ fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHead> {
         true => token - token % PERIOD + (token + 1) % PERIOD,
         false => next(token) % vocab_size,
     });
-    Gpt2LMHead::load(&config, &KnownText { name: String::new(), next: before.collect() })
+    Gpt2LMHeadModel::load(&config, &KnownText { name: String::new(), next: before.collect() })
 }
 
 /// Weights of a model whose blocks add nothing, and whose head knows what follows each token.

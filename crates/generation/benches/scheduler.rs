@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{
     Event, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
 };
@@ -51,14 +51,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 type Texts = Scheduler<&'static Tokenizer>;
 
 fn scheduler(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     kv_tokens: usize,
     chunk_tokens: usize,
 ) -> std::result::Result<Texts, GenerationError> {
     Scheduler::new(model, None, SchedulerOptions { max_texts: 8, kv_tokens, chunk_tokens })
 }
 
-fn request(model: &Gpt2LMHead, prompt_tokens: usize, new_tokens: usize) -> Request {
+fn request(model: &Gpt2LMHeadModel, prompt_tokens: usize, new_tokens: usize) -> Request {
     let vocab_size = model.config().vocab_size;
     let prompt = (0..prompt_tokens).filter_map(|index| u32::try_from((index * 7919 + 3) % vocab_size).ok());
     let config = GenerationConfig { max_new_tokens: new_tokens, ..GenerationConfig::default() };
@@ -66,7 +66,11 @@ fn request(model: &Gpt2LMHead, prompt_tokens: usize, new_tokens: usize) -> Reque
 }
 
 /// Requests of 5 to 100 prompt tokens, and of a half to one and a half times `new_tokens`.
-fn arrivals(name: &str, model: &Gpt2LMHead, new_tokens: usize) -> std::result::Result<(), GenerationError> {
+fn arrivals(
+    name: &str,
+    model: &Gpt2LMHeadModel,
+    new_tokens: usize,
+) -> std::result::Result<(), GenerationError> {
     let lengths = |index: usize| (5 + index * 37 % 96, new_tokens / 2 + index * 13 % new_tokens);
     let requests: Vec<Request> =
         (0..REQUESTS).map(lengths).map(|(prompt, new)| request(model, prompt, new)).collect();
@@ -99,7 +103,7 @@ fn arrivals(name: &str, model: &Gpt2LMHead, new_tokens: usize) -> std::result::R
 }
 
 /// A text runs while a prompt of 1,000 tokens comes in.
-fn gap(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
+fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     for chunk_tokens in [64, 128, 256] {
         let mut scheduler = scheduler(model, 4096, chunk_tokens)?;
         let running = scheduler.submit(request(model, 8, 400))?;
@@ -131,7 +135,7 @@ fn gap(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
 }
 
 /// The longest time of a chunk of a prompt that is computed by itself.
-fn longest_chunk(model: &Gpt2LMHead, tokens: usize, chunk_tokens: usize) -> Result<f64> {
+fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) -> Result<f64> {
     let mut cache = model.new_cache(1, tokens)?;
     let mut longest: f64 = 0.0;
     for first in (0..tokens).step_by(chunk_tokens) {
@@ -145,7 +149,7 @@ fn longest_chunk(model: &Gpt2LMHead, tokens: usize, chunk_tokens: usize) -> Resu
 }
 
 /// Requests of all lengths, many of them cancelled at some time.
-fn memory(model: &Gpt2LMHead) -> std::result::Result<(), GenerationError> {
+fn memory(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     const TOKENS: usize = 1_000_000;
     let mut scheduler = scheduler(model, 1500, 64)?;
     let mut generator = RandomStream::new(1);

@@ -12,7 +12,7 @@ mod arguments;
 
 use std::time::Instant;
 
-use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_generation::{GenerationError, Sequence, score_sequences};
 use candle_gpt2_kernels::{RandomStream, WeightFormat, limits, thread_count};
 use candle_gpt2_testing::MadeUpWeights;
@@ -27,14 +27,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, format) in formats {
         if names.is_empty() || names.iter().any(|wanted| wanted == name) {
             let config = Gpt2Config::preset("gpt2")?;
-            let model = Gpt2LMHead::load(&config, &MadeUpWeights::new(format))?;
+            let model = Gpt2LMHeadModel::load(&config, &MadeUpWeights::new(format))?;
             compare(name, &model)?;
         }
     }
     Ok(())
 }
 
-fn compare(format: &str, model: &Gpt2LMHead) -> Result<(), GenerationError> {
+fn compare(format: &str, model: &Gpt2LMHeadModel) -> Result<(), GenerationError> {
     let mut lengths = RandomStream::new(3);
     let mut between = |from: u64, to: u64| from + lengths.below(to - from);
     let choices = (0..24).map(|item| group(item, 4, between(20, 80), || between(8, 40)));

@@ -8,7 +8,7 @@
 use std::ops::ControlFlow;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_kernels::{is_interrupted, map_items};
 
 use crate::clock::Deadline;
@@ -40,9 +40,9 @@ pub struct Hypothesis {
 ///
 /// use candle_gpt2_generation::{GenerationConfig, beam_search};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { num_beams: 4, num_return_sequences: 3, max_new_tokens: 5, do_sample: false, ..Default::default() };
 /// let texts = beam_search(&model, &[1, 2], &config, &[], None, &|| ControlFlow::Continue(()))?;
@@ -55,7 +55,7 @@ pub struct Hypothesis {
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
 /// the vocabulary, a time has no clock, the processors leave no text at all, or the model's logits are not numbers.
 pub fn beam_search(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     config: &GenerationConfig,
     processors: &[LogitsProcessor],

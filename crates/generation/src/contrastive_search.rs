@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use candle_core::{D, DType, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_kernels::is_interrupted;
 
 use crate::clock::Deadline;
@@ -44,7 +44,7 @@ const TOKEN_DIM: usize = 1;
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
 /// the vocabulary, a time has no clock, or the model's logits are not numbers.
 pub fn contrastive_search(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     config: &GenerationConfig,
     processors: &[LogitsProcessor],

@@ -5,7 +5,7 @@
 //! are, and sums are in f64: nothing is rounded or left out, and a model has a divergence of exactly 0 from itself.
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2LMHead, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, Pass};
 use candle_gpt2_kernels::map_items;
 
 use crate::GenerationError;
@@ -32,9 +32,9 @@ pub struct Divergence {
 /// ```
 /// use candle_gpt2_generation::diverge;
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let divergences = diverge(&model, &model, &[1, 2, 3, 4, 5], 2)?;
 /// assert_eq!(divergences.len(), 3);
@@ -46,8 +46,8 @@ pub struct Divergence {
 /// When the vocabularies have different sizes, there is no token to predict or nothing before it, the tokens are more than a
 /// context has positions (the last one is not read), an id is outside the vocabulary, or a model's logits are not numbers.
 pub fn diverge(
-    base: &Gpt2LMHead,
-    other: &Gpt2LMHead,
+    base: &Gpt2LMHeadModel,
+    other: &Gpt2LMHeadModel,
     ids: &[u32],
     first: usize,
 ) -> Result<Vec<Divergence>, GenerationError> {
@@ -70,7 +70,12 @@ pub fn diverge(
     Ok(found)
 }
 
-fn check(base: &Gpt2LMHead, other: &Gpt2LMHead, ids: &[u32], first: usize) -> Result<(), GenerationError> {
+fn check(
+    base: &Gpt2LMHeadModel,
+    other: &Gpt2LMHeadModel,
+    ids: &[u32],
+    first: usize,
+) -> Result<(), GenerationError> {
     let (base, other) = (base.config(), other.config());
     if base.vocab_size != other.vocab_size {
         let (vocab_size, found) = (base.vocab_size, other.vocab_size);
@@ -81,7 +86,7 @@ fn check(base: &Gpt2LMHead, other: &Gpt2LMHead, ids: &[u32], first: usize) -> Re
 }
 
 /// The states after the final norm, `(1, T, C)`.
-fn hidden_states(model: &Gpt2LMHead, ids: &[u32]) -> Result<Tensor, GenerationError> {
+fn hidden_states(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<Tensor, GenerationError> {
     let mut cache = model.new_cache(1, ids.len())?;
     let ids = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
     Ok(model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?)

@@ -9,7 +9,7 @@
 use std::ops::RangeInclusive;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvPool, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, LogitsFor, Pass};
 use candle_gpt2_kernels::map_items;
 use serde::Serialize;
 
@@ -37,7 +37,7 @@ const LOOKED_UP: RangeInclusive<usize> = 2..=4;
 
 /// What one more token costs a pass of this model over one token of one text, as a share of it: an estimate from its size, so that no
 /// clock has a part in a text's events.
-pub(crate) fn token_cost_of(model: &Gpt2LMHead) -> f64 {
+pub(crate) fn token_cost_of(model: &Gpt2LMHeadModel) -> f64 {
     let is_cached = model.device().is_cpu() && model.weight_bytes() <= CACHED_BYTES;
     if is_cached { CACHED_TOKEN_COST } else { TOKEN_COST }
 }
@@ -138,7 +138,7 @@ const READ_TOGETHER: usize = 2;
 
 /// A smaller model that drafts.
 pub(crate) struct Assistant {
-    model: Gpt2LMHead,
+    model: Gpt2LMHeadModel,
     pool: KvPool,
     /// What a token of it costs, as a share of a pass of the model that it assists.
     pub(crate) cost: f64,
@@ -172,8 +172,8 @@ impl Drafted {
 impl Assistant {
     /// An assistant of `model` with memory for as many tokens.
     pub(crate) fn new(
-        assistant: &Gpt2LMHead,
-        model: &Gpt2LMHead,
+        assistant: &Gpt2LMHeadModel,
+        model: &Gpt2LMHeadModel,
         kv_tokens: usize,
     ) -> Result<Self, GenerationError> {
         let cost = assistant.parameter_count() as f64 / model.parameter_count() as f64;

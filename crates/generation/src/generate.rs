@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvSlot, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvSlot, LogitsFor, Pass};
 use tokenizers::Tokenizer;
 
 use crate::logits::rows_of;
@@ -47,9 +47,9 @@ pub struct FailedPrompt {
 /// ```
 /// use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { max_new_tokens: 4, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let requests = Request::each(&[vec![1], vec![2, 3], vec![4, 5, 6]], &config);
@@ -72,7 +72,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
     /// As [`Scheduler::submit`], for the first request that is refused, and when the memory for keys and values cannot be
     /// allocated.
     pub fn new(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         requests: Vec<Request>,
         batch_size: usize,
         tokenizer: Option<T>,
@@ -92,7 +92,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
     ///
     /// # Errors
     /// As [`Scheduler::set_assistant`].
-    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.events.scheduler().set_assistant(assistant)?;
         Ok(self)
     }
@@ -131,9 +131,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { max_new_tokens: 5, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let mut tokens = TokenGenerator::new(&model, &[1, 2], &config)?;
@@ -152,7 +152,7 @@ impl TokenGenerator {
     /// # Errors
     /// Those of [`Scheduler::submit`], and when several texts are asked for.
     pub fn new(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         prompt: &[u32],
         config: &GenerationConfig,
     ) -> Result<Self, GenerationError> {
@@ -166,7 +166,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
     /// # Errors
     /// As [`TokenGenerator::new`].
     pub fn of_request(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         request: Request,
         tokenizer: Option<T>,
     ) -> Result<Self, GenerationError> {
@@ -185,7 +185,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
     ///
     /// # Errors
     /// As [`Scheduler::set_assistant`].
-    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.batch = self.batch.with_assistant(assistant)?;
         Ok(self)
     }
@@ -247,7 +247,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
     /// # Errors
     /// Those of [`TokenGenerator::new`].
     pub fn new(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         prompt: &[u32],
         config: &GenerationConfig,
         tokenizer: T,
@@ -261,7 +261,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
     ///
     /// # Errors
     /// As [`Scheduler::set_assistant`].
-    pub fn with_assistant(mut self, assistant: &Gpt2LMHead) -> Result<Self, GenerationError> {
+    pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.tokens = self.tokens.with_assistant(assistant)?;
         Ok(self)
     }
@@ -303,7 +303,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TextGenerator<T> {
 
 /// The logits after the last of some tokens, which the cache gains.
 pub(crate) fn last_logits(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     ids: &[u32],
     cache: &mut Gpt2Cache,
 ) -> Result<Vec<f32>, GenerationError> {
@@ -314,7 +314,7 @@ pub(crate) fn last_logits(
 
 /// An empty cache of one row, with room for others like it beside it, `rows` in all.
 pub(crate) fn one_row_of(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     rows: usize,
     capacity: usize,
 ) -> Result<Gpt2Cache, GenerationError> {

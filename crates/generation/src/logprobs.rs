@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice::Chunks;
 
 use candle_core::{D, DType, Device, Storage, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor};
 use candle_gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
 
 use crate::processors::{largest, most_probable};
@@ -93,7 +93,7 @@ pub(crate) fn biased(
 /// What `look` finds in the logits after each of these rows of hidden states `(1, T, C)`; on all threads, and in pieces, so that
 /// the logits of a long window are never held all at once.
 pub(crate) fn for_each_row<R: Send>(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     hidden: &Tensor,
     rows: Range<usize>,
     look: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
@@ -118,7 +118,7 @@ pub(crate) fn pieces(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 
 /// What `look` makes of the logits after some rows of hidden states `(1, T, C)`, row by row. On a CPU they are not copied.
 pub(crate) fn with_logits<R>(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     hidden: &Tensor,
     rows: Range<usize>,
     look: impl FnOnce(Chunks<'_, f32>) -> Result<R, GenerationError>,

@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvPool, KvSlot, LogitsFor, Pass};
 use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
@@ -216,9 +216,9 @@ pub enum Event {
 /// ```
 /// use candle_gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let options = SchedulerOptions { max_texts: 4, kv_tokens: 64, chunk_tokens: 5 };
 /// let mut scheduler = <Scheduler>::new(&model, None, options)?;
@@ -234,7 +234,7 @@ pub enum Event {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Scheduler<T = Arc<Tokenizer>> {
-    model: Gpt2LMHead,
+    model: Gpt2LMHeadModel,
     tokenizer: Option<T>,
     options: SchedulerOptions,
     clock: Option<Clock>,
@@ -344,7 +344,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// # Errors
     /// When an option is out of its range, or the memory for keys and values cannot be allocated.
     pub fn new(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         tokenizer: Option<T>,
         options: SchedulerOptions,
     ) -> Result<Self, GenerationError> {
@@ -388,7 +388,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     ///
     /// # Errors
     /// When the models have vocabularies of different sizes, or there is no memory for what the assistant keeps.
-    pub fn set_assistant(&mut self, assistant: &Gpt2LMHead) -> Result<(), GenerationError> {
+    pub fn set_assistant(&mut self, assistant: &Gpt2LMHeadModel) -> Result<(), GenerationError> {
         let [vocab_size, found] = [&self.model, assistant].map(|model| model.config().vocab_size);
         if found != vocab_size {
             return Err(GenerationError::AssistantVocabulary { vocab_size, found });
@@ -1060,7 +1060,7 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
 
 impl<T> Prefill<T> {
     /// Computes the next `count` tokens; returns their hidden states, `(1, count, C)`.
-    fn compute(&mut self, model: &Gpt2LMHead, count: usize) -> Result<Tensor, GenerationError> {
+    fn compute(&mut self, model: &Gpt2LMHeadModel, count: usize) -> Result<Tensor, GenerationError> {
         let next = &self.tokens[self.computed..][..count];
         let ids = Tensor::from_slice(next, (1, count), model.device())?;
         self.computed += count;
@@ -1068,7 +1068,7 @@ impl<T> Prefill<T> {
     }
 
     /// Finds how probable the tokens are that come after those of `hidden`, `(1, count, C)`, which were computed last.
-    fn score(&mut self, model: &Gpt2LMHead, hidden: &Tensor) -> Result<(), GenerationError> {
+    fn score(&mut self, model: &Gpt2LMHeadModel, hidden: &Tensor) -> Result<(), GenerationError> {
         let scores = &mut self.text.scores;
         let (Some(wanted), false) = (scores.wanted(), self.is_window) else { return Ok(()) };
         let next = &self.tokens[scores.known().len()..self.tokens.len().min(self.computed + 1)];
@@ -1156,7 +1156,7 @@ mod tests {
             n_head: 3,
             ..Gpt2Config::gpt2()
         };
-        let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        let model = Gpt2LMHeadModel::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
         let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
         let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
         scheduler.slot_tokens = Some(SLOT);

@@ -8,7 +8,7 @@
 //! scored, as there.
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, Pass};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Pass};
 
 use crate::config::check_ids;
 use crate::logprobs::{Expected, for_each_row};
@@ -39,9 +39,9 @@ impl Score {
 /// ```
 /// use candle_gpt2_generation::score;
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let score = score(&model, &[1, 2, 3, 4, 5], 4, 0, &|_| ())?;
 /// assert_eq!(score.logprobs.len(), 5);
@@ -52,7 +52,7 @@ impl Score {
 /// # Errors
 /// Those of [`check_text`], and when the model's logits are not numbers.
 pub fn score(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     ids: &[u32],
     stride: usize,
     top_alternatives: usize,
@@ -114,9 +114,9 @@ impl Continuation {
 /// ```
 /// use candle_gpt2_generation::{first_best, score_continuations};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let scores = score_continuations(&model, &[1, 2, 3], &[vec![4, 5], vec![6], vec![7, 8]], &|| ())?;
 /// assert!((scores[0].sum() - 2.0 * (1f64 / 11.0).ln()).abs() < 1e-4);
@@ -128,7 +128,7 @@ impl Continuation {
 /// When the prompt or a continuation is empty, both together are longer than the context, an id is outside the
 /// vocabulary, or the model's logits are not numbers.
 pub fn score_continuations(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompt: &[u32],
     continuations: &[Vec<u32>],
     progress: &dyn Fn(),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, KvPool, KvSlot, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvPool, KvSlot, Pass};
 
 use crate::GenerationError;
 use crate::config::check_ids;
@@ -57,9 +57,9 @@ pub struct TokenScore {
 /// ```
 /// use candle_gpt2_generation::{Sequence, score_sequences};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let (first, second) = (Sequence { ids: vec![1, 2, 3, 4], first: 2 }, Sequence { ids: vec![1, 2, 5], first: 2 });
 /// let scores = score_sequences(&model, &[vec![&first, &second]])?;
@@ -70,7 +70,7 @@ pub struct TokenScore {
 /// # Errors
 /// When a sequence has no token to score or is too long, an id is outside the vocabulary, or the model's logits are not numbers.
 pub fn score_sequences(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
 ) -> Result<Vec<Vec<Vec<TokenScore>>>, GenerationError> {
     for (group, sequences) in (1..).zip(groups) {
@@ -87,7 +87,7 @@ pub fn score_sequences(
 
 /// The same of sequences that have been checked; `progress` is called for each of them.
 pub(crate) fn score_groups(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
     progress: &dyn Fn(),
 ) -> Result<Vec<Vec<Vec<TokenScore>>>, GenerationError> {
@@ -151,7 +151,7 @@ impl<'a> Batch<'a> {
     /// Hands on the scores of each sequence in their order, with the places of its group and of it there.
     fn score(
         &self,
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         pool: &KvPool,
         mut keep: impl FnMut(usize, usize, TokenScore),
         progress: &dyn Fn(),
@@ -297,7 +297,7 @@ fn empty_cache(pool: &KvPool, rows: &[Row<'_>]) -> Result<Gpt2Cache, GenerationE
 
 /// Reads all rows in one pass, and scores what is wanted of each.
 fn read(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     rows: &[Row<'_>],
     cache: &mut Gpt2Cache,
     mut keep: impl FnMut(usize, usize, TokenScore),

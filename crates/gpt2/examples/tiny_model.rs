@@ -2,7 +2,7 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Parameter, Pass, expected_parameters};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Parameter, Pass, expected_parameters};
 use candle_nn::VarBuilder;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Random parameters by their names; `candle-gpt2-weights` reads those of a checkpoint.
     let random = |one: Parameter| Ok((one.name, Tensor::randn(0f32, 0.5, one.shape, &Device::Cpu)?));
     let tensors = expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
-    let model = Gpt2LMHead::load(&sizes, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
+    let model = Gpt2LMHeadModel::load(&sizes, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
     println!("{} parameters, {} bytes", model.parameter_count(), model.weight_bytes());
 
     // At once: the logits of the token after each token of the prompt.

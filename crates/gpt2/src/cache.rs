@@ -4,7 +4,7 @@ use candle_core::{Device, Result};
 use candle_gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::recorder::Steps;
-use crate::{Gpt2Config, Gpt2LMHead, ModelError};
+use crate::{Gpt2Config, Gpt2LMHeadModel, ModelError};
 
 /// Memory for the keys and values of a number of tokens in all blocks, of which caches take and give back what their rows
 /// need. A clone is the same memory.
@@ -92,10 +92,10 @@ impl KvPool {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// let model = Gpt2LMHead::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2LMHeadModel::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let mut cache = model.new_cache(1, 8)?;
 /// for ids in [vec![1u32, 2, 3], vec![4], vec![5]] { // the prompt, then token by token
 ///     let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
@@ -347,7 +347,7 @@ impl Gpt2Cache {
     }
 }
 
-impl Gpt2LMHead {
+impl Gpt2LMHeadModel {
     /// The type of the keys and values in the caches of this model. By default f32 beside weights in f32, and f16 beside all
     /// others: rounding keys and values to 11 bits loses no more than rounding weights to 11 bits or fewer, and a long
     /// context is read in half the time. f16 ends at 65,504: a model with larger keys or values needs f32.

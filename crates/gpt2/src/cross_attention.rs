@@ -15,11 +15,11 @@ use crate::{Gpt2Config, ModelError};
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let config = Gpt2Config { add_cross_attention: true, ..sizes };
-/// let model = Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// assert!(model.transformer().blocks()[0].cross_attention().is_some());
 ///
 /// let states = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // what an encoder made of five tokens

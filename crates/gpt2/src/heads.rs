@@ -15,7 +15,7 @@ use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
 use candle_gpt2_kernels::{Linear, ParameterSource};
 
-use crate::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
+use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
 /// Axis of the tokens in a `(1, ΣT, C)` tensor.
 const TOKEN_DIM: usize = 1;
@@ -182,12 +182,12 @@ impl Gpt2ForTokenClassification {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Gpt2DoubleHeads {
-    language_model: Gpt2LMHead,
+    language_model: Gpt2LMHeadModel,
     summary: Linear,
 }
 
 impl Gpt2DoubleHeads {
-    /// The model from its parameters; the heads are that of [`Gpt2LMHead::load`], and `multiple_choice_head.summary.weight` and
+    /// The model from its parameters; the heads are that of [`Gpt2LMHeadModel::load`], and `multiple_choice_head.summary.weight` and
     /// `.bias`.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl Gpt2DoubleHeads {
     pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::DoubleHeads)?;
         Ok(Self {
-            language_model: Gpt2LMHead::load(config, vb)?,
+            language_model: Gpt2LMHeadModel::load(config, vb)?,
             summary: Linear::load(
                 config.n_embd,
                 1,
@@ -278,7 +278,7 @@ impl Gpt2DoubleHeads {
     }
 
     /// The model with its head over the vocabulary.
-    pub fn language_model(&self) -> &Gpt2LMHead {
+    pub fn language_model(&self) -> &Gpt2LMHeadModel {
         &self.language_model
     }
 

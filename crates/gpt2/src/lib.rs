@@ -21,7 +21,7 @@ pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};
 pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
 pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};
-pub use model::{Block, Gpt2LMHead, Gpt2Model, LogitsFor};
+pub use model::{Block, Gpt2LMHeadModel, Gpt2Model, LogitsFor};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
 };

@@ -405,14 +405,14 @@ pub enum LogitsFor {
 
 /// GPT-2 with its output head: token ids to logits over the vocabulary.
 #[derive(Debug, Clone)]
-pub struct Gpt2LMHead {
+pub struct Gpt2LMHeadModel {
     transformer: Gpt2Model,
     lm_head: Linear,
     pub(crate) kv_dtype: KvDType,
     pub(crate) step_recorder: Option<StepRecorder>,
 }
 
-impl Gpt2LMHead {
+impl Gpt2LMHeadModel {
     /// The model from its parameters; the head is `lm_head.weight`, or the token embedding where it is tied.
     ///
     /// # Errors
@@ -460,7 +460,7 @@ impl Gpt2LMHead {
     /// Logits from the input of block `layer` on, see [`Gpt2Model::forward_from`].
     ///
     /// # Shapes
-    /// `x` `(B, T, C)`; returns what [`Gpt2LMHead::forward`] does.
+    /// `x` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward`] does.
     ///
     /// # Errors
     /// As [`Gpt2Model::forward_from`].
@@ -506,13 +506,13 @@ impl Gpt2LMHead {
         Ok(self)
     }
 
-    /// Whether [`Gpt2LMHead::with_encoder_states`] gave it states to attend to.
+    /// Whether [`Gpt2LMHeadModel::with_encoder_states`] gave it states to attend to.
     pub fn has_encoder_states(&self) -> bool {
         let first = self.transformer.blocks.first().and_then(Block::cross_attention);
         first.is_some_and(CrossAttention::has_memory)
     }
 
-    /// Whether [`Gpt2LMHead::observed_by`] gave it an observer.
+    /// Whether [`Gpt2LMHeadModel::observed_by`] gave it an observer.
     pub fn is_observed(&self) -> bool {
         self.transformer.watcher.is_some()
     }
@@ -520,7 +520,7 @@ impl Gpt2LMHead {
     /// The output head alone, on hidden states of [`Gpt2Model::forward`].
     ///
     /// # Shapes
-    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHead::forward`] does.
+    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward`] does.
     ///
     /// # Errors
     /// When the width is another, or tokens are wanted that are not there.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
-use crate::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 
 /// Records the steps of a model and its clones.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ impl StepRecorder {
     /// The logits `(B, 1, V)` of a step of one token for each row; `None` where it is none, or cannot be recorded.
     pub(crate) fn step(
         &self,
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         ids: &Tensor,
         logits_for: LogitsFor,
         cache: &mut Gpt2Cache,
@@ -108,7 +108,7 @@ impl StepRecorder {
     /// lengths of the cache stay as they are.
     fn next(
         &self,
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         ids: &Tensor,
         cache: &mut Gpt2Cache,
         steps: Steps,
@@ -144,7 +144,7 @@ impl StepRecorder {
     /// Computes a step as it will be recorded.
     fn prepare(
         &self,
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         ids: &Tensor,
         lengths: Tensor,
         cache: &mut Gpt2Cache,
@@ -164,7 +164,13 @@ impl StepRecorder {
 
 /// Whether a pass is what a recording does: inference of one token after those of each row, whose logits are wanted, in the types of
 /// the model.
-fn is_step(model: &Gpt2LMHead, ids: &Tensor, logits_for: LogitsFor, cache: &Gpt2Cache, pass: &Pass) -> bool {
+fn is_step(
+    model: &Gpt2LMHeadModel,
+    ids: &Tensor,
+    logits_for: LogitsFor,
+    cache: &Gpt2Cache,
+    pass: &Pass,
+) -> bool {
     let wants_the_token = match logits_for {
         LogitsFor::EveryToken | LogitsFor::LastToken => true,
         LogitsFor::Tokens { first, count } => (first, count) == (0, 1),
@@ -185,13 +191,13 @@ fn is_step(model: &Gpt2LMHead, ids: &Tensor, logits_for: LogitsFor, cache: &Gpt2
 }
 
 /// The logits of a step whose lengths are read from the GPU's memory.
-fn compute(model: &Gpt2LMHead, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
+fn compute(model: &Gpt2LMHeadModel, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
     let pass = &mut Pass::inference().after(lengths.clone());
     let hidden_states = model.transformer().forward(ids, Some(cache), pass)?;
     model.logits(&hidden_states, LogitsFor::LastToken)
 }
 
-impl Gpt2LMHead {
+impl Gpt2LMHeadModel {
     /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones.
     ///
     /// The fourth step with a cache is recorded, and all others after it take one call to start, which is most of their time
@@ -209,7 +215,7 @@ impl Gpt2LMHead {
 }
 
 impl Gpt2Cache {
-    /// Whether steps with this cache are replayed, see [`Gpt2LMHead::with_recorded_steps`]: `None` before it is known, and
+    /// Whether steps with this cache are replayed, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None` before it is known, and
     /// where it is not asked for.
     ///
     /// # Errors
@@ -244,7 +250,7 @@ mod tests {
         }
     }
 
-    fn model() -> Gpt2LMHead {
+    fn model() -> Gpt2LMHeadModel {
         let config = Gpt2Config {
             vocab_size: 11,
             n_positions: 8,
@@ -253,7 +259,7 @@ mod tests {
             n_head: 3,
             ..Gpt2Config::gpt2()
         };
-        Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
+        Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
     }
 
     #[test]

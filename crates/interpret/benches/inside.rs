@@ -16,7 +16,7 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, Site, SiteKind};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
 use candle_gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
 use candle_gpt2_kernels::{WeightFormat, limits, set_thread_count};
 use candle_gpt2_testing::MadeUpWeights;
@@ -48,7 +48,7 @@ fn main() {
         return;
     };
     let config = Gpt2Config::preset("gpt2").expect("a published model");
-    let model = Gpt2LMHead::load(&config, &MadeUpWeights::new(WeightFormat::F32)).unwrap();
+    let model = Gpt2LMHeadModel::load(&config, &MadeUpWeights::new(WeightFormat::F32)).unwrap();
     let found = match case {
         "ablation" => ablation(&model),
         "patching" => patching(&model),
@@ -57,7 +57,7 @@ fn main() {
     println!("{found}");
 }
 
-fn ablation(model: &Gpt2LMHead) -> Value {
+fn ablation(model: &Gpt2LMHeadModel) -> Value {
     let ids = prompt(GRID_TOKENS);
     measure("ablation", || {
         let run = Run::new(model, &ids).unwrap();
@@ -66,7 +66,7 @@ fn ablation(model: &Gpt2LMHead) -> Value {
 }
 
 /// Both prompts' own runs are measured too.
-fn patching(model: &Gpt2LMHead) -> Value {
+fn patching(model: &Gpt2LMHeadModel) -> Value {
     let clean = prompt(GRID_TOKENS);
     let mut corrupted = clean.clone();
     corrupted[4] += 1;
@@ -91,7 +91,7 @@ fn measure(case: &str, grid: impl Fn() -> Vec<Vec<f32>>) -> Value {
 }
 
 /// What a record takes, and how far above that and the model alone the process ever was.
-fn memory(model: &Gpt2LMHead) -> Value {
+fn memory(model: &Gpt2LMHeadModel) -> Value {
     let ids = prompt(RECORDED_TOKENS);
     let run = Run::new(model, &ids).unwrap();
     let layers = model.config().n_layer;

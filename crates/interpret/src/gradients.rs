@@ -34,9 +34,9 @@ impl Observer for Probes {
 /// use candle_gpt2::Site;
 /// use candle_gpt2_interpret::{Metric, Run, site_gradients};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let site: Site = "resid_pre1".parse()?;
@@ -150,9 +150,9 @@ impl Observer for Embeddings {
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, Saliency, token_weights};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let weights = token_weights(&run, &Metric::logit_difference(5, 6, 3), Saliency::InputTimesGradient)?;

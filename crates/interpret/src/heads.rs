@@ -5,7 +5,7 @@
 //! Heads" (arXiv:2209.11895); TransformerLens 4.3.0, `head_detector`.
 
 use candle_core::{DType, Tensor};
-use candle_gpt2::{Gpt2LMHead, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::patching::BATCH_TOKENS;
@@ -35,7 +35,7 @@ impl<F: Fn(&Tensor) -> candle_core::Result<Vec<f32>>> Observer for Reduce<F> {
 /// Runs rows of as many tokens, and makes a number of each head's pattern `(B, H, T, T)`; patterns of one layer at a time are in
 /// memory.
 fn reduced(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     rows: &[Vec<u32>],
     of: impl Fn(&Tensor) -> candle_core::Result<Vec<f32>>,
 ) -> Result<OfHeads> {
@@ -63,9 +63,9 @@ pub struct HeadScores {
 /// ```
 /// use candle_gpt2_interpret::{head_scores, random_rows};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// // Four random tokens, twice: an induction head looks at what came after the same token before.
 /// let scores = head_scores(&model, &random_rows(0, 5, 4, 1, 11), None)?;
@@ -75,7 +75,7 @@ pub struct HeadScores {
 ///
 /// # Errors
 /// When rows differ in length or have no tokens, both halves do not fit into the context, and those of the model.
-pub fn head_scores(model: &Gpt2LMHead, rows: &[Vec<u32>], bos: Option<u32>) -> Result<HeadScores> {
+pub fn head_scores(model: &Gpt2LMHeadModel, rows: &[Vec<u32>], bos: Option<u32>) -> Result<HeadScores> {
     let length = rows.first().map_or(0, Vec::len);
     if length == 0 || rows.iter().any(|row| row.len() != length) {
         return Err(InterpretError::Mismatch(
@@ -220,9 +220,9 @@ pub struct Excluded {
 /// ```
 /// use candle_gpt2_interpret::{Excluded, Likeness, Run, Sought, detect_heads};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let scores = detect_heads(&run, &Sought::Previous, Likeness::Share, Excluded::default())?;

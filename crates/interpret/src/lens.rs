@@ -5,7 +5,7 @@
 //! it is the tuned lens (arXiv:2303.08112).
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::Gpt2LMHead;
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_kernels::go_on;
 
 use crate::Run;
@@ -109,7 +109,7 @@ pub fn lens_logits(
 /// # Errors
 /// Those of the model and of `translate`.
 pub fn lens_logits_at(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     layer: usize,
     residual: Tensor,
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
@@ -125,9 +125,9 @@ pub fn lens_logits_at(
 /// ```
 /// use candle_gpt2_interpret::{LensOptions, Run, logit_lens};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let layers = logit_lens(&run, &LensOptions { top: 5, watch: vec![7] }, &|_, residual| Ok(residual))?;

@@ -11,18 +11,18 @@
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2::QkvProjection;
-use candle_gpt2::{Gpt2LMHead, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
 /// What leads from a model's values to TransformerLens' of the same model.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Processing, Run};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let random = |one: candle_gpt2::Parameter| Ok((one.name, candle_core::Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
 /// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
 ///
 /// let site = "resid_pre1".parse()?;
 /// let record = Run::new(&model, &[1, 2, 3, 4])?.record([site])?;
@@ -43,7 +43,7 @@ impl Processing {
     ///
     /// # Errors
     /// When there is no memory for a block's weights in f32.
-    pub fn new(model: &Gpt2LMHead) -> Result<Self> {
+    pub fn new(model: &Gpt2LMHeadModel) -> Result<Self> {
         let (mut values, mut results) = (Vec::new(), Vec::new());
         for block in model.transformer().blocks() {
             let attn = block.attn();

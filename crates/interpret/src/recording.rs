@@ -1,7 +1,7 @@
 //! A record of a text that is computed a few tokens at a time, so that a model which is shared can do other work in between.
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record, Run};
 
@@ -13,9 +13,9 @@ const KEY_DIM: usize = 3;
 /// ```
 /// use candle_gpt2_interpret::Recording;
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let site = "resid_post1".parse()?;
 /// let mut recording = Recording::new(&model, vec![1, 2, 3, 4, 5], vec![site])?;
@@ -40,7 +40,7 @@ impl Recording {
     /// # Errors
     /// As [`Run::new`], and when there is no memory for keys and values.
     pub fn new(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         ids: Vec<u32>,
         sites: Vec<Site>,
     ) -> std::result::Result<Self, InterpretError> {
@@ -63,7 +63,7 @@ impl Recording {
     ///
     /// # Errors
     /// Those of the model.
-    pub fn advance(&mut self, model: &Gpt2LMHead, tokens: usize) -> Result<()> {
+    pub fn advance(&mut self, model: &Gpt2LMHeadModel, tokens: usize) -> Result<()> {
         let Some(ids) = self.ids[self.done()..].chunks(tokens.max(1)).next() else { return Ok(()) };
         let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
         let mut record = Record::new(self.sites.iter().copied());

@@ -5,7 +5,7 @@
 //! make of the answer. What the norm's bias gives is no part of any of them. Source: TransformerLens 4.3.0, `ActivationCache`.
 
 use candle_core::{DType, Tensor};
-use candle_gpt2::{Gpt2LMHead, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
 use crate::error::Result;
 use crate::processing::{Processing, centred};
@@ -33,9 +33,9 @@ impl Stack {
 /// ```
 /// use candle_gpt2_interpret::{Run, accumulated_residuals};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let stack = accumulated_residuals(&Run::new(&model, &[1, 2, 3, 4])?, false)?;
 /// assert_eq!(stack.labels, ["0_pre", "1_pre", "final_post"]);
@@ -63,9 +63,9 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
 /// ```
 /// use candle_gpt2_interpret::{Run, decomposed_residual};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let stack = decomposed_residual(&Run::new(&model, &[1, 2, 3, 4])?)?;
 /// assert_eq!(stack.labels, ["embed", "pos_embed", "0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]);
@@ -134,7 +134,7 @@ impl Direction {
     ///
     /// # Errors
     /// When a token is outside the vocabulary, or there is no memory for the output head in f32.
-    pub fn new(model: &Gpt2LMHead, answer: u32, against: Option<u32>) -> Result<Self> {
+    pub fn new(model: &Gpt2LMHeadModel, answer: u32, against: Option<u32>) -> Result<Self> {
         let head = model.lm_head();
         let row = |id: u32| head.embedding(&Tensor::new(&[id], model.device())?)?.squeeze(0);
         let other = match against {
@@ -186,9 +186,9 @@ pub struct Attribution {
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, Unit, attribute};
 /// # use candle_core::{DType, Device};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let parts = attribute(&run, &Metric::logit_difference(5, 6, 3), Unit::Component)?;

@@ -1,7 +1,7 @@
 //! A model, the tokens that it reads, and a number that its prediction is summed up in.
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record};
 
@@ -9,7 +9,7 @@ use crate::{InterpretError, Record};
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     /// The model.
-    pub model: &'a Gpt2LMHead,
+    pub model: &'a Gpt2LMHeadModel,
     /// The tokens of the text.
     pub ids: &'a [u32],
 }
@@ -19,7 +19,7 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// When there are none, more than the context holds, or one outside the vocabulary.
-    pub fn new(model: &'a Gpt2LMHead, ids: &'a [u32]) -> std::result::Result<Self, InterpretError> {
+    pub fn new(model: &'a Gpt2LMHeadModel, ids: &'a [u32]) -> std::result::Result<Self, InterpretError> {
         let config = model.config();
         if ids.is_empty() || ids.len() > config.n_positions {
             return Err(InterpretError::Length { tokens: ids.len(), n_positions: config.n_positions });

@@ -4,7 +4,7 @@
 //! before a block, times a factor, is added at the first positions of the text.
 
 use candle_core::{DType, Tensor};
-use candle_gpt2::{Gpt2LMHead, Observer, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, Observer, Site, SiteKind};
 
 use crate::error::Result;
 use crate::{InterpretError, Run};
@@ -16,9 +16,9 @@ use crate::{InterpretError, Run};
 /// use candle_gpt2::LogitsFor;
 /// use candle_gpt2_interpret::{Run, Steering};
 /// # use candle_core::{DType, Device, Tensor};
-/// # use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHead::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let mut steering = Steering::new(&model, 1, Tensor::ones((2, 6), DType::F32, &Device::Cpu)?)?.everywhere()?;
 /// assert!(!steering.is_nothing()?);
@@ -43,7 +43,7 @@ impl Steering {
     ///
     /// # Errors
     /// When the model has no such block, or is of another width.
-    pub fn new(model: &Gpt2LMHead, layer: usize, vectors: Tensor) -> Result<Self> {
+    pub fn new(model: &Gpt2LMHeadModel, layer: usize, vectors: Tensor) -> Result<Self> {
         let config = model.config();
         if layer >= config.n_layer {
             return Err(InterpretError::Layer { layer, n_layer: config.n_layer });
@@ -64,7 +64,7 @@ impl Steering {
     /// # Errors
     /// When a text does not fit the model, and those of the model.
     pub fn between(
-        model: &Gpt2LMHead,
+        model: &Gpt2LMHeadModel,
         layer: usize,
         [towards, away]: [&[u32]; 2],
         scale: f64,

@@ -14,7 +14,7 @@ use candle_core::{Device, DeviceLocation};
 static GPUS: Mutex<BTreeMap<usize, Arc<Users>>> = Mutex::new(BTreeMap::new());
 
 /// Does work that gives an NVIDIA GPU something to do, and waits until no other thread records a step there
-/// (`candle_gpt2::Gpt2LMHead::with_recorded_steps`). Work may be within work, on this thread and on others. Elsewhere this changes nothing.
+/// (`candle_gpt2::Gpt2LMHeadModel::with_recorded_steps`). Work may be within work, on this thread and on others. Elsewhere this changes nothing.
 ///
 /// Models and caches call it themselves. Whoever gives the same device operations on tensors from other threads does so in here.
 ///

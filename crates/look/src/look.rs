@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_gpt2::{Gpt2Config, Gpt2LMHead};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_engine::{LoadedModel, Reporter, Vocabulary};
 use candle_gpt2_interpret::{Measure, Metric, Run};
 use candle_gpt2_pictures::{Axis, Report, Token};
@@ -87,7 +87,7 @@ impl<'a> Subject<'a> {
         self.loaded
     }
 
-    pub(crate) fn model(&self) -> &Gpt2LMHead {
+    pub(crate) fn model(&self) -> &Gpt2LMHeadModel {
         self.loaded.model()
     }
 

@@ -1,7 +1,7 @@
 //! What may follow a token of a text: what the model expects, and what is left of that by the settings of a text.
 
 use candle_core::{DType, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor, Sampler};
 use candle_gpt2_kernels::log_sum_exp;
 use serde::Serialize;
@@ -129,7 +129,7 @@ impl Reading {
     ///
     /// # Errors
     /// Those of the model; when there are more tokens than its context holds, or none at the place.
-    pub fn logits(&mut self, model: &Gpt2LMHead, ids: &[u32], at: usize) -> Result<Vec<f32>> {
+    pub fn logits(&mut self, model: &Gpt2LMHeadModel, ids: &[u32], at: usize) -> Result<Vec<f32>> {
         // What fails leaves nothing half read.
         let held = match self.0.take() {
             Some(held) if held.ids.starts_with(ids) => held,
@@ -143,7 +143,7 @@ impl Reading {
 
 impl Held {
     /// Reads a text after the beginning that it shares with what was read before, which is not all of it.
-    fn read(model: &Gpt2LMHead, ids: &[u32], before: Option<Self>) -> candle_core::Result<Self> {
+    fn read(model: &Gpt2LMHeadModel, ids: &[u32], before: Option<Self>) -> candle_core::Result<Self> {
         let equal = |held: &Self| held.ids.iter().zip(ids).take_while(|(held, new)| held == new).count();
         let known = before.as_ref().map_or(0, equal);
         let capacity = ids.len().next_multiple_of(ROOM_STEP).min(model.config().n_positions);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_engine::LoadedModel;
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
@@ -141,7 +141,12 @@ impl Model {
 }
 
 /// The logits of tokens after those that are held, if any.
-fn forward(model: &Gpt2LMHead, ids: &[u32], wanted: LogitsFor, held: Option<&mut Held>) -> Result<Vec<f32>> {
+fn forward(
+    model: &Gpt2LMHeadModel,
+    ids: &[u32],
+    wanted: LogitsFor,
+    held: Option<&mut Held>,
+) -> Result<Vec<f32>> {
     /// Tokens whose logits are held twice.
     const PIECE_TOKENS: usize = 128;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, Gpt2Model, HeadKind, Pass, expected_parameters};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
 use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
@@ -522,14 +522,14 @@ impl Trainer {
     ///
     /// # Errors
     /// When the device has no room.
-    pub fn model(&self) -> candle_core::Result<Gpt2LMHead> {
+    pub fn model(&self) -> candle_core::Result<Gpt2LMHeadModel> {
         let named = expected_parameters(&self.config).into_iter().map(|parameter| {
             let tensor = self.parameter(&parameter.name)?.detach();
             Ok((parameter.name, tensor))
         });
         let tensors = named.collect::<candle_core::Result<_>>()?;
         let vb = VarBuilder::from_tensors(tensors, DType::F32, &self.device);
-        Gpt2LMHead::load(&self.config, &vb)
+        Gpt2LMHeadModel::load(&self.config, &vb)
     }
 
     /// The adapters' configuration and fixed weights, where adapters are trained.

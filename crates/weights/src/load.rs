@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use candle_gpt2::{
-    Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHead,
+    Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHeadModel,
     HeadKind, KvDType,
 };
 use candle_gpt2_kernels::ParameterSource;
@@ -60,7 +60,7 @@ pub trait Head: Sized {
 }
 
 /// The language model of double heads too.
-impl Head for Gpt2LMHead {
+impl Head for Gpt2LMHeadModel {
     fn is_of(kind: HeadKind) -> bool {
         kind.has_language_model()
     }
@@ -111,8 +111,8 @@ impl Checkpoint {
         &self,
         options: &LoadOptions,
         progress: &dyn ReadProgress,
-    ) -> Result<Gpt2LMHead, WeightsError> {
-        let model: Gpt2LMHead = self.load_head(options, progress)?;
+    ) -> Result<Gpt2LMHeadModel, WeightsError> {
+        let model: Gpt2LMHeadModel = self.load_head(options, progress)?;
         Ok(match options.kv_dtype {
             Some(kv_dtype) => model.with_kv_dtype(kv_dtype),
             None if options.device.is_cpu() => model.with_kv_dtype(self.kv_dtype_on_cpu(options.dtype)),

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_engine::{HubOptions, WeightDType, device_name, process};
 use candle_gpt2_generation::{GenerationConfig, History, Sampler};
 use clap::Args;
@@ -163,7 +163,7 @@ fn print(report: &Report) -> Result<()> {
 }
 
 struct Bench<'a> {
-    model: &'a Gpt2LMHead,
+    model: &'a Gpt2LMHeadModel,
     device: &'a Device,
     /// Whether all decoding replayed recorded steps.
     records_steps: Option<bool>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{
     BatchGenerator, GenerationConfig, GenerationError, LongPrompt, Request, StopReason, TokenGenerator,
     WhenFull,
@@ -13,14 +13,14 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::{fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
-fn tiny() -> Gpt2LMHead {
+fn tiny() -> Gpt2LMHeadModel {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))
         .unwrap()
         .load(&LoadOptions::default(), &|_| ())
         .unwrap()
 }
 
-fn alone(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
+fn alone(model: &Gpt2LMHeadModel, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
     let mut tokens = TokenGenerator::new(model, prompt, config).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     (ids, tokens.stop_reason().unwrap())
@@ -28,7 +28,7 @@ fn alone(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<
 
 /// The ids of every text, by prompt and sequence, with the reasons.
 fn together(
-    model: &Gpt2LMHead,
+    model: &Gpt2LMHeadModel,
     prompts: &[Vec<u32>],
     batch_size: usize,
     config: &GenerationConfig,
@@ -78,7 +78,7 @@ fn every_row_of_a_batch_is_the_row_alone() {
 const DTYPES: [WeightDType; 5] =
     [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
 
-fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHead {
+fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{
     Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator,
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::scheduler::{Found, Texts, alone, collect, options, prompt, requests, run, scheduler, tiny};
 
 /// A scheduler for which drafts are worth their cost, as for a model whose weights take long to read.
-fn eager(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
+fn eager(model: &Gpt2LMHeadModel, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
     let mut scheduler = scheduler(model, options);
     scheduler.set_token_cost(0.02);
     scheduler
@@ -83,12 +83,12 @@ fn drafts_change_no_byte_of_a_text() {
 }
 
 /// A model of so many layers, whose later ones change little: so one of fewer layers is a good assistant.
-fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHead {
+fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHeadModel {
     deep_in(n_layer, dtype, 48)
 }
 
 /// The same with a context of `n_positions`.
-fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHead {
+fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHeadModel {
     const C: usize = 64;
     let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1), "n_positions": n_positions, "n_ctx": n_positions});
     let folder = CheckpointFolder::tiny().with_config(sizes).with_tensors(|tensors| {
@@ -171,14 +171,18 @@ fn a_short_context_of_the_assistant_ends_its_drafts() {
 }
 
 /// A small model of the same vocabulary to which all tokens are the same.
-fn foreign() -> Gpt2LMHead {
+fn foreign() -> Gpt2LMHeadModel {
     let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-    Gpt2LMHead::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap()
+    Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap()
 }
 
 /// How many steps a text takes, and what was drafted for it.
-fn steps(model: &Gpt2LMHead, assistant: Option<&Gpt2LMHead>, request: Request) -> (usize, usize, Drafts) {
+fn steps(
+    model: &Gpt2LMHeadModel,
+    assistant: Option<&Gpt2LMHeadModel>,
+    request: Request,
+) -> (usize, usize, Drafts) {
     let mut scheduler = eager(model, options(1, 64, 64));
     assistant.map_or(Ok(()), |assistant| scheduler.set_assistant(assistant)).unwrap();
     scheduler.submit(request).unwrap();
@@ -371,7 +375,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
 }
 
 /// The three tokens that may come next, and how probable they are.
-fn probabilities(model: &Gpt2LMHead, ids: &[u32]) -> Vec<(u32, f64)> {
+fn probabilities(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<(u32, f64)> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits = model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
     let logits: Vec<f32> = logits.flatten_all().unwrap().to_vec1().unwrap();
@@ -387,7 +391,7 @@ fn an_assistant_needs_the_same_vocabulary() {
     let model = tiny();
     let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-    let other = Gpt2LMHead::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap();
+    let other = Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap();
     let config = GenerationConfig::default();
     let text =
         TokenGenerator::<&Tokenizer>::of_request(&model, Request::new(prompt(3, 1), config.clone()), None);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use std::path::Path;
 
-use candle_gpt2::Gpt2LMHead;
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_generation::{
     GenerationConfig, GenerationError, StopReason, TextGenerator, TokenGenerator, score,
 };
@@ -20,7 +20,7 @@ const LOGPROB: f64 = 1e-4;
 /// On a GPU, logits of size 10 differ by as much.
 const LOGPROB_ON_GPU: f64 = 1e-3;
 
-fn load(folder: &Path) -> Gpt2LMHead {
+fn load(folder: &Path) -> Gpt2LMHeadModel {
     let options = LoadOptions { device: device(), ..LoadOptions::default() };
     // As the program loads it.
     Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap().with_recorded_steps()
@@ -30,12 +30,12 @@ fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn greedy(model: &Gpt2LMHead, max_new_tokens: usize) -> GenerationConfig {
+fn greedy(model: &Gpt2LMHeadModel, max_new_tokens: usize) -> GenerationConfig {
     let eos_token_id = model.config().eos_token_id.clone();
     GenerationConfig { max_new_tokens, eos_token_id, ..GenerationConfig::default() }
 }
 
-fn generate(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
+fn generate(model: &Gpt2LMHeadModel, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
     let started = Instant::now();
     let clock = Arc::new(move || started.elapsed());
     let mut tokens = TokenGenerator::new(model, prompt, config).unwrap().with_clock(clock);
@@ -45,7 +45,7 @@ fn generate(model: &Gpt2LMHead, prompt: &[u32], config: &GenerationConfig) -> (V
 
 /// Compares greedy ids and text with what transformers generated, and the streamed pieces with the whole text.
 #[track_caller]
-fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_new_tokens: usize) {
+fn assert_greedy(model: &Gpt2LMHeadModel, tokenizer: &Tokenizer, case: &Value, max_new_tokens: usize) {
     let prompt = case["prompt"].as_str().unwrap();
     let prompt_ids = tokenizer.encode(prompt, true).unwrap().get_ids().to_vec();
     assert_eq!(prompt_ids, ids(&case["prompt_ids"]), "{prompt:?}");
@@ -58,7 +58,7 @@ fn assert_greedy(model: &Gpt2LMHead, tokenizer: &Tokenizer, case: &Value, max_ne
 }
 
 #[track_caller]
-fn assert_score(model: &Gpt2LMHead, case: &Value) {
+fn assert_score(model: &Gpt2LMHeadModel, case: &Value) {
     let stride = usize::try_from(case["stride"].as_u64().unwrap()).unwrap();
     let found = score(model, &ids(&case["ids"]), stride, 0, &|_| ()).unwrap();
     let tolerance = if device().is_cpu() { LOGPROB } else { LOGPROB_ON_GPU };
@@ -81,7 +81,7 @@ fn assert_score(model: &Gpt2LMHead, case: &Value) {
     assert!((found.perplexity() / expected_perplexity - 1.0).abs() < tolerance);
 }
 
-fn tiny() -> (Gpt2LMHead, Tokenizer) {
+fn tiny() -> (Gpt2LMHeadModel, Tokenizer) {
     let folder = fixture_path("tiny-checkpoint");
     (load(&folder), load_tokenizer(&folder).unwrap())
 }

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{
     AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, Request, TextGenerator, TokenGenerator,
     beam_search, contrastive_search, score_continuations,
@@ -23,7 +23,7 @@ const SCORE: f64 = 1e-4;
 const CPU: Device = Device::Cpu;
 
 struct Published {
-    model: Gpt2LMHead,
+    model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
 }
 

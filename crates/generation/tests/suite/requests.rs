@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use candle_gpt2::Gpt2LMHead;
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_generation::{
     Constraint, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, Scheduler, StopReason,
     TokenLogprobs, beam_search, score,
@@ -43,7 +43,7 @@ fn listen(scheduler: &mut Scheduler<&Tokenizer>, told: &mut BTreeMap<u64, (Told,
     }
 }
 
-fn alone(model: &Gpt2LMHead, request: &Request) -> Told {
+fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Told {
     let mut scheduler = scheduler(model, options(8, 4_000, 48));
     scheduler.submit(request.clone()).unwrap();
     let mut told = BTreeMap::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2LMHead, KvDType, KvSlot, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, KvDType, KvSlot, LogitsFor, Pass};
 use candle_gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator, WhenFull,
@@ -15,12 +15,12 @@ use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::fixture_path;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
-pub(super) fn tiny_in(dtype: WeightDType) -> Gpt2LMHead {
+pub(super) fn tiny_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-pub(super) fn tiny() -> Gpt2LMHead {
+pub(super) fn tiny() -> Gpt2LMHeadModel {
     tiny_in(WeightDType::F32)
 }
 
@@ -28,7 +28,7 @@ pub(super) fn options(max_texts: usize, kv_tokens: usize, chunk_tokens: usize) -
     SchedulerOptions { max_texts, kv_tokens, chunk_tokens }
 }
 
-pub(super) fn scheduler(model: &Gpt2LMHead, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
+pub(super) fn scheduler(model: &Gpt2LMHeadModel, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
     Scheduler::new(model, None, options).unwrap()
 }
 
@@ -78,7 +78,7 @@ pub(super) fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
 }
 
 /// The text that a request gives alone.
-pub(super) fn alone(model: &Gpt2LMHead, request: &Request) -> Found {
+pub(super) fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Found {
     let mut tokens = TokenGenerator::<&Tokenizer>::of_request(model, request.clone(), None).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
     Found { ids, reason: tokens.stop_reason(), error: None }

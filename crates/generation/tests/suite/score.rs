@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{score, score_continuations};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
@@ -14,7 +14,7 @@ const SAME: f64 = 2e-5;
 const SAME_LOGITS: f64 = 1e-11;
 
 /// The model inside the program: its context of 256 tokens is longer than a piece of the head's rows.
-fn built_in(dtype: WeightDType) -> Gpt2LMHead {
+fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
@@ -25,7 +25,7 @@ fn ids(count: u32, seed: u32) -> Vec<u32> {
 }
 
 /// The logits after every token of a window.
-fn logits(model: &Gpt2LMHead, window: &[u32]) -> Vec<Vec<f32>> {
+fn logits(model: &Gpt2LMHeadModel, window: &[u32]) -> Vec<Vec<f32>> {
     let window = Tensor::from_slice(window, (1, window.len()), &Device::Cpu).unwrap();
     let logits = model.forward(&window, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
     logits.squeeze(0).unwrap().to_vec2().unwrap()

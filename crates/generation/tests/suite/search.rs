@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use candle_gpt2::Gpt2LMHead;
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_generation::{
     AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, StopReason, TokenGenerator,
     beam_search, contrastive_search,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// Scores of two f32 computations.
 const SCORE: f64 = 1e-4;
 
-fn tiny() -> Gpt2LMHead {
+fn tiny() -> Gpt2LMHeadModel {
     Checkpoint::open(&fixture_path("tiny-checkpoint"))
         .unwrap()
         .load(&LoadOptions::default(), &|_| ())
@@ -125,7 +125,7 @@ fn beams_for_every_text_find_the_most_probable() {
 }
 
 /// Log-probability of a text after `[1, 2]` where only some tokens can follow, without any search.
-fn probability_among(model: &Gpt2LMHead, allowed: &[u32], text: &[u32]) -> f64 {
+fn probability_among(model: &Gpt2LMHeadModel, allowed: &[u32], text: &[u32]) -> f64 {
     let mut sum = 0.0;
     for count in 0..text.len() {
         let ids = [&[1, 2], &text[..count]].concat();

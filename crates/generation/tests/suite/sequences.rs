@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHead, KvDType, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, KvDType, LogitsFor, Pass};
 use candle_gpt2_generation::{
     GenerationError, Sequence, TokenScore, diverge, score_continuations, score_sequences,
 };
@@ -16,7 +16,7 @@ const SAME: f64 = 1e-5;
 const WEIGHT_TYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::F16, WeightDType::Q8];
 
 /// The model inside the program, with a context of 256 tokens.
-fn built_in(dtype: WeightDType) -> Gpt2LMHead {
+fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
@@ -68,7 +68,7 @@ fn groups() -> Vec<Vec<Sequence>> {
     ]
 }
 
-fn scored(model: &Gpt2LMHead, groups: &[Vec<&Sequence>]) -> Vec<Vec<Vec<TokenScore>>> {
+fn scored(model: &Gpt2LMHeadModel, groups: &[Vec<&Sequence>]) -> Vec<Vec<Vec<TokenScore>>> {
     score_sequences(model, groups).unwrap()
 }
 
@@ -77,7 +77,7 @@ fn references(groups: &[Vec<Sequence>]) -> Vec<Vec<&Sequence>> {
 }
 
 /// The scores of a sequence whose tokens are read by one pass.
-fn naive(model: &Gpt2LMHead, Sequence { ids, first }: &Sequence) -> Vec<TokenScore> {
+fn naive(model: &Gpt2LMHeadModel, Sequence { ids, first }: &Sequence) -> Vec<TokenScore> {
     let logits = logits(model, &ids[..ids.len() - 1]);
     (*first..ids.len()).map(|position| score(&logits[position - 1], ids[position])).collect()
 }
@@ -91,7 +91,7 @@ fn score(logits: &[f32], id: u32) -> TokenScore {
 }
 
 /// The logits after every token, read through a cache.
-fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<Vec<f32>> {
+fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<Vec<f32>> {
     let mut cache = model.new_cache(1, ids.len()).unwrap();
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits =
@@ -162,7 +162,7 @@ fn of_equally_probable_tokens_the_first_is_greedy() {
         r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 5, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
     );
     let zeros = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
-    let model = Gpt2LMHead::load(&config.unwrap(), &zeros).unwrap();
+    let model = Gpt2LMHeadModel::load(&config.unwrap(), &zeros).unwrap();
     let sequence = Sequence { ids: vec![3, 0, 1, 10, 0, 0], first: 1 };
     let found = scored(&model, &[vec![&sequence]]).remove(0).remove(0);
     for (place, (score, is_greedy)) in found.iter().zip([true, false, false, true, true]).enumerate() {
@@ -224,7 +224,7 @@ fn scores_are_those_of_transformers() {
             .map(|(name, tensor)| (format!("lm_head.{name}"), tensor));
         let tensors: HashMap<String, Tensor> = tensors.chain(head).collect();
         let weights = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
-        let model = Gpt2LMHead::load(&config, &weights).unwrap();
+        let model = Gpt2LMHeadModel::load(&config, &weights).unwrap();
         let rows: Vec<Vec<u32>> =
             fixture.tensor("input_ids").to_dtype(DType::U32).unwrap().to_vec2().unwrap();
         let logits: Vec<Vec<Vec<f32>>> = fixture.tensor("expected.logits").to_vec3().unwrap();
@@ -294,7 +294,7 @@ fn a_model_has_no_divergence_from_itself() {
 fn the_type_of_keys_and_values_counts_as_divergence() {
     let model = built_in(WeightDType::F32);
     let rounded = model.clone().with_kv_dtype(KvDType::Q8);
-    let mean = |base: &Gpt2LMHead, other: &Gpt2LMHead| {
+    let mean = |base: &Gpt2LMHeadModel, other: &Gpt2LMHeadModel| {
         let found = diverge(base, other, &ids(200, 2), 100).unwrap();
         found.iter().map(|found| found.kl).sum::<f64>() / found.len() as f64
     };
@@ -310,7 +310,7 @@ fn what_cannot_be_compared_is_named() {
     let tiny = CheckpointFolder::tiny();
     let tiny = Checkpoint::open(tiny.path()).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
     let refused =
-        |other: &Gpt2LMHead, ids: &[u32], first: usize| diverge(&model, other, ids, first).unwrap_err();
+        |other: &Gpt2LMHeadModel, ids: &[u32], first: usize| diverge(&model, other, ids, first).unwrap_err();
     let error = refused(&tiny, &[1, 2], 1);
     assert!(matches!(error, GenerationError::OtherVocabulary { found: 300, .. }) && error.is_usage());
     let tokens = ids(258, 1);

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
     Before, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
-    Gpt2ForTokenClassification, Gpt2LMHead, HeadKind, LogitsFor, Observer, Pass, Site, expected_parameters,
-    gradients,
+    Gpt2ForTokenClassification, Gpt2LMHeadModel, HeadKind, LogitsFor, Observer, Pass, Site,
+    expected_parameters, gradients,
 };
 use candle_gpt2_kernels::{RandomStream, composed};
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
@@ -89,7 +89,7 @@ impl Case {
 
     /// Logits of the ids that attend to `states`.
     fn of_cross_attention(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
-        let model = Gpt2LMHead::load(&self.config, &self.source())?;
+        let model = Gpt2LMHeadModel::load(&self.config, &self.source())?;
         let ids = self.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(model.device())?;
         let mut pass = pass.attending_to(states.clone());
         Ok(vec![("logits", model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
@@ -277,7 +277,7 @@ fn logits_of_cross_attention_equal_transformers() -> Result<()> {
         let states = case.fixture.tensor("states").to_device(&device())?;
         let found = &case.of_cross_attention(&states, Pass::inference())?[0].1;
         assert_parity(found, &case.fixture.tensor("expected.logits"), LOGITS, name);
-        let model = Gpt2LMHead::load(&case.config, &case.source())?;
+        let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
         let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
         let without = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
         assert_parity(
@@ -324,12 +324,13 @@ fn gradients_with_cross_attention_equal_transformers() -> Result<()> {
 fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     let case = Case::open("cross_shared", dtype(), &device())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
-    let without = Gpt2LMHead::load(&case.config, &case.source())?;
+    let without = Gpt2LMHeadModel::load(&case.config, &case.source())?;
     let model = without.clone().with_encoder_states(&states)?;
     assert!(model.has_encoder_states() && !without.has_encoder_states());
     let expected = case.fixture.tensor("expected.logits");
     let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?; // (3, 6)
-    let every = |model: &Gpt2LMHead, pass: &mut Pass| model.forward(&ids, LogitsFor::EveryToken, None, pass);
+    let every =
+        |model: &Gpt2LMHeadModel, pass: &mut Pass| model.forward(&ids, LogitsFor::EveryToken, None, pass);
     let batch = every(&model, &mut Pass::inference())?;
     assert_parity(&batch, &expected, LOGITS, "a batch");
     // In half precision of such unscaled scores the roundings of two ways would add up.
@@ -373,7 +374,7 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
 #[test]
 fn cross_attention_has_no_places_of_its_own() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
-    let model = Gpt2LMHead::load(&case.config, &case.source())?;
+    let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
     let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
     let seen = |attending: bool| -> Result<Vec<(String, Vec<usize>)>> {
@@ -405,7 +406,7 @@ impl Observer for All {
 #[test]
 fn states_that_do_not_fit_are_refused() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
-    let model = Gpt2LMHead::load(&case.config, &case.source())?;
+    let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
     let ids = Tensor::zeros((2, 3), DType::U32, &device())?;
     let of_pass = |shape: &[usize], dtype: DType| {
         let states = Tensor::zeros(shape, dtype, &device()).unwrap();
@@ -426,7 +427,7 @@ fn states_that_do_not_fit_are_refused() -> Result<()> {
     assert!(found.contains("of shape (1, S, 32), found ([2, 5, 32], "), "{found}");
 
     let plain = Gpt2Config { add_cross_attention: false, ..case.config.clone() };
-    let plain = Gpt2LMHead::load(&plain, &case.source())?;
+    let plain = Gpt2LMHeadModel::load(&plain, &case.source())?;
     let one = Tensor::zeros((1, 5, 32), dtype(), &device())?;
     let mut pass = Pass::inference().attending_to(one.clone());
     for refused in [

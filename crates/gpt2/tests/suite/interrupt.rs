@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Result, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_kernels::{interruptible, is_interrupted};
 use candle_gpt2_testing::{Fixture, device, dtype, values};
 
@@ -12,7 +12,7 @@ use crate::common;
 
 const IDS: [u32; 6] = [5, 9, 70, 3, 11, 12];
 
-fn step(model: &Gpt2LMHead, ids: &[u32], cache: &mut Gpt2Cache) -> Result<Tensor> {
+fn step(model: &Gpt2LMHeadModel, ids: &[u32], cache: &mut Gpt2Cache) -> Result<Tensor> {
     let ids = Tensor::new(ids, &device())?.unsqueeze(0)?;
     model.forward(&ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
 }

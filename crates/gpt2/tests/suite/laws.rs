@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2LMHead, KvDType, KvPool, LogitsFor, Observer, ParameterCounts, Pass, Site,
-    SiteKind, expected_parameters,
+    Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvDType, KvPool, LogitsFor, Observer, ParameterCounts, Pass,
+    Site, SiteKind, expected_parameters,
 };
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
@@ -16,7 +16,7 @@ use crate::common;
 /// The same f32 arithmetic in another order of summation, on logits of size 10.
 const SAME: f64 = 2e-5;
 
-fn model() -> Result<Gpt2LMHead> {
+fn model() -> Result<Gpt2LMHeadModel> {
     common::model(&Fixture::open("gpt2/upcast"))
 }
 
@@ -24,15 +24,15 @@ fn ids(rows: &[&[u32]]) -> Tensor {
     Tensor::from_slice(&rows.concat(), (rows.len(), rows[0].len()), &device()).unwrap()
 }
 
-fn all_logits(model: &Gpt2LMHead, ids: &Tensor) -> Result<Tensor> {
+fn all_logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
     model.forward(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
 }
 
-fn step(model: &Gpt2LMHead, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
+fn step(model: &Gpt2LMHeadModel, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
     model.forward(ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
 }
 
-fn cache(model: &Gpt2LMHead, batch: usize) -> Result<Gpt2Cache> {
+fn cache(model: &Gpt2LMHeadModel, batch: usize) -> Result<Gpt2Cache> {
     Gpt2Cache::new(model.config(), batch, 12, dtype(), &device())
 }
 
@@ -312,7 +312,7 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
         assert_parity(found, expected, SAME, &format!("pass {index}"));
     }
     // Full: refused as ever, and unchanged.
-    let message = |model: &Gpt2LMHead, cache: &mut Gpt2Cache| {
+    let message = |model: &Gpt2LMHeadModel, cache: &mut Gpt2Cache| {
         let error = step(model, &ids(&[&[1], &[1]]), cache).unwrap_err().to_string();
         assert_eq!(cache.lengths(), [10, 12]);
         error.lines().next().map(str::to_owned)
@@ -327,17 +327,17 @@ fn a_recording_serves_one_model() -> Result<()> {
     const STEPS: [usize; 12] = [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1];
     let fixture = Fixture::open("gpt2/upcast");
     let unscaled = Gpt2Config { scale_attn_weights: false, ..model()?.config().clone() };
-    let models = || -> Result<[Gpt2LMHead; 2]> {
+    let models = || -> Result<[Gpt2LMHeadModel; 2]> {
         Ok([model()?, common::from_conv1d(&unscaled, fixture.tensors_below("transformer."))?])
     };
-    let run = |models: [Gpt2LMHead; 2]| -> Result<(Vec<Tensor>, Vec<bool>)> {
+    let run = |models: [Gpt2LMHeadModel; 2]| -> Result<(Vec<Tensor>, Vec<bool>)> {
         let mut cache = cache(&models[0], 1)?;
         let logits = |(model, token): (&usize, u32)| {
             Ok((step(&models[*model], &ids(&[&[token]]), &mut cache)?, is_recorded(&cache)))
         };
         STEPS.iter().zip(1..).map(logits).collect()
     };
-    let (found, recorded) = run(models()?.map(Gpt2LMHead::with_recorded_steps))?;
+    let (found, recorded) = run(models()?.map(Gpt2LMHeadModel::with_recorded_steps))?;
     for (index, (found, expected)) in found.iter().zip(&run(models()?)?.0).enumerate() {
         assert_parity(found, expected, SAME, &format!("step {index}"));
     }
@@ -352,7 +352,7 @@ fn a_recording_serves_one_model() -> Result<()> {
 fn what_cannot_be_recorded_is_computed() -> Result<()> {
     let kv_dtype = if dtype() == DType::F16 { DType::F32 } else { DType::F16 };
     let (plain, recorder) = (model()?, model()?.with_recorded_steps());
-    let new_cache = |model: &Gpt2LMHead| Gpt2Cache::new(model.config(), 1, 12, kv_dtype, &device());
+    let new_cache = |model: &Gpt2LMHeadModel| Gpt2Cache::new(model.config(), 1, 12, kv_dtype, &device());
     let (mut expected, mut found) = (new_cache(&plain)?, new_cache(&recorder)?);
     for token in 1..7 {
         let expected = step(&plain, &ids(&[&[token]]), &mut expected)?;
@@ -435,9 +435,9 @@ fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
     expected_parameters(config).into_iter().enumerate().map(variable).collect()
 }
 
-fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHead> {
+fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHeadModel> {
     let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-    Gpt2LMHead::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &device()))
+    Gpt2LMHeadModel::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &device()))
 }
 
 /// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
@@ -509,7 +509,7 @@ fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
     ] {
         let config = Gpt2Config::preset(name).unwrap();
         assert_eq!(ParameterCounts::new(&config).unique, total, "{name}");
-        let model = Gpt2LMHead::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+        let model = Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
         assert_eq!(model.parameter_count(), total, "{name}, built");
         assert_eq!(model.weight_bytes(), 4 * total, "{name}, in f32");
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use base64::Engine;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_testing::{assert_close, checkpoints};
 use candle_nn::VarBuilder;
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn read(path: &Path) -> HashMap<String, Tensor> {
         .collect()
 }
 
-fn model(folder: &Path) -> Result<Gpt2LMHead> {
+fn model(folder: &Path) -> Result<Gpt2LMHeadModel> {
     let config = Gpt2Config {
         vocab_size: 3,
         n_positions: 11,
@@ -47,7 +47,7 @@ fn model(folder: &Path) -> Result<Gpt2LMHead> {
         (name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned), tensor)
     };
     let tensors = tensors.into_iter().map(own_name).collect();
-    Gpt2LMHead::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    Gpt2LMHeadModel::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
 }
 
 /// Compares every intermediate that the publication has.

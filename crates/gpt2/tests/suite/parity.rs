@@ -5,7 +5,7 @@
 //! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` choose the device and the type, here and in `laws.rs`.
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_testing::{Fixture, assert_parity, device};
 
 use crate::common;
@@ -52,7 +52,7 @@ fn ids(fixture: &Fixture) -> Result<Tensor> {
     fixture.tensor("input_ids").to_dtype(DType::U32)?.to_device(&device())
 }
 
-fn logits(model: &Gpt2LMHead, ids: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+fn logits(model: &Gpt2LMHeadModel, ids: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
     model.forward(ids, logits_for, None, &mut Pass::inference())
 }
 

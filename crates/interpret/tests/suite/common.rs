@@ -1,7 +1,7 @@
 //! The checkpoints whose numbers TransformerLens gave.
 
 use candle_core::Tensor;
-use candle_gpt2::Gpt2LMHead;
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_interpret::{Metric, Run};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
@@ -14,7 +14,7 @@ pub(crate) const CASES: [&str; 7] =
 /// A checkpoint, and what TransformerLens says of it.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) model: Gpt2LMHead,
+    pub(crate) model: Gpt2LMHeadModel,
     pub(crate) raw: Fixture,
     pub(crate) compat: Fixture,
     pub(crate) analyses: Fixture,

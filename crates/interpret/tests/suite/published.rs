@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Observer, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Site, SiteKind};
 use candle_gpt2_interpret::{
     Ablate, Ablation, By, Chain, Direction, Edit, Excluded, Head, Likeness, Metric, OfHeads, Patching, Place,
     Processing, Record, Run, Sought, Unit, ablated, attribute, centred, detect_heads, estimated_grid,
@@ -29,7 +29,7 @@ const END: usize = 14;
 const SUBJECT: usize = 10;
 
 struct Published {
-    model: Gpt2LMHead,
+    model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
 }
 

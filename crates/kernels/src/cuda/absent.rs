@@ -42,7 +42,7 @@ pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Res
 }
 
 /// Work of a GPU that can be done again; there is none in a build without the feature `cuda`.
-/// `candle_gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
+/// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.
 #[derive(Debug)]
 pub struct Recording(Infallible);
 

@@ -14,7 +14,7 @@ use crate::device_use::alone;
 use crate::interrupt::interruptible;
 
 /// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
-/// `candle_gpt2::Gpt2LMHead::with_recorded_steps` uses it; [`prepared`] comes first.
+/// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.
 pub struct Recording {
     graph: CudaGraph,
 }

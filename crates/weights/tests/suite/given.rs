@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device};
-use candle_gpt2::{Gpt2LMHead, LogitsFor, Pass, expected_parameters};
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass, expected_parameters};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, values};
 use candle_gpt2_weights::{
     Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WeightDType, WeightsError, encode,
@@ -85,7 +85,7 @@ fn parameters(checkpoint: &Checkpoint) -> Vec<(String, Vec<u32>)> {
 
 fn logits(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Vec<f64> {
     let options = LoadOptions { dtype, ..LoadOptions::default() };
-    let model: Gpt2LMHead = checkpoint.load(&options, &|_| ()).unwrap();
+    let model: Gpt2LMHeadModel = checkpoint.load(&options, &|_| ()).unwrap();
     let ids = candle_core::Tensor::new(&[[5u32, 42, 0, 17]], &Device::Cpu).unwrap();
     values(&model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
 }

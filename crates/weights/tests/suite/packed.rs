@@ -3,20 +3,20 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHead, KvDType, LogitsFor, Parameter, Pass, expected_parameters};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters};
 use candle_gpt2_testing::{CheckpointFolder, checkpoints};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
 
 /// Logits of a prompt in one piece.
-fn logits(model: &Gpt2LMHead, ids: &[u32]) -> Vec<f32> {
+fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<f32> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
     logits.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The same with a cache: first half of the prompt, then token by token.
-fn cached_logits(model: &Gpt2LMHead, ids: &[u32], kv_dtype: KvDType) -> Vec<f32> {
+fn cached_logits(model: &Gpt2LMHeadModel, ids: &[u32], kv_dtype: KvDType) -> Vec<f32> {
     let mut cache = Gpt2Cache::new(model.config(), 1, ids.len(), kv_dtype, &Device::Cpu).unwrap();
     let (first, rest) = ids.split_at(ids.len() / 2);
     let mut logits = Vec::new();
@@ -29,7 +29,7 @@ fn cached_logits(model: &Gpt2LMHead, ids: &[u32], kv_dtype: KvDType) -> Vec<f32>
     logits
 }
 
-fn prompt(model: &Gpt2LMHead, tokens: usize) -> Vec<u32> {
+fn prompt(model: &Gpt2LMHeadModel, tokens: usize) -> Vec<u32> {
     let vocab_size = u32::try_from(model.config().vocab_size).unwrap();
     (0..u32::try_from(tokens).unwrap()).map(|index| (index * 7919 + 3) % vocab_size).collect()
 }
@@ -43,16 +43,16 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// The model of plain f32 tensors: the reference of the packed products.
-fn dense(checkpoint: &Checkpoint) -> Gpt2LMHead {
+fn dense(checkpoint: &Checkpoint) -> Gpt2LMHeadModel {
     let named = expected_parameters(checkpoint.config()).into_iter().map(|Parameter { name, .. }| {
         let tensor = checkpoint.parameter(&name, &Device::Cpu, &|_| ()).unwrap().unwrap();
         (name, tensor)
     });
     let vb = VarBuilder::from_tensors(named.collect(), DType::F32, &Device::Cpu);
-    Gpt2LMHead::load(checkpoint.config(), &vb).unwrap()
+    Gpt2LMHeadModel::load(checkpoint.config(), &vb).unwrap()
 }
 
-fn load(checkpoint: &Checkpoint, dtype: WeightDType) -> Gpt2LMHead {
+fn load(checkpoint: &Checkpoint, dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     checkpoint.load(&options, &|_| ()).unwrap()
 }
