@@ -12,11 +12,11 @@ mod device;
 mod device_use;
 mod error;
 mod free_memory;
-mod interrupt;
 mod kv_dtype;
 mod layers;
 #[cfg(test)]
 mod noise;
+mod per_thread;
 mod training;
 mod widths;
 
@@ -31,15 +31,17 @@ pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
 pub use error::KernelError;
 pub use free_memory::{ProcessMemory, free_memory};
-pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
     Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, TakenSlot, dropout,
     prefix_attention_on_gpu, step_attention,
 };
+pub use per_thread::{
+    Interrupt, composed, go_on, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
+};
 pub use training::{
-    Before, HeadsAttention, adamw_step, add, add_positions, composed, expect_ids, gradient_norm, gradients,
-    has_cpu_kernels, head_loss, head_loss_reference, heads_attention, heads_attention_reference, recomputed,
-    runs_as_in_training, squared_norm, without_gradients,
+    Before, HeadsAttention, adamw_step, add, add_positions, expect_ids, gradient_norm, gradients, head_loss,
+    head_loss_reference, heads_attention, heads_attention_reference, recomputed, runs_as_in_training,
+    squared_norm,
 };
 pub use widths::WIDEST_SINGLE_QUERY;

@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shap
 use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 
 use super::contiguous;
-use crate::interrupt::{go_on, is_interruptible};
+use crate::per_thread::{go_on, is_interruptible};
 
 /// Multiply-adds between two looks for an interruption: some hundredths of a second.
 const UNINTERRUPTED: u64 = 1 << 33;

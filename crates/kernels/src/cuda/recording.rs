@@ -11,7 +11,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, DriverErr
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 
 use crate::device_use::alone;
-use crate::interrupt::interruptible;
+use crate::per_thread::interruptible;
 
 /// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
 /// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.

@@ -6,10 +6,10 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_arithmetic::AdamWStep;
 
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, with_elements};
 use super::operation::{in_place, storage_of};
 use crate::error::KernelError;
+use crate::per_thread::has_cpu_kernels;
 
 /// Changes a parameter and its two running means in place.
 ///

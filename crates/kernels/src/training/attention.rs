@@ -6,10 +6,10 @@ use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
 
 use super::composed::{drawn_on_gpu, wide};
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
-use super::operation::{Operation, Sums, recomputed, record};
+use super::operation::{recomputed, record};
 use crate::error::KernelError;
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;

@@ -6,7 +6,8 @@
 
 use candle_core::{D, DType, Device, Result, Shape, Tensor};
 
-use super::operation::{Operation, Sums, has_tape, recomputed, record_tensor};
+use super::operation::{recomputed, record_tensor};
+use crate::per_thread::{Operation, Sums, has_tape};
 
 /// The type in which sums over what is held in `dtype` are computed: f32 at least.
 pub(crate) fn wide(dtype: DType) -> DType {

@@ -3,9 +3,9 @@
 use candle_core::{Result, Tensor};
 
 use super::composed::in_wide_type;
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{Operation, Sums, record};
+use super::operation::record;
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// `x + y`, as a residual stream adds what a layer gives.
 ///

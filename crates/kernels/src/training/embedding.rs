@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{Operation, Sums, record};
+use super::operation::record;
 use crate::error::KernelError;
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Refuses ids that a table with so many rows does not have, as [`Linear::embedding`](crate::Linear::embedding) does. They are read
 /// back from a GPU for it.

@@ -12,10 +12,10 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::MatrixView;
 
 use super::composed::{composed_linear, wide};
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{Operation, Sums, in_place, memory_for, recomputed, record};
+use super::operation::{in_place, memory_for, recomputed, record};
 use crate::error::KernelError;
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Rows of a chunk of the composition.
 const CHUNK_ROWS: usize = 1024;

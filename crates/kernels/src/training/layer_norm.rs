@@ -4,7 +4,8 @@ use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::LayerNormGradients;
 
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{Operation, Sums, record};
+use super::operation::record;
+use crate::per_thread::{Operation, Sums};
 
 /// The norm of every row, scaled and shifted, on the CPU in f32 or f64.
 ///

@@ -8,7 +8,8 @@ use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
 
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{Operation, Sums, record};
+use super::operation::record;
+use crate::per_thread::{Operation, Sums};
 
 /// The outputs `outputs` of `x Wᵀ + b`.
 ///

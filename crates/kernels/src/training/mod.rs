@@ -8,7 +8,6 @@
 mod adamw;
 mod attention;
 mod composed;
-mod cpu_kernels;
 mod elementwise;
 mod embedding;
 mod float;
@@ -19,10 +18,12 @@ mod operation;
 
 use candle_core::Tensor;
 
+pub(crate) use crate::per_thread::has_cpu_kernels;
+use crate::per_thread::has_tape;
+
 pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{HeadsAttention, heads_attention, heads_attention_reference};
 pub(crate) use composed::{composed_linear, drawn_on_gpu, in_wide_type};
-pub use cpu_kernels::{composed, has_cpu_kernels};
 pub use elementwise::add;
 pub(crate) use elementwise::{Lanewise, apply_drawn, apply_dropout, lanewise};
 pub use embedding::{add_positions, expect_ids};
@@ -30,10 +31,10 @@ pub(crate) use embedding::{embedding, places};
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
-pub use operation::{Before, gradients, recomputed, without_gradients};
+pub use operation::{Before, gradients, recomputed};
 
 /// Whether what is computed from `x` runs as in training: it is where and what the operations here work on, and it leads to
-/// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`] (whose
+/// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`](crate::without_gradients) (whose
 /// results are those of training, as constants).
 ///
 /// ```
@@ -46,5 +47,5 @@ pub use operation::{Before, gradients, recomputed, without_gradients};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn runs_as_in_training(x: &Tensor) -> bool {
-    has_cpu_kernels(x) && (x.track_op() || operation::has_tape())
+    has_cpu_kernels(x) && (x.track_op() || has_tape())
 }

@@ -7,8 +7,7 @@
 //! once it has been passed. There each result is a variable to candle, whose own way back leads through its operations
 //! between two of these, or between the last of these and the loss, and no further.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,19 +17,12 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, Var,
 };
 
-use super::cpu_kernels::has_cpu_kernels;
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
 use crate::error::KernelError;
-use crate::interrupt::go_on;
-
-/// The backward pass of an operation.
-pub(crate) trait Operation: Send + Sync + 'static {
-    /// Name for messages.
-    fn name(&self) -> &'static str;
-
-    /// Adds the gradients of the inputs, as far as they are wanted, to the sums.
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
-}
+use crate::per_thread::{
+    Operation, Recording, Step, Sum, Sums, Tape, go_on, has_cpu_kernels, is_paused, is_recording,
+    with_recording, with_tape,
+};
 
 /// The result of an operation, through which gradients lead to its inputs, of which there are one to three. The output lies
 /// contiguously in its storage, which is of the inputs' device.
@@ -42,8 +34,7 @@ pub(crate) fn record(
 ) -> Result<Tensor> {
     go_on()?;
     let shape = shape.into();
-    let is_paused = TAPE.with_borrow(|tape| matches!(tape, Tape::Paused));
-    if is_paused || !inputs.iter().any(|input| input.track_op()) {
+    if is_paused() || !inputs.iter().any(|input| input.track_op()) {
         return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
     }
     // What a browser loads has no way back in it, which would be a quarter of the engine's code.
@@ -51,16 +42,11 @@ pub(crate) fn record(
         candle_core::bail!("{}: gradients are not computed in browsers", operation.name());
     }
     let operation: Arc<dyn Operation> = Arc::new(operation);
-    let is_recorded = TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_)));
-    if is_recorded {
+    if is_recording() {
         let output = Tensor::from_storage(output, shape, BackpropOp::none(), true);
         let inputs = inputs.iter().map(|input| (*input).clone()).collect();
         let step = Step { output: output.id(), inputs, operation };
-        TAPE.with_borrow_mut(|tape| {
-            if let Tape::Recording(recording) = tape {
-                recording.steps.push(step);
-            }
-        });
+        with_recording(|recording| recording.steps.push(step));
         return Ok(output);
     }
     let node = Node { operation: Arc::clone(&operation), output: Mutex::new(Some((output, shape))) };
@@ -74,8 +60,7 @@ pub(crate) fn record(
 
 /// The same for a result that a composition of candle's operations made without a way back.
 pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Operation) -> Result<Tensor> {
-    let is_paused = TAPE.with_borrow(|tape| matches!(tape, Tape::Paused));
-    if is_paused || !inputs.iter().any(|input| input.track_op()) {
+    if is_paused() || !inputs.iter().any(|input| input.track_op()) {
         go_on()?;
         return Ok(y);
     }
@@ -84,95 +69,10 @@ pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Opera
     record(inputs, storage.try_clone(layout)?, y.shape(), operation)
 }
 
-/// What operations on this thread leave behind.
-enum Tape {
-    /// Nothing but candle's graph.
-    Off,
-    /// The steps since the recording began.
-    Recording(Recording),
-    /// Nothing at all: the results are constants.
-    Paused,
-}
-
-/// What is known of gradients while a loss is computed.
-#[derive(Default)]
-struct Recording {
-    steps: Vec<Step>,
-    sums: Sums,
-}
-
-/// An operation that was computed.
-struct Step {
-    output: TensorId,
-    inputs: Vec<Tensor>,
-    operation: Arc<dyn Operation>,
-}
-
-thread_local! {
-    static TAPE: RefCell<Tape> = const { RefCell::new(Tape::Off) };
-}
-
-/// Whether this thread computes within [`gradients`] or [`without_gradients`].
-pub(super) fn has_tape() -> bool {
-    TAPE.with_borrow(|tape| !matches!(tape, Tape::Off))
-}
-
-/// Computes with another tape, and gives back what it holds then.
-fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
-    /// Puts the tape before it back, in a panic too.
-    struct Restore(Option<Tape>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            TAPE.set(self.0.take().unwrap_or(Tape::Off));
-        }
-    }
-    let _restore = Restore(Some(TAPE.replace(tape)));
-    let result = compute()?;
-    match TAPE.replace(Tape::Off) {
-        Tape::Recording(recording) => Ok((result, recording)),
-        Tape::Off | Tape::Paused => Ok((result, Recording::default())),
-    }
-}
-
-/// Computes without keeping anything for gradients.
-///
-/// ```
-/// use candle_core::{DType, Device, Var};
-/// use candle_gpt2_kernels::without_gradients;
-///
-/// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
-/// let sum = without_gradients(|| x.sum_all())?;
-/// assert_eq!(sum.to_scalar::<f32>()?, 3.);
-/// # Ok::<(), candle_core::Error>(())
-/// ```
-///
-/// # Errors
-/// Those of the computation.
-pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
-    Ok(with_tape(Tape::Paused, compute)?.0)
-}
-
 /// Memory for the gradient of a variable that is known before the way back begins; to be handed to [`Sums::add`] then.
 pub(crate) fn memory_for(variable: &Tensor) -> Result<Tensor> {
-    let memory = TAPE.with_borrow_mut(|tape| match tape {
-        Tape::Recording(recording) => recording.sums.take_memory(variable.id()),
-        Tape::Off | Tape::Paused => None,
-    });
+    let memory = with_recording(|recording| recording.sums.take_memory(variable.id())).flatten();
     memory.map_or_else(|| Tensor::zeros(variable.shape(), variable.dtype(), variable.device()), Ok)
-}
-
-/// Sums of gradients by the tensor that they belong to.
-#[derive(Default)]
-pub(crate) struct Sums(HashMap<TensorId, Sum>);
-
-/// The gradient of one tensor so far.
-enum Sum {
-    /// Memory for the first gradient; what it holds means nothing.
-    Memory(Tensor),
-    /// A tensor that nobody else holds.
-    Owned(Tensor),
-    /// A tensor that may be the gradient of other tensors too.
-    Shared(Tensor),
 }
 
 impl Sums {
@@ -536,7 +436,7 @@ pub fn recomputed(
     x: &Tensor,
     compute: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if !TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_))) {
+    if !is_recording() {
         return compute(x);
     }
     let (y, _) = with_tape(Tape::Paused, || compute(x))?;
