@@ -27,4 +27,4 @@ pub use multi_head::{
 pub use pass::{Observer, Pass};
 pub use position::SinusoidalPositions;
 pub use scaled_dot_product::ScaledDotProduct;
-pub use site::{Site, SiteError, SiteKind};
+pub use site::{Site, SiteKind};

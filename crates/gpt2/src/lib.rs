@@ -13,7 +13,7 @@ mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
-    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
+    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteKind, gradients,
 };
 pub use candle_gpt2_kernels::Activation;
 pub use config::{Gpt2Config, PRESETS};

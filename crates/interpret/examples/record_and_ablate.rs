@@ -1,8 +1,7 @@
 //! Where do the heads of a model look, and which of them does a prediction need?
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
-use candle_gpt2::Site;
-use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run};
+use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run, named_site, named_sites};
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,8 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (n_layer, n_head) = (model.config().n_layer, model.config().n_head);
 
     // Record: attention weights of the last token of every head, `(B, H, T, S)`.
-    let record = run.record(Site::matching("pattern", n_layer)?)?;
-    let of_first = record.get("pattern3".parse()?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
+    let record = run.record(named_sites("pattern", n_layer)?)?;
+    let of_first = record.get(named_site("pattern3")?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
     println!("how much each head of the last block looks back from the last comma at `Thou`");
     for (head, weights) in of_first.squeeze(1)?.to_vec2::<f32>()?.iter().enumerate() {
         println!("  3.{head}: {:.2}", weights[0]);
@@ -31,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("`art` is {whole:.2} above `are`; without one head it is");
     for layer in 0..n_layer {
         let values = (0..n_head).map(|head| {
-            let mut edit = Ablate::zero(format!("z{layer}").parse()?)?.at(Place::head(head));
+            let mut edit = Ablate::zero(named_site(&format!("z{layer}"))?)?.at(Place::head(head));
             Ok(format!("{:7.2}", metric.of_run(&run, &mut edit)?))
         });
         println!("  layer {layer}: {}", values.collect::<Result<String, Box<dyn std::error::Error>>>()?);

@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
 
 use candle_core::{D, DType, Device, Tensor, bail};
-use candle_gpt2::{Gpt2Config, Site, SiteError, SiteKind};
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use serde_json::Value;
 
-use crate::Processing;
+use crate::{Processing, SiteError, named_site};
 
 /// Added to the deviation of an input that is normalized; both sources have it in their code, not in their files.
 const DEVIATION_EPSILON: f64 = 1e-5;
@@ -59,14 +59,14 @@ pub enum TrainedOn {
 /// What is known of a dictionary besides its tensors.
 ///
 /// ```
-/// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation};
+/// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation, named_site};
 ///
 /// let config = DictionaryConfig::from_json(
 ///     r#"{"hook_name": "blocks.8.hook_resid_pre", "architecture": "standard", "d_in": 768, "d_sae": 24576,
 ///         "activation_fn": "relu", "apply_b_dec_to_input": true}"#,
 /// )?;
 /// assert_eq!(config.activation, LatentActivation::Relu);
-/// assert_eq!(config.site, "resid_pre8".parse()?);
+/// assert_eq!(config.site, named_site("resid_pre8")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl DictionaryConfig {
                 expected: "the place of the model, such as \"blocks.8.hook_resid_pre\"".into(),
                 found: "nothing".into(),
             })?;
-        let site: Site = hook.parse().map_err(|error| FileError::Hook { key, error })?;
+        let site = named_site(&hook).map_err(|error| FileError::Hook { key, error })?;
         let (trained_on, trained_on_because) = keys.trained_on(site.kind);
         Ok(Self {
             site,
@@ -190,9 +190,9 @@ impl DictionaryConfig {
 /// for a name that is none of theirs.
 ///
 /// ```
-/// use candle_gpt2_interpret::openai_site;
+/// use candle_gpt2_interpret::{named_site, openai_site};
 ///
-/// assert_eq!(openai_site("resid_post_mlp_v5_32k", 7), "resid_post7".parse().ok());
+/// assert_eq!(openai_site("resid_post_mlp_v5_32k", 7), named_site("resid_post7").ok());
 /// assert_eq!(openai_site("another_folder", 7), None);
 /// ```
 pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {

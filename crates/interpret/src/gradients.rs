@@ -31,15 +31,14 @@ impl Observer for Probes {
 /// The gradients of a metric with regard to what is at some places, in their shapes.
 ///
 /// ```
-/// use candle_gpt2::Site;
-/// use candle_gpt2_interpret::{Metric, Run, site_gradients};
+/// use candle_gpt2_interpret::{Metric, Run, named_site, site_gradients};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
-/// let site: Site = "resid_pre1".parse()?;
+/// let site = named_site("resid_pre1")?;
 /// let gradients = site_gradients(&run, &Metric::logit_difference(5, 6, 3), &[site])?;
 /// assert_eq!(gradients[&site].dims(), [1, 4, 6]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -7,6 +7,7 @@ mod error;
 mod gradients;
 mod heads;
 mod lens;
+mod names;
 mod observers;
 mod patching;
 mod patterns;
@@ -28,6 +29,7 @@ pub use lens::{
     LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
     lens_logprobs, logit_lens,
 };
+pub use names::{SiteError, named_site, named_sites};
 pub use observers::{Ablate, Add, Chain, Edit, Place, Record, Replace};
 pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablation_grid, replaced_grid};
 pub use patterns::Patterns;

@@ -113,7 +113,7 @@ pub struct Edit {
 /// ```
 /// use candle_core::Tensor;
 /// use candle_gpt2::LogitsFor;
-/// use candle_gpt2_interpret::{Place, Replace, Run};
+/// use candle_gpt2_interpret::{Place, Replace, Run, named_site};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
@@ -121,7 +121,7 @@ pub struct Edit {
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let ones = Tensor::ones(6, DType::F32, &Device::Cpu)?;
-/// let mut edit = Replace::new("resid_post0".parse()?, ones).at(Place::position(2));
+/// let mut edit = Replace::new(named_site("resid_post0")?, ones).at(Place::position(2));
 /// run.logits(LogitsFor::LastToken, &mut edit)?;
 /// assert!(edit.has_changed);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -136,17 +136,17 @@ pub struct Ablate;
 /// ```
 /// use candle_core::Tensor;
 /// use candle_gpt2::LogitsFor;
-/// use candle_gpt2_interpret::{Add, Chain, Record, Run};
+/// use candle_gpt2_interpret::{Add, Chain, Record, Run, named_site};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
-/// let mut add = Add::new("resid_post0".parse()?, Tensor::ones(6, DType::F32, &Device::Cpu)?);
-/// let mut record = Record::new(["resid_post1".parse()?]);
+/// let mut add = Add::new(named_site("resid_post0")?, Tensor::ones(6, DType::F32, &Device::Cpu)?);
+/// let mut record = Record::new([named_site("resid_post1")?]);
 /// run.logits(LogitsFor::LastToken, &mut Chain(vec![&mut add, &mut record]))?;
-/// let last = record.get("resid_post1".parse()?)?.get(0)?.get(3)?;
+/// let last = record.get(named_site("resid_post1")?)?.get(0)?.get(3)?;
 /// assert_eq!(last.to_vec1::<f32>()?, [1.; 6], "blocks of zeros add nothing to it");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

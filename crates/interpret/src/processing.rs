@@ -16,7 +16,7 @@ use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 /// What leads from a model's values to TransformerLens' of the same model.
 ///
 /// ```
-/// use candle_gpt2_interpret::{Processing, Run};
+/// use candle_gpt2_interpret::{Processing, Run, named_site};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
@@ -24,7 +24,7 @@ use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 /// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
 /// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
 ///
-/// let site = "resid_pre1".parse()?;
+/// let site = named_site("resid_pre1")?;
 /// let record = Run::new(&model, &[1, 2, 3, 4])?.record([site])?;
 /// let value = Processing::new(&model)?.apply(site, record.get(site)?)?; // as TransformerLens shows it
 /// assert!(value.mean(2)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|mean| mean.abs() < 1e-4));

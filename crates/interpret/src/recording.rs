@@ -11,13 +11,13 @@ const KEY_DIM: usize = 3;
 /// A [`Record`] in the making.
 ///
 /// ```
-/// use candle_gpt2_interpret::Recording;
+/// use candle_gpt2_interpret::{Recording, named_site};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
-/// let site = "resid_post1".parse()?;
+/// let site = named_site("resid_post1")?;
 /// let mut recording = Recording::new(&model, vec![1, 2, 3, 4, 5], vec![site])?;
 /// while !recording.is_complete() {
 ///     recording.advance(&model, 2)?; // two tokens at a time

@@ -23,7 +23,7 @@ const SCHEMA: &str = "gpt2.cache/1";
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2::Site;
+/// use candle_gpt2_interpret::named_sites;
 /// use candle_gpt2_look::{Activations, CacheFormat, Numbers, Reader, Subject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
@@ -31,7 +31,7 @@ const SCHEMA: &str = "gpt2.cache/1";
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let wanted = Activations {
 ///     text: Text::Ids(vec![5, 6, 7]),
-///     sites: Site::matching("resid_post", 4)?,
+///     sites: named_sites("resid_post", 4)?,
 ///     layers: Some("0-1".parse()?),
 ///     positions: None,
 ///     numbers: Numbers::Raw,

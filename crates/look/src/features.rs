@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_engine::Reporter;
-use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, openai_site};
+use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, named_sites, openai_site};
 use candle_gpt2_pictures::{Axis, Scale};
 use candle_gpt2_weights::TensorFile;
 use serde_json::json;
@@ -46,8 +46,8 @@ impl Features {
         let (path, model, option) = (&self.sae, reader.config(), reader.option("site"));
         let site = match &self.site {
             Some(name) => {
-                let sites = Site::matching(name, model.n_layer)
-                    .map_err(|error| wrong(format!("{option}: {error}")))?;
+                let sites =
+                    named_sites(name, model.n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
                 let [site] = sites[..] else {
                     return Err(wrong(format!("{option} {name}: expected one place, such as 8.resid_post")));
                 };

@@ -1,9 +1,9 @@
 //! Which part of one text's run carries its prediction over to another text: activation patching, and what it would say by one
 //! gradient.
 
-use candle_gpt2::{Site, SiteKind};
+use candle_gpt2::SiteKind;
 use candle_gpt2_engine::{Reporter, Unit};
-use candle_gpt2_interpret::{By, Grid, estimated_grid};
+use candle_gpt2_interpret::{By, Grid, estimated_grid, named_sites};
 use candle_gpt2_pictures::{Axis, Report};
 use serde_json::{Value, json};
 
@@ -39,8 +39,7 @@ impl Patched {
     fn read(&self, reader: &Reader) -> Result<(SiteKind, By)> {
         let n_layer = reader.config().n_layer;
         let option = reader.option("site");
-        let sites =
-            Site::matching(&self.site, n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
+        let sites = named_sites(&self.site, n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
         let one_kind = || {
             wrong(format!(
                 "{option} {}: expected one kind of place that every block has, such as resid_pre or z",

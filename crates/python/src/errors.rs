@@ -5,13 +5,12 @@ use std::error::Error;
 use std::ffi::CString;
 use std::io;
 
-use candle_gpt2::SiteError;
 use candle_gpt2_api::{ApiError, SetupError};
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_grammar::GrammarError;
-use candle_gpt2_interpret::InterpretError;
+use candle_gpt2_interpret::{InterpretError, SiteError};
 use candle_gpt2_look::LookError;
 use candle_gpt2_pictures::PictureError;
 use candle_gpt2_training::TrainingError;

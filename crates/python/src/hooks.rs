@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::Tensor;
 use candle_gpt2::{Observer, Site};
 use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_interpret::named_sites;
 use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -53,7 +54,7 @@ impl Hooks {
             if !function.is_callable() {
                 return Err(wrong_type(format!("hooks: what goes with {name:?} cannot be called")));
             }
-            let sites = Site::matching(&name, n_layer)?;
+            let sites = named_sites(&name, n_layer)?;
             hooks.push(Hook::Function { sites, function: function.unbind() });
         }
         Ok(Self { hooks, raised: raised.clone() })

@@ -1,6 +1,7 @@
 //! A run whose intermediates are seen, under TransformerLens' names.
 
 use candle_gpt2::Site;
+use candle_gpt2_interpret::named_sites;
 use candle_gpt2_look::{Activations, LookError, Reader, Subject, named};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
@@ -24,7 +25,7 @@ fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> 
             names => names.join(","),
         },
     };
-    Ok(Site::matching(&list, n_layer)?)
+    Ok(named_sites(&list, n_layer)?)
 }
 
 #[pymethods]

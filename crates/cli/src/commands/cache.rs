@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2::Site;
 use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_interpret::named_sites;
 use candle_gpt2_look::{Activations, CacheFormat, Numbers};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {
         let activations = Activations {
             text: text(&arguments.input, reader)?,
-            sites: Site::matching(&arguments.sites, reader.vocabulary().config().n_layer)
+            sites: named_sites(&arguments.sites, reader.vocabulary().config().n_layer)
                 .map_err(|error| UsageError(format!("--sites: {error}")))?,
             layers: ranges("--layers", arguments.layers.as_ref())?,
             positions: ranges("--positions", arguments.positions.as_ref())?,

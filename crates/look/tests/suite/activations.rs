@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor, safetensors};
 use candle_gpt2::Site;
 use candle_gpt2_engine::Spelling;
-use candle_gpt2_interpret::{Ablate, Chain};
+use candle_gpt2_interpret::{Ablate, Chain, named_site, named_sites};
 use candle_gpt2_look::{Activations, CacheFormat, Numbers, Subject};
 use candle_gpt2_testing::{assert_close, values};
 
@@ -55,11 +55,11 @@ fn an_observer_changes_what_comes_after_it() {
     let loaded = built_in();
     let reader = reader(&loaded, Spelling::Keywords);
     let subject = Subject::new(&loaded, "a model".into(), &reader);
-    let sites = Site::matching("1.resid_post,2.resid_pre,2.z", 4).unwrap();
+    let sites = named_sites("1.resid_post,2.resid_pre,2.z", 4).unwrap();
     let activations = Activations { sites, ..all(4) };
     let checked = activations.check(&reader).unwrap();
     let plain = activations.cached(&checked, &subject).unwrap().tensors;
-    let mut zero = Ablate::zero("2.resid_pre".parse().unwrap()).unwrap();
+    let mut zero = Ablate::zero(named_site("2.resid_pre").unwrap()).unwrap();
     let mut is_same = Vec::new();
     activations
         .observed(&checked, &subject, &mut zero, &mut |site, value| {
@@ -75,7 +75,7 @@ fn files_have_what_was_kept() {
     let case = Case::open("untied");
     let reader = reader(&case.loaded, Spelling::Keywords);
     let subject = Subject::new(&case.loaded, "a model".into(), &reader);
-    let sites = Site::matching("z,pattern,logits", case.loaded.config().n_layer).unwrap();
+    let sites = named_sites("z,pattern,logits", case.loaded.config().n_layer).unwrap();
     let layers = Some(vec![1].into());
     let activations = Activations { text: case.text("clean_ids"), sites, layers, ..all(1) };
     let checked = activations.check(&reader).unwrap();

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{LogitsFor, Pass, Site};
+use candle_gpt2::{LogitsFor, Pass};
 use candle_gpt2_engine::{LoadedModel, Silent, Spelling};
-use candle_gpt2_interpret::Run;
+use candle_gpt2_interpret::{Run, named_site};
 use candle_gpt2_look::{Steer, Towards};
 use candle_gpt2_testing::{pattern, values};
 
@@ -33,7 +33,7 @@ fn logits(loaded: &LoadedModel, steer: &Steer) -> Vec<f64> {
 fn a_direction_is_the_same_from_texts_vectors_and_a_file() {
     let loaded = built_in();
     let of_texts = logits(&loaded, &steer(texts(" the", " my")));
-    let site: Site = "2.resid_pre".parse().unwrap();
+    let site = named_site("2.resid_pre").unwrap();
     let residual = |word: &str| {
         let ids = loaded.vocabulary().encode(word).unwrap();
         let record = Run::new(loaded.model(), &ids).unwrap().record([site]).unwrap();

@@ -1,0 +1,281 @@
+//! Names of places in a model, as users write them: TransformerLens' hook (`blocks.3.attn.hook_z`; the names of its version 4,
+//! `blocks.3.attn.o.hook_in`, too), its shorthand (`z3`), or ours with the layer in front (`3.z`). Source: TransformerLens 4.3.0.
+
+use candle_gpt2::{Site, SiteKind};
+
+/// The longest name or pattern that is looked at: those of all places are shorter by far.
+const LONGEST_NAME: usize = 100;
+
+/// What TransformerLens calls a kind besides [`SiteKind::hook`]: other names for the same place, and what it takes with the layer after it.
+fn others(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
+    match kind {
+        SiteKind::Embed => (&["embed.hook_out"], &[]),
+        SiteKind::PosEmbed => (&["pos_embed.hook_out"], &[]),
+        SiteKind::ResidPre => (&["hook_in"], &["resid_pre"]),
+        SiteKind::Q => (&["attn.q.hook_out"], &["q", "query"]),
+        SiteKind::K => (&["attn.k.hook_out"], &["k", "key"]),
+        SiteKind::V => (&["attn.v.hook_out"], &["v", "value"]),
+        SiteKind::AttnScores => (&[], &["attn_scores", "attn_logits"]),
+        SiteKind::Pattern => (&[], &["pattern", "attn"]),
+        SiteKind::Z => (&["attn.o.hook_in"], &["z"]),
+        SiteKind::Result => (&[], &["result"]),
+        SiteKind::AttnOut => (&["attn.hook_out"], &["attn_out"]),
+        SiteKind::ResidMid => (&["ln2.hook_in"], &["resid_mid"]),
+        SiteKind::MlpPre => (&["mlp.in.hook_out"], &["pre", "mlp_pre"]),
+        SiteKind::MlpPost => (&["mlp.out.hook_in"], &["post", "mlp_post"]),
+        SiteKind::MlpOut => (&["mlp.hook_out"], &["mlp_out"]),
+        SiteKind::ResidPost => (&["hook_out"], &["resid_post"]),
+        SiteKind::LnFinalScale => (&["scale"], &[]),
+        SiteKind::LnFinalNormalized => (&["normalized"], &[]),
+        SiteKind::Logits => (&["hook_unembed"], &[]),
+        _ => (&[], &[]),
+    }
+}
+
+/// All names by which a place is known, TransformerLens' own first.
+fn names(site: Site) -> Vec<String> {
+    let (own, hook) = (site.kind.name(), site.kind.hook());
+    let (others, shorthand) = others(site.kind);
+    let Some(layer) = site.layer else {
+        return [hook, own].into_iter().chain(others.iter().copied()).map(str::to_owned).collect();
+    };
+    let mut names = vec![format!("blocks.{layer}.{hook}"), format!("{layer}.{own}")];
+    names.extend(others.iter().map(|other| format!("blocks.{layer}.{other}")));
+    names.extend(shorthand.iter().map(|name| format!("{name}{layer}")));
+    if let Some((norm, what)) = own.split_once('.') {
+        names.push(format!("{what}{layer}{norm}"));
+    }
+    if site == Site::in_block(0, SiteKind::ResidPre) {
+        names.push("embeddings".to_owned());
+    }
+    names
+}
+
+/// The place with a name.
+///
+/// ```
+/// use candle_gpt2::{Site, SiteKind};
+/// use candle_gpt2_interpret::named_site;
+///
+/// for name in ["blocks.3.attn.hook_z", "blocks.3.attn.o.hook_in", "z3", "3.z"] {
+///     assert_eq!(named_site(name)?, Site::in_block(3, SiteKind::Z));
+/// }
+/// # Ok::<(), candle_gpt2_interpret::SiteError>(())
+/// ```
+///
+/// # Errors
+/// When no place has it, with the nearest name, or every block has one.
+pub fn named_site(name: &str) -> Result<Site, SiteError> {
+    if name.len() > LONGEST_NAME {
+        return Err(SiteError::unknown(name));
+    }
+    let kind = SiteKind::ALL.into_iter().find(|kind| kind.is_in_blocks() && kind.name() == name);
+    if let Some(kind) = kind {
+        let (name, example) = (name.to_owned(), Site::in_block(0, kind).to_string());
+        return Err(SiteError::NoBlock { name, example });
+    }
+    let numbers = name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok());
+    let mut layers: Vec<usize> = numbers.chain([0]).collect();
+    layers.sort_unstable();
+    layers.dedup();
+    let inside = layers.iter().flat_map(|layer| {
+        let kinds = SiteKind::ALL.into_iter().filter(|kind| kind.is_in_blocks());
+        kinds.map(|kind| Site::in_block(*layer, kind))
+    });
+    let outside = SiteKind::ALL.into_iter().filter(|kind| !kind.is_in_blocks()).map(Site::outside);
+    let is_named = |site: &Site| names(*site).iter().any(|known| known == name);
+    inside.chain(outside).find(is_named).ok_or_else(|| SiteError::unknown(name))
+}
+
+/// The places of a model of so many blocks that a list names, in the order of computation: names and patterns with `*`, separated by
+/// commas. A name without its layer (`z`, `attn.hook_z`) stands for that of every block.
+///
+/// ```
+/// use candle_gpt2_interpret::named_sites;
+///
+/// assert_eq!(named_sites("pattern", 12)?.len(), 12, "those of all blocks");
+/// assert_eq!(named_sites("z3, blocks.*.hook_resid_post", 12)?.len(), 1 + 12);
+/// # Ok::<(), candle_gpt2_interpret::SiteError>(())
+/// ```
+///
+/// # Errors
+/// When a name is none, with the nearest one, or a block is not there.
+pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
+    let all = Site::all(n_layer);
+    let mut found = Vec::new();
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        if name.len() > LONGEST_NAME {
+            return Err(SiteError::unknown(name));
+        }
+        let fits = |site: &&Site| {
+            let (kind, (_, shorthand)) = (site.kind, others(site.kind));
+            let is_kind = [kind.name(), kind.hook()].contains(&name) || shorthand.contains(&name);
+            is_kind || names(**site).iter().any(|known| is_like(name, known))
+        };
+        let before = found.len();
+        found.extend(all.iter().filter(fits));
+        if found.len() == before {
+            if let Ok(Site { layer: Some(layer), .. }) = named_site(name) {
+                return Err(SiteError::NoSuchBlock { name: name.to_owned(), layer, n_layer });
+            }
+            return Err(SiteError::unknown(name));
+        }
+    }
+    if found.is_empty() {
+        return Err(SiteError::NoName);
+    }
+    found.sort_by_key(|site| all.iter().position(|other| other == site));
+    found.dedup();
+    Ok(found)
+}
+
+/// Why a name is no place of a model. [`named_site`] and [`named_sites`] return it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SiteError {
+    /// No place has it.
+    #[error("`{name}` is no place in a model; the nearest name is `{nearest}`")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The one that is most like it.
+        nearest: String,
+    },
+    /// It is a name of every block, and one is wanted.
+    #[error("`{name}` is in every block; name one, such as `{example}`")]
+    NoBlock {
+        /// The name.
+        name: String,
+        /// That of the first block.
+        example: String,
+    },
+    /// No name is given.
+    #[error(
+        "no place is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
+    )]
+    NoName,
+    /// The block is not there.
+    #[error("`{name}`: there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
+    NoSuchBlock {
+        /// The name.
+        name: String,
+        /// The block that it names.
+        layer: usize,
+        /// Blocks of the model.
+        n_layer: usize,
+    },
+}
+
+impl SiteError {
+    fn unknown(name: &str) -> Self {
+        let name = &name.chars().take(LONGEST_NAME).collect::<String>();
+        // With the layer that the name has, if it has one.
+        let layer = name.split(|c: char| !c.is_ascii_digit()).find_map(|digits| digits.parse().ok());
+        let site = |kind: SiteKind| Site { layer: kind.is_in_blocks().then_some(layer.unwrap_or(0)), kind };
+        let known = SiteKind::ALL.into_iter().flat_map(|kind| {
+            let names = names(site(kind));
+            names.into_iter().chain(kind.is_in_blocks().then(|| kind.name().to_owned()))
+        });
+        let distance = |known: &String| strsim::damerau_levenshtein(name, known);
+        let nearest = known.min_by_key(distance).unwrap_or_default();
+        Self::Unknown { name: name.to_owned(), nearest }
+    }
+}
+
+/// Whether `name` is like `pattern`, in which each `*` stands for any characters.
+fn is_like(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let Some(last) = pieces.next_back() else { return rest.is_empty() };
+    for piece in pieces {
+        let Some(place) = rest.find(piece) else { return false };
+        rest = &rest[place + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_back_to_its_site() {
+        for site in Site::all(13) {
+            for name in names(site) {
+                assert_eq!(named_site(&name), Ok(site), "{name}");
+                assert_eq!(named_sites(&name, 13), Ok(vec![site]), "{name}");
+            }
+            assert_eq!(site.to_string(), names(site)[0]);
+        }
+        assert_eq!(Site::all(13).len(), 6 + 13 * 18);
+    }
+
+    #[test]
+    fn names_are_those_of_transformer_lens() {
+        for (name, layer, kind) in [
+            ("blocks.3.attn.hook_z", 3, SiteKind::Z),
+            ("z3", 3, SiteKind::Z),
+            ("blocks.11.ln1.hook_scale", 11, SiteKind::Ln1Scale),
+            ("scale4ln1", 4, SiteKind::Ln1Scale),
+            ("normalized0ln2", 0, SiteKind::Ln2Normalized),
+            ("k6", 6, SiteKind::K),
+            ("pre5", 5, SiteKind::MlpPre),
+            ("attn12", 12, SiteKind::Pattern),
+            ("blocks.2.hook_in", 2, SiteKind::ResidPre),
+            ("embeddings", 0, SiteKind::ResidPre),
+            ("7.mlp_post", 7, SiteKind::MlpPost),
+        ] {
+            assert_eq!(named_site(name), Ok(Site::in_block(layer, kind)), "{name}");
+        }
+        assert_eq!(named_site("scale"), Ok(Site::outside(SiteKind::LnFinalScale)));
+        assert_eq!(named_site("hook_unembed"), Ok(Site::outside(SiteKind::Logits)));
+    }
+
+    #[test]
+    fn lists_name_sites_in_the_order_of_computation() {
+        let blocks = |kind| (0..3).map(|layer| Site::in_block(layer, kind)).collect::<Vec<_>>();
+        assert_eq!(named_sites("blocks.*.attn.hook_z", 3), Ok(blocks(SiteKind::Z)));
+        for name in ["z", "attn.hook_z", "*.z", "z*"] {
+            assert_eq!(named_sites(name, 3), Ok(blocks(SiteKind::Z)), "{name}");
+        }
+        let sites = named_sites("logits, resid_post1,hook_embed, 1.resid_post", 3);
+        let expected = [
+            Site::outside(SiteKind::Embed),
+            Site::in_block(1, SiteKind::ResidPost),
+            Site::outside(SiteKind::Logits),
+        ];
+        assert_eq!(sites, Ok(expected.to_vec()));
+        assert_eq!(named_sites("*", 3), Ok(Site::all(3)));
+        assert_eq!(named_sites("blocks.1.*", 3).map(|sites| sites.len()), Ok(18));
+    }
+
+    #[test]
+    fn an_unknown_name_says_the_nearest() {
+        let nearest = |name: &str| match named_sites(name, 3) {
+            Err(SiteError::Unknown { nearest, .. }) => nearest,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(nearest("blocks.2.attn.hok_z"), "blocks.2.attn.hook_z");
+        assert_eq!(nearest("patern"), "pattern");
+        assert_eq!(nearest("attn_scored1"), "attn_scores1");
+        let error = named_sites("z7", 3).unwrap_err().to_string();
+        assert_eq!(error, "`z7`: there is no block 7; the model's 3 blocks are counted from 0");
+    }
+
+    #[test]
+    fn names_of_any_length_are_answered_at_once() {
+        let numbers = "1.".repeat(30_000);
+        for name in [&"x".repeat(3_000_000), &numbers] {
+            assert!(named_site(name).unwrap_err().to_string().len() < 300);
+            assert!(named_sites(name, 12).is_err());
+        }
+        let error = named_site("resid_pre").unwrap_err().to_string();
+        assert_eq!(error, "`resid_pre` is in every block; name one, such as `blocks.0.hook_resid_pre`");
+        assert_eq!(named_sites(" , ", 3), Err(SiteError::NoName));
+    }
+
+    #[test]
+    fn stars_stand_for_anything() {
+        assert!(is_like("a*c*e", "abcde") && is_like("*", "") && is_like("ab", "ab"));
+        assert!(!is_like("a*c", "ab") && !is_like("ab", "abc") && !is_like("ab*b", "ab"));
+    }
+}
