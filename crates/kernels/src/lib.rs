@@ -17,6 +17,7 @@ mod layers;
 #[cfg(test)]
 mod noise;
 mod per_thread;
+mod recording;
 mod training;
 mod widths;
 
@@ -26,7 +27,6 @@ pub use candle_gpt2_arithmetic::{
     set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
-pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
 pub use error::KernelError;
@@ -39,6 +39,7 @@ pub use layers::{
 pub use per_thread::{
     Interrupt, composed, go_on, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
 };
+pub use recording::{Recording, prepared};
 pub use training::{
     Before, HeadsAttention, adamw_step, add, add_positions, expect_ids, gradient_norm, gradients, head_loss,
     head_loss_reference, heads_attention, heads_attention_reference, recomputed, runs_as_in_training,

@@ -10,77 +10,42 @@ use candle_gpt2_arithmetic::Finish;
 #[cfg(test)]
 mod signatures;
 
-pub(crate) fn linear(
-    _: &Tensor,
-    _: &Tensor,
-    _: Option<&Tensor>,
-    _: Finish<&Tensor>,
-) -> Result<Option<Tensor>> {
-    Ok(None)
+/// Kernels by what they take.
+macro_rules! absent {
+    ($($kernel:ident($($parameter:ty),*);)*) => {
+        $(pub(crate) fn $kernel($(_: $parameter),*) -> Result<Option<Tensor>> {
+            Ok(None)
+        })*
+    };
 }
 
-pub(crate) fn layer_norm(_: &Tensor, _: &Tensor, _: &Tensor, _: f64) -> Result<Option<Tensor>> {
-    Ok(None)
-}
-
-pub(crate) fn prefix_attention(
-    _: &Tensor,
-    _: &Tensor,
-    _: &Tensor,
-    _: f64,
-    _: &[usize],
-) -> Result<Option<Tensor>> {
-    Ok(None)
-}
-
-pub(crate) fn step_attention(_: [&Tensor; 3], _: [&Tensor; 2], _: f64, _: &Tensor) -> Result<Option<Tensor>> {
-    Ok(None)
+absent! {
+    linear(&Tensor, &Tensor, Option<&Tensor>, Finish<&Tensor>);
+    layer_norm(&Tensor, &Tensor, &Tensor, f64);
+    prefix_attention(&Tensor, &Tensor, &Tensor, f64, &[usize]);
+    step_attention([&Tensor; 3], [&Tensor; 2], f64, &Tensor);
 }
 
 pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Result<bool> {
     Ok(false)
 }
 
-/// Work of a GPU that can be done again; there is none in a build without the feature `cuda`.
-/// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.
+/// The work of a recording; there is none.
 #[derive(Debug)]
-pub struct Recording(Infallible);
+pub(crate) enum Graph {}
 
-impl Recording {
-    /// Records what `work` gives an NVIDIA GPU to do.
-    ///
-    /// # Errors
-    /// Always: the feature `cuda` is off.
-    ///
-    /// # Safety
-    /// None is asked for: there is no recording.
+impl Graph {
     #[expect(unsafe_code, reason = "as in a build with CUDA")]
-    pub unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
+    pub(crate) unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
         candle_core::bail!("this program was built without CUDA")
     }
 
-    /// Does the recorded work once more.
-    ///
-    /// # Errors
-    /// Never: there is none.
-    pub fn replay(&mut self) -> Result<()> {
-        match self.0 {}
+    pub(crate) fn replay(&mut self) -> Result<()> {
+        match *self {}
     }
 }
 
-/// Does `work`, so that it can be recorded.
-///
-/// ```
-/// use candle_core::{Device, Tensor};
-/// use candle_gpt2_kernels::prepared;
-///
-/// let sum = prepared(&Device::Cpu, || Tensor::new(&[1f32, 2., 4.], &Device::Cpu)?.sum_all())?;
-/// assert_eq!(sum.to_scalar::<f32>()?, 7.);
-/// # Ok::<(), candle_core::Error>(())
-/// ```
-///
-/// # Errors
-/// Those of `work`.
-pub fn prepared<T>(_: &Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    work()
+/// There is nothing that a device could keep.
+pub(crate) fn kept_uploads(_: &Device) -> Option<Infallible> {
+    None
 }

@@ -23,7 +23,7 @@ mod signatures;
 
 pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
 pub(crate) use products::linear;
-pub use recording::{Recording, prepared};
+pub(crate) use recording::{Graph, kept_uploads};
 
 use signatures::LayerNorm;
 

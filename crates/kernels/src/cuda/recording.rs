@@ -13,33 +13,20 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use crate::device_use::alone;
 use crate::per_thread::interruptible;
 
-/// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
-/// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.
-pub struct Recording {
-    graph: CudaGraph,
-}
+/// The work of a [`Recording`](crate::Recording).
+pub(crate) struct Graph(CudaGraph);
 
 // SAFETY: the driver asks for one thread at a time, not for a certain one, and only `&mut self` reaches the graph.
-unsafe impl Send for Recording {}
+unsafe impl Send for Graph {}
 // SAFETY: as above.
-unsafe impl Sync for Recording {}
+unsafe impl Sync for Graph {}
 
-impl Recording {
-    /// Records what `work` gives the device to do, without doing it; `None`, without calling it, while another thread
-    /// [uses](crate::using) the device, whose work would be recorded too. `work` cannot be interrupted.
-    ///
-    /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It may upload shapes
-    /// and strides that [`prepared`] has seen, which candle's kernels read from memory, and candle keeps for good.
-    ///
-    /// # Errors
-    /// Those of `work`; when [`crate::open_cuda`] has not opened the device, and when the work waits for it, uploads something
-    /// else or uses more memory than there is.
+impl Graph {
+    /// As [`Recording::of`](crate::Recording::of).
     ///
     /// # Safety
-    /// All memory of the device that the work uses and does not allocate must be there whenever the recording is replayed, and
-    /// is freed in the order of the device's stream only. What the work allocates does not leave it, and it uploads nothing but
-    /// shapes and strides.
-    pub unsafe fn of(
+    /// As there.
+    pub(crate) unsafe fn of(
         device: &Device,
         work: impl FnOnce() -> candle_core::Result<()>,
     ) -> candle_core::Result<Option<Self>> {
@@ -68,15 +55,12 @@ impl Recording {
         noticed.w()?;
         let graph = recorded.w()?;
         let graph = graph.ok_or_else(|| candle_core::Error::Msg("the GPU recorded nothing".into()))?;
-        Ok(Self { graph })
+        Ok(Self(graph))
     }
 
-    /// Does the recorded work once more, in the order of the device's stream.
-    ///
-    /// # Errors
-    /// When the GPU fails.
-    pub fn replay(&mut self) -> candle_core::Result<()> {
-        self.graph.launch().w()
+    /// As [`Recording::replay`](crate::Recording::replay).
+    pub(crate) fn replay(&mut self) -> candle_core::Result<()> {
+        self.0.launch().w()
     }
 }
 
@@ -98,17 +82,13 @@ impl Drop for Capture<'_> {
     }
 }
 
-impl std::fmt::Debug for Recording {
+impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recording").finish_non_exhaustive()
+        f.debug_struct("Graph").finish_non_exhaustive()
     }
 }
 
-/// Does `work`, and keeps on the device what candle uploads for its kernels, so that the same work can be recorded.
-///
-/// # Errors
-/// Those of `work`.
-pub fn prepared<T>(device: &Device, work: impl FnOnce() -> candle_core::Result<T>) -> candle_core::Result<T> {
-    let _kept_uploads = device.as_cuda_device().ok().map(|device| device.enable_cuda_graph_htod_cache());
-    work()
+/// Keeps on the device what candle uploads for its kernels, until this is dropped.
+pub(crate) fn kept_uploads(device: &Device) -> Option<impl Sized> {
+    device.as_cuda_device().ok().map(|device| device.enable_cuda_graph_htod_cache())
 }

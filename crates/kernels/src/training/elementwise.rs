@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::composed::in_wide_type;
-use super::float::{CpuFloat, for_float, on_cpu, with_elements};
+use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
@@ -49,6 +49,20 @@ pub(crate) enum Lanewise {
     Relu,
 }
 
+impl FloatOperation for Lanewise {
+    const NAME: &str = "activation";
+
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let of = match self {
+            Self::GeluTanh => T::gelu_tanh_backward,
+            Self::Relu => T::relu_backward,
+        };
+        let x = &inputs[0];
+        let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
+        sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
+    }
+}
+
 /// The function of every element, on the CPU.
 pub(crate) fn lanewise(x: &Tensor, function: Lanewise) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, function: Lanewise) -> Result<Tensor> {
@@ -60,29 +74,6 @@ pub(crate) fn lanewise(x: &Tensor, function: Lanewise) -> Result<Tensor> {
         record(&[x], on_cpu(y), x.shape(), function)
     }
     for_float!(x.dtype(), forward(x, function))
-}
-
-impl Operation for Lanewise {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::GeluTanh => "gelu-tanh",
-            Self::Relu => "relu",
-        }
-    }
-
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(function: Lanewise, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let of = match function {
-                Lanewise::GeluTanh => T::gelu_tanh_backward,
-                Lanewise::Relu => T::relu_backward,
-            };
-            let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
-            Tensor::from_vec(values, x.shape(), x.device())
-        }
-        let x = &inputs[0];
-        let gradient = for_float!(x.dtype(), backward(*self, x, gradient))?;
-        sums.add(x, gradient)
-    }
 }
 
 /// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere.
@@ -114,16 +105,11 @@ impl Mask {
     }
 }
 
-impl Operation for Mask {
-    fn name(&self) -> &'static str {
-        "dropout"
-    }
+impl FloatOperation for Mask {
+    const NAME: &str = "dropout";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(mask: &Mask, gradient: &Tensor) -> Result<Tensor> {
-            Tensor::from_vec(mask.applied::<T>(gradient)?, gradient.shape(), gradient.device())
-        }
-        let gradient = for_float!(gradient.dtype(), backward(self, gradient))?;
-        sums.add(&inputs[0], gradient)
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let values = self.applied::<T>(gradient)?;
+        sums.add(&inputs[0], Tensor::from_vec(values, gradient.shape(), gradient.device())?)
     }
 }

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::float::{CpuFloat, for_float, on_cpu, with_elements};
+use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::error::KernelError;
-use crate::per_thread::{Operation, Sums, has_cpu_kernels};
+use crate::per_thread::{Sums, has_cpu_kernels};
 
 /// Refuses ids that a table with so many rows does not have, as [`Linear::embedding`](crate::Linear::embedding) does. They are read
 /// back from a GPU for it.
@@ -63,30 +63,20 @@ struct Rows {
     places: Vec<usize>,
 }
 
-impl Operation for Rows {
-    fn name(&self) -> &'static str {
-        "embedding"
-    }
+impl FloatOperation for Rows {
+    const NAME: &str = "embedding";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            places: &[usize],
-            table: &Tensor,
-            gradient: &Tensor,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            let (_, width) = table.dims2()?;
-            with_elements::<T, 1, _>([gradient], |[gradient]| {
-                sums.update::<T>(table, |sum, is_fresh| {
-                    if is_fresh {
-                        sum.fill(T::ZERO);
-                    }
-                    T::add_rows(sum, width, places, gradient);
-                })
-            })
-        }
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let table = &inputs[0];
-        for_float!(table.dtype(), backward(&self.places, table, gradient, sums))
+        let (_, width) = table.dims2()?;
+        with_elements::<T, 1, _>([gradient], |[gradient]| {
+            sums.update::<T>(table, |sum, is_fresh| {
+                if is_fresh {
+                    sum.fill(T::ZERO);
+                }
+                T::add_rows(sum, width, &self.places, gradient);
+            })
+        })
     }
 }
 
@@ -125,31 +115,21 @@ struct Positions {
     first: usize,
 }
 
-impl Operation for Positions {
-    fn name(&self) -> &'static str {
-        "positions"
-    }
+impl FloatOperation for Positions {
+    const NAME: &str = "positions";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            (x, table): (&Tensor, &Tensor),
-            first: usize,
-            gradient: &Tensor,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            let (_, tokens, width) = x.dims3()?;
-            with_elements::<T, 1, _>([gradient], |[gradient]| {
-                sums.update::<T>(table, |sum, is_fresh| {
-                    if is_fresh {
-                        sum.fill(T::ZERO);
-                    }
-                    let sum = &mut sum[first * width..(first + tokens) * width];
-                    gradient.chunks((tokens * width).max(1)).for_each(|text| T::add_to(sum, text));
-                })
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (x, table, first) = (&inputs[0], &inputs[1], self.first);
+        let (_, tokens, width) = x.dims3()?;
+        with_elements::<T, 1, _>([gradient], |[gradient]| {
+            sums.update::<T>(table, |sum, is_fresh| {
+                if is_fresh {
+                    sum.fill(T::ZERO);
+                }
+                let sum = &mut sum[first * width..(first + tokens) * width];
+                gradient.chunks((tokens * width).max(1)).for_each(|text| T::add_to(sum, text));
             })
-        }
-        let (x, table) = (&inputs[0], &inputs[1]);
-        for_float!(x.dtype(), backward((x, table), self.first, gradient, sums))?;
+        })?;
         sums.share(x, gradient)
     }
 }

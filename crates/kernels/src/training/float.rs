@@ -3,6 +3,20 @@
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use candle_gpt2_arithmetic::{Epilogue, Float, PackedMatrix, PanelBias};
 
+use crate::per_thread::{Operation, Sums};
+
+/// Runs a generic function for the element type of a tensor: f32 or f64.
+macro_rules! for_float {
+    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        match $dtype {
+            candle_core::DType::F32 => $function::<f32>($($argument),*),
+            candle_core::DType::F64 => $function::<f64>($($argument),*),
+            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, "an operation of training").bt()),
+        }
+    };
+}
+pub(super) use for_float;
+
 /// f32 or f64 on a CPU.
 pub(crate) trait CpuFloat: Float + WithDType {
     /// The values of a storage of this type.
@@ -48,6 +62,33 @@ impl CpuFloat for f64 {
 
     fn expanded(_: &PackedMatrix) -> Result<Vec<Self>> {
         candle_core::bail!("products with packed weights are computed in f32")
+    }
+}
+
+/// An [`Operation`] whose backward pass is in the type of its gradient, on a CPU.
+pub(super) trait FloatOperation: Send + Sync + 'static {
+    /// Name for messages.
+    const NAME: &str;
+
+    /// Adds the gradients of the inputs, as far as they are wanted, to the sums.
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
+}
+
+impl<O: FloatOperation> Operation for O {
+    fn name(&self) -> &'static str {
+        O::NAME
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        fn backward<T: CpuFloat>(
+            operation: &impl FloatOperation,
+            inputs: &[Tensor],
+            gradient: &Tensor,
+            sums: &mut Sums,
+        ) -> Result<()> {
+            operation.backward::<T>(inputs, gradient, sums)
+        }
+        for_float!(gradient.dtype(), backward(self, inputs, gradient, sums))
     }
 }
 
@@ -106,15 +147,3 @@ pub(super) fn on_the_cpu(storage: &Storage) -> Result<&CpuStorage> {
         _ => candle_core::bail!("an operation of training runs on the CPU only"),
     }
 }
-
-/// Runs a generic function for the element type of a tensor: f32 or f64.
-macro_rules! for_float {
-    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
-        match $dtype {
-            candle_core::DType::F32 => $function::<f32>($($argument),*),
-            candle_core::DType::F64 => $function::<f64>($($argument),*),
-            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, "an operation of training").bt()),
-        }
-    };
-}
-pub(super) use for_float;

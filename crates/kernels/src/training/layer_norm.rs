@@ -3,9 +3,9 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::LayerNormGradients;
 
-use super::float::{CpuFloat, for_float, on_cpu, with_elements};
+use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
-use crate::per_thread::{Operation, Sums};
+use crate::per_thread::Sums;
 
 /// The norm of every row, scaled and shifted, on the CPU in f32 or f64.
 ///
@@ -25,28 +25,18 @@ struct Norm {
     epsilon: f64,
 }
 
-impl Operation for Norm {
-    fn name(&self) -> &'static str {
-        "layer-norm"
-    }
+impl FloatOperation for Norm {
+    const NAME: &str = "layer-norm";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            inputs: &[Tensor],
-            gradient: &Tensor,
-            epsilon: f64,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            let gradients =
-                with_elements::<T, 3, _>([&inputs[0], &inputs[1], gradient], |[x, weight, gradient]| {
-                    Ok(T::layer_norm_backward(x, weight, gradient, epsilon))
-                })?;
-            let LayerNormGradients { x, weight, bias } = gradients;
-            for (input, gradient) in inputs.iter().zip([x, weight, bias]) {
-                sums.add(input, Tensor::from_vec(gradient, input.shape(), input.device())?)?;
-            }
-            Ok(())
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let gradients =
+            with_elements::<T, 3, _>([&inputs[0], &inputs[1], gradient], |[x, weight, gradient]| {
+                Ok(T::layer_norm_backward(x, weight, gradient, self.epsilon))
+            })?;
+        let LayerNormGradients { x, weight, bias } = gradients;
+        for (input, gradient) in inputs.iter().zip([x, weight, bias]) {
+            sums.add(input, Tensor::from_vec(gradient, input.shape(), input.device())?)?;
         }
-        for_float!(gradient.dtype(), backward(inputs, gradient, self.epsilon, sums))
+        Ok(())
     }
 }

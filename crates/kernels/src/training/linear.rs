@@ -7,9 +7,9 @@ use std::sync::Arc;
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
 
-use super::float::{CpuFloat, for_float, on_cpu, with_elements};
+use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
-use crate::per_thread::{Operation, Sums};
+use crate::per_thread::Sums;
 
 /// The outputs `outputs` of `x Wᵀ + b`.
 ///
@@ -83,42 +83,33 @@ struct Linear {
     outputs: Range<usize>,
 }
 
-impl Operation for Linear {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
+impl FloatOperation for Linear {
+    const NAME: &str = "linear";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            outputs: &Range<usize>,
-            inputs: &[Tensor],
-            gradient: &Tensor,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            let (x, weight) = (&inputs[0], &inputs[1]);
-            let in_features = weight.dim(1)?;
-            let stored = Stored::of(weight)?;
-            with_elements::<T, 3, _>(
-                [x, &stored.tensor, gradient],
-                |[x_values, weight_values, gradient_values]| {
-                    let gradient = rows_of(gradient_values, outputs.len());
-                    let weight_rows = stored.rows(weight_values, outputs)?;
-                    sums.update::<T>(weight, |sum, is_fresh| {
-                        let sum = part_of(sum, outputs, in_features, is_fresh);
-                        T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let outputs = &self.outputs;
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let in_features = weight.dim(1)?;
+        let stored = Stored::of(weight)?;
+        with_elements::<T, 3, _>(
+            [x, &stored.tensor, gradient],
+            |[x_values, weight_values, gradient_values]| {
+                let gradient = rows_of(gradient_values, outputs.len());
+                let weight_rows = stored.rows(weight_values, outputs)?;
+                sums.update::<T>(weight, |sum, is_fresh| {
+                    let sum = part_of(sum, outputs, in_features, is_fresh);
+                    T::product_to(gradient.transposed(), rows_of(x_values, in_features), sum, is_fresh);
+                })?;
+                if let Some(bias) = inputs.get(2) {
+                    sums.update::<T>(bias, |sum, is_fresh| {
+                        T::sum_columns(gradient_values, part_of(sum, outputs, 1, is_fresh), is_fresh);
                     })?;
-                    if let Some(bias) = inputs.get(2) {
-                        sums.update::<T>(bias, |sum, is_fresh| {
-                            T::sum_columns(gradient_values, part_of(sum, outputs, 1, is_fresh), is_fresh);
-                        })?;
-                    }
-                    sums.update::<T>(x, |sum, is_fresh| {
-                        T::product_to(gradient, weight_rows, sum, is_fresh);
-                    })
-                },
-            )
-        }
-        for_float!(gradient.dtype(), backward(&self.outputs, inputs, gradient, sums))
+                }
+                sums.update::<T>(x, |sum, is_fresh| {
+                    T::product_to(gradient, weight_rows, sum, is_fresh);
+                })
+            },
+        )
     }
 }
 
@@ -170,31 +161,22 @@ pub(crate) fn packed_linear(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option
 
 struct PackedLinear(Arc<PackedMatrix>);
 
-impl Operation for PackedLinear {
-    fn name(&self) -> &'static str {
-        "packed-linear"
-    }
+impl FloatOperation for PackedLinear {
+    const NAME: &str = "packed-linear";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            weight: &PackedMatrix,
-            x: &Tensor,
-            gradient: &Tensor,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            if !sums.wants(x) {
-                return Ok(());
-            }
-            let (out_features, in_features) = (weight.out_features(), weight.in_features());
-            let expanded = T::expanded(weight)?;
-            with_elements::<T, 1, _>([gradient], |[gradient]| {
-                sums.update::<T>(x, |sum, is_fresh| {
-                    let weight = MatrixView::new(&expanded, out_features, in_features);
-                    T::product_to(rows_of(gradient, out_features), weight, sum, is_fresh);
-                })
-            })
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (weight, x) = (&self.0, &inputs[0]);
+        if !sums.wants(x) {
+            return Ok(());
         }
-        for_float!(gradient.dtype(), backward(&self.0, &inputs[0], gradient, sums))
+        let (out_features, in_features) = (weight.out_features(), weight.in_features());
+        let expanded = T::expanded(weight)?;
+        with_elements::<T, 1, _>([gradient], |[gradient]| {
+            sums.update::<T>(x, |sum, is_fresh| {
+                let weight = MatrixView::new(&expanded, out_features, in_features);
+                T::product_to(rows_of(gradient, out_features), weight, sum, is_fresh);
+            })
+        })
     }
 }
 
@@ -247,46 +229,36 @@ struct AdaptedLinear {
     scale: f64,
 }
 
-impl Operation for AdaptedLinear {
-    fn name(&self) -> &'static str {
-        "adapted-linear"
-    }
+impl FloatOperation for AdaptedLinear {
+    const NAME: &str = "adapted-linear";
 
-    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        fn backward<T: CpuFloat>(
-            op: &AdaptedLinear,
-            inputs: &[Tensor],
-            gradient: &Tensor,
-            sums: &mut Sums,
-        ) -> Result<()> {
-            let (x, a, b) = (&inputs[0], &inputs[1], &inputs[2]);
-            let ((rank, in_features), out_features) = (a.dims2()?, b.dim(0)?);
-            let gradients = with_elements::<T, 4, _>([x, a, b, gradient], |[x_values, a, b, gradient]| {
-                let adapter = low_rank((a, b), (rank, in_features, out_features), op.scale);
-                let gradient = rows_of(gradient, out_features);
-                let gradients = T::low_rank_backward(rows_of(x_values, in_features), gradient, adapter);
-                if sums.wants(x) {
-                    let inner = rows_of(&gradients.inner, rank);
-                    let add = |sums: &mut Sums, weight: &[T]| {
-                        sums.update::<T>(x, |sum, is_fresh| {
-                            let weight = MatrixView::new(weight, out_features, in_features);
-                            T::product_to(gradient, weight, sum, is_fresh);
-                            T::product_to(inner, adapter.a, sum, false);
-                        })
-                    };
-                    match &op.weight {
-                        FixedWeight::Packed(weight) => add(sums, &T::expanded(weight)?)?,
-                        FixedWeight::Dense(weight) => {
-                            with_elements::<T, 1, _>([weight], |[weight]| add(sums, weight))?;
-                        }
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (x, a, b) = (&inputs[0], &inputs[1], &inputs[2]);
+        let ((rank, in_features), out_features) = (a.dims2()?, b.dim(0)?);
+        let gradients = with_elements::<T, 4, _>([x, a, b, gradient], |[x_values, a, b, gradient]| {
+            let adapter = low_rank((a, b), (rank, in_features, out_features), self.scale);
+            let gradient = rows_of(gradient, out_features);
+            let gradients = T::low_rank_backward(rows_of(x_values, in_features), gradient, adapter);
+            if sums.wants(x) {
+                let inner = rows_of(&gradients.inner, rank);
+                let add = |sums: &mut Sums, weight: &[T]| {
+                    sums.update::<T>(x, |sum, is_fresh| {
+                        let weight = MatrixView::new(weight, out_features, in_features);
+                        T::product_to(gradient, weight, sum, is_fresh);
+                        T::product_to(inner, adapter.a, sum, false);
+                    })
+                };
+                match &self.weight {
+                    FixedWeight::Packed(weight) => add(sums, &T::expanded(weight)?)?,
+                    FixedWeight::Dense(weight) => {
+                        with_elements::<T, 1, _>([weight], |[weight]| add(sums, weight))?;
                     }
                 }
-                Ok(gradients)
-            })?;
-            let LowRankGradients { a: of_a, b: of_b, .. } = gradients;
-            sums.add(a, Tensor::from_vec(of_a, a.shape(), a.device())?)?;
-            sums.add(b, Tensor::from_vec(of_b, b.shape(), b.device())?)
-        }
-        for_float!(gradient.dtype(), backward(self, inputs, gradient, sums))
+            }
+            Ok(gradients)
+        })?;
+        let LowRankGradients { a: of_a, b: of_b, .. } = gradients;
+        sums.add(a, Tensor::from_vec(of_a, a.shape(), a.device())?)?;
+        sums.add(b, Tensor::from_vec(of_b, b.shape(), b.device())?)
     }
 }
