@@ -79,8 +79,17 @@ impl<T: Clone> OpenedOnce<T> {
 ///
 /// # Errors
 /// When the feature `cuda` is off, there is no driver, no such GPU, or the GPU does not answer.
-#[cfg(feature = "cuda")]
 pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
+    open_nvidia(index)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_nvidia(_: usize) -> Result<Device, DeviceError> {
+    Err(DeviceError::NotBuilt { name: "CUDA", feature: "cuda" })
+}
+
+#[cfg(feature = "cuda")]
+fn open_nvidia(index: usize) -> Result<Device, DeviceError> {
     use candle_core::cuda_backend::cudarc::driver::CudaContext;
 
     static GPUS: OpenedOnce<Device> = OpenedOnce::new();
@@ -95,22 +104,6 @@ pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
     }
     let opened = GPUS.get(index, || crate::cuda::open(index));
     opened.map_err(|source| DeviceError::Unusable { index, source })
-}
-
-/// Opens GPU `index` of the NVIDIA driver.
-///
-/// ```
-/// match candle_gpt2_kernels::open_cuda(0) {
-///     Ok(device) => assert!(device.is_cuda()),
-///     Err(reason) => println!("on the CPU, then: {reason}"),
-/// }
-/// ```
-///
-/// # Errors
-/// Always: the feature `cuda` is off.
-#[cfg(not(feature = "cuda"))]
-pub fn open_cuda(_: usize) -> Result<Device, DeviceError> {
-    Err(DeviceError::NotBuilt { name: "CUDA", feature: "cuda" })
 }
 
 /// Opens GPU `index` of Apple's Metal. As [`open_cuda`] of the other kind of GPU.

@@ -1,6 +1,6 @@
 //! Inference on NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of
 //! attention, [`products`] matrix products with what follows them, [`recording`] starts all kernels of a step at once;
-//! [`signatures`] says what each kernel takes.
+//! [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
 //! each operation; these do in one what stands between two matrix products. Each function returns `None` where its kernel
@@ -9,14 +9,14 @@
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
+use candle_core::cuda_backend::cudarc::driver::result;
 use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, result};
-use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
-use candle_core::op::BackpropOp;
-use candle_core::{DType, Device, Layout, Result, Shape, Storage, StorageRef, Tensor};
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
+use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
 mod attention;
+mod launch;
 mod products;
 mod recording;
 mod signatures;
@@ -25,14 +25,8 @@ pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
 pub(crate) use products::linear;
 pub(crate) use recording::{Graph, kept_uploads};
 
+use launch::{Element, Held, applies, by_type, counted, tensor};
 use signatures::LayerNorm;
-
-/// The compiled kernels.
-const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
-/// Under this name candle keeps them on the device.
-const MODULE: &str = "gpt2";
-/// Blocks of an elementwise kernel, whose threads go on after them.
-const MAX_BLOCKS: usize = 1 << 15;
 
 /// Opens GPU `index` with a stream of its own, on which everything runs in order. To be called once for each: the workspace of its
 /// products is never given back.
@@ -68,49 +62,6 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     by_type!(x.dtype(), launch_normed(&x.contiguous()?, parameters, width, epsilon)).map(Some)
 }
 
-/// The element types of the kernels.
-trait Element: CudaDType + DeviceRepr {
-    /// How the kernels name it.
-    const NAME: &str;
-}
-
-impl Element for f32 {
-    const NAME: &str = "f32";
-}
-
-impl Element for f16 {
-    const NAME: &str = "f16";
-}
-
-impl Element for bf16 {
-    const NAME: &str = "bf16";
-}
-
-/// Calls a function that is generic over the element type.
-macro_rules! by_type {
-    ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
-        match $dtype {
-            DType::F16 => $function::<f16>($($argument),*),
-            DType::BF16 => $function::<bf16>($($argument),*),
-            _ => $function::<f32>($($argument),*),
-        }
-    };
-}
-use by_type;
-
-/// Whether all tensors are on one GPU, of one type that the kernels have, not empty, and want no gradient.
-fn applies(tensors: &[&Tensor]) -> bool {
-    let alike = |x: &&Tensor| {
-        x.device().is_cuda()
-            && x.device().same_device(tensors[0].device())
-            && x.dtype() == tensors[0].dtype()
-            && matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
-            && !x.track_op()
-            && x.elem_count() > 0
-    };
-    tensors.iter().all(alike)
-}
-
 /// The width of the last axis of `x`, where the kernels can count it and every parameter has it.
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
@@ -137,35 +88,4 @@ fn launch_normed<T: Element>(
     // SAFETY: `x` and `y` hold `rows` rows of `width` elements, weight and bias one.
     unsafe { parameters.launch(device, "layer_norm", (rows, 1, 1))? };
     Ok(tensor(y, device, x.shape()))
-}
-
-/// A tensor's memory, held while it is read.
-struct Held<'a> {
-    storage: StorageRef<'a>,
-    layout: &'a Layout,
-}
-
-impl<'a> Held<'a> {
-    fn new(x: &'a Tensor) -> Self {
-        let (storage, layout) = x.storage_and_layout();
-        Self { storage, layout }
-    }
-
-    /// The elements from the tensor's first one on.
-    fn values<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
-        let Storage::Cuda(storage) = &*self.storage else {
-            candle_core::bail!("expected a tensor on a GPU");
-        };
-        Ok(storage.as_cuda_slice::<T>()?.slice(self.layout.start_offset()..))
-    }
-}
-
-/// A size as the kernels count.
-fn counted(size: usize) -> Result<u32> {
-    u32::try_from(size).map_err(candle_core::Error::wrap)
-}
-
-fn tensor<T: Element>(values: CudaSlice<T>, device: &CudaDevice, shape: &Shape) -> Tensor {
-    let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
-    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }

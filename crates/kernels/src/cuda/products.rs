@@ -16,8 +16,8 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
+use super::launch::{Element, Held, MAX_BLOCKS, applies, by_type, counted, tensor};
 use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};
-use super::{Element, Held, MAX_BLOCKS, applies, by_type, counted, tensor};
 
 /// What a thread loads at once in a product of one row.
 const LOAD_BYTES: usize = 16;

@@ -15,7 +15,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 
 #[cfg(feature = "cuda")]
-use super::{Element, KERNELS, MODULE};
+use super::launch::{Element, KERNELS, MODULE};
 
 /// Threads of a block that works on one row.
 pub(super) const ROW_THREADS: u32 = 256;
