@@ -10,11 +10,9 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::{D, DType, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, applies, by_type, counted, tensor};
+use super::launch::{Element, Held, Read, Shared, Strides, applies, by_type, counted, tensor};
 use super::products::{Matrices, Product, Right, Sizes, is_one_piece, product, sums};
-use super::signatures::{
-    ATTENTION_KEYS, Attend, PrefixSoftmax, Read, SPLIT_BLOCKS, Shared, StepAttention, Strides, WriteTokens,
-};
+use super::signatures::{ATTENTION_KEYS, Attend, PrefixSoftmax, SPLIT_BLOCKS, StepAttention, WriteTokens};
 use crate::widths::WIDEST_SINGLE_QUERY;
 
 /// Widths of a head up to which a kernel for one query was compiled.

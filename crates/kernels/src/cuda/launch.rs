@@ -1,6 +1,10 @@
-//! What every launch needs: the compiled kernels, their element types, the memory of tensors.
+//! What every launch needs: the compiled kernels, their element types, the memory of tensors, and how parameters are handed over.
 
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+#![expect(unsafe_code, reason = "a structure is handed to kernels as it lies in memory")]
+
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchArgs, PushKernelArg,
+};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
@@ -86,3 +90,68 @@ pub(super) fn tensor<T: Element>(values: CudaSlice<T>, device: &CudaDevice, shap
     let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
+
+/// Memory from some element on, which a kernel reads.
+pub(super) type Read<'a, T> = CudaView<'a, T>;
+
+/// Memory that a kernel writes.
+pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
+
+/// Memory of a tensor, which others hold as well, and a kernel writes.
+pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
+
+/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Strides {
+    pub(super) batch: usize,
+    pub(super) head: usize,
+    pub(super) token: usize,
+}
+
+// SAFETY: three integers in the layout of C.
+unsafe impl DeviceRepr for Strides {}
+
+/// What a launch hands to a kernel.
+pub(super) trait Parameter {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
+}
+
+impl<T> Parameter for Read<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&*self);
+    }
+}
+
+impl<T> Parameter for Option<Read<'_, T>> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        const NULL: u64 = 0;
+        match self {
+            Some(values) => launch.arg(&*values),
+            None => launch.arg(&NULL),
+        };
+    }
+}
+
+impl<T> Parameter for Written<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(self);
+    }
+}
+
+impl<T> Parameter for Shared<'_, T> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&self.0);
+    }
+}
+
+macro_rules! handed_as_they_are {
+    ($($type:ty),*) => {
+        $(impl Parameter for $type {
+            fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+                launch.arg(&*self);
+            }
+        })*
+    };
+}
+handed_as_they_are!(u32, usize, f32, Strides);

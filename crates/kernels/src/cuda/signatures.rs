@@ -8,14 +8,12 @@
 )]
 
 #[cfg(feature = "cuda")]
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaView, CudaViewMut, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
-};
+use candle_core::cuda_backend::cudarc::driver::LaunchConfig;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 
 #[cfg(feature = "cuda")]
-use super::launch::{Element, KERNELS, MODULE};
+use super::launch::{Element, KERNELS, MODULE, Parameter, Read, Shared, Strides, Written};
 
 /// Threads of a block that works on one row.
 pub(super) const ROW_THREADS: u32 = 256;
@@ -31,83 +29,6 @@ pub(super) const ATTENTION_THREADS: u32 = 512;
 pub(super) const ATTENTION_KEYS: u32 = 64;
 /// The most blocks of a launch that share the keys of its queries.
 pub(super) const SPLIT_BLOCKS: u32 = 256;
-
-/// Memory from some element on, which a kernel reads.
-#[cfg(feature = "cuda")]
-pub(super) type Read<'a, T> = CudaView<'a, T>;
-
-/// Memory that a kernel writes.
-#[cfg(feature = "cuda")]
-pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
-
-/// Memory of a tensor, which others hold as well, and a kernel writes.
-#[cfg(feature = "cuda")]
-pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
-
-/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
-#[cfg(feature = "cuda")]
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Strides {
-    pub(super) batch: usize,
-    pub(super) head: usize,
-    pub(super) token: usize,
-}
-
-// SAFETY: three integers in the layout of C.
-#[cfg(feature = "cuda")]
-unsafe impl DeviceRepr for Strides {}
-
-/// What a launch hands to a kernel.
-#[cfg(feature = "cuda")]
-trait Parameter {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
-}
-
-#[cfg(feature = "cuda")]
-impl<T> Parameter for Read<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-        launch.arg(&*self);
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T> Parameter for Option<Read<'_, T>> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-        const NULL: u64 = 0;
-        match self {
-            Some(values) => launch.arg(&*values),
-            None => launch.arg(&NULL),
-        };
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T> Parameter for Written<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-        launch.arg(self);
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T> Parameter for Shared<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-        launch.arg(&self.0);
-    }
-}
-
-#[cfg(feature = "cuda")]
-macro_rules! handed_as_they_are {
-    ($($type:ty),*) => {
-        $(impl Parameter for $type {
-            fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-                launch.arg(&*self);
-            }
-        })*
-    };
-}
-#[cfg(feature = "cuda")]
-handed_as_they_are!(u32, usize, f32, Strides);
 
 /// A kernel as it is declared here.
 #[cfg(test)]
