@@ -5,11 +5,14 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 
-use super::contiguous;
 use crate::per_thread::{go_on, is_interruptible};
+use crate::training::elements;
 
 /// Multiply-adds between two looks for an interruption: some hundredths of a second.
 const UNINTERRUPTED: u64 = 1 << 33;
+
+/// How errors call what reads the inputs.
+const READER: &str = "a product with packed weights";
 
 /// The weights as a tensor `(out, in)` in f32.
 pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
@@ -38,7 +41,7 @@ impl PackedProduct {
             *width = self.weight.out_features();
         }
         go_on()?;
-        let x = contiguous(x, layout)?;
+        let x = elements(x, layout, READER)?;
         let (outputs, inputs) = (self.weight.out_features(), self.weight.in_features());
         let part = UNINTERRUPTED / (outputs as u64 * inputs as u64).max(1);
         let part = usize::try_from(part).unwrap_or(usize::MAX).max(1);
@@ -94,6 +97,6 @@ impl CustomOp2 for PackedProduct {
         residual: &CpuStorage,
         residual_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.compute(x, x_layout, Finish::Add(contiguous(residual, residual_layout)?))
+        self.compute(x, x_layout, Finish::Add(elements(residual, residual_layout, READER)?))
     }
 }

@@ -47,15 +47,20 @@ pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>
         Some(bias) => y.broadcast_add(&bias.detach().to_dtype(x.dtype())?)?,
         None => y,
     };
-    let mut shape = x.dims().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = weight.dim(0)?;
-    }
-    let y = y.reshape(shape)?;
+    let y = y.reshape(with_width(x, weight.dim(0)?))?;
     match bias {
         Some(bias) => record_tensor(&[x, weight, bias], y, ComposedLinear),
         None => record_tensor(&[x, weight], y, ComposedLinear),
     }
+}
+
+/// The shape of `x` with another last axis.
+pub(super) fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
+    let mut shape = x.dims().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = width;
+    }
+    shape
 }
 
 /// The factors of a product without a way back: candle would otherwise run one product for each row of a batch.

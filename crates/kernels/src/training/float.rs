@@ -97,11 +97,15 @@ pub(super) fn on_cpu<T: CpuFloat>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
 }
 
-/// The elements of a contiguous storage.
-fn elements<'a, T: CpuFloat>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+/// The elements of a contiguous storage, which `op` reads.
+pub(crate) fn elements<'a, T: WithDType>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+    op: &'static str,
+) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     let range = layout.contiguous_offsets().and_then(|(start, end)| all.get(start..end));
-    range.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
+    range.ok_or_else(|| candle_core::Error::RequiresContiguous { op }.bt())
 }
 
 /// The elements of a contiguous storage, to be changed.
@@ -135,7 +139,7 @@ pub(super) fn with_slices<T: CpuFloat, R>(
     let guards: Vec<_> = kept.iter().map(Tensor::storage_and_layout).collect();
     let mut slices = Vec::with_capacity(kept.len());
     for (storage, layout) in &guards {
-        slices.push(elements(on_the_cpu(storage)?, layout)?);
+        slices.push(elements(on_the_cpu(storage)?, layout, "an operation of training")?);
     }
     work(&slices)
 }

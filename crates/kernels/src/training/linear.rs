@@ -7,6 +7,7 @@ use std::sync::Arc;
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::{LowRank, LowRankGradients, MatrixView, PackedMatrix};
 
+use super::composed::with_width;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::per_thread::Sums;
@@ -68,15 +69,6 @@ impl Stored {
 /// Values as rows of a width.
 fn rows_of<T>(values: &[T], width: usize) -> MatrixView<'_, T> {
     MatrixView::new(values, values.len() / width.max(1), width)
-}
-
-/// The shape of `x` with another last axis.
-fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
-    let mut shape = x.dims().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = width;
-    }
-    shape
 }
 
 struct Linear {

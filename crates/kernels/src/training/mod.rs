@@ -28,6 +28,7 @@ pub use elementwise::add;
 pub(crate) use elementwise::{Lanewise, apply_drawn, apply_dropout, lanewise};
 pub use embedding::{add_positions, expect_ids};
 pub(crate) use embedding::{embedding, places};
+pub(crate) use float::elements;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};

@@ -244,34 +244,15 @@ struct Node {
 }
 
 impl Node {
-    fn output(&self) -> Result<(Storage, Shape)> {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
-        output.ok_or_else(|| candle_core::Error::Msg(format!("{}: computed twice", self.operation.name())))
-    }
-
-    /// The error for inputs on another device than the output.
-    fn elsewhere<T>(&self) -> Result<T> {
-        candle_core::bail!("{}: inputs and output are on different devices", self.operation.name())
-    }
-
-    fn on_cpu(&self) -> Result<(CpuStorage, Shape)> {
-        match self.output()? {
-            (Storage::Cpu(output), shape) => Ok((output, shape)),
-            _ => self.elsewhere(),
-        }
-    }
-
-    fn on_cuda(&self) -> Result<(CudaStorage, Shape)> {
-        match self.output()? {
-            (Storage::Cuda(output), shape) => Ok((output, shape)),
-            _ => self.elsewhere(),
-        }
-    }
-
-    fn on_metal(&self) -> Result<(MetalStorage, Shape)> {
-        match self.output()? {
-            (Storage::Metal(output), shape) => Ok((output, shape)),
-            _ => self.elsewhere(),
+    /// Hands on what was computed, of which `of_device` takes the storage of the inputs' device.
+    fn output<S>(&self, of_device: impl FnOnce(Storage) -> Option<S>) -> Result<(S, Shape)> {
+        let (name, output) = (self.operation.name(), &self.output);
+        let Some((output, shape)) = output.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            candle_core::bail!("{name}: computed twice");
+        };
+        match of_device(output) {
+            Some(output) => Ok((output, shape)),
+            None => candle_core::bail!("{name}: inputs and output are on different devices"),
         }
     }
 
@@ -310,15 +291,15 @@ macro_rules! custom_op {
             }
 
             fn cpu_fwd(&self, $(_: for_input!($input, &CpuStorage), _: &Layout),+) -> Result<(CpuStorage, Shape)> {
-                self.on_cpu()
+                self.output(|output| if let Storage::Cpu(output) = output { Some(output) } else { None })
             }
 
             fn cuda_fwd(&self, $(_: for_input!($input, &CudaStorage), _: &Layout),+) -> Result<(CudaStorage, Shape)> {
-                self.on_cuda()
+                self.output(|output| if let Storage::Cuda(output) = output { Some(output) } else { None })
             }
 
             fn metal_fwd(&self, $(_: for_input!($input, &MetalStorage), _: &Layout),+) -> Result<(MetalStorage, Shape)> {
-                self.on_metal()
+                self.output(|output| if let Storage::Metal(output) = output { Some(output) } else { None })
             }
 
             fn bwd(
