@@ -21,100 +21,90 @@ pub struct Site {
     pub kind: SiteKind,
 }
 
-/// What can be seen, in the order of computation. `B` batch, `T` tokens of the pass, `S` keys, `H` heads, `D` width of a head, `C`
-/// width of the model. A [`Site`] is one of these in a block or outside of the blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SiteKind {
+/// Declares the kinds, each with its two names: ours, and TransformerLens'.
+macro_rules! site_kinds {
+    ($($(#[$doc:meta])* $kind:ident: $name:literal, $hook:literal;)*) => {
+        /// What can be seen, in the order of computation. `B` batch, `T` tokens of the pass, `S` keys, `H` heads, `D` width of a head, `C`
+        /// width of the model. A [`Site`] is one of these in a block or outside of the blocks.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum SiteKind {
+            $($(#[$doc])* $kind),*
+        }
+
+        impl SiteKind {
+            /// All kinds, in the order of computation.
+            pub const ALL: [Self; [$(Self::$kind),*].len()] = [$(Self::$kind),*];
+
+            /// Our name, which is TransformerLens' without `hook_`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name),*
+                }
+            }
+
+            /// TransformerLens' name, below `blocks.N.` where the kind is inside the blocks.
+            pub fn hook(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $hook),*
+                }
+            }
+        }
+    };
+}
+
+site_kinds! {
     /// Token embeddings, `(B, T, C)`; before the blocks.
-    Embed,
+    Embed: "embed", "hook_embed";
     /// Position embeddings, `(B, T, C)`; before the blocks.
-    PosEmbed,
+    PosEmbed: "pos_embed", "hook_pos_embed";
     /// Input of a block, `(B, T, C)`; of the first one the sum of both embeddings.
-    ResidPre,
+    ResidPre: "resid_pre", "hook_resid_pre";
     /// `sqrt(variance + ε)` of the first layer norm, `(B, T, 1)`.
-    Ln1Scale,
+    Ln1Scale: "ln1.scale", "ln1.hook_scale";
     /// Its input less the mean, over the scale, `(B, T, C)`; before weight and bias.
-    Ln1Normalized,
+    Ln1Normalized: "ln1.normalized", "ln1.hook_normalized";
     /// Queries, `(B, T, H, D)`.
-    Q,
+    Q: "q", "attn.hook_q";
     /// Keys of the pass' own tokens, `(B, T, H, D)`.
-    K,
+    K: "k", "attn.hook_k";
     /// Values of the pass' own tokens, `(B, T, H, D)`.
-    V,
+    V: "v", "attn.hook_v";
     /// Scaled products of queries and keys, `(B, H, T, S)`; minus infinity where the mask hides a key.
-    AttnScores,
+    AttnScores: "attn_scores", "attn.hook_attn_scores";
     /// Attention weights, `(B, H, T, S)`: the softmax of the scores, before dropout.
-    Pattern,
+    Pattern: "pattern", "attn.hook_pattern";
     /// Sums of values by attention weights, `(B, T, H, D)`.
-    Z,
+    Z: "z", "attn.hook_z";
     /// What each head adds, `(B, T, H, C)`, without the output projection's bias. It is `H` times as large as the rest.
-    Result,
+    Result: "result", "attn.hook_result";
     /// What attention adds, `(B, T, C)`, before dropout.
-    AttnOut,
+    AttnOut: "attn_out", "hook_attn_out";
     /// Between attention and MLP, `(B, T, C)`; after cross-attention, where a pass attends to an encoder's states. Cross-attention has
     /// no places of its own.
-    ResidMid,
+    ResidMid: "resid_mid", "hook_resid_mid";
     /// As [`SiteKind::Ln1Scale`], of the second layer norm.
-    Ln2Scale,
+    Ln2Scale: "ln2.scale", "ln2.hook_scale";
     /// As [`SiteKind::Ln1Normalized`], of the second layer norm.
-    Ln2Normalized,
+    Ln2Normalized: "ln2.normalized", "ln2.hook_normalized";
     /// Input of the activation function, `(B, T, n_inner)`.
-    MlpPre,
+    MlpPre: "mlp_pre", "mlp.hook_pre";
     /// Its output, `(B, T, n_inner)`.
-    MlpPost,
+    MlpPost: "mlp_post", "mlp.hook_post";
     /// What the MLP adds, `(B, T, C)`, before dropout.
-    MlpOut,
+    MlpOut: "mlp_out", "hook_mlp_out";
     /// Output of a block, `(B, T, C)`.
-    ResidPost,
+    ResidPost: "resid_post", "hook_resid_post";
     /// As [`SiteKind::Ln1Scale`], of the final layer norm; after the blocks.
-    LnFinalScale,
+    LnFinalScale: "ln_final.scale", "ln_final.hook_scale";
     /// As [`SiteKind::Ln1Normalized`], of the final layer norm; after the blocks.
-    LnFinalNormalized,
+    LnFinalNormalized: "ln_final.normalized", "ln_final.hook_normalized";
     /// Output of the final layer norm, `(B, T, C)`; after the blocks.
-    FinalNorm,
+    FinalNorm: "final_norm", "unembed.hook_in";
     /// Logits of the tokens that they are wanted of, `(B, T, V)`; after the blocks.
-    Logits,
+    Logits: "logits", "unembed.hook_out";
 }
 
 impl SiteKind {
-    /// All kinds, in the order of computation.
-    pub const ALL: [Self; 24] = [
-        Self::Embed,
-        Self::PosEmbed,
-        Self::ResidPre,
-        Self::Ln1Scale,
-        Self::Ln1Normalized,
-        Self::Q,
-        Self::K,
-        Self::V,
-        Self::AttnScores,
-        Self::Pattern,
-        Self::Z,
-        Self::Result,
-        Self::AttnOut,
-        Self::ResidMid,
-        Self::Ln2Scale,
-        Self::Ln2Normalized,
-        Self::MlpPre,
-        Self::MlpPost,
-        Self::MlpOut,
-        Self::ResidPost,
-        Self::LnFinalScale,
-        Self::LnFinalNormalized,
-        Self::FinalNorm,
-        Self::Logits,
-    ];
-
-    /// Our name, which is TransformerLens' without `hook_`.
-    pub fn name(self) -> &'static str {
-        self.names().0
-    }
-
-    /// TransformerLens' name, below `blocks.N.` where the kind is inside the blocks.
-    pub fn hook(self) -> &'static str {
-        self.names().1
-    }
-
     /// Whether every block has one.
     pub fn is_in_blocks(self) -> bool {
         !matches!(
@@ -153,35 +143,6 @@ impl SiteKind {
             Self::AttnScores | Self::Pattern => Some(1),
             Self::Q | Self::K | Self::V | Self::Z | Self::Result => Some(2),
             _ => None,
-        }
-    }
-
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Embed => ("embed", "hook_embed"),
-            Self::PosEmbed => ("pos_embed", "hook_pos_embed"),
-            Self::ResidPre => ("resid_pre", "hook_resid_pre"),
-            Self::Ln1Scale => ("ln1.scale", "ln1.hook_scale"),
-            Self::Ln1Normalized => ("ln1.normalized", "ln1.hook_normalized"),
-            Self::Q => ("q", "attn.hook_q"),
-            Self::K => ("k", "attn.hook_k"),
-            Self::V => ("v", "attn.hook_v"),
-            Self::AttnScores => ("attn_scores", "attn.hook_attn_scores"),
-            Self::Pattern => ("pattern", "attn.hook_pattern"),
-            Self::Z => ("z", "attn.hook_z"),
-            Self::Result => ("result", "attn.hook_result"),
-            Self::AttnOut => ("attn_out", "hook_attn_out"),
-            Self::ResidMid => ("resid_mid", "hook_resid_mid"),
-            Self::Ln2Scale => ("ln2.scale", "ln2.hook_scale"),
-            Self::Ln2Normalized => ("ln2.normalized", "ln2.hook_normalized"),
-            Self::MlpPre => ("mlp_pre", "mlp.hook_pre"),
-            Self::MlpPost => ("mlp_post", "mlp.hook_post"),
-            Self::MlpOut => ("mlp_out", "hook_mlp_out"),
-            Self::ResidPost => ("resid_post", "hook_resid_post"),
-            Self::LnFinalScale => ("ln_final.scale", "ln_final.hook_scale"),
-            Self::LnFinalNormalized => ("ln_final.normalized", "ln_final.hook_normalized"),
-            Self::FinalNorm => ("final_norm", "unembed.hook_in"),
-            Self::Logits => ("logits", "unembed.hook_out"),
         }
     }
 }
