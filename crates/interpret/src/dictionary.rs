@@ -115,7 +115,7 @@ impl DictionaryConfig {
                 expected: "the place of the model, such as \"blocks.8.hook_resid_pre\"".into(),
                 found: "nothing".into(),
             })?;
-        let site = named_site(&hook).map_err(|error| FileError::Hook { key, error })?;
+        let site = named_site(hook).map_err(|error| FileError::Hook { key, error })?;
         let (trained_on, trained_on_because) = keys.trained_on(site.kind);
         Ok(Self {
             site,
