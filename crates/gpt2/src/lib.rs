@@ -4,11 +4,14 @@
 mod cache;
 mod config;
 mod cross_attention;
+mod embeddings;
 mod error;
 mod head_kind;
 mod heads;
 mod model;
+mod observed;
 mod parameters;
+mod parts;
 mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
