@@ -6,7 +6,7 @@
 
 use candle_core::Tensor;
 use candle_gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, go_on};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize, ParameterSource, go_on};
 
 use crate::{Block, Gpt2Config, Gpt2LMHeadModel, ModelError};
 
@@ -94,12 +94,8 @@ impl CrossAttention {
         &self.crossattention
     }
 
-    pub(crate) fn parameter_count(&self) -> usize {
-        self.ln_cross_attn.parameter_count() + self.crossattention.parameter_count()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.ln_cross_attn.bytes() + self.crossattention.bytes()
+    pub(crate) fn size(&self) -> ParameterSize {
+        self.ln_cross_attn.size() + self.crossattention.size()
     }
 }
 

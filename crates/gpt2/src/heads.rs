@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
-use candle_gpt2_kernels::{Linear, ParameterSource};
+use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
@@ -84,14 +84,9 @@ impl Gpt2ForSequenceClassification {
         self.transformer.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.transformer.parameter_count() + self.score.parameter_count()
-    }
-
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.transformer.bytes() + self.score.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.transformer.size() + self.score.size()
     }
 }
 
@@ -156,14 +151,9 @@ impl Gpt2ForTokenClassification {
         self.transformer.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.transformer.parameter_count() + self.classifier.parameter_count()
-    }
-
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.transformer.bytes() + self.classifier.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.transformer.size() + self.classifier.size()
     }
 }
 
@@ -299,14 +289,9 @@ impl Gpt2DoubleHeads {
         self.language_model.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.language_model.parameter_count() + self.summary.parameter_count()
-    }
-
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.language_model.weight_bytes() + self.summary.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.language_model.size() + self.summary.size()
     }
 }
 

@@ -18,7 +18,7 @@ pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
     Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
 };
-pub use candle_gpt2_kernels::Activation;
+pub use candle_gpt2_kernels::{Activation, ParameterSize};
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};

@@ -2,9 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2_attention::{FeedForward, MultiHeadAttention};
-use candle_gpt2_kernels::{LayerNorm, Linear};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize};
 
-use crate::embeddings::Embeddings;
 use crate::{Block, CrossAttention, Gpt2Config, Gpt2LMHeadModel, Gpt2Model};
 
 impl Block {
@@ -33,17 +32,9 @@ impl Block {
         &self.mlp
     }
 
-    fn parameter_count(&self) -> usize {
-        self.ln_1.parameter_count()
-            + self.attn.parameter_count()
-            + self.cross_attention.as_ref().map_or(0, CrossAttention::parameter_count)
-            + self.ln_2.parameter_count()
-            + self.mlp.parameter_count()
-    }
-
-    fn bytes(&self) -> usize {
-        let cross_attention = self.cross_attention.as_ref().map_or(0, CrossAttention::bytes);
-        self.ln_1.bytes() + self.attn.bytes() + cross_attention + self.ln_2.bytes() + self.mlp.bytes()
+    fn size(&self) -> ParameterSize {
+        let cross_attention = self.cross_attention.iter().map(CrossAttention::size).sum();
+        self.ln_1.size() + self.attn.size() + cross_attention + self.ln_2.size() + self.mlp.size()
     }
 }
 
@@ -73,18 +64,10 @@ impl Gpt2Model {
         self.embeddings.wpe.device()
     }
 
-    pub(crate) fn parameter_count(&self) -> usize {
-        self.embeddings.wte.parameter_count()
-            + self.embeddings.wpe.elem_count()
-            + self.blocks.iter().map(Block::parameter_count).sum::<usize>()
-            + self.ln_f.parameter_count()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        let Embeddings { wte, wpe, .. } = &self.embeddings;
-        let positions = wpe.elem_count() * wpe.dtype().size_in_bytes();
-        let blocks = self.blocks.iter().map(Block::bytes).sum::<usize>();
-        wte.bytes() + positions + blocks + self.ln_f.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        let blocks = self.blocks.iter().map(Block::size).sum();
+        self.embeddings.wte.size() + (&self.embeddings.wpe).into() + blocks + self.ln_f.size()
     }
 }
 
@@ -122,15 +105,19 @@ impl Gpt2LMHeadModel {
         self.transformer.device()
     }
 
+    /// The size of the parameters; a tied head's are the token embedding's, and count once.
+    pub fn size(&self) -> ParameterSize {
+        let size = self.transformer.size();
+        if self.config().tie_word_embeddings { size } else { size + self.lm_head.size() }
+    }
+
     /// Number of distinct parameters, counted in the tensors the model holds.
     pub fn parameter_count(&self) -> usize {
-        let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.parameter_count() };
-        self.transformer.parameter_count() + head
+        self.size().count
     }
 
     /// Bytes that the parameters take in memory, each once, in the types and the layout in which the model holds them.
     pub fn weight_bytes(&self) -> usize {
-        let head = if self.config().tie_word_embeddings { 0 } else { self.lm_head.bytes() };
-        self.transformer.bytes() + head
+        self.size().bytes
     }
 }
