@@ -385,3 +385,25 @@ impl Run<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_is_computed_again_is_in_the_same_call() {
+        let x = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu).unwrap();
+        let mut pass = Pass::inference().of_rows([2, 3].into()).attending_to(x.clone());
+        pass = pass.computed_in(DType::F64).recomputing(true);
+        pass.enter_layer(Some(7));
+        let part = |x: &Tensor, pass: &mut Pass| {
+            assert_eq!((pass.rows(), pass.dtype()), (Some(&[2, 3][..]), Some(DType::F64)));
+            assert_eq!((pass.encoder_states().map(Tensor::dims), pass.call.layer), (Some(x.dims()), Some(7)));
+            assert!(!pass.is_recomputing(), "a part keeps what it is made of");
+            Ok(x.clone())
+        };
+        pass.recompute(&x, part).unwrap();
+    }
+}
