@@ -1,7 +1,7 @@
 //! The position-wise feed-forward part of a block: `activation(x W₁ + b₁) W₂ + b₂`.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::{Activation, Linear};
+use candle_gpt2_kernels::{Activation, Linear, ParameterSize};
 
 use crate::{AttentionError, Pass, SiteKind};
 
@@ -93,13 +93,8 @@ impl FeedForward {
         &self.contract
     }
 
-    /// Number of trainable values.
-    pub fn parameter_count(&self) -> usize {
-        self.expand.parameter_count() + self.contract.parameter_count()
-    }
-
-    /// Bytes that the two layers take.
-    pub fn bytes(&self) -> usize {
-        self.expand.bytes() + self.contract.bytes()
+    /// The size of the two layers' parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.expand.size() + self.contract.size()
     }
 }

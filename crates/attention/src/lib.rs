@@ -24,7 +24,7 @@ pub use mask::AttentionMask;
 pub use multi_head::{
     AttentionMemory, HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,
 };
-pub use pass::{Observer, Pass};
+pub use pass::{Observer, Pass, Placement};
 pub use position::SinusoidalPositions;
 pub use scaled_dot_product::ScaledDotProduct;
 pub use site::{Site, SiteKind};

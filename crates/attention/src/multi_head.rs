@@ -4,7 +4,7 @@
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Linear, add, step_attention};
+use candle_gpt2_kernels::{Linear, ParameterSize, add, step_attention};
 use candle_nn::VarBuilder;
 
 use crate::error::expect_sizes;
@@ -164,12 +164,8 @@ impl QkvProjection {
         }
     }
 
-    fn parameter_count(&self) -> usize {
-        self.layers().into_iter().map(Linear::parameter_count).sum()
-    }
-
-    fn bytes(&self) -> usize {
-        self.layers().into_iter().map(Linear::bytes).sum()
+    fn size(&self) -> ParameterSize {
+        self.layers().into_iter().map(Linear::size).sum()
     }
 }
 
@@ -517,12 +513,12 @@ impl MultiHeadAttention {
 
     /// Number of trainable values: projections, output projection, and their biases.
     pub fn parameter_count(&self) -> usize {
-        self.projection.parameter_count() + self.out_proj.parameter_count()
+        self.size().count
     }
 
-    /// Bytes that projections, output projection, and their biases take.
-    pub fn bytes(&self) -> usize {
-        self.projection.bytes() + self.out_proj.bytes()
+    /// The size of projections, output projection, and their biases.
+    pub fn size(&self) -> ParameterSize {
+        self.projection.size() + self.out_proj.size()
     }
 
     /// The projections to queries, keys and values.

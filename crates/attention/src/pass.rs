@@ -1,4 +1,9 @@
-//! What a forward pass carries besides its input: dropout in training, and a view of the intermediates.
+//! What a forward pass carries besides its input, in two parts.
+//!
+//! ```text
+//! Call   what is computed: where the tokens stand, what they attend to, in which type, in which block; copied freely
+//! Run    who is there meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
+//! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -65,14 +70,37 @@ pub trait Observer {
 /// ```
 #[derive(Default)]
 pub struct Pass<'a> {
-    generator: Option<&'a mut RandomStream>,
-    observer: Option<&'a mut dyn Observer>,
-    layer: Option<usize>,
-    recomputes: bool,
-    lengths: Option<Tensor>,
-    rows: Option<Arc<[usize]>>,
+    call: Call,
+    run: Run<'a>,
+}
+
+/// What is computed.
+#[derive(Clone, Default)]
+struct Call {
+    placement: Placement,
     encoder_states: Option<Tensor>,
     dtype: Option<DType>,
+    layer: Option<usize>,
+}
+
+/// Who takes part.
+#[derive(Default)]
+struct Run<'a> {
+    generator: Option<&'a mut RandomStream>,
+    observer: Option<&'a mut dyn Observer>,
+    recomputes: bool,
+}
+
+/// Where the tokens of a pass stand; [`Pass::placement`] has that of a pass.
+#[derive(Debug, Clone, Default)]
+pub enum Placement {
+    /// Each row of `(B, T)` after what its row of the cache holds, or from position 0.
+    #[default]
+    AfterCache,
+    /// Rows of these lengths one after the other in one text, see [`Pass::of_rows`].
+    Rows(Arc<[usize]>),
+    /// One token for each row after as many as this tensor of the device says, see [`Pass::after`].
+    OnDevice(Tensor),
 }
 
 impl<'a> Pass<'a> {
@@ -83,17 +111,19 @@ impl<'a> Pass<'a> {
 
     /// A pass with dropout drawn from `generator`.
     pub fn training(generator: &'a mut RandomStream) -> Self {
-        Self { generator: Some(generator), ..Self::default() }
+        Self { call: Call::default(), run: Run { generator: Some(generator), ..Run::default() } }
     }
 
     /// The same pass, seen by `observer`.
-    pub fn observed_by(self, observer: &'a mut dyn Observer) -> Self {
-        Self { observer: Some(observer), ..self }
+    pub fn observed_by(mut self, observer: &'a mut dyn Observer) -> Self {
+        self.run.observer = Some(observer);
+        self
     }
 
     /// The same pass; in training, blocks then keep their inputs only, and are computed again for their gradients.
-    pub fn recomputing(self, recomputes: bool) -> Self {
-        Self { recomputes, ..self }
+    pub fn recomputing(mut self, recomputes: bool) -> Self {
+        self.run.recomputes = recomputes;
+        self
     }
 
     /// The same pass as a step of one new token for each row, whose caches hold `lengths` `(B)` tokens of u32. Their numbers
@@ -101,18 +131,20 @@ impl<'a> Pass<'a> {
     /// below the capacity of the cache and the model's number of positions, and the ids of the step, which are not read back from
     /// a GPU either, below the size of the vocabulary. The lengths of the caches themselves stay
     /// as they are: [`KvCache::advance`](crate::KvCache::advance).
-    pub fn after(self, lengths: Tensor) -> Self {
-        Self { lengths: Some(lengths), ..self }
+    pub fn after(mut self, lengths: Tensor) -> Self {
+        self.call.placement = Placement::OnDevice(lengths);
+        self
     }
 
     /// The same pass, computed in `dtype` between the layers, whatever the type of the parameters: layers cast theirs.
-    pub fn computed_in(self, dtype: DType) -> Self {
-        Self { dtype: Some(dtype), ..self }
+    pub fn computed_in(mut self, dtype: DType) -> Self {
+        self.call.dtype = Some(dtype);
+        self
     }
 
     /// The type given to [`Pass::computed_in`].
     pub fn dtype(&self) -> Option<DType> {
-        self.dtype
+        self.call.dtype
     }
 
     /// `x`, which the first layer is given, in the type that the pass is computed in.
@@ -120,7 +152,7 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// When the device does not have that type.
     pub fn cast(&self, x: Tensor) -> Result<Tensor> {
-        match self.dtype {
+        match self.call.dtype {
             Some(dtype) => x.to_dtype(dtype),
             None => Ok(x),
         }
@@ -129,34 +161,50 @@ impl<'a> Pass<'a> {
     /// The same pass over rows of these lengths that lie one after the other in one text: a token sees those of its own row alone,
     /// and positions begin anew in each. So rows of different lengths need no padding. With a cache, each row continues its row of the
     /// cache, which grows by the row's length.
-    pub fn of_rows(self, lengths: Arc<[usize]>) -> Self {
-        Self { rows: Some(lengths), ..self }
+    pub fn of_rows(mut self, lengths: Arc<[usize]>) -> Self {
+        self.call.placement = Placement::Rows(lengths);
+        self
+    }
+
+    /// Where the tokens stand.
+    pub fn placement(&self) -> &Placement {
+        &self.call.placement
     }
 
     /// The lengths given to [`Pass::of_rows`].
     pub fn rows(&self) -> Option<&[usize]> {
-        self.rows.as_deref()
+        match self.placement() {
+            Placement::Rows(lengths) => Some(lengths),
+            Placement::AfterCache | Placement::OnDevice(_) => None,
+        }
     }
 
     /// Which keys a query of a decoder sees in this pass.
     pub fn causal_mask(&self) -> AttentionMask {
-        self.rows.as_ref().map_or(AttentionMask::Causal, |rows| AttentionMask::CausalRows(Arc::clone(rows)))
+        match self.placement() {
+            Placement::Rows(lengths) => AttentionMask::CausalRows(Arc::clone(lengths)),
+            Placement::AfterCache | Placement::OnDevice(_) => AttentionMask::Causal,
+        }
     }
 
     /// The same pass, in which a model with cross-attention attends to these states of an encoder, `(B, S, C)`, or `(1, S, C)` for all
     /// rows alike. Gradients lead into them.
-    pub fn attending_to(self, encoder_states: Tensor) -> Self {
-        Self { encoder_states: Some(encoder_states), ..self }
+    pub fn attending_to(mut self, encoder_states: Tensor) -> Self {
+        self.call.encoder_states = Some(encoder_states);
+        self
     }
 
     /// The states given to [`Pass::attending_to`].
     pub fn encoder_states(&self) -> Option<&Tensor> {
-        self.encoder_states.as_ref()
+        self.call.encoder_states.as_ref()
     }
 
     /// The lengths given to [`Pass::after`].
     pub fn lengths(&self) -> Option<&Tensor> {
-        self.lengths.as_ref()
+        match self.placement() {
+            Placement::OnDevice(lengths) => Some(lengths),
+            Placement::AfterCache | Placement::Rows(_) => None,
+        }
     }
 
     /// Whether nothing is drawn and nobody looks.
@@ -166,7 +214,7 @@ impl<'a> Pass<'a> {
 
     /// Whether blocks are to be computed by [`Pass::recompute`].
     pub fn is_recomputing(&self) -> bool {
-        self.recomputes && self.observer.is_none()
+        self.run.recomputes && self.run.observer.is_none()
     }
 
     /// A part of the model that is computed again for its gradients, with the same dropout, and keeps nothing but `x` until
@@ -179,21 +227,19 @@ impl<'a> Pass<'a> {
         x: &Tensor,
         part: impl Fn(&Tensor, &mut Pass) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
-        let start = self.generator.as_deref().cloned();
+        let start = self.run.generator.as_deref().cloned();
         let end = Arc::new(Mutex::new(None));
-        let (layer, reached) = (self.layer, Arc::clone(&end));
-        let (rows, encoder_states) = (self.rows.clone(), self.encoder_states.clone());
+        let (call, reached) = (self.call.clone(), Arc::clone(&end));
         let y = recomputed(x, move |x| {
             let mut generator = start.clone();
-            let (rows, encoder_states) = (rows.clone(), encoder_states.clone());
-            let mut pass =
-                Pass { generator: generator.as_mut(), layer, rows, encoder_states, ..Pass::default() };
+            let run = Run { generator: generator.as_mut(), ..Run::default() };
+            let mut pass = Pass { call: call.clone(), run };
             let y = part(x, &mut pass)?;
             *reached.lock().unwrap_or_else(PoisonError::into_inner) = generator;
             Ok(y)
         })?;
         let end = end.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let (Some(generator), Some(end)) = (&mut self.generator, end) {
+        if let (Some(generator), Some(end)) = (&mut self.run.generator, end) {
             **generator = end;
         }
         Ok(y)
@@ -201,44 +247,35 @@ impl<'a> Pass<'a> {
 
     /// The same pass, for the time that it is borrowed.
     pub fn reborrow(&mut self) -> Pass<'_> {
-        Pass {
-            generator: self.generator.as_deref_mut(),
-            observer: self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer),
-            layer: self.layer,
-            recomputes: self.recomputes,
-            lengths: self.lengths.clone(),
-            rows: self.rows.clone(),
-            encoder_states: self.encoder_states.clone(),
-            dtype: self.dtype,
-        }
+        Pass { call: self.call.clone(), run: self.run.reborrow() }
     }
 
     /// The same pass, seen by nobody, for the time that it is borrowed.
     pub fn unobserved(&mut self) -> Pass<'_> {
-        Pass { observer: None, ..self.reborrow() }
+        Pass { call: self.call.clone(), run: Run { observer: None, ..self.run.reborrow() } }
     }
 
     /// The same pass, seen by `observer` for the time that it is borrowed.
     pub fn watched<'b>(&'b mut self, observer: &'b mut dyn Observer) -> Pass<'b> {
-        Pass { observer: Some(observer), recomputes: false, ..self.reborrow() }
+        self.reborrow().observed_by(observer)
     }
 
     /// Tells the observer what the pass is over, see [`Observer::begin`].
     pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
-        if let Some(observer) = &mut self.observer {
+        if let Some(observer) = &mut self.run.observer {
             observer.begin(past_lengths, tokens);
         }
     }
 
     /// Says that what follows belongs to block `layer`, or to none.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
-        self.layer = layer;
+        self.call.layer = layer;
     }
 
     /// Whether the observer wants to see this intermediate of the layer that was entered: an op may then not skip it.
     pub fn wants(&self, kind: SiteKind) -> bool {
-        let site = Site { layer: self.layer, kind };
-        self.observer.as_ref().is_some_and(|observer| observer.wants(site))
+        let site = Site { layer: self.call.layer, kind };
+        self.run.observer.as_ref().is_some_and(|observer| observer.wants(site))
     }
 
     /// Shows an intermediate to the observer, if it wants it, and returns what to go on with.
@@ -246,8 +283,8 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// Those of the observer, and when it returns another shape or type.
     pub fn show(&mut self, kind: SiteKind, value: Tensor) -> Result<Tensor> {
-        let site = Site { layer: self.layer, kind };
-        let Some(observer) = self.observer.as_mut().filter(|observer| observer.wants(site)) else {
+        let site = Site { layer: self.call.layer, kind };
+        let Some(observer) = self.run.observer.as_mut().filter(|observer| observer.wants(site)) else {
             return Ok(value);
         };
         let (shape, dtype) = (value.shape().clone(), value.dtype());
@@ -286,7 +323,7 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// When `rate` is outside `[0, 1]`.
     pub fn dropout(&mut self, x: Tensor, rate: f64) -> Result<Tensor> {
-        match &mut self.generator {
+        match &mut self.run.generator {
             Some(generator) => dropout(&x, rate, generator),
             None => Ok(x),
         }
@@ -317,7 +354,7 @@ impl<'a> Pass<'a> {
 
     /// Whether dropout is drawn.
     pub fn is_training(&self) -> bool {
-        self.generator.is_some()
+        self.run.generator.is_some()
     }
 
     /// Dropout for an attention that draws its masks itself; `None` in inference and at a rate of zero.
@@ -328,12 +365,45 @@ impl<'a> Pass<'a> {
         if !(0.0..=1.0).contains(&rate) {
             return Err(KernelError::DropoutRate { found: rate }.into());
         }
-        let generator = self.generator.as_deref_mut().filter(|_| rate > 0.0);
+        let generator = self.run.generator.as_deref_mut().filter(|_| rate > 0.0);
         Ok(generator.map(|generator| AttentionDropout { rate, seed: generator.seed() }))
     }
 
     /// Whether there is an observer.
     pub fn is_observed(&self) -> bool {
-        self.observer.is_some()
+        self.run.observer.is_some()
+    }
+}
+
+impl Run<'_> {
+    fn reborrow(&mut self) -> Run<'_> {
+        let Self { generator, observer, recomputes } = self;
+        Run {
+            generator: generator.as_deref_mut(),
+            observer: observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer),
+            recomputes: *recomputes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_is_computed_again_is_in_the_same_call() {
+        let x = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu).unwrap();
+        let mut pass = Pass::inference().of_rows([2, 3].into()).attending_to(x.clone());
+        pass = pass.computed_in(DType::F64).recomputing(true);
+        pass.enter_layer(Some(7));
+        let part = |x: &Tensor, pass: &mut Pass| {
+            assert_eq!((pass.rows(), pass.dtype()), (Some(&[2, 3][..]), Some(DType::F64)));
+            assert_eq!((pass.encoder_states().map(Tensor::dims), pass.call.layer), (Some(x.dims()), Some(7)));
+            assert!(!pass.is_recomputing(), "a part keeps what it is made of");
+            Ok(x.clone())
+        };
+        pass.recompute(&x, part).unwrap();
     }
 }

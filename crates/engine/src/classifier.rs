@@ -330,19 +330,19 @@ impl Classifier {
 
     /// Number of distinct parameters.
     pub fn parameter_count(&self) -> usize {
-        match &self.head {
-            Head::Texts(model) => model.parameter_count(),
-            Head::Tokens(model) => model.parameter_count(),
-            Head::Choices(model) => model.parameter_count(),
-        }
+        self.size().count
     }
 
     /// Bytes of the weights as they are held.
     pub fn weight_bytes(&self) -> usize {
+        self.size().bytes
+    }
+
+    fn size(&self) -> candle_gpt2::ParameterSize {
         match &self.head {
-            Head::Texts(model) => model.weight_bytes(),
-            Head::Tokens(model) => model.weight_bytes(),
-            Head::Choices(model) => model.weight_bytes(),
+            Head::Texts(model) => model.size(),
+            Head::Tokens(model) => model.size(),
+            Head::Choices(model) => model.size(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The key-value caches of all blocks, and the memory that they share.
 
-use candle_core::{Device, Result};
+use candle_core::{Device, Result, Tensor};
 use candle_gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
 
 use crate::recorder::Steps;
@@ -334,6 +334,21 @@ impl Gpt2Cache {
     /// When a row would pass the capacity; the cache is then unchanged.
     pub fn advance(&mut self) -> Result<()> {
         self.in_each_layer(KvCache::advance)
+    }
+
+    /// Computes with a cache, which after an error holds what it held before.
+    pub(crate) fn restoring(
+        mut cache: Option<&mut Self>,
+        compute: impl FnOnce(Option<&mut Self>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        cache.as_deref().map_or(Ok(()), Self::expect_whole)?;
+        let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
+        let computed = compute(cache.as_deref_mut());
+        if let (Err(_), Some(cache), Some(held)) = (&computed, cache, held) {
+            // Some blocks may have read what others have not.
+            held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
+        }
+        computed
     }
 
     /// Number of blocks the cache is for.

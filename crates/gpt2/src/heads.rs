@@ -11,9 +11,11 @@
 //!
 //! Letters in shapes: `R` rows, `ΣT` tokens of all rows, `C` width (`n_embd`), `L` labels, `V` vocabulary.
 
+use std::sync::Arc;
+
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
-use candle_gpt2_kernels::{Linear, ParameterSource};
+use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
@@ -82,14 +84,9 @@ impl Gpt2ForSequenceClassification {
         self.transformer.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.transformer.parameter_count() + self.score.parameter_count()
-    }
-
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.transformer.bytes() + self.score.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.transformer.size() + self.score.size()
     }
 }
 
@@ -154,14 +151,9 @@ impl Gpt2ForTokenClassification {
         self.transformer.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.transformer.parameter_count() + self.classifier.parameter_count()
-    }
-
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.transformer.bytes() + self.classifier.bytes()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.transformer.size() + self.classifier.size()
     }
 }
 
@@ -297,14 +289,26 @@ impl Gpt2DoubleHeads {
         self.language_model.config()
     }
 
-    /// Number of distinct parameters, counted in the tensors the model holds.
-    pub fn parameter_count(&self) -> usize {
-        self.language_model.parameter_count() + self.summary.parameter_count()
+    /// The size of the parameters.
+    pub fn size(&self) -> ParameterSize {
+        self.language_model.size() + self.summary.size()
     }
+}
 
-    /// Bytes that the parameters take in memory, in the types and the layout in which the model holds them.
-    pub fn weight_bytes(&self) -> usize {
-        self.language_model.weight_bytes() + self.summary.bytes()
+impl Gpt2Model {
+    /// Hidden states after the final norm, of rows of any lengths, which lie one after the other in one text without padding, each as if it were alone.
+    ///
+    /// # Shapes
+    /// `rows` of `T_1` to `T_R` ids; returns `(1, T_1 + … + T_R, C)`.
+    ///
+    /// # Errors
+    /// When there is no row, a row is empty or longer than the context, or an id is outside the vocabulary.
+    pub fn forward_rows(&self, rows: &[impl AsRef<[u32]>], pass: &mut Pass) -> Result<Tensor> {
+        let lengths: Arc<[usize]> = rows.iter().map(|row| row.as_ref().len()).collect();
+        let ids: Vec<u32> = rows.iter().flat_map(|row| row.as_ref()).copied().collect();
+        let tokens = ids.len();
+        let ids = Tensor::from_vec(ids, (1, tokens), self.device())?;
+        self.forward(&ids, None, &mut pass.reborrow().of_rows(lengths))
     }
 }
 

@@ -4,18 +4,21 @@
 mod cache;
 mod config;
 mod cross_attention;
+mod embeddings;
 mod error;
 mod head_kind;
 mod heads;
 mod model;
+mod observed;
 mod parameters;
+mod parts;
 mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
     Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteKind, gradients,
 };
-pub use candle_gpt2_kernels::Activation;
+pub use candle_gpt2_kernels::{Activation, ParameterSize};
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};

@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     for (name, format) in WeightFormat::NAMES {
         let layer = Linear::from_matrix(Matrix::pack(&weight, *format)?, Some(bias.clone()))?;
         let found = layer.forward_activated(&normed, Activation::GeluTanh)?; // product, bias and GELU in one pass
-        let bytes = layer.bytes();
+        let bytes = layer.size().bytes;
         println!(
             "linear and GELU, {name}: {bytes} bytes, largest difference {:.1e}",
             difference(&found, &expected)?

@@ -33,8 +33,8 @@ pub use error::KernelError;
 pub use free_memory::{ProcessMemory, free_memory};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, TakenSlot, dropout,
-    prefix_attention_on_gpu, step_attention,
+    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSize, ParameterSource,
+    TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
 pub use per_thread::{
     Interrupt, composed, go_on, has_cpu_kernels, interruptible, is_interrupted, without_gradients,

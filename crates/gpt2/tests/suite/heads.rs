@@ -220,21 +220,21 @@ fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
     for name in HEADS {
         let case = Case::open(name, DType::F32, &Device::Cpu)?;
         let counted: usize = case.variables.values().map(|variable| variable.elem_count()).sum();
-        let (found, bytes) = match case.config.head {
+        let size = match case.config.head {
             HeadKind::SequenceClassification => {
                 let model = Gpt2ForSequenceClassification::load(&case.config, &case.source())?;
-                (model.parameter_count(), model.weight_bytes())
+                model.size()
             }
             HeadKind::TokenClassification => {
                 let model = Gpt2ForTokenClassification::load(&case.config, &case.source())?;
-                (model.parameter_count(), model.weight_bytes())
+                model.size()
             }
             _ => {
                 let model = Gpt2DoubleHeads::load(&case.config, &case.source())?;
-                (model.parameter_count(), model.weight_bytes())
+                model.size()
             }
         };
-        assert_eq!((found, bytes), (counted, 4 * counted), "{name}");
+        assert_eq!((size.count, size.bytes), (counted, 4 * counted), "{name}");
     }
     Ok(())
 }

@@ -7,8 +7,8 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::matrix::tensor_bytes;
 use super::parameters::ParameterSource;
+use super::size::ParameterSize;
 use crate::{cuda, training};
 
 /// Layer normalisation with a learned scale and, optionally, a learned shift.
@@ -121,14 +121,9 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
-    /// Number of trainable values: scale and shift.
-    pub fn parameter_count(&self) -> usize {
-        self.weight.elem_count() + self.bias.as_ref().map_or(0, Tensor::elem_count)
-    }
-
-    /// Bytes that scale and shift take.
-    pub fn bytes(&self) -> usize {
-        tensor_bytes(&self.weight) + self.bias.as_ref().map_or(0, tensor_bytes)
+    /// The size of scale and shift.
+    pub fn size(&self) -> ParameterSize {
+        [Some(&self.weight), self.bias.as_ref()].into_iter().flatten().map(ParameterSize::from).sum()
     }
 }
 

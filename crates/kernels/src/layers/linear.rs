@@ -14,8 +14,9 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 
 use super::activation::Activation;
-use super::matrix::{AdaptedMatrix, Matrix, tensor_bytes};
+use super::matrix::{AdaptedMatrix, Matrix};
 use super::parameters::ParameterSource;
+use super::size::ParameterSize;
 use crate::cpu::PackedProduct;
 use crate::cuda;
 use crate::error::KernelError;
@@ -272,14 +273,11 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Number of trainable values: weight and bias.
-    pub fn parameter_count(&self) -> usize {
-        self.out_features() * self.in_features() + self.bias.as_ref().map_or(0, Tensor::elem_count)
-    }
-
-    /// Bytes that weight and bias take.
-    pub fn bytes(&self) -> usize {
-        self.weight.bytes() + self.bias.as_ref().map_or(0, tensor_bytes)
+    /// The size of weight and bias.
+    pub fn size(&self) -> ParameterSize {
+        let (outputs, inputs) = self.weight.shape();
+        let weight = ParameterSize { count: outputs * inputs, bytes: self.weight.bytes() };
+        weight + self.bias.iter().map(ParameterSize::from).sum()
     }
 
     /// The shape of the output for `x`.

@@ -9,6 +9,7 @@ mod layer_norm;
 mod linear;
 mod matrix;
 mod parameters;
+mod size;
 mod step;
 
 pub use activation::Activation;
@@ -19,4 +20,5 @@ pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};
 pub use parameters::ParameterSource;
+pub use size::ParameterSize;
 pub use step::step_attention;
