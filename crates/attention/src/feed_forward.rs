@@ -16,7 +16,7 @@ use crate::{AttentionError, Pass, SiteKind};
 /// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;
 /// let layer = FeedForward::new(expand, contract, Activation::Relu)?;
 /// let x = Tensor::new(&[[[1f32, 2.], [-1., -2.]]], &Device::Cpu)?;
-/// assert_eq!(layer.forward(&x, &mut Pass::inference())?.to_vec3::<f32>()?, [[[9., 9.], [0., 0.]]]);
+/// assert_eq!(layer.forward_with(&x, &mut Pass::inference())?.to_vec3::<f32>()?, [[[9., 9.], [0., 0.]]]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -59,11 +59,11 @@ impl FeedForward {
     ///
     /// # Errors
     /// When the width of `x` differs.
-    pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+    pub fn forward_with(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         self.contract.forward(&self.hidden(x, pass)?)
     }
 
-    /// `residual + dropout(forward(x))`; `rate` is that of the output.
+    /// `residual + dropout(forward_with(x))`; `rate` is that of the output.
     ///
     /// Shows [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`] to the observer of the pass.
     ///

@@ -8,6 +8,7 @@ mod cache;
 mod error;
 mod feed_forward;
 mod mask;
+mod modules;
 mod multi_head;
 mod pass;
 mod position;

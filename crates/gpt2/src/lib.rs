@@ -8,6 +8,7 @@ mod error;
 mod head_kind;
 mod heads;
 mod model;
+mod modules;
 mod parameters;
 mod recorder;
 
@@ -15,7 +16,7 @@ pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
     Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
 };
-pub use candle_gpt2_kernels::Activation;
+pub use candle_gpt2_kernels::{Activation, ByOutput, ParameterSource};
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};

@@ -8,6 +8,7 @@ mod kv_memory;
 mod layer_norm;
 mod linear;
 mod matrix;
+mod modules;
 mod parameters;
 mod step;
 
@@ -18,5 +19,5 @@ pub use kv_memory::{KvMemory, TakenSlot};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};
-pub use parameters::ParameterSource;
+pub use parameters::{ByOutput, ParameterSource};
 pub use step::step_attention;
