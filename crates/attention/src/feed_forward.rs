@@ -1,7 +1,7 @@
 //! The position-wise feed-forward part of a block: `activation(x W₁ + b₁) W₂ + b₂`.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::{Activation, Linear};
+use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSource};
 
 use crate::{AttentionError, Pass, SiteKind};
 
@@ -10,7 +10,7 @@ use crate::{AttentionError, Pass, SiteKind};
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_attention::{FeedForward, Pass};
-/// use candle_gpt2_kernels::{Activation, Linear};
+/// use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSource};
 ///
 /// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // 2 wide to 3 wide
 /// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;
@@ -42,6 +42,21 @@ impl FeedForward {
             .into());
         }
         Ok(Self { expand, contract, activation, inner_dropout: 0.0 })
+    }
+
+    /// The part from GPT-2's parameters `c_fc` and `c_proj` below the path of `vb`. In a [`VarBuilder`](candle_nn::VarBuilder) their
+    /// weights lie `(in, out)`, as [`Linear::load_conv1d`] has them.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    pub fn load(
+        width: usize,
+        inner: usize,
+        activation: Activation,
+        vb: impl ParameterSource,
+    ) -> Result<Self> {
+        let layer = |input, output, name| Linear::load_conv1d(input, output, DEVIATION, vb.below(name));
+        Self::new(layer(width, inner, "c_fc")?, layer(inner, width, "c_proj")?, activation)
     }
 
     /// The same part with dropout after the activation, in training.

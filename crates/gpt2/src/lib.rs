@@ -14,9 +14,13 @@ mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
-    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteError, SiteKind, gradients,
+    AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvDType, KvSlot, MultiHeadAttention,
+    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteError, SiteKind,
+    gradients,
 };
-pub use candle_gpt2_kernels::{Activation, ByOutput, ParameterSource};
+pub use candle_gpt2_kernels::{
+    Activation, ByOutput, KernelError, LayerNorm, Linear, ParameterSource, RandomStream,
+};
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};

@@ -44,7 +44,11 @@ pub struct Block {
 }
 
 impl Block {
-    fn load(config: &Gpt2Config, layer: usize, vb: impl ParameterSource) -> Result<Self> {
+    /// Block `layer`, counted from 0, from its parameters below the path of `vb`, which is the one of `ln_1`, `attn` and the others.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape, or the heads do not divide the width.
+    pub fn load(config: &Gpt2Config, layer: usize, vb: impl ParameterSource) -> Result<Self> {
         let (width, inner) = (config.n_embd, config.inner_width());
         let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, vb.below(name));
         let linear = |input, output, name: &str| {
@@ -71,7 +75,7 @@ impl Block {
     }
 
     /// `(B, T, C)` to `(B, T, C)`.
-    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
         let x = self.attn.add_to(&x, &normed, &pass.causal_mask(), cache, self.resid_pdrop, pass)?;

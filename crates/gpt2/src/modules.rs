@@ -1,9 +1,20 @@
 //! The models as candle's modules: ids in, in inference.
 
 use candle_core::{Result, Tensor};
+use candle_gpt2_attention::Pass;
 use candle_nn::Module;
 
-use crate::{Gpt2LMHeadModel, Gpt2Model};
+use crate::{Block, Gpt2LMHeadModel, Gpt2Model};
+
+/// Under the causal mask, as in the model.
+///
+/// # Shapes
+/// `x` `(B, T, C)`; returns the same.
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x, None, &mut Pass::inference())
+    }
+}
 
 /// # Shapes
 /// Ids `(B, T)` of u32; returns hidden states `(B, T, C)`.

@@ -34,8 +34,8 @@ pub use free_memory::{ProcessMemory, free_memory};
 pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, ByOutput, KvMemory, LayerNorm, Linear, Matrix, ParameterSource, TakenSlot,
-    dropout, prefix_attention_on_gpu, step_attention,
+    Activation, AdaptedMatrix, ByOutput, DEVIATION, KvMemory, LayerNorm, Linear, Matrix, ParameterSource,
+    TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
 pub use training::{
     Before, HeadsAttention, adamw_step, add, add_positions, composed, expect_ids, gradient_norm, gradients,

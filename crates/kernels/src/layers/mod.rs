@@ -19,5 +19,5 @@ pub use kv_memory::{KvMemory, TakenSlot};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};
-pub use parameters::{ByOutput, ParameterSource};
+pub use parameters::{ByOutput, DEVIATION, ParameterSource};
 pub use step::step_attention;

@@ -5,8 +5,9 @@ use candle_nn::{Init, VarBuilder};
 
 use super::matrix::Matrix;
 
-/// Standard deviation of a weight that is not there yet, from GPT-2's `initializer_range`.
-pub(super) const DEVIATION: f64 = 0.02;
+/// Standard deviation of a weight that begins in an empty `VarMap`: GPT-2's `initializer_range`. [`Linear::load`](crate::Linear::load)
+/// takes it.
+pub const DEVIATION: f64 = 0.02;
 
 /// A source of parameters by path: a [`VarBuilder`], or a loader that packs the weights of linear layers as it reads them.
 ///
