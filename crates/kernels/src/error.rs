@@ -192,6 +192,12 @@ pub enum KernelError {
         /// The target.
         found: u32,
     },
+    /// An activation of candle that no GPT-2 has.
+    #[error("activation: {found} is none of GPT-2; take NewGelu, Gelu, Relu or Silu")]
+    Activation {
+        /// Its name in candle.
+        found: String,
+    },
     /// A dropout rate is no probability.
     #[error("dropout: expected a rate from 0 to 1, found {found}")]
     DropoutRate {
