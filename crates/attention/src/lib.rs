@@ -18,7 +18,9 @@ pub mod steps;
 pub mod transformer;
 
 pub use cache::{KvCache, KvCacheShape};
-pub use candle_gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, TakenSlot, gradients, without_gradients};
+pub use candle_gpt2_kernels::{
+    Before, KvDType, KvMemory, KvSlot, TakenSlot, carried, gradients, without_gradients,
+};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
 pub use mask::AttentionMask;

@@ -190,12 +190,12 @@ pub enum ModelError {
 
 impl From<ModelError> for candle_core::Error {
     fn from(error: ModelError) -> Self {
-        Self::wrap(error)
+        candle_gpt2_kernels::carry(error)
     }
 }
 
 impl From<ConfigError> for candle_core::Error {
     fn from(error: ConfigError) -> Self {
-        Self::wrap(error)
+        candle_gpt2_kernels::carry(error)
     }
 }

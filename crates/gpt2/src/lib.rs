@@ -16,7 +16,7 @@ pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
     AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvDType, KvSlot, MultiHeadAttention,
     MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteError, SiteKind,
-    gradients,
+    carried, gradients,
 };
 pub use candle_gpt2_kernels::{
     Activation, ByOutput, KernelError, LayerNorm, Linear, ParameterSource, RandomStream,

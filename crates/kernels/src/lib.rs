@@ -29,7 +29,7 @@ pub use candle_nn::ops::softmax;
 pub use cuda::{Recording, prepared};
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
-pub use error::KernelError;
+pub use error::{KernelError, carried, carry};
 pub use free_memory::{ProcessMemory, free_memory};
 pub use interrupt::{Interrupt, go_on, interruptible, is_interrupted};
 pub use kv_dtype::{KvDType, UnknownKvDType};

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{
-    Activation, AttentionMask, FeedForward, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, LayerNorm, Linear,
-    MultiHeadAttention, MultiHeadAttentionConfig,
+    Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2LMHeadModel,
+    Gpt2Model, KernelError, LayerNorm, Linear, ModelError, MultiHeadAttention, MultiHeadAttentionConfig,
+    carried,
 };
 use candle_gpt2_testing::{Fixture, assert_close, assert_parity, fixture_path, pattern};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap};
@@ -188,5 +189,24 @@ fn a_model_is_a_module() -> Result<()> {
         &x,
         "head",
     );
+    Ok(())
+}
+
+/// Errors of every layer can be matched.
+#[test]
+fn errors_are_taken_out_of_candles() -> Result<()> {
+    let model = Gpt2LMHeadModel::load(&sizes(), VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    let error = model.forward(&Tensor::zeros((1, 33), DType::U32, &Device::Cpu)?).unwrap_err();
+    let expected = ModelError::ContextExceeded { past: 0, added: 33, n_positions: 32 };
+    assert_eq!(carried(&error), Some(&expected));
+    assert_eq!(error.to_string(), expected.to_string());
+    let error = model.forward(&Tensor::new(&[[61u32]], &Device::Cpu)?).unwrap_err();
+    assert_eq!(carried(&error), Some(&KernelError::NoSuchRow { row: 61, rows: 61 }));
+
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let error = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(24, 24, 5), vb.clone()).unwrap_err();
+    assert_eq!(carried(&error), Some(&AttentionError::HeadsDoNotDivideWidth { num_heads: 5, width: 24 }));
+    let error = Gpt2LMHeadModel::load(&Gpt2Config { n_head: 5, ..sizes() }, vb).unwrap_err();
+    assert_eq!(carried(&error), Some(&ConfigError::HeadsDoNotDivideWidth { n_head: 5, n_embd: 24 }));
     Ok(())
 }
