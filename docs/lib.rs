@@ -34,6 +34,7 @@ pages! {
     serve: "src/guides/serve.md",
     evaluate: "src/guides/evaluate.md",
     library: "src/guides/library.md",
+    candle: "src/guides/candle.md",
     train: "src/guides/train.md",
     fine_tune: "src/guides/fine-tune.md",
     look: "src/guides/look.md",

@@ -76,7 +76,7 @@ impl Bench {
                     let memory = (*name == "cross").then_some(memory);
                     layer.forward_with(x, memory, mask, None, &mut Pass::inference())
                 };
-                let load = |vb: &VarBuilder<'_>| MultiHeadAttention::load(&config, vb);
+                let load = |vb: &VarBuilder<'_>| MultiHeadAttention::load(&config, vb.clone());
                 self.layer(
                     &format!("{layout} {name} {batch}x{tokens}"),
                     &[batch, tokens, 768],
@@ -101,13 +101,13 @@ impl Bench {
         self.layer(
             &format!("encoder {batch}x{tokens}"),
             &shape,
-            |vb| EncoderLayer::load(&config, vb),
+            |vb| EncoderLayer::load(&config, vb.clone()),
             |layer, x, _| layer.forward(x, &AttentionMask::Bidirectional, &mut Pass::inference()),
         )?;
         self.layer(
             &format!("decoder {batch}x{tokens}"),
             &shape,
-            |vb| DecoderLayer::load(&config, vb),
+            |vb| DecoderLayer::load(&config, vb.clone()),
             |layer, x, memory| layer.forward(x, memory, &mut Pass::inference()),
         )
     }

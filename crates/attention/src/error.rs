@@ -1,6 +1,6 @@
 //! What can be wrong with an attention layer's sizes and inputs.
 //!
-//! The layers return candle's error type; these travel inside it and can be taken out with `downcast_ref`.
+//! The layers return candle's error type; these travel inside it, and [`carried`](crate::carried) takes them out.
 
 use candle_core::DType;
 use thiserror::Error;
@@ -120,6 +120,6 @@ pub(crate) fn expect_sizes(sizes: &[(&'static str, usize)]) -> candle_core::Resu
 
 impl From<AttentionError> for candle_core::Error {
     fn from(error: AttentionError) -> Self {
-        Self::wrap(error)
+        candle_gpt2_kernels::carry(error)
     }
 }

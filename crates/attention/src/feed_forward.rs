@@ -1,7 +1,7 @@
 //! The position-wise feed-forward part of a block: `activation(x W₁ + b₁) W₂ + b₂`.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::{Activation, Linear, ParameterSize};
+use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSize, ParameterSource};
 
 use crate::{AttentionError, Pass, SiteKind};
 
@@ -10,13 +10,13 @@ use crate::{AttentionError, Pass, SiteKind};
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_attention::{FeedForward, Pass};
-/// use candle_gpt2_kernels::{Activation, Linear};
+/// use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSource};
 ///
 /// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // 2 wide to 3 wide
 /// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;
 /// let layer = FeedForward::new(expand, contract, Activation::Relu)?;
 /// let x = Tensor::new(&[[[1f32, 2.], [-1., -2.]]], &Device::Cpu)?;
-/// assert_eq!(layer.forward(&x, &mut Pass::inference())?.to_vec3::<f32>()?, [[[9., 9.], [0., 0.]]]);
+/// assert_eq!(layer.forward_with(&x, &mut Pass::inference())?.to_vec3::<f32>()?, [[[9., 9.], [0., 0.]]]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -44,6 +44,21 @@ impl FeedForward {
         Ok(Self { expand, contract, activation, inner_dropout: 0.0 })
     }
 
+    /// The part from GPT-2's parameters `c_fc` and `c_proj` below the path of `vb`. In a [`VarBuilder`](candle_nn::VarBuilder) their
+    /// weights lie `(in, out)`, as [`Linear::load_conv1d`] has them.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape.
+    pub fn load(
+        width: usize,
+        inner: usize,
+        activation: Activation,
+        vb: impl ParameterSource,
+    ) -> Result<Self> {
+        let layer = |input, output, name| Linear::load_conv1d(input, output, DEVIATION, vb.below(name));
+        Self::new(layer(width, inner, "c_fc")?, layer(inner, width, "c_proj")?, activation)
+    }
+
     /// The same part with dropout after the activation, in training.
     pub fn with_inner_dropout(mut self, rate: f64) -> Self {
         self.inner_dropout = rate;
@@ -59,11 +74,11 @@ impl FeedForward {
     ///
     /// # Errors
     /// When the width of `x` differs.
-    pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
+    pub fn forward_with(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         self.contract.forward(&self.hidden(x, pass)?)
     }
 
-    /// `residual + dropout(forward(x))`; `rate` is that of the output.
+    /// `residual + dropout(forward_with(x))`; `rate` is that of the output.
     ///
     /// Shows [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`] to the observer of the pass.
     ///

@@ -8,6 +8,7 @@ mod cache;
 mod error;
 mod feed_forward;
 mod mask;
+mod modules;
 mod multi_head;
 mod pass;
 mod position;
@@ -17,7 +18,9 @@ pub mod steps;
 pub mod transformer;
 
 pub use cache::{KvCache, KvCacheShape};
-pub use candle_gpt2_kernels::{Before, KvDType, KvMemory, KvSlot, TakenSlot, gradients, without_gradients};
+pub use candle_gpt2_kernels::{
+    Before, KvDType, KvMemory, KvSlot, TakenSlot, carried, gradients, without_gradients,
+};
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
 pub use mask::AttentionMask;

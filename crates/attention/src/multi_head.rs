@@ -4,8 +4,7 @@
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Linear, ParameterSize, add, step_attention};
-use candle_nn::VarBuilder;
+use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource, add, step_attention};
 
 use crate::error::expect_sizes;
 use crate::{AttentionError, AttentionMask, KvCache, Observer, Pass, ScaledDotProduct, Site, SiteKind};
@@ -200,7 +199,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// When the number of heads does not divide `d_out`, or a parameter is missing or has another shape.
-    pub fn load(config: &MultiHeadAttentionConfig, vb: &VarBuilder) -> Result<Self> {
+    pub fn load(config: &MultiHeadAttentionConfig, vb: impl ParameterSource) -> Result<Self> {
         let MultiHeadAttentionConfig { d_in, d_out, num_heads, qkv_bias, .. } = *config;
         let width = match config.head_width {
             HeadWidth::Narrow => d_out,
@@ -209,7 +208,7 @@ impl MultiHeadAttention {
         divided_width(width, num_heads)?;
         let projection = match config.projection {
             ProjectionLayout::Separate => {
-                let layer = |name: &str| Linear::load(d_in, width, qkv_bias, &vb.pp(name));
+                let layer = |name: &str| Linear::load(d_in, width, qkv_bias, vb.below(name));
                 QkvProjection::Separate {
                     query: layer("W_query")?,
                     key: layer("W_key")?,
@@ -217,12 +216,11 @@ impl MultiHeadAttention {
                 }
             }
             ProjectionLayout::Fused => {
-                let weight = vb.get((3 * width, d_in), "in_proj_weight")?;
-                let bias = qkv_bias.then(|| vb.get(3 * width, "in_proj_bias")).transpose()?;
-                QkvProjection::Fused(Linear::new(weight, bias)?)
+                let names = ["in_proj_weight", "in_proj_bias"];
+                QkvProjection::Fused(Linear::load_named(d_in, 3 * width, names, qkv_bias, vb.clone())?)
             }
         };
-        let out_proj = Linear::load(width, d_out, true, &vb.pp("out_proj"))?;
+        let out_proj = Linear::load(width, d_out, true, vb.below("out_proj"))?;
         Ok(Self::new(projection, out_proj, num_heads)?.with_dropout(config.dropout))
     }
 
@@ -238,14 +236,14 @@ impl MultiHeadAttention {
         self
     }
 
-    /// Self-attention, for inference and without a cache.
+    /// Self-attention under a mask, for inference and without a cache. As a [`Module`](candle_nn::Module) the layer has no mask.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
     ///
     /// # Errors
     /// When the shapes do not fit.
-    pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+    pub fn forward_masked(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, None, mask, None, &mut Pass::inference())
     }
 

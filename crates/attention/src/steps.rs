@@ -12,8 +12,7 @@
 //! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Linear, softmax};
-use candle_nn::VarBuilder;
+use candle_gpt2_kernels::{Linear, ParameterSource, softmax};
 
 use crate::{AttentionMask, Pass, ScaledDotProduct};
 
@@ -202,8 +201,8 @@ impl SelfAttention {
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(d_in: usize, d_out: usize, vb: &VarBuilder) -> Result<Self> {
-        let layer = |name: &str| Linear::load(d_in, d_out, false, &vb.pp(name));
+    pub fn load(d_in: usize, d_out: usize, vb: impl ParameterSource) -> Result<Self> {
+        let layer = |name: &str| Linear::load(d_in, d_out, false, vb.below(name));
         Ok(Self::from_linear(layer("W_query")?, layer("W_key")?, layer("W_value")?))
     }
 

@@ -13,7 +13,7 @@
 //! let config =
 //!     BlockConfig { d_model: 6, num_heads: 3, d_feed_forward: 10, activation: Activation::Relu, dropout: 0.1 };
 //! let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-//! let (model, head) = (EncoderDecoder::load(&config, 2, 1, &vb)?, OutputHead::new(Linear::load(6, 11, true, &vb)?));
+//! let (model, head) = (EncoderDecoder::load(&config, 2, 1, vb.clone())?, OutputHead::new(Linear::load(6, 11, true, vb)?));
 //!
 //! let source = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // five tokens, embedded
 //! let target = Tensor::ones((1, 4, 6), DType::F32, &Device::Cpu)?;
@@ -25,8 +25,7 @@
 //! ```
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Activation, LayerNorm, Linear, add, softmax};
-use candle_nn::VarBuilder;
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, ParameterSource, add, softmax};
 
 use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
@@ -51,7 +50,7 @@ pub struct BlockConfig {
 }
 
 impl BlockConfig {
-    fn attention(&self, vb: &VarBuilder) -> Result<MultiHeadAttention> {
+    fn attention(&self, vb: impl ParameterSource) -> Result<MultiHeadAttention> {
         let config = MultiHeadAttentionConfig {
             qkv_bias: true,
             projection: ProjectionLayout::Fused,
@@ -61,13 +60,13 @@ impl BlockConfig {
         MultiHeadAttention::load(&config, vb)
     }
 
-    fn feed_forward(&self, vb: &VarBuilder) -> Result<FeedForward> {
-        let expand = Linear::load(self.d_model, self.d_feed_forward, true, &vb.pp("linear1"))?;
-        let contract = Linear::load(self.d_feed_forward, self.d_model, true, &vb.pp("linear2"))?;
+    fn feed_forward(&self, vb: impl ParameterSource) -> Result<FeedForward> {
+        let expand = Linear::load(self.d_model, self.d_feed_forward, true, vb.below("linear1"))?;
+        let contract = Linear::load(self.d_feed_forward, self.d_model, true, vb.below("linear2"))?;
         Ok(FeedForward::new(expand, contract, self.activation)?.with_inner_dropout(self.dropout))
     }
 
-    fn norm(&self, vb: &VarBuilder) -> Result<LayerNorm> {
+    fn norm(&self, vb: impl ParameterSource) -> Result<LayerNorm> {
         LayerNorm::load(self.d_model, LAYER_NORM_EPSILON, vb)
     }
 }
@@ -87,12 +86,12 @@ impl EncoderLayer {
     ///
     /// # Errors
     /// When the heads do not divide the width, or a parameter is missing or has another shape.
-    pub fn load(config: &BlockConfig, vb: &VarBuilder) -> Result<Self> {
+    pub fn load(config: &BlockConfig, vb: impl ParameterSource) -> Result<Self> {
         Ok(Self {
-            self_attn: config.attention(&vb.pp("self_attn"))?,
-            feed_forward: config.feed_forward(vb)?,
-            norm1: config.norm(&vb.pp("norm1"))?,
-            norm2: config.norm(&vb.pp("norm2"))?,
+            self_attn: config.attention(vb.below("self_attn"))?,
+            feed_forward: config.feed_forward(vb.clone())?,
+            norm1: config.norm(vb.below("norm1"))?,
+            norm2: config.norm(vb.below("norm2"))?,
             dropout: config.dropout,
         })
     }
@@ -129,14 +128,14 @@ impl DecoderLayer {
     ///
     /// # Errors
     /// When the heads do not divide the width, or a parameter is missing or has another shape.
-    pub fn load(config: &BlockConfig, vb: &VarBuilder) -> Result<Self> {
+    pub fn load(config: &BlockConfig, vb: impl ParameterSource) -> Result<Self> {
         Ok(Self {
-            self_attn: config.attention(&vb.pp("self_attn"))?,
-            multihead_attn: config.attention(&vb.pp("multihead_attn"))?,
-            feed_forward: config.feed_forward(vb)?,
-            norm1: config.norm(&vb.pp("norm1"))?,
-            norm2: config.norm(&vb.pp("norm2"))?,
-            norm3: config.norm(&vb.pp("norm3"))?,
+            self_attn: config.attention(vb.below("self_attn"))?,
+            multihead_attn: config.attention(vb.below("multihead_attn"))?,
+            feed_forward: config.feed_forward(vb.clone())?,
+            norm1: config.norm(vb.below("norm1"))?,
+            norm2: config.norm(vb.below("norm2"))?,
+            norm3: config.norm(vb.below("norm3"))?,
             dropout: config.dropout,
         })
     }
@@ -174,15 +173,15 @@ impl EncoderDecoder {
         config: &BlockConfig,
         encoder_layers: usize,
         decoder_layers: usize,
-        vb: &VarBuilder,
+        vb: impl ParameterSource,
     ) -> Result<Self> {
-        let (encoder, decoder) = (vb.pp("encoder.layers"), vb.pp("decoder.layers"));
+        let (encoder, decoder) = (vb.below("encoder.layers"), vb.below("decoder.layers"));
         Ok(Self {
             encoder: (0..encoder_layers)
-                .map(|layer| EncoderLayer::load(config, &encoder.pp(layer)))
+                .map(|layer| EncoderLayer::load(config, encoder.below(layer)))
                 .collect::<Result<_>>()?,
             decoder: (0..decoder_layers)
-                .map(|layer| DecoderLayer::load(config, &decoder.pp(layer)))
+                .map(|layer| DecoderLayer::load(config, decoder.below(layer)))
                 .collect::<Result<_>>()?,
         })
     }

@@ -286,7 +286,7 @@ fn fixed_prompt(config: &Gpt2Config) -> Vec<u32> {
 
 fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
     let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
-    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     Ok(logits.flatten_all()?.to_vec1()?)
 }
 
@@ -303,7 +303,8 @@ fn logits_with_cache(
             return Err(WeightsError::Interrupted);
         }
         let ids = Tensor::from_slice(&[*id], (1, 1), &Device::Cpu)?;
-        let step = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+        let step =
+            model.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
         logits.extend(step.flatten_all()?.to_vec1::<f32>()?);
     }
     Ok(logits)

@@ -144,7 +144,7 @@ fn a_model_takes_the_memory_that_was_stated_before() {
                 let (_, _, peak) = counted(|| {
                     let mut cache = model.new_cache(1, tokens).unwrap();
                     model
-                        .forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())
+                        .forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())
                         .unwrap()
                 });
                 let computing = needed.kv + needed.activations;

@@ -21,6 +21,7 @@ use candle_gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, Generatio
 use candle_gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
 use candle_gpt2_testing::pattern;
 use candle_gpt2_weights::Tokenizer;
+use candle_nn::Init;
 
 /// Each figure is the median of this many pairs of texts.
 const ROUNDS: usize = 5;
@@ -123,10 +124,11 @@ fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> 
         true => token - token % PERIOD + (token + 1) % PERIOD,
         false => next(token) % vocab_size,
     });
-    Gpt2LMHeadModel::load(&config, &KnownText { name: String::new(), next: before.collect() })
+    Gpt2LMHeadModel::load(&config, KnownText { name: String::new(), next: before.collect() })
 }
 
 /// Weights of a model whose blocks add nothing, and whose head knows what follows each token.
+#[derive(Clone)]
 struct KnownText {
     name: String,
     /// What follows each token.
@@ -138,7 +140,7 @@ impl ParameterSource for KnownText {
         Self { name: format!("{}{}.", self.name, name.to_string()), next: self.next.clone() }
     }
 
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+    fn parameter(&self, shape: impl Into<Shape>, name: &str, _: Init) -> Result<Tensor> {
         let shape = shape.into();
         match format!("{}{name}", self.name).as_str() {
             "ln_f.weight" => Tensor::ones(shape, DType::F32, &Device::Cpu),
@@ -155,8 +157,8 @@ impl ParameterSource for KnownText {
         }
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name)?, WeightFormat::Q8)
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name, Init::Const(0.0))?, WeightFormat::Q8)
     }
 }
 

@@ -26,7 +26,7 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
     let mut step = || {
         cache.truncate(0, 0).expect("a row");
         let pass = &mut Pass::inference();
-        model.forward(&id, LogitsFor::LastToken, Some(&mut cache), pass).expect("logits")
+        model.forward_with(&id, LogitsFor::LastToken, Some(&mut cache), pass).expect("logits")
     };
     let logits: Vec<f32> = step().flatten_all().and_then(|logits| logits.to_vec1()).expect("logits");
     group.bench_function("decode step, 124M, q8", |bencher| bencher.iter(&mut step));

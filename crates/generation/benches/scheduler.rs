@@ -143,7 +143,7 @@ fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) ->
         let ids = Tensor::zeros((1, count), DType::U32, model.device())?;
         let pass = &mut Pass::inference();
         longest = longest
-            .max(timed(|| model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass).map(drop))?);
+            .max(timed(|| model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass).map(drop))?);
     }
     Ok(longest)
 }

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, format) in formats {
         if names.is_empty() || names.iter().any(|wanted| wanted == name) {
             let config = Gpt2Config::preset("gpt2")?;
-            let model = Gpt2LMHeadModel::load(&config, &MadeUpWeights::new(format))?;
+            let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(format))?;
             compare(name, &model)?;
         }
     }

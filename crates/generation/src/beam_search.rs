@@ -42,7 +42,7 @@ pub struct Hypothesis {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { num_beams: 4, num_return_sequences: 3, max_new_tokens: 5, do_sample: false, ..Default::default() };
 /// let texts = beam_search(&model, &[1, 2], &config, &[], None, &|| ControlFlow::Continue(()))?;
@@ -115,7 +115,7 @@ pub fn beam_search(
         let last: Vec<u32> = beams.iter().filter_map(|beam| beam.ids.last().copied()).collect();
         let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
         let pass = &mut Pass::inference();
-        logits = match model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass) {
+        logits = match model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass) {
             Err(_) if is_interrupted() => {
                 for group in groups.iter_mut().filter(|group| !group.is_done) {
                     search.finish_open_beams(group, step, StopReason::Interrupted);

@@ -67,8 +67,8 @@ pub fn contrastive_search(
         let mut best = 0;
         let pass = &mut Pass::inference();
         let tokens = Tensor::from_slice(&ids, (1, ids.len()), device)?;
-        let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (1, T, C)
-        let mut logits = rows_of(&model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+        let hidden = model.transformer().forward_with(&tokens, Some(&mut cache), pass)?; // (1, T, C)
+        let mut logits = rows_of(&model.head(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
         let mut context = unit_vectors(&hidden)?; // (1, T, C)
         for _ in 0..steps {
             process(processors, History { ids: &ids, prompt_len }, &mut logits)?;
@@ -83,7 +83,7 @@ pub fn contrastive_search(
             cache.reorder(&vec![best; rows], |_, _| shared)?;
             let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
             let tokens = Tensor::from_vec(tokens, (rows, 1), device)?;
-            let hidden = model.transformer().forward(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
+            let hidden = model.transformer().forward_with(&tokens, Some(&mut cache), pass)?; // (K, 1, C)
             let directions = unit_vectors(&hidden)?.squeeze(TOKEN_DIM)?; // (K, C)
             let cosines = directions.matmul(&context.squeeze(0)?.t()?)?; // (K, T)
             let penalties = cosines.max(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
@@ -114,8 +114,7 @@ pub fn contrastive_search(
             }
             let direction = directions.narrow(0, best, 1)?.unsqueeze(0)?; // (1, 1, C)
             context = Tensor::cat(&[&context, &direction], TOKEN_DIM)?;
-            logits =
-                rows_of(&model.logits(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
+            logits = rows_of(&model.head(&hidden.narrow(0, best, 1)?, LogitsFor::LastToken)?)?.swap_remove(0);
         }
         Ok(if wanted > steps { StopReason::Context } else { StopReason::MaxNewTokens })
     };

@@ -34,7 +34,7 @@ pub struct Divergence {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let divergences = diverge(&model, &model, &[1, 2, 3, 4, 5], 2)?;
 /// assert_eq!(divergences.len(), 3);
@@ -89,7 +89,7 @@ fn check(
 fn hidden_states(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<Tensor, GenerationError> {
     let mut cache = model.new_cache(1, ids.len())?;
     let ids = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
-    Ok(model.transformer().forward(&ids, Some(&mut cache), &mut Pass::inference())?)
+    Ok(model.transformer().forward_with(&ids, Some(&mut cache), &mut Pass::inference())?)
 }
 
 /// The divergence at one place, by the logits of both models there.

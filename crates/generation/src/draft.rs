@@ -244,7 +244,7 @@ impl Assistant {
             }
             let next = drafting.iter().flat_map(|(text, _)| &text.ids[text.ids.len() - tokens..]).copied();
             let hidden = self.read(&next.collect::<Vec<_>>(), drafting.len(), &mut cache)?;
-            let mut logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?;
+            let mut logits = rows_of(&self.model.head(&hidden, LogitsFor::LastToken)?)?;
             let rows = drafting.iter_mut().zip(&mut logits);
             map_items(rows, |((text, _), logits)| {
                 let history = History { ids: &text.ids, prompt_len: text.prompt_len };
@@ -259,7 +259,7 @@ impl Assistant {
     /// Reads as many tokens of each row; returns their hidden states, `(rows, T, C)`.
     fn read(&self, ids: &[u32], rows: usize, cache: &mut Gpt2Cache) -> Result<Tensor, GenerationError> {
         let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), self.model.device())?;
-        Ok(self.model.transformer().forward(&ids, Some(cache), &mut Pass::inference())?)
+        Ok(self.model.transformer().forward_with(&ids, Some(cache), &mut Pass::inference())?)
     }
 }
 

@@ -49,7 +49,7 @@ pub struct FailedPrompt {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { max_new_tokens: 4, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let requests = Request::each(&[vec![1], vec![2, 3], vec![4, 5, 6]], &config);
@@ -133,7 +133,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let config = GenerationConfig { max_new_tokens: 5, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let mut tokens = TokenGenerator::new(&model, &[1, 2], &config)?;
@@ -308,7 +308,7 @@ pub(crate) fn last_logits(
     cache: &mut Gpt2Cache,
 ) -> Result<Vec<f32>, GenerationError> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
-    let logits = model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+    let logits = model.forward_with(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
     Ok(rows_of(&logits)?.swap_remove(0))
 }
 

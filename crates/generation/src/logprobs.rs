@@ -124,7 +124,7 @@ pub(crate) fn with_logits<R>(
     look: impl FnOnce(Chunks<'_, f32>) -> Result<R, GenerationError>,
 ) -> Result<R, GenerationError> {
     let (first, count) = (rows.start, rows.len());
-    let logits = model.logits(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
+    let logits = model.head(hidden, LogitsFor::Tokens { first, count })?; // (1, count, V)
     let vocab_size = logits.dim(D::Minus1)?;
     let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.contiguous()?;
     let (storage, layout) = logits.storage_and_layout();

@@ -218,7 +218,7 @@ pub enum Event {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let options = SchedulerOptions { max_texts: 4, kv_tokens: 64, chunk_tokens: 5 };
 /// let mut scheduler = <Scheduler>::new(&model, None, options)?;
@@ -556,7 +556,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         };
         let ids = Tensor::from_vec(ids.collect(), shape, self.model.device())?;
         let wanted = if tokens == rows { LogitsFor::LastToken } else { LogitsFor::EveryToken };
-        let logits = self.model.forward(&ids, wanted, Some(&mut self.cache), &mut pass)?;
+        let logits = self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?;
         let mut logits = rows_of(&logits)?.into_iter();
         let of_row = |length: &usize| logits.by_ref().take(*length).collect();
         let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
@@ -675,7 +675,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 self.end_without_tokens(text, cache);
                 continue;
             }
-            let logits = rows_of(&self.model.logits(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+            let logits = rows_of(&self.model.head(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
             if self.is_shared(&text) {
                 let (request, logits) = (text.request.id, logits.clone());
                 self.shared = Some(SharedPrompt { request, logits, row: None });
@@ -1064,7 +1064,7 @@ impl<T> Prefill<T> {
         let next = &self.tokens[self.computed..][..count];
         let ids = Tensor::from_slice(next, (1, count), model.device())?;
         self.computed += count;
-        Ok(model.transformer().forward(&ids, Some(&mut self.cache), &mut Pass::inference())?)
+        Ok(model.transformer().forward_with(&ids, Some(&mut self.cache), &mut Pass::inference())?)
     }
 
     /// Finds how probable the tokens are that come after those of `hidden`, `(1, count, C)`, which were computed last.
@@ -1156,7 +1156,7 @@ mod tests {
             n_head: 3,
             ..Gpt2Config::gpt2()
         };
-        let model = Gpt2LMHeadModel::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        let model = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
         let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
         let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
         scheduler.slot_tokens = Some(SLOT);

@@ -41,7 +41,7 @@ impl Score {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let score = score(&model, &[1, 2, 3, 4, 5], 4, 0, &|_| ())?;
 /// assert_eq!(score.logprobs.len(), 5);
@@ -66,7 +66,7 @@ pub fn score(
     for begin in (0..ids.len()).step_by(stride) {
         let end = ids.len().min(begin + context);
         let window = Tensor::from_slice(&ids[begin..end], (1, end - begin), model.device())?;
-        let hidden = model.transformer().forward(&window, None, &mut Pass::inference())?; // (1, T, C)
+        let hidden = model.transformer().forward_with(&window, None, &mut Pass::inference())?; // (1, T, C)
         let first = scored.max(begin + 1);
         // Row r of the hidden states predicts token begin + r + 1.
         let found = for_each_row(model, &hidden, first - begin - 1..end - begin - 1, |row, logits| {
@@ -116,7 +116,7 @@ impl Continuation {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let scores = score_continuations(&model, &[1, 2, 3], &[vec![4, 5], vec![6], vec![7, 8]], &|| ())?;
 /// assert!((scores[0].sum() - 2.0 * (1f64 / 11.0).ln()).abs() < 1e-4);

@@ -59,7 +59,7 @@ pub struct TokenScore {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let (first, second) = (Sequence { ids: vec![1, 2, 3, 4], first: 2 }, Sequence { ids: vec![1, 2, 5], first: 2 });
 /// let scores = score_sequences(&model, &[vec![&first, &second]])?;
@@ -307,7 +307,7 @@ fn read(
     let padded =
         rows.iter().flat_map(|row| row.ids.iter().copied().chain(repeat_n(0, longest - row.ids.len())));
     let ids = Tensor::from_vec(padded.collect(), (rows.len(), longest), model.device())?;
-    let hidden = model.transformer().forward(&ids, Some(cache), &mut Pass::inference())?; // (B, T, C)
+    let hidden = model.transformer().forward_with(&ids, Some(cache), &mut Pass::inference())?; // (B, T, C)
     let numbered = rows.iter().enumerate();
     let wanted: Vec<(usize, &Row<'_>, &Wanted)> = numbered
         .flat_map(|(number, row)| row.wanted.iter().map(move |wanted| (number, row, wanted)))

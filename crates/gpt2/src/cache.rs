@@ -95,11 +95,11 @@ impl KvPool {
 /// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// let model = Gpt2LMHeadModel::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let mut cache = model.new_cache(1, 8)?;
 /// for ids in [vec![1u32, 2, 3], vec![4], vec![5]] { // the prompt, then token by token
 ///     let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
-///     model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+///     model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
 /// }
 /// assert_eq!(cache.lengths(), [5]);
 /// # Ok::<(), candle_core::Error>(())

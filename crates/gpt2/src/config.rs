@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use candle_gpt2_kernels::{Activation, KvDType};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{ConfigError, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType};
@@ -26,7 +27,21 @@ pub const PRESETS: [(&str, usize, usize, usize); 5] = [
     ("gpt2-xl", 48, 25, 1600),
 ];
 
-/// Sizes and options of a GPT-2. Fields are named as in `config.json`.
+/// Sizes and options of a GPT-2. Fields are named as in `config.json`, and serde reads and writes that file: with its aliases, its
+/// defaults and all checks of [`Gpt2Config::from_json`].
+///
+/// ```
+/// use candle_gpt2::Gpt2Config;
+///
+/// let text = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "hidden_size": 6, "n_layer": 2, "n_head": 3}"#;
+/// let config: Gpt2Config = serde_json::from_str(text)?;
+/// assert_eq!(config.n_embd, 6);
+/// assert_eq!(serde_json::to_value(&config)?["activation_function"], "gelu_new");
+///
+/// let error = serde_json::from_str::<Gpt2Config>(&text.replace("11", "-11")).expect_err("no size");
+/// assert!(error.to_string().starts_with("`vocab_size`: expected a whole number from 1 to"));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpt2Config {
     /// Rows of the token embedding.
@@ -388,6 +403,13 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
+    /// Standard deviation of the weight that `layer` of a block begins with: less where it adds to the residual stream, which so
+    /// many layers do.
+    pub(crate) fn deviation(&self, layer: &str) -> f64 {
+        let depth = if layer.ends_with("c_proj") { (2.0 * self.n_layer as f64).sqrt() } else { 1.0 };
+        self.initializer_range / depth
+    }
+
     /// Bytes that one token takes in a key-value cache of this type.
     pub fn kv_bytes_per_token(&self, dtype: KvDType) -> usize {
         self.n_layer * dtype.bytes_per_token(self.n_head, self.head_dim())
@@ -420,6 +442,22 @@ impl Gpt2Config {
     /// Whether there is an output head over the vocabulary that is not the token embedding.
     pub fn has_untied_head(&self) -> bool {
         self.head.has_language_model() && !self.tie_word_embeddings
+    }
+}
+
+impl Serialize for Gpt2Config {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
+    }
+}
+
+/// By hand, since what a key may be depends on others: aliases must agree, and only a head that has labels reads theirs.
+impl<'de> Deserialize<'de> for Gpt2Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let keys = Map::deserialize(deserializer)?;
+        let keys = Keys(&keys);
+        let config = keys.head().and_then(|head| Self::from_keys(&keys, head.unwrap_or_default()));
+        config.map_err(serde::de::Error::custom)
     }
 }
 

@@ -19,13 +19,13 @@ use crate::{Block, Gpt2Config, Gpt2LMHeadModel, ModelError};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let config = Gpt2Config { add_cross_attention: true, ..sizes };
-/// let model = Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// assert!(model.transformer().blocks()[0].cross_attention().is_some());
 ///
 /// let states = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // what an encoder made of five tokens
 /// let ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
 /// let mut pass = Pass::inference().attending_to(states);
-/// assert_eq!(model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?.dims(), [1, 3, 11]);
+/// assert_eq!(model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?.dims(), [1, 3, 11]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -42,17 +42,19 @@ impl CrossAttention {
     pub(crate) fn load(
         config: &Gpt2Config,
         layer: usize,
-        vb: &impl ParameterSource,
+        vb: impl ParameterSource,
     ) -> candle_core::Result<Self> {
         let width = config.n_embd;
         let vb_attention = vb.below("crossattention");
-        let linear = |output, name: &str| Linear::load(width, output, true, &vb_attention.below(name));
+        let linear = |output, name: &str| {
+            Linear::load_conv1d(width, output, config.deviation(name), vb_attention.below(name))
+        };
         let projection = QkvProjection::FusedMemory {
             query: linear(width, "q_attn")?,
             key_value: linear(2 * width, "c_attn")?,
         };
         Ok(Self {
-            ln_cross_attn: LayerNorm::load(width, config.layer_norm_epsilon, &vb.below("ln_cross_attn"))?,
+            ln_cross_attn: LayerNorm::load(width, config.layer_norm_epsilon, vb.below("ln_cross_attn"))?,
             crossattention: MultiHeadAttention::new(projection, linear(width, "c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),

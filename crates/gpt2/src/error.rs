@@ -79,7 +79,7 @@ pub enum ConfigError {
 }
 
 /// Tokens that a model cannot take. It travels inside candle's error type.
-/// [`Gpt2LMHeadModel::forward`](crate::Gpt2LMHeadModel::forward) is where most come from.
+/// [`Gpt2LMHeadModel::forward_with`](crate::Gpt2LMHeadModel::forward_with) is where most come from.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -190,12 +190,12 @@ pub enum ModelError {
 
 impl From<ModelError> for candle_core::Error {
     fn from(error: ModelError) -> Self {
-        Self::wrap(error)
+        candle_gpt2_kernels::carry(error)
     }
 }
 
 impl From<ConfigError> for candle_core::Error {
     fn from(error: ConfigError) -> Self {
-        Self::wrap(error)
+        candle_gpt2_kernels::carry(error)
     }
 }

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
+use candle_nn::Init;
 
+use crate::parameters::table;
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
 /// Axis of the tokens in a `(1, ΣT, C)` tensor.
@@ -32,7 +34,7 @@ const TOKEN_DIM: usize = 1;
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let labels = ["bad", "fair", "good"].map(str::to_owned).to_vec();
 /// let config = Gpt2Config { head: HeadKind::SequenceClassification, id2label: labels, ..sizes };
-/// let model = Gpt2ForSequenceClassification::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2ForSequenceClassification::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let rows = [vec![1, 2, 3], vec![4]];
 /// assert_eq!(model.forward(&rows, &mut Pass::inference())?.dims(), [2, 3]);
 /// # Ok::<(), candle_core::Error>(())
@@ -48,11 +50,11 @@ impl Gpt2ForSequenceClassification {
     ///
     /// # Errors
     /// When the configuration is that of another head, or a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+    pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::SequenceClassification)?;
         Ok(Self {
-            transformer: Gpt2Model::load(config, vb)?,
-            score: Linear::load(config.n_embd, config.num_labels(), false, &vb.below("score"))?,
+            transformer: Gpt2Model::load(config, vb.clone())?,
+            score: table(config, config.num_labels(), vb.below("score"))?,
         })
     }
 
@@ -100,7 +102,7 @@ impl Gpt2ForSequenceClassification {
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let labels = ["name", "place", "other", "number"].map(str::to_owned).to_vec();
 /// let config = Gpt2Config { head: HeadKind::TokenClassification, id2label: labels, ..sizes };
-/// let model = Gpt2ForTokenClassification::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2ForTokenClassification::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let rows = [vec![1, 2, 3], vec![4]];
 /// assert_eq!(model.forward(&rows, &mut Pass::inference())?.dims(), [1, 4, 4], "one text of 3 + 1 tokens");
 /// # Ok::<(), candle_core::Error>(())
@@ -116,11 +118,11 @@ impl Gpt2ForTokenClassification {
     ///
     /// # Errors
     /// When the configuration is that of another head, or a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+    pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::TokenClassification)?;
         Ok(Self {
-            transformer: Gpt2Model::load(config, vb)?,
-            classifier: Linear::load(config.n_embd, config.num_labels(), true, &vb.below("classifier"))?,
+            transformer: Gpt2Model::load(config, vb.clone())?,
+            classifier: head(config, config.num_labels(), vb.below("classifier"))?,
         })
     }
 
@@ -166,7 +168,7 @@ impl Gpt2ForTokenClassification {
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let config = Gpt2Config { head: HeadKind::DoubleHeads, ..sizes };
-/// let model = Gpt2DoubleHeads::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2DoubleHeads::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let choices = [vec![1, 2, 3], vec![4, 5]];
 /// let (next_token, choice) = model.forward(&choices, Some(&[2, 0]), &mut Pass::inference())?;
 /// assert_eq!((next_token.dims(), choice.dims()), (&[1, 5, 11][..], &[2][..]));
@@ -184,16 +186,11 @@ impl Gpt2DoubleHeads {
     ///
     /// # Errors
     /// When the configuration is that of another head, or a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+    pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::DoubleHeads)?;
         Ok(Self {
-            language_model: Gpt2LMHeadModel::load(config, vb)?,
-            summary: Linear::load(
-                config.n_embd,
-                1,
-                true,
-                &vb.below("multiple_choice_head").below("summary"),
-            )?,
+            language_model: Gpt2LMHeadModel::load(config, vb.clone())?,
+            summary: head(config, 1, vb.below("multiple_choice_head").below("summary"))?,
         })
     }
 
@@ -308,8 +305,14 @@ impl Gpt2Model {
         let ids: Vec<u32> = rows.iter().flat_map(|row| row.as_ref()).copied().collect();
         let tokens = ids.len();
         let ids = Tensor::from_vec(ids, (1, tokens), self.device())?;
-        self.forward(&ids, None, &mut pass.reborrow().of_rows(lengths))
+        self.forward_with(&ids, None, &mut pass.reborrow().of_rows(lengths))
     }
+}
+
+/// A head with a bias.
+fn head(config: &Gpt2Config, outputs: usize, vb: impl ParameterSource) -> Result<Linear> {
+    let bias = vb.parameter(outputs, "bias", Init::Const(0.0))?;
+    Linear::from_matrix(vb.matrix(outputs, config.n_embd, "weight", config.initializer_range)?, Some(bias))
 }
 
 /// One token of each row, counted from 0 in it: `(R, C)` of `hidden_states` `(1, ΣT, C)`.

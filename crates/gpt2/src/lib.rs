@@ -9,6 +9,7 @@ mod error;
 mod head_kind;
 mod heads;
 mod model;
+mod modules;
 mod observed;
 mod parameters;
 mod parts;
@@ -16,9 +17,13 @@ mod recorder;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
-    Before, KvDType, KvSlot, Observer, Pass, QkvProjection, Site, SiteKind, gradients,
+    AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvDType, KvSlot, MultiHeadAttention,
+    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteKind, carried,
+    gradients,
 };
-pub use candle_gpt2_kernels::{Activation, ParameterSize};
+pub use candle_gpt2_kernels::{
+    Activation, ByOutput, KernelError, LayerNorm, Linear, ParameterSize, ParameterSource, RandomStream,
+};
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};

@@ -20,10 +20,12 @@ use candle_gpt2_attention::{
     FeedForward, KvCache, KvDType, MultiHeadAttention, Pass, QkvProjection, SiteKind,
 };
 use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, go_on, using};
+use candle_nn::Init;
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
 use crate::observed::Watcher;
+use crate::parameters::table;
 use crate::recorder::StepRecorder;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
@@ -42,10 +44,16 @@ pub struct Block {
 }
 
 impl Block {
-    fn load(config: &Gpt2Config, layer: usize, vb: &impl ParameterSource) -> Result<Self> {
+    /// Block `layer`, counted from 0, from its parameters below the path of `vb`, which is the one of `ln_1`, `attn` and the others.
+    ///
+    /// # Errors
+    /// When a parameter is missing or has another shape, or the heads do not divide the width.
+    pub fn load(config: &Gpt2Config, layer: usize, vb: impl ParameterSource) -> Result<Self> {
         let (width, inner) = (config.n_embd, config.inner_width());
-        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, &vb.below(name));
-        let linear = |input, output, name: &str| Linear::load(input, output, true, &vb.below(name));
+        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, vb.below(name));
+        let linear = |input, output, name: &str| {
+            Linear::load_conv1d(input, output, config.deviation(name), vb.below(name))
+        };
         let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
         Ok(Self {
             ln_1: norm("ln_1")?,
@@ -53,7 +61,7 @@ impl Block {
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),
             cross_attention: match config.add_cross_attention {
-                true => Some(CrossAttention::load(config, layer, vb)?),
+                true => Some(CrossAttention::load(config, layer, vb.clone())?),
                 false => None,
             },
             ln_2: norm("ln_2")?,
@@ -67,7 +75,7 @@ impl Block {
     }
 
     /// `(B, T, C)` to `(B, T, C)`.
-    fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
         let x = self.attn.add_to(&x, &normed, &pass.causal_mask(), cache, self.resid_pdrop, pass)?;
@@ -87,12 +95,12 @@ impl Block {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
-/// use candle_gpt2::{Gpt2Config, Gpt2Model, Pass};
+/// use candle_gpt2::{Gpt2Config, Gpt2Model};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// let model = Gpt2Model::load(&sizes, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// let model = Gpt2Model::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let ids = Tensor::new(&[[1u32, 2, 3, 4]], &Device::Cpu)?;
-/// assert_eq!(model.forward(&ids, None, &mut Pass::inference())?.dims(), [1, 4, 6]);
+/// assert_eq!(model.forward(&ids)?.dims(), [1, 4, 6]);
 /// assert_eq!(model.blocks()[0].attn().num_heads(), 3);
 /// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings, and what each block gives");
 /// # Ok::<(), candle_core::Error>(())
@@ -107,27 +115,42 @@ pub struct Gpt2Model {
 }
 
 impl Gpt2Model {
-    /// The model from its parameters, see [`expected_parameters`](crate::expected_parameters).
+    /// The model from its parameters, named and laid out as in a checkpoint of transformers, with or without `transformer.` before
+    /// their names. An empty `VarMap` begins them as GPT-2 does.
     ///
     /// # Errors
     /// When the configuration is no model's, or a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
+    pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         config.check()?;
-        let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, &vb.below("h").below(layer)));
+        let below = vb.below("transformer");
+        let vb = if below.contains("wte.weight") { below } else { vb };
+        let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, vb.below("h").below(layer)));
+        let positions = Init::Randn { mean: 0.0, stdev: config.initializer_range };
         Ok(Self {
             embeddings: Embeddings {
-                wte: Linear::load(config.n_embd, config.vocab_size, false, &vb.below("wte"))?,
-                wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight")?,
+                wte: table(config, config.vocab_size, vb.below("wte"))?,
+                wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight", positions)?,
                 embd_pdrop: config.embd_pdrop,
             },
             blocks: blocks.collect::<Result<_>>()?,
-            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, &vb.below("ln_f"))?,
+            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, vb.below("ln_f"))?,
             config: config.clone(),
             watcher: None,
         })
     }
 
-    /// Hidden states after the final norm.
+    /// Hidden states after the final norm, of whole texts in inference.
+    ///
+    /// # Shapes
+    /// `ids` `(B, T)` of u32; returns `(B, T, C)`.
+    ///
+    /// # Errors
+    /// When there are no tokens or more than the context has positions, or an id is outside the vocabulary.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward_with(ids, None, &mut Pass::inference())
+    }
+
+    /// The same with a cache, in training, or observed.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
@@ -136,7 +159,12 @@ impl Gpt2Model {
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
     /// pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
-    pub fn forward(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
+    pub fn forward_with(
+        &self,
+        ids: &Tensor,
+        cache: Option<&mut Gpt2Cache>,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
         self.run(cache, pass, |cache, pass| {
             let past_lengths = cache.as_deref().map_or(&[][..], Gpt2Cache::lengths);
             let x = self.embeddings.forward(ids, past_lengths, pass)?; // (B, T, C)
@@ -221,25 +249,36 @@ impl Gpt2LMHeadModel {
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(config: &Gpt2Config, vb: &impl ParameterSource) -> Result<Self> {
-        let transformer = Gpt2Model::load(config, vb)?;
+    pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
+        let transformer = Gpt2Model::load(config, vb.clone())?;
         let lm_head = match config.tie_word_embeddings {
             true => transformer.embeddings.wte.clone(),
-            false => Linear::load(config.n_embd, config.vocab_size, false, &vb.below("lm_head"))?,
+            false => table(config, config.vocab_size, vb.below("lm_head"))?,
         };
         let kv_dtype = lm_head.weight().kept_dtype().into();
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
-    /// Logits of the next token.
+    /// Logits of the next token after each token, of whole texts in inference.
+    ///
+    /// # Shapes
+    /// `ids` `(B, T)` of u32; returns `(B, T, V)`.
+    ///
+    /// # Errors
+    /// As [`Gpt2Model::forward`].
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward_with(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
+    }
+
+    /// The same for some of the tokens, with a cache, in training, or observed.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
     /// [`LogitsFor::LastToken`], `(B, count, V)` for [`LogitsFor::Tokens`].
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward`].
-    pub fn forward(
+    /// As [`Gpt2Model::forward_with`].
+    pub fn forward_with(
         &self,
         ids: &Tensor,
         logits_for: LogitsFor,
@@ -252,7 +291,7 @@ impl Gpt2LMHeadModel {
             return Ok(logits);
         }
         self.transformer.run(cache, pass, |cache, pass| {
-            let hidden_states = self.transformer.forward(ids, cache, pass)?; // (B, T, C)
+            let hidden_states = self.transformer.forward_with(ids, cache, pass)?; // (B, T, C)
             self.shown_logits(&hidden_states, logits_for, pass)
         })
     }
@@ -260,11 +299,11 @@ impl Gpt2LMHeadModel {
     /// The output head alone, on hidden states of [`Gpt2Model::forward`].
     ///
     /// # Shapes
-    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward`] does.
+    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward_with`] does.
     ///
     /// # Errors
     /// When the width is another, or tokens are wanted that are not there.
-    pub fn logits(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
+    pub fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
         self.transformer
             .run(None, &mut Pass::inference(), |_, pass| self.shown_logits(hidden_states, logits_for, pass))
     }

@@ -16,7 +16,7 @@ impl Gpt2Model {
     /// As [`Gpt2Model::forward`].
     pub fn hidden_states(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
         let mut kept = KeepHiddenStates(Vec::new());
-        self.forward(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
+        self.forward_with(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
         Ok(kept.0)
     }
 

@@ -1,5 +1,7 @@
 //! Every parameter of a GPT-2: its name, its shape, and what they add up to.
 
+use candle_core::Result;
+use candle_gpt2_kernels::{Linear, ParameterSource};
 use serde::Serialize;
 
 use crate::{Gpt2Config, HeadKind};
@@ -9,8 +11,8 @@ use crate::{Gpt2Config, HeadKind};
 pub struct Parameter {
     /// Name as in a Hugging Face checkpoint, without the `transformer.` prefix.
     pub name: String,
-    /// Shape as the model takes it: matrices of linear layers are `(out, in)`. GPT-2 checkpoints of Hugging Face store
-    /// them the other way round; `candle-gpt2-weights` knows which.
+    /// Shape as the model holds it: matrices of linear layers are `(out, in)`. GPT-2 checkpoints of Hugging Face store those of
+    /// the blocks the other way round. A model takes these from [`ByOutput`](crate::ByOutput), and those from a `VarBuilder`.
     pub shape: Vec<usize>,
 }
 
@@ -95,6 +97,11 @@ fn block_parameters(config: &Gpt2Config) -> Vec<(&'static str, Vec<usize>)> {
         ("mlp.c_proj.bias", vec![width]),
     ]);
     parameters
+}
+
+/// A layer from the width of the model without a bias: the token embedding, the head over it, and that of a classifier.
+pub(crate) fn table(config: &Gpt2Config, rows: usize, vb: impl ParameterSource) -> Result<Linear> {
+    Linear::from_matrix(vb.matrix(rows, config.n_embd, "weight", config.initializer_range)?, None)
 }
 
 /// How many parameters a model has, by the definitions in use.

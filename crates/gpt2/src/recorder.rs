@@ -193,8 +193,8 @@ fn is_step(
 /// The logits of a step whose lengths are read from the GPU's memory.
 fn compute(model: &Gpt2LMHeadModel, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
     let pass = &mut Pass::inference().after(lengths.clone());
-    let hidden_states = model.transformer().forward(ids, Some(cache), pass)?;
-    model.logits(&hidden_states, LogitsFor::LastToken)
+    let hidden_states = model.transformer().forward_with(ids, Some(cache), pass)?;
+    model.head(&hidden_states, LogitsFor::LastToken)
 }
 
 impl Gpt2LMHeadModel {
@@ -259,7 +259,7 @@ mod tests {
             n_head: 3,
             ..Gpt2Config::gpt2()
         };
-        Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
+        Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap()
     }
 
     #[test]
@@ -298,7 +298,9 @@ mod tests {
         }
         let observed = self::model().observed_by(Arc::new(std::sync::Mutex::new(Looks)));
         assert!(!is_step(&observed, &step, LogitsFor::LastToken, &cache, &Pass::inference()));
-        model.forward(&ids(2, 4), LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference()).unwrap();
+        model
+            .forward_with(&ids(2, 4), LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())
+            .unwrap();
         assert!(!is(&step, LogitsFor::LastToken, &cache, Pass::inference()), "the cache is full");
     }
 }

@@ -48,7 +48,7 @@ fn main() {
         return;
     };
     let config = Gpt2Config::preset("gpt2").expect("a published model");
-    let model = Gpt2LMHeadModel::load(&config, &MadeUpWeights::new(WeightFormat::F32)).unwrap();
+    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(WeightFormat::F32)).unwrap();
     let found = match case {
         "ablation" => ablation(&model),
         "patching" => patching(&model),

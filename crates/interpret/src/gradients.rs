@@ -35,7 +35,7 @@ impl Observer for Probes {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let site = named_site("resid_pre1")?;
@@ -151,7 +151,7 @@ impl Observer for Embeddings {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let weights = token_weights(&run, &Metric::logit_difference(5, 6, 3), Saliency::InputTimesGradient)?;
@@ -173,7 +173,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
         let (_, found) = gradients(&[variable.as_tensor()], Before::Nothing, 1.0, || {
             let mut embeddings = Embeddings(variable.as_tensor().clone());
             let pass = &mut Pass::inference().observed_by(&mut embeddings);
-            let of_rows = metric.of(&run.model.forward(&ids, metric.logits_for(), None, pass)?)?;
+            let of_rows = metric.of(&run.model.forward_with(&ids, metric.logits_for(), None, pass)?)?;
             values = of_rows.detach().to_vec1::<f32>()?;
             of_rows.sum_all()
         })?;

@@ -42,7 +42,7 @@ fn reduced(
     let tokens = rows.first().map_or(0, Vec::len);
     let ids = Tensor::from_vec(rows.concat(), (rows.len(), tokens), model.device())?;
     let mut reduce = Reduce { of, found: Vec::new() };
-    model.transformer().forward(&ids, None, &mut Pass::inference().observed_by(&mut reduce))?;
+    model.transformer().forward_with(&ids, None, &mut Pass::inference().observed_by(&mut reduce))?;
     Ok(reduce.found)
 }
 
@@ -65,7 +65,7 @@ pub struct HeadScores {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// // Four random tokens, twice: an induction head looks at what came after the same token before.
 /// let scores = head_scores(&model, &random_rows(0, 5, 4, 1, 11), None)?;
@@ -222,7 +222,7 @@ pub struct Excluded {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let scores = detect_heads(&run, &Sought::Previous, Likeness::Share, Excluded::default())?;

@@ -127,7 +127,7 @@ pub fn lens_logits_at(
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let layers = logit_lens(&run, &LensOptions { top: 5, watch: vec![7] }, &|_, residual| Ok(residual))?;

@@ -22,7 +22,7 @@ use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let random = |one: candle_gpt2::Parameter| Ok((one.name, candle_core::Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
 /// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_gpt2::ByOutput(candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
 ///
 /// let site = named_site("resid_pre1")?;
 /// let record = Run::new(&model, &[1, 2, 3, 4])?.record([site])?;

@@ -15,7 +15,7 @@ const KEY_DIM: usize = 3;
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let site = named_site("resid_post1")?;
 /// let mut recording = Recording::new(&model, vec![1, 2, 3, 4, 5], vec![site])?;
@@ -68,7 +68,7 @@ impl Recording {
         let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
         let mut record = Record::new(self.sites.iter().copied());
         let pass = &mut Pass::inference().observed_by(&mut record);
-        model.transformer().forward(&input, Some(&mut self.cache), pass)?;
+        model.transformer().forward_with(&input, Some(&mut self.cache), pass)?;
         self.parts.push(record);
         Ok(())
     }

@@ -35,7 +35,7 @@ impl Stack {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let stack = accumulated_residuals(&Run::new(&model, &[1, 2, 3, 4])?, false)?;
 /// assert_eq!(stack.labels, ["0_pre", "1_pre", "final_post"]);
@@ -65,7 +65,7 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let stack = decomposed_residual(&Run::new(&model, &[1, 2, 3, 4])?)?;
 /// assert_eq!(stack.labels, ["embed", "pos_embed", "0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]);
@@ -188,7 +188,7 @@ pub struct Attribution {
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let parts = attribute(&run, &Metric::logit_difference(5, 6, 3), Unit::Component)?;

@@ -43,7 +43,12 @@ impl<'a> Run<'a> {
     /// # Errors
     /// Those of the model and of the observer.
     pub fn logits(&self, logits_for: LogitsFor, observer: &mut dyn Observer) -> Result<Tensor> {
-        self.model.forward(&self.input()?, logits_for, None, &mut Pass::inference().observed_by(observer))
+        self.model.forward_with(
+            &self.input()?,
+            logits_for,
+            None,
+            &mut Pass::inference().observed_by(observer),
+        )
     }
 
     /// What is seen at these places; the output head is computed only where logits are wanted.
@@ -63,7 +68,7 @@ impl<'a> Run<'a> {
             self.logits(LogitsFor::EveryToken, &mut record)?;
         } else {
             let pass = &mut Pass::inference().observed_by(&mut record);
-            self.model.transformer().forward(&self.input()?, None, pass)?;
+            self.model.transformer().forward_with(&self.input()?, None, pass)?;
         }
         Ok(record)
     }

@@ -18,7 +18,7 @@ use crate::{InterpretError, Run};
 /// # use candle_core::{DType, Device, Tensor};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// # let model = Gpt2LMHeadModel::load(&sizes, &candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let mut steering = Steering::new(&model, 1, Tensor::ones((2, 6), DType::F32, &Device::Cpu)?)?.everywhere()?;
 /// assert!(!steering.is_nothing()?);

@@ -1,5 +1,7 @@
-//! What can be wrong with the input of an op. It travels inside candle's error type, from which `downcast_ref` takes it.
+//! What can be wrong with the input of an op, and how errors travel inside candle's error type: [`carry`], [`carried`].
 
+use std::error::Error;
+use std::io;
 use std::ops::Range;
 
 use candle_core::DType;
@@ -8,7 +10,8 @@ use thiserror::Error;
 
 use crate::kv_dtype::KvDType;
 
-/// An input that an op cannot work with. [`Linear`](crate::Linear) and the others return it inside candle's error type.
+/// An input that an op cannot work with. [`Linear`](crate::Linear) and the others return it inside candle's error type,
+/// from which [`carried`] takes it.
 #[derive(Debug, Error, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -192,6 +195,12 @@ pub enum KernelError {
         /// The target.
         found: u32,
     },
+    /// An activation of candle that no GPT-2 has.
+    #[error("activation: {found} is none of GPT-2; take NewGelu, Gelu, Relu or Silu")]
+    Activation {
+        /// Its name in candle.
+        found: String,
+    },
     /// A dropout rate is no probability.
     #[error("dropout: expected a rate from 0 to 1, found {found}")]
     DropoutRate {
@@ -202,6 +211,47 @@ pub enum KernelError {
 
 impl From<KernelError> for candle_core::Error {
     fn from(error: KernelError) -> Self {
-        Self::wrap(error)
+        carry(error)
+    }
+}
+
+/// An error inside candle's error type, which says the same and from which [`carried`] takes it again.
+pub fn carry(error: impl Error + Send + Sync + 'static) -> candle_core::Error {
+    // candle's own `wrap` keeps the text alone; of its variants that keep an error, this one serves every device.
+    candle_core::Error::Io(io::Error::other(error))
+}
+
+/// The error that [`carry`] put into candle's, whatever candle put around it since; `None` where it is another one.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_gpt2_kernels::{KernelError, Linear, carried};
+///
+/// let layer = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?;
+/// let error = layer.forward(&Tensor::ones((1, 5), DType::F32, &Device::Cpu)?).expect_err("not 2 wide");
+/// assert!(matches!(carried(&error), Some(KernelError::InputWidth { expected: 2, .. })));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn carried<E: Error + 'static>(error: &candle_core::Error) -> Option<&E> {
+    match error {
+        candle_core::Error::Io(error) => error.get_ref()?.downcast_ref(),
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => carried(inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_found_below_what_candle_puts_around_it() {
+        let error = candle_core::Error::from(KernelError::SharedMemory);
+        assert_eq!(error.to_string(), KernelError::SharedMemory.to_string());
+        let around = error.with_path("a/file").context("while testing");
+        assert_eq!(carried(&around), Some(&KernelError::SharedMemory));
+        assert_eq!(carried::<KernelError>(&candle_core::Error::Msg("another".into())), None);
     }
 }

@@ -29,12 +29,12 @@ pub use candle_gpt2_arithmetic::{
 pub use candle_nn::ops::softmax;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
-pub use error::KernelError;
+pub use error::{KernelError, carried, carry};
 pub use free_memory::{ProcessMemory, free_memory};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, KvMemory, LayerNorm, Linear, Matrix, ParameterSize, ParameterSource,
-    TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
+    Activation, AdaptedMatrix, ByOutput, DEVIATION, KvMemory, LayerNorm, Linear, Matrix, ParameterSize,
+    ParameterSource, TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
 pub use per_thread::{
     Interrupt, composed, go_on, has_cpu_kernels, interruptible, is_interrupted, without_gradients,

@@ -135,7 +135,7 @@ impl Reading {
             Some(held) if held.ids.starts_with(ids) => held,
             before => Held::read(model, ids, before)?,
         };
-        let logits = model.logits(&held.hidden, LogitsFor::Tokens { first: at, count: 1 })?; // (1, 1, V)
+        let logits = model.head(&held.hidden, LogitsFor::Tokens { first: at, count: 1 })?; // (1, 1, V)
         self.0 = Some(held);
         Ok(logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
     }
@@ -162,7 +162,7 @@ impl Held {
         };
         let new = ids.get(known..).unwrap_or_default();
         let input = Tensor::from_slice(new, (1, new.len()), model.device())?;
-        let new = model.transformer().forward(&input, Some(&mut cache), &mut Pass::inference())?;
+        let new = model.transformer().forward_with(&input, Some(&mut cache), &mut Pass::inference())?;
         let hidden = match hidden {
             None => new,
             Some(known) => Tensor::cat(&[known, new], TOKEN_DIM)?,

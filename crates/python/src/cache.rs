@@ -166,14 +166,14 @@ fn forward(
     let compute = |cache: Option<&mut Gpt2Cache>| -> candle_core::Result<Vec<f32>> {
         let pass = &mut Pass::inference();
         if wanted == LogitsFor::LastToken || model.is_observed() {
-            return Ok(Values::of(&model.forward(&input, wanted, cache, pass)?)?.numbers);
+            return Ok(Values::of(&model.forward_with(&input, wanted, cache, pass)?)?.numbers);
         }
         // Those of a long text are large, and an array needs them in memory of its own.
-        let hidden = model.transformer().forward(&input, cache, pass)?;
+        let hidden = model.transformer().forward_with(&input, cache, pass)?;
         let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
         for first in (0..ids.len()).step_by(PIECE_TOKENS) {
             let count = PIECE_TOKENS.min(ids.len() - first);
-            let piece = model.logits(&hidden, LogitsFor::Tokens { first, count })?;
+            let piece = model.head(&hidden, LogitsFor::Tokens { first, count })?;
             numbers.extend(Values::of(&piece)?.numbers);
         }
         Ok(numbers)

@@ -118,7 +118,7 @@ impl<'a> Looks<'a> {
         let normed = Site::outside(SiteKind::FinalNorm);
         let record = self.recorded(&request.ids, vec![normed]).await?;
         let hidden = record.get(normed).map_err(ApiError::failed)?.clone(); // (1, T, C)
-        let logits = self.asked(move |model| model.model().logits(&hidden, LogitsFor::LastToken)).await?;
+        let logits = self.asked(move |model| model.model().head(&hidden, LogitsFor::LastToken)).await?;
         let served = Arc::clone(self.served);
         let answered = move || {
             let logits = logits.flatten_all().and_then(|logits| logits.to_vec1());

@@ -2,6 +2,7 @@
 
 use candle_core::{Result, Shape, Tensor};
 use candle_gpt2_kernels::{Matrix, ParameterSource, WeightFormat};
+use candle_nn::Init;
 
 use crate::pattern;
 
@@ -28,11 +29,11 @@ impl ParameterSource for MadeUpWeights {
         Self { offset: self.offset.wrapping_mul(17).wrapping_add(step), ..*self }
     }
 
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+    fn parameter(&self, shape: impl Into<Shape>, name: &str, _: Init) -> Result<Tensor> {
         Ok(pattern(shape.into().dims(), SCALE, self.below(name).offset % (1 << 32)))
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name)?, self.format)
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name, Init::Const(0.0))?, self.format)
     }
 }

@@ -57,7 +57,7 @@ impl Examples for Batch {
     fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor> {
         let context = self.inputs.len() / self.rows.max(1);
         let ids = Tensor::from_slice(&self.inputs, (self.rows, context), device)?;
-        model.forward(&ids, None, pass) // (B, T, C)
+        model.forward_with(&ids, None, pass) // (B, T, C)
     }
 }
 

@@ -13,6 +13,7 @@ use candle_core::{Result, Shape, Tensor, Var};
 use candle_gpt2::{Gpt2Config, HeadKind};
 use candle_gpt2_kernels::{AdaptedMatrix, Matrix, ParameterSource};
 use candle_gpt2_weights::{replace_file, write_tensors};
+use candle_nn::Init;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -200,6 +201,7 @@ impl Lora {
 }
 
 /// The parameters of a model with adapters.
+#[derive(Clone)]
 pub(crate) struct AdaptedSource<'a> {
     lora: &'a Lora,
     adapters: &'a Parameters,
@@ -225,11 +227,11 @@ impl ParameterSource for AdaptedSource<'_> {
         Self { path: format!("{}{}.", self.path, name.to_string()), ..*self }
     }
 
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+    fn parameter(&self, shape: impl Into<Shape>, name: &str, _: Init) -> Result<Tensor> {
         Ok(self.weight(&shape.into(), name)?.1.clone())
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> Result<Matrix> {
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
         let (name, weight) = self.weight(&(out_features, in_features).into(), name)?;
         self.lora.matrix(&name, weight, self.adapters, self.lead)
     }

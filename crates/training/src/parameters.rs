@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
+use candle_gpt2::{ByOutput, Gpt2Config, Parameter, expected_parameters};
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_weights::{Checkpoint, ReadProgress, WeightsError};
 use candle_nn::VarBuilder;
@@ -144,10 +144,10 @@ impl Parameters {
         fixed: &HashMap<String, Tensor>,
         device: &Device,
         lead: Lead,
-    ) -> VarBuilder<'static> {
+    ) -> ByOutput<'static> {
         let variables = self.named.iter().map(|(name, variable)| (name.clone(), lead.of(variable)));
         let fixed = fixed.iter().map(|(name, tensor)| (name.clone(), tensor.clone()));
-        VarBuilder::from_tensors(fixed.chain(variables).collect(), DType::F32, device)
+        ByOutput(VarBuilder::from_tensors(fixed.chain(variables).collect(), DType::F32, device))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
+use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
 use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
@@ -223,7 +223,7 @@ impl Trainer {
     ) -> Result<Self, TrainingError> {
         config.check()?;
         let vb = parameters.beside(&fixed, &parameters.device(), Lead::ToGradients);
-        let weights = Weights::Trained { model: Gpt2Model::load(config, &vb)?.into(), fixed };
+        let weights = Weights::Trained { model: Gpt2Model::load(config, vb)?.into(), fixed };
         Self::with_weights(config, parameters, weights, numbers)
     }
 
@@ -491,11 +491,11 @@ impl Trainer {
                 examples.hidden_states(model, device, pass)?
             }
             (Weights::Trained { fixed, .. }, Lead::Nowhere) => {
-                let model = Gpt2Model::load(config, &self.parameters.beside(fixed, device, lead))?;
+                let model = Gpt2Model::load(config, self.parameters.beside(fixed, device, lead))?;
                 examples.hidden_states(&model, device, pass)?
             }
             (Weights::Adapted(lora), _) => {
-                let model = Gpt2Model::load(config, &lora.source(&self.parameters, lead))?;
+                let model = Gpt2Model::load(config, lora.source(&self.parameters, lead))?;
                 examples.hidden_states(&model, device, pass)?
             }
         };
@@ -529,7 +529,7 @@ impl Trainer {
         });
         let tensors = named.collect::<candle_core::Result<_>>()?;
         let vb = VarBuilder::from_tensors(tensors, DType::F32, &self.device);
-        Gpt2LMHeadModel::load(&self.config, &vb)
+        Gpt2LMHeadModel::load(&self.config, ByOutput(vb))
     }
 
     /// The adapters' configuration and fixed weights, where adapters are trained.

@@ -5,7 +5,7 @@ use candle_gpt2::{
     Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHeadModel,
     HeadKind, KvDType,
 };
-use candle_gpt2_kernels::ParameterSource;
+use candle_gpt2_kernels::{ByOutput, ParameterSource};
 use candle_nn::VarBuilder;
 
 use crate::progress::of_candle;
@@ -56,7 +56,7 @@ pub trait Head: Sized {
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self>;
+    fn load(config: &Gpt2Config, parameters: impl ParameterSource) -> candle_core::Result<Self>;
 }
 
 /// The language model of double heads too.
@@ -65,7 +65,7 @@ impl Head for Gpt2LMHeadModel {
         kind.has_language_model()
     }
 
-    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+    fn load(config: &Gpt2Config, parameters: impl ParameterSource) -> candle_core::Result<Self> {
         Self::load(config, parameters)
     }
 }
@@ -75,7 +75,7 @@ impl Head for Gpt2ForSequenceClassification {
         kind == HeadKind::SequenceClassification
     }
 
-    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+    fn load(config: &Gpt2Config, parameters: impl ParameterSource) -> candle_core::Result<Self> {
         Self::load(config, parameters)
     }
 }
@@ -85,7 +85,7 @@ impl Head for Gpt2ForTokenClassification {
         kind == HeadKind::TokenClassification
     }
 
-    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+    fn load(config: &Gpt2Config, parameters: impl ParameterSource) -> candle_core::Result<Self> {
         Self::load(config, parameters)
     }
 }
@@ -95,7 +95,7 @@ impl Head for Gpt2DoubleHeads {
         kind == HeadKind::DoubleHeads
     }
 
-    fn load(config: &Gpt2Config, parameters: &impl ParameterSource) -> candle_core::Result<Self> {
+    fn load(config: &Gpt2Config, parameters: impl ParameterSource) -> candle_core::Result<Self> {
         Self::load(config, parameters)
     }
 }
@@ -135,11 +135,11 @@ impl Checkpoint {
         let reader = ReadParameters { checkpoint: self, progress };
         let model = if device.is_cpu() {
             let format = dtype.map(WeightDType::on_cpu).transpose()?;
-            H::load(self.config(), &PackParameters::new(&reader, format))
+            H::load(self.config(), PackParameters::new(&reader, format))
         } else {
             let dtype = dtype.map_or(Ok(self.stored_dtype()), WeightDType::on_gpu)?;
             let vb = VarBuilder::from_backend(Box::new(reader), dtype, device.clone());
-            H::load(self.config(), &vb)
+            H::load(self.config(), ByOutput(vb))
         };
         model.map_err(|error| of_candle(progress, error))
     }

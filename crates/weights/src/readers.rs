@@ -7,6 +7,7 @@ use candle_gpt2::{Parameter, expected_parameters};
 use candle_gpt2_kernels::{
     Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
 };
+use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use crate::naming::{Origin, is_linear_weight, is_of_head};
@@ -65,7 +66,7 @@ impl SimpleBackend for ReadParameters<'_> {
         &self,
         shape: Shape,
         name: &str,
-        _: candle_nn::Init,
+        _: Init,
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
@@ -124,6 +125,7 @@ const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
 /// Hands the parameters to the model with the matrices packed, straight from the bytes of the file where it holds them as
 /// plain values.
+#[derive(Clone)]
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
     /// The format of all matrices; that of each one's stored type where there is none.
@@ -254,16 +256,22 @@ impl ParameterSource for PackParameters<'_> {
         Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
     }
 
-    fn parameter(&self, shape: impl Into<Shape>, name: &str) -> candle_core::Result<Tensor> {
-        let name = self.name(name);
-        self.reader.get(shape.into(), &name, candle_nn::Init::Const(0.), DType::F32, &Device::Cpu)
+    fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> candle_core::Result<Tensor> {
+        self.reader.get(shape.into(), &self.name(name), init, DType::F32, &Device::Cpu)
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str) -> candle_core::Result<Matrix> {
+    fn matrix(
+        &self,
+        out_features: usize,
+        in_features: usize,
+        name: &str,
+        deviation: f64,
+    ) -> candle_core::Result<Matrix> {
         let path = self.name(name);
         let format = self.format(&path);
         let Some((stored, dtype, order)) = self.packable(&path, (out_features, in_features)) else {
-            return Matrix::pack(&self.parameter((out_features, in_features), name)?, format);
+            let init = Init::Randn { mean: 0.0, stdev: deviation };
+            return Matrix::pack(&self.parameter((out_features, in_features), name, init)?, format);
         };
         let ReadParameters { progress, checkpoint } = self.reader;
         let files = &checkpoint.source.files;

@@ -19,7 +19,7 @@ fn pytorch_layer(fixture: &Fixture) -> Result<MultiHeadAttention> {
         projection: ProjectionLayout::Fused,
         ..MultiHeadAttentionConfig::new(24, 24, 3)
     };
-    MultiHeadAttention::load(&config, &fixture.parameters(""))
+    MultiHeadAttention::load(&config, fixture.parameters(""))
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
     let config = MultiHeadAttentionConfig { qkv_bias: true, ..MultiHeadAttentionConfig::new(20, 20, 4) };
-    let layer = MultiHeadAttention::load(&config, &fixture.parameters(""))?;
+    let layer = MultiHeadAttention::load(&config, fixture.parameters(""))?;
     let (output, weights) =
         layer.forward_with_weights(&fixture.tensor("x"), None, &AttentionMask::Bidirectional)?;
     assert_close(&output, &fixture.tensor("output"), PARITY, "output");
@@ -98,12 +98,12 @@ fn future_tokens_do_not_change_past_outputs() -> Result<()> {
     let x = pattern(&[1, 6, 15], 2.0, 0);
     let other_future = Tensor::cat(&[x.narrow(1, 0, 4)?, pattern(&[1, 2, 15], 9.0, 50)], 1)?;
     let past = |x: &Tensor| -> Result<Vec<f64>> {
-        Ok(values(&layer.forward(x, &AttentionMask::Causal)?.narrow(1, 0, 4)?))
+        Ok(values(&layer.forward_masked(x, &AttentionMask::Causal)?.narrow(1, 0, 4)?))
     };
     assert_eq!(past(&x)?, past(&other_future)?);
     assert_ne!(
-        values(&layer.forward(&x, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
-        values(&layer.forward(&other_future, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
+        values(&layer.forward_masked(&x, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
+        values(&layer.forward_masked(&other_future, &AttentionMask::Bidirectional)?.narrow(1, 0, 4)?),
         "without the mask they do"
     );
     Ok(())
@@ -122,7 +122,7 @@ fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let x = pattern(&[2, 7, 15], 2.0, 0);
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 2, after: 0 }] {
-        let whole = layer.forward(&x, &mask)?;
+        let whole = layer.forward_masked(&x, &mask)?;
         for chunks in [vec![7], vec![1; 7], vec![3, 4], vec![5, 1, 1], vec![2, 3, 2]] {
             let (mut cache, mut outputs, mut start) = (cache(2, 7)?, Vec::new(), 0);
             for len in &chunks {
@@ -220,7 +220,7 @@ fn a_fork_goes_its_own_way() -> Result<()> {
     let mut second = first.fork(&[0])?;
     step(&layer, &left, &mask, &mut first)?;
     let output = step(&layer, &right, &mask, &mut second)?;
-    let whole = layer.forward(&Tensor::cat(&[&prefix, &right], 1)?, &mask)?;
+    let whole = layer.forward_masked(&Tensor::cat(&[&prefix, &right], 1)?, &mask)?;
     assert_close(&output, &whole.narrow(1, 3, 2)?, SAME, "the forked continuation");
     assert!(second.fork(&[1]).is_err(), "a row that does not exist");
     Ok(())
@@ -249,9 +249,9 @@ fn a_full_cache_refuses_and_stays_as_it_was() -> Result<()> {
 fn batch_rows_equal_the_rows_alone() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let x = pattern(&[3, 5, 15], 2.0, 0);
-    let together = layer.forward(&x, &AttentionMask::Causal)?;
+    let together = layer.forward_masked(&x, &AttentionMask::Causal)?;
     for row in 0..3 {
-        let alone = layer.forward(&x.narrow(0, row, 1)?, &AttentionMask::Causal)?;
+        let alone = layer.forward_masked(&x.narrow(0, row, 1)?, &AttentionMask::Causal)?;
         assert_close(&together.narrow(0, row, 1)?, &alone, SAME, &format!("row {row}"));
     }
     Ok(())
@@ -277,12 +277,12 @@ fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()>
     let narrow = MultiHeadAttention::new(projection, identity(6)?, 2)?;
     let x = pattern(&[1, 4, 6], 2.0, 40);
     let mask = AttentionMask::Bidirectional;
-    let output = narrow.forward(&x, &mask)?;
+    let output = narrow.forward_masked(&x, &mask)?;
     for head in 0..2 {
         let layer = |index: usize| Linear::new(blocks[index].i(head)?, None);
         let projection = QkvProjection::Separate { query: layer(0)?, key: layer(1)?, value: layer(2)? };
         let alone = MultiHeadAttention::new(projection, identity(3)?, 1)?;
-        let expected = alone.forward(&x.narrow(2, 3 * head, 3)?.contiguous()?, &mask)?;
+        let expected = alone.forward_masked(&x.narrow(2, 3 * head, 3)?.contiguous()?, &mask)?;
         assert_close(&output.narrow(2, 3 * head, 3)?, &expected, SAME, &format!("head {head}"));
     }
 
@@ -290,10 +290,10 @@ fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()>
     let vb = candle_nn::VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
     let config =
         MultiHeadAttentionConfig { head_width: HeadWidth::Wide, ..MultiHeadAttentionConfig::new(6, 6, 2) };
-    let wide = MultiHeadAttention::load(&config, &vb)?;
+    let wide = MultiHeadAttention::load(&config, vb.clone())?;
     assert_eq!(wide.head_dim(), 6);
     assert_eq!(wide.parameter_count(), 3 * 12 * 6 + 6 * 12 + 6);
-    assert_eq!(wide.forward(&x, &mask)?.dims(), [1, 4, 6]);
+    assert_eq!(wide.forward_masked(&x, &mask)?.dims(), [1, 4, 6]);
     Ok(())
 }
 
@@ -313,9 +313,9 @@ fn wide_heads_are_layers_of_one_head_side_by_side() -> Result<()> {
     let head = |index: usize| -> Result<Tensor> {
         let out_proj = linear(out_proj.narrow(1, 6 * index, 6)?.contiguous()?)?;
         let layer = MultiHeadAttention::new(projection(6 * index..6 * index + 6)?, out_proj, 1)?;
-        layer.forward(&x, &AttentionMask::Causal)
+        layer.forward_masked(&x, &AttentionMask::Causal)
     };
-    let output = wide.forward(&x, &AttentionMask::Causal)?;
+    let output = wide.forward_masked(&x, &AttentionMask::Causal)?;
     assert_close(&output, &(head(0)? + head(1)?)?, SAME, "two wide heads");
     Ok(())
 }
@@ -380,7 +380,7 @@ fn every_parameter_receives_a_gradient() -> Result<()> {
     let projection = QkvProjection::Separate { query: layer(0)?, key: layer(1)?, value: layer(2)? };
     let attention = MultiHeadAttention::new(projection, layer(3)?, 2)?;
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 1, after: 1 }] {
-        let output = attention.forward(&pattern(&[1, 5, 8], 2.0, 9), &mask)?;
+        let output = attention.forward_masked(&pattern(&[1, 5, 8], 2.0, 9), &mask)?;
         let gradients = output.sqr()?.sum_all()?.backward()?;
         for (index, weight) in weights.iter().enumerate() {
             let gradient =

@@ -158,7 +158,7 @@ fn section_3_4_2_self_attention_v1_over_matrices() -> Result<()> {
 #[test]
 fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let layer = SelfAttention::load(3, 2, &fixture.parameters("self_attention_v2."))?;
+    let layer = SelfAttention::load(3, 2, fixture.parameters("self_attention_v2."))?;
     let expected = matrix(&[
         [-0.0739, 0.0713],
         [-0.0748, 0.0703],
@@ -177,7 +177,7 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
 #[test]
 fn exercise_3_1_moves_the_weights_from_v2_to_v1() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let v2 = SelfAttention::load(3, 2, &fixture.parameters("exercise_3_1."))?;
+    let v2 = SelfAttention::load(3, 2, fixture.parameters("exercise_3_1."))?;
     let [query, key, value] = v2.matrices()?;
     assert_eq!(query.dims(), [3, 2]);
     let v1 = SelfAttention::from_matrices(&query, &key, &value)?;
@@ -197,7 +197,7 @@ fn exercise_3_1_moves_the_weights_from_v2_to_v1() -> Result<()> {
 #[test]
 fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let layer = SelfAttention::load(3, 2, &fixture.parameters("self_attention_v2."))?;
+    let layer = SelfAttention::load(3, 2, fixture.parameters("self_attention_v2."))?;
     let weights = layer.weights(&inputs()?)?;
     let printed_weights = matrix(&[
         [0.1921, 0.1646, 0.1652, 0.1550, 0.1721, 0.1510],
@@ -252,7 +252,7 @@ fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
 #[test]
 fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let layer = SelfAttention::load(3, 2, &fixture.parameters("self_attention_v2."))?;
+    let layer = SelfAttention::load(3, 2, fixture.parameters("self_attention_v2."))?;
     let weights = softmax(&(mask_with_negative_infinity(&layer.scores(&inputs()?)?)? / 2f64.sqrt())?, 1)?;
     let printed_mask = matrix(&[
         [2., 2., 2., 2., 2., 2.],
@@ -281,7 +281,7 @@ fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> R
 #[test]
 fn section_3_5_2_dropout_on_attention_weights_doubles_what_it_keeps() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let projections = SelfAttention::load(3, 2, &fixture.parameters("causal_attention."))?;
+    let projections = SelfAttention::load(3, 2, fixture.parameters("causal_attention."))?;
     let layer = CausalAttention::new(projections, 0.5);
     let kept = layer.forward(&batch_of_two()?, &mut Pass::inference())?;
     let mut seen = [false; 2];
@@ -301,7 +301,7 @@ fn section_3_5_2_dropout_on_attention_weights_doubles_what_it_keeps() -> Result<
 #[test]
 fn section_3_5_3_causal_attention_on_a_batch() -> Result<()> {
     let fixture = Fixture::open("steps");
-    let projections = SelfAttention::load(3, 2, &fixture.parameters("causal_attention."))?;
+    let projections = SelfAttention::load(3, 2, fixture.parameters("causal_attention."))?;
     let layer = CausalAttention::new(projections, 0.0);
     let output = layer.forward(&batch_of_two()?, &mut Pass::inference())?;
     let expected = matrix(&[
@@ -321,7 +321,7 @@ fn section_3_5_3_causal_attention_on_a_batch() -> Result<()> {
 fn stacked(fixture: &Fixture, prefix: &str, d_out: usize) -> Result<StackedHeads> {
     let head = |index: usize| -> Result<CausalAttention> {
         let vb = fixture.parameters(&format!("{prefix}.heads.{index}."));
-        Ok(CausalAttention::new(SelfAttention::load(3, d_out, &vb)?, 0.0))
+        Ok(CausalAttention::new(SelfAttention::load(3, d_out, vb.clone())?, 0.0))
     };
     Ok(StackedHeads::new(vec![head(0)?, head(1)?]))
 }
@@ -358,8 +358,8 @@ fn section_3_6_1_stacked_heads_and_exercise_3_2() -> Result<()> {
 fn section_3_6_2_multi_head_attention() -> Result<()> {
     let fixture = Fixture::open("steps");
     let config = MultiHeadAttentionConfig::new(3, 2, 2);
-    let layer = MultiHeadAttention::load(&config, &fixture.parameters("multi_head_attention."))?;
-    let output = layer.forward(&batch_of_two()?, &AttentionMask::Causal)?;
+    let layer = MultiHeadAttention::load(&config, fixture.parameters("multi_head_attention."))?;
+    let output = layer.forward_masked(&batch_of_two()?, &AttentionMask::Causal)?;
     let expected = matrix(&[
         [0.3190, 0.4858],
         [0.2943, 0.3897],
@@ -417,7 +417,8 @@ fn stacked_heads_equal_split_heads_under_block_weights() -> Result<()> {
         value: block("W_value")?,
     };
     let identity = Linear::new(Tensor::eye(4, candle_core::DType::F32, &Device::Cpu)?, None)?;
-    let split = MultiHeadAttention::new(projection, identity, 2)?.forward(&x, &AttentionMask::Causal)?;
+    let split =
+        MultiHeadAttention::new(projection, identity, 2)?.forward_masked(&x, &AttentionMask::Causal)?;
     assert_close(&split, &stacked, SAME, "split heads");
     Ok(())
 }
@@ -429,7 +430,7 @@ fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
         let parameters = candle_nn::VarMap::new();
         let vb = candle_nn::VarBuilder::from_varmap(&parameters, candle_core::DType::F32, &Device::Cpu);
         let config = MultiHeadAttentionConfig { qkv_bias, ..MultiHeadAttentionConfig::new(768, 768, 12) };
-        let layer = MultiHeadAttention::load(&config, &vb)?;
+        let layer = MultiHeadAttention::load(&config, vb.clone())?;
         assert_eq!((layer.num_heads(), layer.head_dim()), (12, 64));
         let held: usize = parameters.all_vars().iter().map(|parameter| parameter.elem_count()).sum();
         assert_eq!(layer.parameter_count(), held);

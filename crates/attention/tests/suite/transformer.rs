@@ -19,8 +19,8 @@ fn blocks_equal_pytorch() -> Result<()> {
     for (name, activation) in [("relu", Activation::Relu), ("gelu", Activation::Gelu)] {
         let fixture = Fixture::open(&format!("transformer_{name}"));
         let config = BlockConfig { d_model: 24, num_heads: 3, d_feed_forward: 40, activation, dropout: 0.0 };
-        let encoder = EncoderLayer::load(&config, &fixture.parameters("encoder."))?;
-        let decoder = DecoderLayer::load(&config, &fixture.parameters("decoder."))?;
+        let encoder = EncoderLayer::load(&config, fixture.parameters("encoder."))?;
+        let decoder = DecoderLayer::load(&config, fixture.parameters("decoder."))?;
         let mut pass = Pass::inference();
         let memory = encoder.forward(&fixture.tensor("source"), &AttentionMask::Bidirectional, &mut pass)?;
         assert_close(&memory, &fixture.tensor("memory"), PARITY, &format!("encoder with {name}"));
@@ -83,7 +83,7 @@ fn the_sizes_of_the_base_model_equal_pytorch() -> Result<()> {
         activation: Activation::Relu,
         dropout: 0.0,
     };
-    let model = EncoderDecoder::load(&config, 3, 3, &vb)?;
+    let model = EncoderDecoder::load(&config, 3, 3, vb.clone())?;
     let fixture = Fixture::open("transformer_003");
     let mut pass = Pass::inference();
     let memory = model.encode(&pattern(&[1, 3, 512], 2.0, 0), &mut pass)?;
@@ -104,7 +104,7 @@ fn embeddings_with_positions_become_probabilities() -> Result<()> {
         activation: Activation::Relu,
         dropout: 0.0,
     };
-    let encoder = EncoderLayer::load(&config, &fixture.parameters("encoder."))?;
+    let encoder = EncoderLayer::load(&config, fixture.parameters("encoder."))?;
     let embedded =
         SinusoidalPositions::new(9, 24, &Device::Cpu)?.forward(&pattern(&[2, 5, 24], 1.0, 0), 0)?;
     let hidden = encoder.forward(&embedded, &AttentionMask::Bidirectional, &mut Pass::inference())?;
@@ -132,10 +132,10 @@ fn dropout_acts_on_every_part_of_a_block() -> Result<()> {
     };
     let (encoder_vb, decoder_vb) = (fixture.parameters("encoder."), fixture.parameters("decoder."));
     let (encoder, decoder) =
-        (EncoderLayer::load(&config, &encoder_vb)?, DecoderLayer::load(&config, &decoder_vb)?);
+        (EncoderLayer::load(&config, encoder_vb.clone())?, DecoderLayer::load(&config, decoder_vb.clone())?);
     let norms = |vb: &VarBuilder, count: usize, x: &Tensor| {
         (1..=count).try_fold(x.clone(), |x, index| {
-            candle_gpt2_kernels::LayerNorm::load(24, 1e-5, &vb.pp(format!("norm{index}")))?.forward(&x)
+            candle_gpt2_kernels::LayerNorm::load(24, 1e-5, vb.pp(format!("norm{index}")))?.forward(&x)
         })
     };
     let (source, target) = (fixture.tensor("source"), fixture.tensor("target"));

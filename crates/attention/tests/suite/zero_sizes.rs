@@ -76,11 +76,11 @@ fn nothing_to_attend_with_or_to_is_refused() {
 fn a_layer_names_what_is_missing_and_a_cache_stays_as_it_was() -> Result<()> {
     let config = MultiHeadAttentionConfig::new(6, 6, 3);
     let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
-    let layer = MultiHeadAttention::load(&config, &vb)?;
+    let layer = MultiHeadAttention::load(&config, vb.clone())?;
     let x = |batch, tokens| Tensor::zeros((batch, tokens, 6), DType::F32, &Device::Cpu).unwrap();
     for mask in masks() {
-        refused(layer.forward(&x(2, 0), &mask), "number of queries");
-        refused(layer.forward(&x(0, 2), &mask), "number of rows");
+        refused(layer.forward_masked(&x(2, 0), &mask), "number of queries");
+        refused(layer.forward_masked(&x(0, 2), &mask), "number of rows");
         refused(
             layer.forward_with(&x(1, 2), Some(&x(1, 0)), &mask, None, &mut Pass::inference()),
             "number of keys",

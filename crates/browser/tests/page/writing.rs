@@ -266,7 +266,8 @@ fn decoded(model: &LoadedModel, ids: &[u32]) -> String {
 /// The logits of what follows these ids.
 fn logits(model: &LoadedModel, ids: &[u32]) -> Vec<f64> {
     let input = Run::new(model.model(), ids).unwrap().input().unwrap();
-    let logits = model.model().forward(&input, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap(); // (1, 1, V)
+    let logits =
+        model.model().forward_with(&input, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap(); // (1, 1, V)
     candle_gpt2_testing::values(&logits)
 }
 

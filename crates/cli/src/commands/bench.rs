@@ -232,7 +232,12 @@ impl Bench<'_> {
                 let ids = self.prompt(1, tokens)?;
                 self.device.synchronize()?;
                 let start = Instant::now();
-                self.model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+                self.model.forward_with(
+                    &ids,
+                    LogitsFor::EveryToken,
+                    Some(&mut cache),
+                    &mut Pass::inference(),
+                )?;
                 self.device.synchronize()?;
                 seconds.entry(tokens).or_default().push(start.elapsed().as_secs_f64());
                 cache.truncate(0, PASSES_AT)?;
@@ -248,7 +253,8 @@ impl Bench<'_> {
 
     /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
-        let logits = self.model.forward(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
+        let logits =
+            self.model.forward_with(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
         let (texts, _, _) = logits.dims3()?;
         let logits = logits.squeeze(1)?;
         if !self.device.is_cpu() {

@@ -96,7 +96,7 @@ fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
         let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
             let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
             let logits =
-                model.forward(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
+                model.forward_with(&ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference()).unwrap();
             let logits = logits.squeeze(1).unwrap().to_vec2::<f32>().unwrap();
             logits.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
         };

@@ -174,7 +174,7 @@ fn a_short_context_of_the_assistant_ends_its_drafts() {
 fn foreign() -> Gpt2LMHeadModel {
     let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-    Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap()
+    Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), vb).unwrap()
 }
 
 /// How many steps a text takes, and what was drafted for it.
@@ -377,7 +377,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
 /// The three tokens that may come next, and how probable they are.
 fn probabilities(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<(u32, f64)> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
-    let logits = model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
+    let logits = model.forward_with(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
     let logits: Vec<f32> = logits.flatten_all().unwrap().to_vec1().unwrap();
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
@@ -391,7 +391,7 @@ fn an_assistant_needs_the_same_vocabulary() {
     let model = tiny();
     let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-    let other = Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), &vb).unwrap();
+    let other = Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), vb).unwrap();
     let config = GenerationConfig::default();
     let text =
         TokenGenerator::<&Tokenizer>::of_request(&model, Request::new(prompt(3, 1), config.clone()), None);

@@ -91,7 +91,8 @@ impl Published {
     fn last_logits(&self, prompt: &str) -> Vec<f32> {
         let ids = self.ids(prompt);
         let ids = Tensor::from_slice(&ids, (1, ids.len()), &CPU).unwrap();
-        let logits = self.model.forward(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
+        let logits =
+            self.model.forward_with(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
         logits.flatten_all().unwrap().to_vec1().unwrap()
     }
 

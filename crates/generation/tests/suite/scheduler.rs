@@ -169,7 +169,7 @@ fn chunks_of_any_size_give_the_bits_of_the_whole() {
                 let ids =
                     Tensor::from_slice(&prompt[start..start + count], (1, *count), &Device::Cpu).unwrap();
                 let pass = &mut Pass::inference();
-                let logits = model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass).unwrap();
+                let logits = model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass).unwrap();
                 last = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
                 start += count;
             }

@@ -27,7 +27,7 @@ fn ids(count: u32, seed: u32) -> Vec<u32> {
 /// The logits after every token of a window.
 fn logits(model: &Gpt2LMHeadModel, window: &[u32]) -> Vec<Vec<f32>> {
     let window = Tensor::from_slice(window, (1, window.len()), &Device::Cpu).unwrap();
-    let logits = model.forward(&window, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
+    let logits = model.forward_with(&window, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
     logits.squeeze(0).unwrap().to_vec2().unwrap()
 }
 

@@ -131,7 +131,7 @@ fn probability_among(model: &Gpt2LMHeadModel, allowed: &[u32], text: &[u32]) -> 
         let ids = [&[1, 2], &text[..count]].concat();
         let ids = candle_core::Tensor::from_slice(&ids, (1, ids.len()), &Device::Cpu).unwrap();
         let pass = &mut candle_gpt2::Pass::inference();
-        let logits = model.forward(&ids, candle_gpt2::LogitsFor::LastToken, None, pass).unwrap();
+        let logits = model.forward_with(&ids, candle_gpt2::LogitsFor::LastToken, None, pass).unwrap();
         let logits = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let logit = |id: u32| f64::from(logits[id as usize]);
         let normalizer: f64 = allowed.iter().map(|id| logit(*id).exp()).sum();

@@ -1,6 +1,5 @@
 //! Scores of many sequences at once: those of each sequence by itself, and the same bits in any company.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -95,7 +94,7 @@ fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<Vec<f32>> {
     let mut cache = model.new_cache(1, ids.len()).unwrap();
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits =
-        model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference()).unwrap();
+        model.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference()).unwrap();
     logits.squeeze(0).unwrap().to_vec2().unwrap()
 }
 
@@ -162,7 +161,7 @@ fn of_equally_probable_tokens_the_first_is_greedy() {
         r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 5, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
     );
     let zeros = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
-    let model = Gpt2LMHeadModel::load(&config.unwrap(), &zeros).unwrap();
+    let model = Gpt2LMHeadModel::load(&config.unwrap(), zeros).unwrap();
     let sequence = Sequence { ids: vec![3, 0, 1, 10, 0, 0], first: 1 };
     let found = scored(&model, &[vec![&sequence]]).remove(0).remove(0);
     for (place, (score, is_greedy)) in found.iter().zip([true, false, false, true, true]).enumerate() {
@@ -213,18 +212,7 @@ fn scores_are_those_of_transformers() {
     for case in ["gelu_new", "inverse_layer_scale", "odd_head", "untied", "one_layer"] {
         let fixture = Fixture::open(&format!("gpt2/{case}"));
         let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
-        let tensors = fixture.tensors_below("transformer.").into_iter().map(|(name, tensor)| {
-            // As the files have them, (in, out).
-            let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
-            (name, if is_conv1d { tensor.t().unwrap() } else { tensor })
-        });
-        let head = fixture
-            .tensors_below("lm_head.")
-            .into_iter()
-            .map(|(name, tensor)| (format!("lm_head.{name}"), tensor));
-        let tensors: HashMap<String, Tensor> = tensors.chain(head).collect();
-        let weights = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
-        let model = Gpt2LMHeadModel::load(&config, &weights).unwrap();
+        let model = Gpt2LMHeadModel::load(&config, fixture.parameters("")).unwrap();
         let rows: Vec<Vec<u32>> =
             fixture.tensor("input_ids").to_dtype(DType::U32).unwrap().to_vec2().unwrap();
         let logits: Vec<Vec<Vec<f32>>> = fixture.tensor("expected.logits").to_vec3().unwrap();

@@ -88,6 +88,26 @@ fn every_key_is_honoured() {
     );
 }
 
+/// serde reads and writes what `from_json` and `to_json` do, with the same errors.
+#[test]
+fn serde_is_the_same_reader() {
+    let labels = json!({
+        "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "no", "1": "yes"}, "eos_token_id": [1, 2],
+    });
+    for changes in [json!({}), json!({"n_inner": 50, "activation_function": "relu"}), labels] {
+        let config = read(changes).unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), config.to_json());
+        assert_eq!(serde_json::from_str::<Gpt2Config>(&text).unwrap(), config);
+    }
+    for (key, value) in [("n_layer", json!(0)), ("model_type", json!("llama")), ("hidden_size", json!(48))] {
+        let mut config = base();
+        config[key] = value;
+        let found = serde_json::from_value::<Gpt2Config>(config.clone()).unwrap_err().to_string();
+        assert_eq!(found, message(Gpt2Config::from_json(&config.to_string())));
+    }
+}
+
 /// Found by fuzzing: numbers were read one unit in the last place beside what the file says.
 #[test]
 fn numbers_are_read_exactly() {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    Before, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
+    Before, ByOutput, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
     Gpt2ForTokenClassification, Gpt2LMHeadModel, HeadKind, LogitsFor, Observer, Pass, Site,
     expected_parameters, gradients,
 };
@@ -41,11 +41,11 @@ impl Case {
         Ok(Self { name, fixture, config, variables })
     }
 
-    fn source(&self) -> VarBuilder<'static> {
+    fn source(&self) -> ByOutput<'static> {
         let wte = self.variables["wte.weight"].as_tensor();
         let tensors =
             self.variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-        VarBuilder::from_tensors(tensors.collect(), wte.dtype(), wte.device())
+        ByOutput(VarBuilder::from_tensors(tensors.collect(), wte.dtype(), wte.device()))
     }
 
     fn numbers(&self, name: &str) -> Vec<u32> {
@@ -69,15 +69,15 @@ impl Case {
         let (rows, source) = (self.rows(), self.source());
         match self.config.head {
             HeadKind::SequenceClassification => {
-                let model = Gpt2ForSequenceClassification::load(&self.config, &source)?;
+                let model = Gpt2ForSequenceClassification::load(&self.config, source)?;
                 Ok(vec![("logits", model.forward(&rows, pass)?)])
             }
             HeadKind::TokenClassification => {
-                let model = Gpt2ForTokenClassification::load(&self.config, &source)?;
+                let model = Gpt2ForTokenClassification::load(&self.config, source)?;
                 Ok(vec![("logits", model.forward(&rows, pass)?)])
             }
             HeadKind::DoubleHeads => {
-                let model = Gpt2DoubleHeads::load(&self.config, &source)?;
+                let model = Gpt2DoubleHeads::load(&self.config, source)?;
                 let places: Vec<usize> =
                     self.numbers("places").into_iter().map(|place| place as usize).collect();
                 let (logits, choices) = model.forward(&rows, Some(&places), pass)?;
@@ -89,10 +89,10 @@ impl Case {
 
     /// Logits of the ids that attend to `states`.
     fn of_cross_attention(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
-        let model = Gpt2LMHeadModel::load(&self.config, &self.source())?;
+        let model = Gpt2LMHeadModel::load(&self.config, self.source())?;
         let ids = self.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(model.device())?;
         let mut pass = pass.attending_to(states.clone());
-        Ok(vec![("logits", model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
+        Ok(vec![("logits", model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
     }
 
     /// The sum that the fixture's gradients are of: squares with a weight each.
@@ -184,7 +184,7 @@ fn gradients_with_heads_equal_transformers() -> Result<()> {
 #[test]
 fn choices_alone_are_those_beside_the_logits() -> Result<()> {
     let case = Case::open("double", dtype(), &device())?;
-    let model = Gpt2DoubleHeads::load(&case.config, &case.source())?;
+    let model = Gpt2DoubleHeads::load(&case.config, case.source())?;
     let places = [0, 2, 1];
     let (_, beside) = model.forward(&case.rows(), Some(&places), &mut Pass::inference())?;
     let alone = model.forward_choices(&case.rows(), Some(&places), &mut Pass::inference())?;
@@ -213,8 +213,7 @@ fn choices_alone_are_those_beside_the_logits() -> Result<()> {
 #[test]
 fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
     let case = Case::open("token", dtype(), &device())?;
-    let refused =
-        Gpt2ForSequenceClassification::load(&case.config, &case.source()).expect_err("another head");
+    let refused = Gpt2ForSequenceClassification::load(&case.config, case.source()).expect_err("another head");
     let expected = "the configuration is that of a GPT2ForTokenClassification, which is no GPT2ForSequenceClassification";
     assert!(refused.to_string().contains(expected), "{refused}");
     for name in HEADS {
@@ -222,15 +221,15 @@ fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
         let counted: usize = case.variables.values().map(|variable| variable.elem_count()).sum();
         let size = match case.config.head {
             HeadKind::SequenceClassification => {
-                let model = Gpt2ForSequenceClassification::load(&case.config, &case.source())?;
+                let model = Gpt2ForSequenceClassification::load(&case.config, case.source())?;
                 model.size()
             }
             HeadKind::TokenClassification => {
-                let model = Gpt2ForTokenClassification::load(&case.config, &case.source())?;
+                let model = Gpt2ForTokenClassification::load(&case.config, case.source())?;
                 model.size()
             }
             _ => {
-                let model = Gpt2DoubleHeads::load(&case.config, &case.source())?;
+                let model = Gpt2DoubleHeads::load(&case.config, case.source())?;
                 model.size()
             }
         };
@@ -277,9 +276,9 @@ fn logits_of_cross_attention_equal_transformers() -> Result<()> {
         let states = case.fixture.tensor("states").to_device(&device())?;
         let found = &case.of_cross_attention(&states, Pass::inference())?[0].1;
         assert_parity(found, &case.fixture.tensor("expected.logits"), LOGITS, name);
-        let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
+        let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
         let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
-        let without = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+        let without = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
         assert_parity(
             &without,
             &case.fixture.tensor("expected.without"),
@@ -324,13 +323,14 @@ fn gradients_with_cross_attention_equal_transformers() -> Result<()> {
 fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     let case = Case::open("cross_shared", dtype(), &device())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
-    let without = Gpt2LMHeadModel::load(&case.config, &case.source())?;
+    let without = Gpt2LMHeadModel::load(&case.config, case.source())?;
     let model = without.clone().with_encoder_states(&states)?;
     assert!(model.has_encoder_states() && !without.has_encoder_states());
     let expected = case.fixture.tensor("expected.logits");
     let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?; // (3, 6)
-    let every =
-        |model: &Gpt2LMHeadModel, pass: &mut Pass| model.forward(&ids, LogitsFor::EveryToken, None, pass);
+    let every = |model: &Gpt2LMHeadModel, pass: &mut Pass| {
+        model.forward_with(&ids, LogitsFor::EveryToken, None, pass)
+    };
     let batch = every(&model, &mut Pass::inference())?;
     assert_parity(&batch, &expected, LOGITS, "a batch");
     // In half precision of such unscaled scores the roundings of two ways would add up.
@@ -348,7 +348,7 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     for (first, count) in [(0, 3), (3, 1), (4, 1), (5, 1)] {
         let part = ids.narrow(1, first, count)?;
         let pass = &mut Pass::inference();
-        pieces.push(model.forward(&part, LogitsFor::EveryToken, Some(&mut cache), pass)?);
+        pieces.push(model.forward_with(&part, LogitsFor::EveryToken, Some(&mut cache), pass)?);
     }
     assert_parity(&Tensor::cat(&pieces, 1)?, &batch, LOGITS, "piece by piece");
 
@@ -374,14 +374,14 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
 #[test]
 fn cross_attention_has_no_places_of_its_own() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
-    let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
+    let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
     let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
     let seen = |attending: bool| -> Result<Vec<(String, Vec<usize>)>> {
         let mut all = All(Vec::new());
         let pass = Pass::inference().observed_by(&mut all);
         let mut pass = if attending { pass.attending_to(states.clone()) } else { pass };
-        model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
+        model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?;
         Ok(all.0)
     };
     let with = seen(true)?;
@@ -406,12 +406,12 @@ impl Observer for All {
 #[test]
 fn states_that_do_not_fit_are_refused() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
-    let model = Gpt2LMHeadModel::load(&case.config, &case.source())?;
+    let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
     let ids = Tensor::zeros((2, 3), DType::U32, &device())?;
     let of_pass = |shape: &[usize], dtype: DType| {
         let states = Tensor::zeros(shape, dtype, &device()).unwrap();
         let mut pass = Pass::inference().attending_to(states);
-        model.forward(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ())
+        model.forward_with(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ())
     };
     assert!(of_pass(&[2, 5, 32], dtype()).is_ok() && of_pass(&[1, 1, 32], dtype()).is_ok());
     for shape in [&[3, 5, 32][..], &[2, 5, 31], &[2, 0, 32], &[5, 32]] {
@@ -427,11 +427,11 @@ fn states_that_do_not_fit_are_refused() -> Result<()> {
     assert!(found.contains("of shape (1, S, 32), found ([2, 5, 32], "), "{found}");
 
     let plain = Gpt2Config { add_cross_attention: false, ..case.config.clone() };
-    let plain = Gpt2LMHeadModel::load(&plain, &case.source())?;
+    let plain = Gpt2LMHeadModel::load(&plain, case.source())?;
     let one = Tensor::zeros((1, 5, 32), dtype(), &device())?;
     let mut pass = Pass::inference().attending_to(one.clone());
     for refused in [
-        plain.forward(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ()),
+        plain.forward_with(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ()),
         plain.clone().with_encoder_states(&one).map(|_| ()),
     ] {
         let found = refused.expect_err("no cross-attention").to_string();

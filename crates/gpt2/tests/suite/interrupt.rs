@@ -14,7 +14,7 @@ const IDS: [u32; 6] = [5, 9, 70, 3, 11, 12];
 
 fn step(model: &Gpt2LMHeadModel, ids: &[u32], cache: &mut Gpt2Cache) -> Result<Tensor> {
     let ids = Tensor::new(ids, &device())?.unsqueeze(0)?;
-    model.forward(&ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
+    model.forward_with(&ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
 }
 
 #[test]

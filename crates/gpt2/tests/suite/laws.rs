@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvDType, KvPool, LogitsFor, Observer, ParameterCounts, Pass,
-    Site, SiteKind, expected_parameters,
+    ByOutput, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvDType, KvPool, LogitsFor, Observer, ParameterCounts,
+    Pass, Site, SiteKind, expected_parameters,
 };
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
@@ -25,11 +25,11 @@ fn ids(rows: &[&[u32]]) -> Tensor {
 }
 
 fn all_logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
-    model.forward(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
+    model.forward_with(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
 }
 
 fn step(model: &Gpt2LMHeadModel, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
-    model.forward(ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
+    model.forward_with(ids, LogitsFor::EveryToken, Some(cache), &mut Pass::inference())
 }
 
 fn cache(model: &Gpt2LMHeadModel, batch: usize) -> Result<Gpt2Cache> {
@@ -41,8 +41,9 @@ fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
     let model = model()?;
     let rows = ids(&[&[5, 9, 70, 3, 11, 12], &[1, 2, 3, 4, 5, 6]]);
     let all = all_logits(&model, &rows)?;
-    let some =
-        |first, count| model.forward(&rows, LogitsFor::Tokens { first, count }, None, &mut Pass::inference());
+    let some = |first, count| {
+        model.forward_with(&rows, LogitsFor::Tokens { first, count }, None, &mut Pass::inference())
+    };
     for (first, count) in [(0, 6), (0, 2), (2, 3), (5, 1)] {
         let what = format!("{count} tokens from {first} on");
         assert_parity(&some(first, count)?, &all.narrow(1, first, count)?, SAME, &what);
@@ -262,7 +263,7 @@ fn a_step_after_lengths_in_memory_is_any_other() -> Result<()> {
     let expected = step(&model, &token, &mut numbers)?;
     for _ in 0..2 {
         let mut pass = Pass::inference().after(Tensor::new(&[2u32, 5], &device())?);
-        let found = model.forward(&token, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
+        let found = model.forward_with(&token, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
         assert_parity(&found, &expected, SAME, "after lengths in memory");
         assert_eq!(memory.lengths(), [2, 5], "so the same step gives the same again");
     }
@@ -410,7 +411,8 @@ fn an_observer_can_replace_what_it_sees() -> Result<()> {
     let tokens = ids(&[&[5, 9, 70]]);
     let mut observer = WithoutMlp(1);
     let mut pass = Pass::inference().observed_by(&mut observer);
-    let knocked_out = common::model(&fixture)?.forward(&tokens, LogitsFor::EveryToken, None, &mut pass)?;
+    let knocked_out =
+        common::model(&fixture)?.forward_with(&tokens, LogitsFor::EveryToken, None, &mut pass)?;
     let mut tensors = fixture.tensors_below("transformer.");
     for name in ["h.1.mlp.c_proj.weight", "h.1.mlp.c_proj.bias"] {
         let zero = tensors[name].zeros_like()?;
@@ -437,7 +439,10 @@ fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
 
 fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2LMHeadModel> {
     let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
-    Gpt2LMHeadModel::load(config, &VarBuilder::from_tensors(tensors.collect(), DType::F32, &device()))
+    Gpt2LMHeadModel::load(
+        config,
+        ByOutput(VarBuilder::from_tensors(tensors.collect(), DType::F32, &device())),
+    )
 }
 
 /// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
@@ -466,7 +471,7 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     let tokens = ids(&[&[1, 5, 9, 12, 0]]);
     let trained = |seed: u64| -> Result<Vec<f64>> {
         let mut generator = RandomStream::new(seed);
-        Ok(values(&model.forward(
+        Ok(values(&model.forward_with(
             &tokens,
             LogitsFor::EveryToken,
             None,
@@ -486,12 +491,13 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
         let model = model_of(&alone, &variables(&alone))?;
         let mut generator = RandomStream::new(1);
         let pass = &mut Pass::training(&mut generator);
-        let trained = model.forward(&tokens, LogitsFor::EveryToken, None, pass)?;
+        let trained = model.forward_with(&tokens, LogitsFor::EveryToken, None, pass)?;
         assert_ne!(values(&trained), values(&all_logits(&model, &tokens)?), "{alone:?}");
     }
     let model = model_of(&without, &variables(&without))?;
     let mut generator = RandomStream::new(1);
-    let trained = model.forward(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
+    let trained =
+        model.forward_with(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
     assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
     Ok(())
 }
@@ -509,7 +515,7 @@ fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
     ] {
         let config = Gpt2Config::preset(name).unwrap();
         assert_eq!(ParameterCounts::new(&config).unique, total, "{name}");
-        let model = Gpt2LMHeadModel::load(&config, &VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+        let model = Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
         assert_eq!(model.parameter_count(), total, "{name}, built");
         assert_eq!(model.weight_bytes(), 4 * total, "{name}, in f32");
     }

@@ -10,3 +10,4 @@ mod laws;
 mod nano_sort;
 mod parity;
 mod rows;
+mod var_builder;

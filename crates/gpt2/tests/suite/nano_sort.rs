@@ -6,7 +6,9 @@ use std::path::Path;
 
 use base64::Engine;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{
+    ByOutput, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind,
+};
 use candle_gpt2_testing::{assert_close, checkpoints};
 use candle_nn::VarBuilder;
 use serde_json::Value;
@@ -47,7 +49,7 @@ fn model(folder: &Path) -> Result<Gpt2LMHeadModel> {
         (name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned), tensor)
     };
     let tensors = tensors.into_iter().map(own_name).collect();
-    Gpt2LMHeadModel::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    Gpt2LMHeadModel::load(&config, ByOutput(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))
 }
 
 /// Compares every intermediate that the publication has.
@@ -97,7 +99,7 @@ fn every_published_activation_is_reproduced() -> Result<()> {
         (published["lm_head"].clone(), published["probs"].clone());
     let mut compare = Compare { published, compared: 0 };
     let mut pass = Pass::inference().observed_by(&mut compare);
-    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut pass)?;
+    let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?;
     assert_close(&logits, &expected_logits, PARITY, "lm_head");
     let probabilities = candle_gpt2_kernels::softmax(&logits, 2)?;
     assert_close(&probabilities, &expected_probabilities, PARITY, "probs");
@@ -120,7 +122,7 @@ fn it_sorts() -> Result<()> {
         while output.len() < LETTERS {
             let ids = Tensor::from_slice(&next, (1, next.len()), &Device::Cpu)?;
             let logits =
-                model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+                model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
             next = vec![logits.flatten_all()?.argmax(0)?.to_scalar::<u32>()?];
             output.push(next[0]);
         }

@@ -53,7 +53,7 @@ fn ids(fixture: &Fixture) -> Result<Tensor> {
 }
 
 fn logits(model: &Gpt2LMHeadModel, ids: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
-    model.forward(ids, logits_for, None, &mut Pass::inference())
+    model.forward_with(ids, logits_for, None, &mut Pass::inference())
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn attention_weights_of_every_layer_equal_transformers() -> Result<()> {
         let model = common::model(&fixture)?;
         let mut attentions = Attentions::default();
         let mut pass = Pass::inference().observed_by(&mut attentions);
-        model.forward(&ids(&fixture)?, LogitsFor::LastToken, None, &mut pass)?;
+        model.forward_with(&ids(&fixture)?, LogitsFor::LastToken, None, &mut pass)?;
         assert_eq!(attentions.0.len(), model.config().n_layer);
         for (layer, weights) in attentions.0.iter().enumerate() {
             let expected = fixture.tensor(&format!("expected.attentions.{layer}"));

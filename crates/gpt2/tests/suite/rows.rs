@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters, gradients,
+    ByOutput, Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters,
+    gradients,
 };
 use candle_gpt2_kernels::{RandomStream, composed};
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
@@ -39,13 +40,16 @@ fn variables(config: &Gpt2Config, dtype: DType, device: &Device) -> HashMap<Stri
 fn model(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2Model> {
     let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_tensor().clone()));
     let first = variables["wte.weight"].as_tensor();
-    Gpt2Model::load(config, &VarBuilder::from_tensors(tensors.collect(), first.dtype(), first.device()))
+    Gpt2Model::load(
+        config,
+        ByOutput(VarBuilder::from_tensors(tensors.collect(), first.dtype(), first.device())),
+    )
 }
 
 /// Each row by itself, one after the other.
 fn one_by_one(model: &Gpt2Model, pass: &mut Pass) -> Result<Tensor> {
     let device = model.device();
-    let states = ROWS.map(|row| model.forward(&Tensor::new(row, device)?.unsqueeze(0)?, None, pass));
+    let states = ROWS.map(|row| model.forward_with(&Tensor::new(row, device)?.unsqueeze(0)?, None, pass));
     Tensor::cat(&states.into_iter().collect::<Result<Vec<_>>>()?, 1)
 }
 
@@ -144,7 +148,7 @@ fn rows_that_do_not_fit_are_refused() -> Result<()> {
     assert!(long.contains("row 1, counted from 0, has 8 tokens; a row takes from 1 to 7"), "{long}");
     let unknown = refused(&[&[1, 13]]);
     assert!(unknown.contains("13"), "{unknown}");
-    let other_text = model.forward(
+    let other_text = model.forward_with(
         &Tensor::new(&[[1u32, 2, 3]], &device())?,
         None,
         &mut Pass::inference().of_rows(Arc::new([2, 2])),
@@ -154,12 +158,12 @@ fn rows_that_do_not_fit_are_refused() -> Result<()> {
     let mut cache = Gpt2Cache::new(&config(), 1, 7, dtype(), &device())?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &device())?;
     let mut pass = Pass::inference().of_rows(Arc::new([1, 2]));
-    let cached = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("two rows").to_string();
+    let cached = model.forward_with(&ids, Some(&mut cache), &mut pass).expect_err("two rows").to_string();
     assert!(cached.contains("it has 1 rows, and the pass has 2"), "{cached}");
     assert_eq!(cache.lengths(), [0], "as before");
-    model.forward(&Tensor::new(&[[1u32; 5]], &device())?, Some(&mut cache), &mut Pass::inference())?;
+    model.forward_with(&Tensor::new(&[[1u32; 5]], &device())?, Some(&mut cache), &mut Pass::inference())?;
     let mut pass = Pass::inference().of_rows(Arc::new([3]));
-    let full = model.forward(&ids, Some(&mut cache), &mut pass).expect_err("a full context").to_string();
+    let full = model.forward_with(&ids, Some(&mut cache), &mut pass).expect_err("a full context").to_string();
     assert!(full.contains('5') && full.contains('3') && full.contains('7'), "{full}");
     assert_eq!(cache.lengths(), [5], "as before");
     Ok(())
@@ -173,10 +177,10 @@ fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
     // Not variables: the kernels of inference are what is asked for.
     let tensors = variables(&config, DType::F32, &device);
     let tensors = tensors.into_iter().map(|(name, variable)| (name, variable.as_tensor().detach())).collect();
-    let model = Gpt2Model::load(&config, &VarBuilder::from_tensors(tensors, DType::F32, &device))?;
+    let model = Gpt2Model::load(&config, ByOutput(VarBuilder::from_tensors(tensors, DType::F32, &device)))?;
     let model_of = |ids: &[u32], cache: &mut Gpt2Cache| {
         let ids = Tensor::from_slice(ids, (1, ids.len()), &device)?;
-        model.forward(&ids, Some(cache), &mut Pass::inference())
+        model.forward_with(&ids, Some(cache), &mut Pass::inference())
     };
     for counts in [[3, 1, 2, 4], [1, 1, 2, 1], [4, 1, 1, 1], [2, 1, 1, 2], [1, 1, 1, 1]] {
         let pool = KvPool::new(&config, 4 * 16, DType::F32, &device)?;
@@ -201,12 +205,12 @@ fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
         let tokens = new.len();
         let new = Tensor::from_vec(new, (1, tokens), &device)?;
         let mut pass = Pass::inference().of_rows(lengths.into());
-        let found = model.forward(&new, Some(&mut cache), &mut pass)?;
+        let found = model.forward_with(&new, Some(&mut cache), &mut pass)?;
         let what = format!("{counts:?} new tokens");
         same(&found, &Tensor::cat(&expected, 1)?, &what)?;
         assert_eq!(cache.lengths(), [2 + counts[0], 1 + counts[1], 3 + counts[2], 2 + counts[3]], "{what}");
         let next: Vec<u32> = after.iter().map(|(next, _)| *next).collect();
-        let found = model.forward(
+        let found = model.forward_with(
             &Tensor::from_vec(next, (4, 1), &device)?,
             Some(&mut cache),
             &mut Pass::inference(),

@@ -38,7 +38,7 @@ fn logits(run: &Run, observer: &mut dyn Observer) -> Result<Vec<f64>> {
 fn looking_changes_nothing() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
-        let plain = values(&case.model.forward(
+        let plain = values(&case.model.forward_with(
             &run.input()?,
             LogitsFor::EveryToken,
             None,
@@ -120,7 +120,8 @@ fn the_residual_stream_is_a_sum() -> Result<()> {
 fn a_run_may_start_at_any_block() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
-        let whole = case.model.forward(&run.input()?, LogitsFor::LastToken, None, &mut Pass::inference())?;
+        let whole =
+            case.model.forward_with(&run.input()?, LogitsFor::LastToken, None, &mut Pass::inference())?;
         for (layer, residual) in run.residuals()?.into_iter().enumerate() {
             let pass = &mut Pass::inference();
             let from = case.model.forward_from(layer, residual, LogitsFor::LastToken, pass)?;
@@ -147,7 +148,7 @@ fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
         let ids = run.input()?.narrow(1, first, count)?;
         let mut record = Record::new(sites.iter().copied());
         let pass = &mut Pass::inference().observed_by(&mut record);
-        case.model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?;
+        case.model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?;
         for site in &sites {
             let axis = if site.kind == SiteKind::Pattern { 2 } else { 1 };
             let mut expected = whole.get(*site)?.narrow(axis, first, count)?;
@@ -165,7 +166,7 @@ fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
     for (first, count) in [(0, 4), (4, 5), (9, tokens - 9)] {
         let ids = run.input()?.narrow(1, first, count)?;
         let pass = &mut Pass::inference().observed_by(&mut edit);
-        found = Some(case.model.forward(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?);
+        found = Some(case.model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?);
     }
     assert_close(&found.unwrap(), &expected, SAME, "the same edit in pieces");
     Ok(())
@@ -188,14 +189,14 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
     assert!(values(&expected) != values(&plain));
     let steered =
         case.model.clone().observed_by(Arc::new(Mutex::new(Steering::new(&case.model, 1, vectors.clone())?)));
-    let found = steered.forward(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
+    let found = steered.forward_with(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     assert_eq!(values(&found), values(&expected));
     // With a cache: the pass that begins the text is steered, those of later tokens are not.
     let mut cache = steered.new_cache(1, 5)?;
     for (first, count) in [(0, 3), (3, 1), (4, 1)] {
         let ids = run.input()?.narrow(1, first, count)?;
         let logits =
-            steered.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
+            steered.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
         let expected = expected.narrow(1, first, count)?;
         assert_close(&logits, &expected, SAME, &format!("from token {first}"));
     }

@@ -5,6 +5,7 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::error::KernelError;
 use crate::training::{Lanewise, has_cpu_kernels, in_wide_type, lanewise};
 
 /// An elementwise activation function.
@@ -75,6 +76,29 @@ impl Activation {
             Self::Silu => x.silu(),
             Self::Tanh => x.tanh(),
             Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * QUICK_GELU_FACTOR)?)?,
+        }
+    }
+}
+
+/// That of candle, where `activation_function` of a GPT-2 can name it.
+///
+/// ```
+/// use candle_gpt2_kernels::{Activation, KernelError};
+///
+/// assert_eq!(Activation::try_from(candle_nn::Activation::NewGelu)?, Activation::GeluTanh);
+/// assert!(Activation::try_from(candle_nn::Activation::Mish).is_err());
+/// # Ok::<(), KernelError>(())
+/// ```
+impl TryFrom<candle_nn::Activation> for Activation {
+    type Error = KernelError;
+
+    fn try_from(activation: candle_nn::Activation) -> std::result::Result<Self, KernelError> {
+        match activation {
+            candle_nn::Activation::NewGelu | candle_nn::Activation::GeluPytorchTanh => Ok(Self::GeluTanh),
+            candle_nn::Activation::Gelu => Ok(Self::Gelu),
+            candle_nn::Activation::Relu => Ok(Self::Relu),
+            candle_nn::Activation::Silu | candle_nn::Activation::Swish => Ok(Self::Silu),
+            other => Err(KernelError::Activation { found: format!("{other:?}") }),
         }
     }
 }

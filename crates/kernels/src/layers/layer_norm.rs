@@ -6,6 +6,7 @@
 //! Source: "Layer Normalization" (arXiv:1607.06450, section 3).
 
 use candle_core::{D, DType, Result, Tensor};
+use candle_nn::Init;
 
 use super::parameters::ParameterSource;
 use super::size::ParameterSize;
@@ -35,12 +36,13 @@ impl LayerNorm {
         Self { weight, bias, epsilon }
     }
 
-    /// A norm from the parameters `weight` and `bias` below the path of `vb`.
+    /// A norm from the parameters `weight` and `bias` below the path of `vb`. In an empty `VarMap` they begin as ones and zeros.
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
-    pub fn load(width: usize, epsilon: f64, vb: &impl ParameterSource) -> Result<Self> {
-        Ok(Self::new(vb.parameter(width, "weight")?, Some(vb.parameter(width, "bias")?), epsilon))
+    pub fn load(width: usize, epsilon: f64, vb: impl ParameterSource) -> Result<Self> {
+        let weight = vb.parameter(width, "weight", Init::Const(1.0))?;
+        Ok(Self::new(weight, Some(vb.parameter(width, "bias", Init::Const(0.0))?), epsilon))
     }
 
     /// Normalises every row of the last axis. Half-precision input is normalised in f32 and rounded once.

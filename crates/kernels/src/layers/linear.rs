@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
+use candle_nn::Init;
 
 use super::activation::Activation;
 use super::matrix::{AdaptedMatrix, Matrix};
-use super::parameters::ParameterSource;
+use super::parameters::{DEVIATION, ParameterSource};
 use super::size::ParameterSize;
 use crate::cpu::PackedProduct;
 use crate::cuda;
@@ -64,7 +65,8 @@ impl Linear {
         Ok(Self { weight, bias, panel_bias })
     }
 
-    /// A layer from the parameters `weight` and, where `has_bias`, `bias` below the path of `vb`.
+    /// A layer from the parameters `weight` `(out, in)` and, where `has_bias`, `bias` below the path of `vb`. Where they begin in
+    /// an empty `VarMap`, they do as in GPT-2: the weight from a normal distribution of deviation 0.02, the bias as zeros.
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.
@@ -72,11 +74,40 @@ impl Linear {
         in_features: usize,
         out_features: usize,
         has_bias: bool,
-        vb: &impl ParameterSource,
+        vb: impl ParameterSource,
     ) -> Result<Self> {
-        let weight = vb.matrix(out_features, in_features, "weight")?;
-        let bias = has_bias.then(|| vb.parameter(out_features, "bias")).transpose()?;
+        Self::load_named(in_features, out_features, ["weight", "bias"], has_bias, vb)
+    }
+
+    /// The same under other names than `weight` and `bias`.
+    ///
+    /// # Errors
+    /// As [`Linear::load`].
+    pub fn load_named(
+        in_features: usize,
+        out_features: usize,
+        [weight, bias]: [&str; 2],
+        has_bias: bool,
+        vb: impl ParameterSource,
+    ) -> Result<Self> {
+        let weight = vb.matrix(out_features, in_features, weight, DEVIATION)?;
+        let bias = has_bias.then(|| vb.parameter(out_features, bias, Init::Const(0.0))).transpose()?;
         Self::from_matrix(weight, bias)
+    }
+
+    /// A layer that checkpoints of GPT-2 store as `Conv1D`: in a [`VarBuilder`](candle_nn::VarBuilder) its weight lies
+    /// `(in, out)`. `deviation` is that of a weight that begins in an empty `VarMap`.
+    ///
+    /// # Errors
+    /// As [`Linear::load`].
+    pub fn load_conv1d(
+        in_features: usize,
+        out_features: usize,
+        deviation: f64,
+        vb: impl ParameterSource,
+    ) -> Result<Self> {
+        let weight = vb.conv1d(out_features, in_features, "weight", deviation)?;
+        Self::from_matrix(weight, Some(vb.parameter(out_features, "bias", Init::Const(0.0))?))
     }
 
     /// `x Wᵀ + b`.

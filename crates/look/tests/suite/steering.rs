@@ -26,7 +26,7 @@ fn logits(loaded: &LoadedModel, steer: &Steer) -> Vec<f64> {
     let steered = loaded.clone().observed_by(Arc::new(Mutex::new(steering)));
     let input = Tensor::new(&[[353u32, 383, 71]], &Device::Cpu).unwrap();
     let pass = &mut Pass::inference();
-    values(&steered.model().forward(&input, LogitsFor::LastToken, None, pass).unwrap())
+    values(&steered.model().forward_with(&input, LogitsFor::LastToken, None, pass).unwrap())
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn logits(path: &Path) -> Tensor {
         .and_then(|checkpoint| checkpoint.load(&LoadOptions::default(), &|_| ()))
         .unwrap();
     let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
-    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+    model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
 
 fn original_logits() -> Tensor {

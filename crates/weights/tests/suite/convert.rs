@@ -93,7 +93,7 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         let logits = |checkpoint: &Checkpoint| {
             let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
             let ids = Tensor::new(&[[5u32, 299, 0, 17]], &Device::Cpu).unwrap();
-            model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+            model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
         };
         let theirs = open(&format(&format!("gguf/{reference}.gguf")));
         assert_close_absolute(&logits(&copy), &logits(&theirs), tolerance, reference);

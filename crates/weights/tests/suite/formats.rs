@@ -25,7 +25,7 @@ fn expected() -> Fixture {
 fn logits(checkpoint: &Checkpoint) -> Tensor {
     let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
     let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
-    model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
+    model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }
 
 #[track_caller]
@@ -202,7 +202,11 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     let logits = |checkpoint: &Checkpoint| {
         let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
         values(
-            &model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap().i(0).unwrap(),
+            &model
+                .forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())
+                .unwrap()
+                .i(0)
+                .unwrap(),
         )
     };
     let pickle = open("pytorch_model.bin");

@@ -87,7 +87,7 @@ fn logits(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Vec<f64> {
     let options = LoadOptions { dtype, ..LoadOptions::default() };
     let model: Gpt2LMHeadModel = checkpoint.load(&options, &|_| ()).unwrap();
     let ids = candle_core::Tensor::new(&[[5u32, 42, 0, 17]], &Device::Cpu).unwrap();
-    values(&model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
+    values(&model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap())
 }
 
 /// Every folder with a checkpoint, and the tensor that is largest in its file.

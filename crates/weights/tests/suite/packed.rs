@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters};
+use candle_gpt2::{
+    ByOutput, Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters,
+};
 use candle_gpt2_testing::{CheckpointFolder, checkpoints};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
@@ -11,7 +13,7 @@ use candle_nn::VarBuilder;
 /// Logits of a prompt in one piece.
 fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<f32> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
-    let logits = model.forward(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
+    let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
     logits.flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -23,7 +25,7 @@ fn cached_logits(model: &Gpt2LMHeadModel, ids: &[u32], kv_dtype: KvDType) -> Vec
     for chunk in std::iter::once(first).chain(rest.chunks(1)) {
         let ids = Tensor::from_slice(chunk, (1, chunk.len()), &Device::Cpu).unwrap();
         let pass = &mut Pass::inference();
-        let step = model.forward(&ids, LogitsFor::EveryToken, Some(&mut cache), pass).unwrap();
+        let step = model.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), pass).unwrap();
         logits.extend(step.flatten_all().unwrap().to_vec1::<f32>().unwrap());
     }
     logits
@@ -49,7 +51,7 @@ fn dense(checkpoint: &Checkpoint) -> Gpt2LMHeadModel {
         (name, tensor)
     });
     let vb = VarBuilder::from_tensors(named.collect(), DType::F32, &Device::Cpu);
-    Gpt2LMHeadModel::load(checkpoint.config(), &vb).unwrap()
+    Gpt2LMHeadModel::load(checkpoint.config(), ByOutput(vb)).unwrap()
 }
 
 fn load(checkpoint: &Checkpoint, dtype: WeightDType) -> Gpt2LMHeadModel {

@@ -1,0 +1,33 @@
+//! The models as candle's modules: ids in, in inference.
+
+use candle_core::{Result, Tensor};
+use candle_gpt2_attention::Pass;
+use candle_nn::Module;
+
+use crate::{Block, Gpt2LMHeadModel, Gpt2Model};
+
+/// Under the causal mask, as in the model.
+///
+/// # Shapes
+/// `x` `(B, T, C)`; returns the same.
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x, None, &mut Pass::inference())
+    }
+}
+
+/// # Shapes
+/// Ids `(B, T)` of u32; returns hidden states `(B, T, C)`.
+impl Module for Gpt2Model {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward(ids)
+    }
+}
+
+/// # Shapes
+/// Ids `(B, T)` of u32; returns logits `(B, T, V)`.
+impl Module for Gpt2LMHeadModel {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward(ids)
+    }
+}

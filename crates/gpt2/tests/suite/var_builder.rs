@@ -1,0 +1,212 @@
+//! What a user of candle does with the model: files as they are published, an empty `VarMap`, candle's optimizer, and `Sequential`.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_gpt2::{
+    Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2LMHeadModel,
+    Gpt2Model, KernelError, LayerNorm, Linear, ModelError, MultiHeadAttention, MultiHeadAttentionConfig,
+    carried,
+};
+use candle_gpt2_testing::{Fixture, assert_close, assert_parity, fixture_path, pattern};
+use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap};
+
+/// Two libraries through all layers, in f32.
+const LOGITS: f64 = 1e-4;
+
+fn sizes() -> Gpt2Config {
+    Gpt2Config { vocab_size: 61, n_positions: 32, n_embd: 24, n_layer: 3, n_head: 3, ..Gpt2Config::gpt2() }
+}
+
+fn config(fixture: &Fixture) -> Gpt2Config {
+    Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap()
+}
+
+fn ids(fixture: &Fixture) -> Result<Tensor> {
+    fixture.tensor("input_ids").to_dtype(DType::U32)
+}
+
+/// A mapped file of transformers: `transformer.` before the names, matrices `(in, out)`, other tensors beside them.
+#[test]
+#[expect(unsafe_code, reason = "nothing changes the fixture while it is mapped")]
+fn a_mapped_published_file_gives_the_logits_of_transformers() -> Result<()> {
+    for case in ["gelu_new", "untied", "odd_head", "inverse_layer_scale"] {
+        let fixture = Fixture::open(&format!("gpt2/{case}"));
+        let file = fixture_path(&format!("gpt2/{case}.safetensors"));
+        // SAFETY: the file stays as it is.
+        let vb = unsafe { VarBuilder::from_mmaped_safetensors(&[file], DType::F32, &Device::Cpu)? };
+        let model = Gpt2LMHeadModel::load(&config(&fixture), vb.clone())?;
+        let expected = fixture.tensor("expected.logits");
+        assert_parity(&model.forward(&ids(&fixture)?)?, &expected, LOGITS, case);
+        let hidden_states = Gpt2Model::load(&config(&fixture), vb)?.forward(&ids(&fixture)?)?;
+        assert_parity(&model.lm_head().forward(&hidden_states)?, &expected, LOGITS, case);
+    }
+    Ok(())
+}
+
+/// As OpenAI's own repository has it: no prefix, the masks of attention as buffers, and a head that repeats the embedding.
+#[test]
+fn a_file_without_the_prefix_and_with_buffers_gives_the_same() -> Result<()> {
+    let fixture = Fixture::open("gpt2/gelu_new");
+    let config = config(&fixture);
+    let mut tensors = fixture.tensors_below("transformer.");
+    for layer in 0..config.n_layer {
+        let mask = Tensor::tril2(config.n_positions, DType::F32, &Device::Cpu)?.unsqueeze(0)?.unsqueeze(0)?;
+        tensors.insert(format!("h.{layer}.attn.bias"), mask);
+        tensors.insert(format!("h.{layer}.attn.masked_bias"), Tensor::new(-1e4f32, &Device::Cpu)?);
+    }
+    tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
+    let file = std::env::temp_dir().join(format!("candle-gpt2-{}.safetensors", std::process::id()));
+    candle_core::safetensors::save(&tensors, &file)?;
+    let bytes = std::fs::read(&file)?;
+    std::fs::remove_file(&file)?;
+    let vb = VarBuilder::from_buffered_safetensors(bytes, DType::F32, &Device::Cpu)?;
+    let model = Gpt2LMHeadModel::load(&config, vb)?;
+    let prefixed = Gpt2LMHeadModel::load(&config, fixture.parameters(""))?;
+    let [plain, prefixed] = [model, prefixed].map(|model| model.forward(&ids(&fixture)?)?.to_vec3::<f32>());
+    assert_eq!(plain?, prefixed?);
+    Ok(())
+}
+
+/// `attn.c_proj` is square: only its values say which way it lies. The others are refused by their shapes.
+#[test]
+fn matrices_that_lie_the_other_way_round_are_refused_by_name() -> Result<()> {
+    let fixture = Fixture::open("gpt2/gelu_new");
+    let turned = fixture.tensors_below("transformer.").into_iter().map(|(name, tensor)| {
+        let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
+        (name, if is_conv1d { tensor.t().unwrap() } else { tensor })
+    });
+    let vb = VarBuilder::from_tensors(turned.collect(), DType::F32, &Device::Cpu);
+    let error = Gpt2LMHeadModel::load(&config(&fixture), vb).unwrap_err().to_string();
+    assert!(error.contains("h.0.attn.c_attn.weight"), "{error}");
+    Ok(())
+}
+
+/// To the bit.
+fn assert_same(found: &Tensor, expected: &Tensor, what: &str) {
+    let values = |tensor: &Tensor| tensor.to_vec3::<f32>().unwrap();
+    assert_eq!(values(found), values(expected), "{what}");
+}
+
+/// Mean and standard deviation.
+fn spread(tensor: &Tensor) -> (f64, f64) {
+    let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let count = values.len() as f64;
+    let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;
+    let variance = values.iter().map(|value| (f64::from(*value) - mean).powi(2)).sum::<f64>() / count;
+    (mean, variance.sqrt())
+}
+
+#[test]
+fn an_empty_var_map_begins_as_gpt2_does() -> Result<()> {
+    let config = Gpt2Config { n_embd: 96, n_layer: 2, ..sizes() };
+    let variables = VarMap::new();
+    Gpt2LMHeadModel::load(&config, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+    let variables = variables.data().lock().unwrap();
+    assert_eq!(variables.len(), candle_gpt2::expected_parameters(&config).len());
+    assert_eq!(variables["h.0.mlp.c_fc.weight"].dims(), [96, 384], "(in, out), as published");
+    for (name, variable) in variables.iter() {
+        let (mean, deviation) = spread(variable);
+        let expected = match name {
+            name if name.ends_with("bias") => (0.0, 0.0),
+            name if name.contains("ln_") => (1.0, 0.0),
+            name if name.ends_with("c_proj.weight") => (0.0, 0.02 / 4f64.sqrt()),
+            _ => (0.0, 0.02),
+        };
+        // Thousands of draws each: 4 standard errors of the smallest tensor.
+        assert!((mean - expected.0).abs() < 0.0015, "{name}: mean {mean}");
+        assert!((deviation - expected.1).abs() < 0.001, "{name}: deviation {deviation}");
+    }
+    Ok(())
+}
+
+#[test]
+fn steps_of_candles_adamw_lower_the_loss() -> Result<()> {
+    let variables = VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let model = Gpt2LMHeadModel::load(&sizes(), vb)?;
+    let mut optimizer = AdamW::new(variables.all_vars(), ParamsAdamW { lr: 1e-2, ..ParamsAdamW::default() })?;
+    let ids = Tensor::new(&[[3u32, 5, 8, 13, 21], [2, 4, 8, 16, 32]], &Device::Cpu)?;
+    let (inputs, targets) = (ids.narrow(1, 0, 4)?, ids.narrow(1, 1, 4)?.flatten_all()?);
+    let loss = || candle_nn::loss::cross_entropy(&model.forward(&inputs)?.flatten_to(1)?, &targets);
+    let first = loss()?;
+    let gradients = first.backward()?;
+    for (name, variable) in variables.data().lock().unwrap().iter() {
+        assert!(gradients.get(variable).is_some(), "{name} has no gradient");
+    }
+    optimizer.step(&gradients)?;
+    for _ in 0..4 {
+        optimizer.backward_step(&loss()?)?;
+    }
+    let (first, last) = (first.to_scalar::<f32>()?, loss()?.to_scalar::<f32>()?);
+    assert!(last < first - 0.5, "{first} to {last}");
+    Ok(())
+}
+
+#[test]
+fn layers_compose_in_a_sequential() -> Result<()> {
+    let variables = VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let attention =
+        || MultiHeadAttention::load(&MultiHeadAttentionConfig::new(24, 24, 3), vb.pp("attention")).unwrap();
+    let causal = attention();
+    let layers = candle_nn::seq()
+        .add(LayerNorm::load(24, 1e-5, vb.pp("norm"))?)
+        .add(attention())
+        .add(FeedForward::load(24, 40, Activation::Relu, vb.pp("mlp"))?)
+        .add(Linear::load(24, 7, true, vb.pp("head"))?);
+    let x = pattern(&[2, 5, 24], 1.0, 0);
+    let y = layers.forward(&x)?;
+    assert_eq!(y.dims(), [2, 5, 7]);
+    let gradients = y.sqr()?.sum_all()?.backward()?;
+    for (name, variable) in variables.data().lock().unwrap().iter() {
+        assert!(gradients.get(variable).is_some(), "{name} has no gradient");
+    }
+    // As a module, attention sees everything; under a mask of its own it sees what that shows.
+    let all = causal.forward_masked(&x, &AttentionMask::Bidirectional)?;
+    assert_same(&x.apply(&attention())?, &all, "no mask");
+    let masked = candle_nn::seq().add_fn(move |x| causal.forward_masked(x, &AttentionMask::Causal));
+    let prefix = masked.forward(&x.narrow(1, 0, 3)?)?;
+    assert_close(&masked.forward(&x)?.narrow(1, 0, 3)?, &prefix, 1e-6, "causal");
+    Ok(())
+}
+
+/// What a module computes is what the model computes.
+#[test]
+fn a_model_is_a_module() -> Result<()> {
+    let fixture = Fixture::open("gpt2/gelu_new");
+    let tensors: HashMap<String, Tensor> = fixture.tensors_below("");
+    let model = Gpt2LMHeadModel::load(
+        &config(&fixture),
+        VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu),
+    )?;
+    let mut x = model.transformer().forward(&ids(&fixture)?)?;
+    assert_same(&ids(&fixture)?.apply(model.transformer())?, &x, "hidden states");
+    x = x.apply(model.lm_head())?;
+    assert_same(&ids(&fixture)?.apply(&model)?, &x, "logits");
+    assert_same(
+        &model.head(&model.transformer().forward(&ids(&fixture)?)?, candle_gpt2::LogitsFor::EveryToken)?,
+        &x,
+        "head",
+    );
+    Ok(())
+}
+
+/// Errors of every layer can be matched.
+#[test]
+fn errors_are_taken_out_of_candles() -> Result<()> {
+    let model = Gpt2LMHeadModel::load(&sizes(), VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    let error = model.forward(&Tensor::zeros((1, 33), DType::U32, &Device::Cpu)?).unwrap_err();
+    let expected = ModelError::ContextExceeded { past: 0, added: 33, n_positions: 32 };
+    assert_eq!(carried(&error), Some(&expected));
+    assert_eq!(error.to_string(), expected.to_string());
+    let error = model.forward(&Tensor::new(&[[61u32]], &Device::Cpu)?).unwrap_err();
+    assert_eq!(carried(&error), Some(&KernelError::NoSuchRow { row: 61, rows: 61 }));
+
+    let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let error = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(24, 24, 5), vb.clone()).unwrap_err();
+    assert_eq!(carried(&error), Some(&AttentionError::HeadsDoNotDivideWidth { num_heads: 5, width: 24 }));
+    let error = Gpt2LMHeadModel::load(&Gpt2Config { n_head: 5, ..sizes() }, vb).unwrap_err();
+    assert_eq!(carried(&error), Some(&ConfigError::HeadsDoNotDivideWidth { n_head: 5, n_embd: 24 }));
+    Ok(())
+}

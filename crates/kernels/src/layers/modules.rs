@@ -1,0 +1,24 @@
+//! The layers as candle's modules.
+
+use candle_core::{Result, Tensor};
+use candle_nn::Module;
+
+use super::{Activation, LayerNorm, Linear};
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x)
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x)
+    }
+}
+
+impl Module for Activation {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        (*self).forward(x)
+    }
+}
