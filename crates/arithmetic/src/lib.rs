@@ -24,7 +24,7 @@ mod threads;
 mod tile;
 mod training;
 
-pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention};
+pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention, text_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use log_softmax::{log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};

@@ -1,5 +1,7 @@
 //! Where the heads of a batch have their values.
 
+use std::ops::Range;
+
 use crate::simd::LANES;
 
 /// Room of one row in a memory of keys and values: `capacity` tokens from token `start` on, head by head.
@@ -77,6 +79,8 @@ pub(super) struct HeadsOfRow {
     /// From one head to the next.
     head_stride: usize,
     tokens: usize,
+    /// Tokens of the rows before it.
+    first: usize,
 }
 
 impl<'a> Heads<'a> {
@@ -85,13 +89,66 @@ impl<'a> Heads<'a> {
     pub fn strided(values: &'a [f32], sizes: [usize; 4], strides: [usize; 3]) -> Self {
         let [batch, heads, tokens, head_dim] = sizes;
         let [batch_stride, head_stride, token_stride] = strides;
-        let row = |row| HeadsOfRow { start: row * batch_stride, head_stride, tokens };
+        let row = |row| HeadsOfRow { start: row * batch_stride, head_stride, tokens, first: row * tokens };
         Self { values, rows: (0..batch).map(row).collect(), heads, tokens, head_dim, token_stride }
+    }
+
+    /// The same with each row cut into rows of these lengths, which lie one after the other in it.
+    ///
+    /// # Panics
+    /// When a row has fewer tokens.
+    #[must_use]
+    pub fn cut(mut self, lengths: &[usize]) -> Self {
+        let tokens: usize = lengths.iter().sum();
+        let mut rows = Vec::with_capacity(self.rows.len() * lengths.len());
+        let mut first = 0;
+        for row in &self.rows {
+            assert!(tokens <= row.tokens, "rows of {lengths:?} in a row of {} tokens", row.tokens);
+            let mut start = row.start;
+            for tokens in lengths {
+                rows.push(HeadsOfRow { start, tokens: *tokens, first, ..*row });
+                start += tokens * self.token_stride;
+                first += tokens;
+            }
+        }
+        self.tokens = lengths.iter().copied().max().unwrap_or(0);
+        Self { rows, ..self }
+    }
+
+    /// One token of each row.
+    #[cfg(test)]
+    pub(super) fn token(&self, token: usize) -> Self {
+        let row = |(index, row): (usize, &HeadsOfRow)| HeadsOfRow {
+            start: row.start + token * self.token_stride,
+            tokens: 1,
+            first: index,
+            ..*row
+        };
+        Self { rows: self.rows.iter().enumerate().map(row).collect(), tokens: 1, ..self.clone() }
     }
 
     /// Tokens of a row of the batch.
     pub(super) fn tokens_of(&self, batch: usize) -> usize {
         self.rows[batch].tokens
+    }
+
+    /// Tokens of all rows.
+    pub(super) fn all_tokens(&self) -> usize {
+        self.rows.last().map_or(0, |row| row.first + row.tokens)
+    }
+
+    /// The tokens of a row, counted over all rows.
+    #[inline(always)]
+    pub(super) fn tokens_in(&self, batch: usize) -> Range<usize> {
+        let HeadsOfRow { first, tokens, .. } = self.rows[batch];
+        first..first + tokens
+    }
+
+    /// The row of a token that is counted over all rows, and its place there.
+    #[inline(always)]
+    pub(super) fn place_of(&self, token: usize) -> (usize, usize) {
+        let batch = self.rows.partition_point(|row| row.first + row.tokens <= token);
+        (batch, token - self.rows[batch].first)
     }
 
     /// Values of a token and head.
@@ -102,7 +159,7 @@ impl<'a> Heads<'a> {
     /// One head of a row of the batch.
     #[inline(always)]
     pub(super) fn head(&self, batch: usize, head: usize) -> Head<'a> {
-        let HeadsOfRow { start, head_stride, tokens } = self.rows[batch];
+        let HeadsOfRow { start, head_stride, tokens, .. } = self.rows[batch];
         Head {
             values: &self.values[start + head * head_stride..],
             tokens,

@@ -15,6 +15,7 @@ mod q8;
 mod softmax;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use std::ops::Range;
 
@@ -23,6 +24,7 @@ pub use heads::{Heads, KvSlot};
 pub use memory::{KvFormat, KvMemory, KvSizes};
 use memory::{OnUnits, Units};
 use on_part::{OnPart, PART_KEYS, PartScores, Results, finish, merge, result_len, seen_of_part};
+pub use texts::text_attention;
 
 use crate::simd::{InstructionSet, Job, Simd};
 use crate::threads::{Part, Parts, computed_in_parts, for_each_part, thread_count};
@@ -50,7 +52,8 @@ const PIECES_PER_THREAD: usize = 4;
 ///
 /// # Shapes
 /// `q` `(B, H, T, D)`; a slot for each of the `B` rows. `visible` has for each of the `B · T` queries the keys that it sees, at
-/// least one of those that its slot has room for. Returns `(B, T, H, Dv)`.
+/// least one of those that its slot has room for. Returns `(B, T, H, Dv)`. Where the rows have different lengths, it is
+/// `(T_1 + … + T_B, H, Dv)` of as many queries.
 ///
 /// # Panics
 /// When the shapes are not these.
@@ -75,12 +78,12 @@ fn slot_attention_with(
 ) -> Vec<f32> {
     let sizes = memory.sizes();
     let sees = |(query, keys): (usize, &Range<usize>)| {
-        !keys.is_empty() && keys.end <= slots[query / q.tokens].capacity
+        !keys.is_empty() && keys.end <= slots[q.place_of(query).0].capacity
     };
     let fits = (q.heads, q.head_dim) == (sizes.heads, sizes.key_dim)
         && slots.len() == q.rows.len()
         && slots.iter().all(|slot| slot.is_in(memory.tokens()))
-        && visible.len() == q.rows.len() * q.tokens
+        && visible.len() == q.all_tokens()
         && visible.iter().enumerate().all(sees);
     assert!(fits, "queries, keys, values and what is seen of them do not fit together");
     if visible.len() * q.heads * sizes.value_dim == 0 {
@@ -208,13 +211,12 @@ impl<F: Format> Job for Piece<'_, '_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let tokens = self.work.attend.q.tokens;
         let mut row = 0;
         while row < self.part.rows() {
-            let query = self.part.first_row + row;
+            let (batch, token) = self.work.attend.q.place_of(self.part.first_row + row);
             // Queries of the next row of the batch see other keys.
-            let queries = (self.part.rows() - row).min(tokens - query % tokens);
-            self.of_row(simd, row, queries);
+            let queries = (self.part.rows() - row).min(self.work.attend.q.tokens_of(batch) - token);
+            self.of_row(simd, row, (batch, token..token + queries));
             row += queries;
         }
     }
@@ -223,13 +225,12 @@ impl<F: Format> Job for Piece<'_, '_, F> {
 impl<F: Format> Piece<'_, '_, F> {
     /// Some queries of one row of the batch.
     #[inline(always)]
-    fn of_row<S: Simd>(&mut self, simd: S, row: usize, queries: usize) {
-        let Attend { q, sizes, visible, .. } = *self.work.attend;
-        let first = self.part.first_row + row;
-        let (batch, token) = (first / q.tokens, first % q.tokens);
+    fn of_row<S: Simd>(&mut self, simd: S, row: usize, (batch, tokens): (usize, Range<usize>)) {
+        let Attend { sizes, visible, .. } = *self.work.attend;
+        let queries = tokens.len();
         let place = (batch, self.part.first_column / sizes.value_dim);
-        let visible = &visible[first..first + queries];
-        let arranged = self.work.arranged(simd, place, token..token + queries);
+        let visible = &visible[self.part.first_row + row..][..queries];
+        let arranged = self.work.arranged(simd, place, tokens);
         let result_len = result_len(sizes.value_dim);
         let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(queries)];
         let mut totals = vec![0.0; queries * result_len];
@@ -283,9 +284,9 @@ impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     fn run<S: Simd>(self, simd: S) {
         let Attend { q, visible, .. } = *self.work.attend;
         let place = (self.position / q.heads, self.position % q.heads);
-        let visible = &visible[place.0 * q.tokens..(place.0 + 1) * q.tokens];
-        let arranged = self.work.arranged(simd, place, 0..q.tokens);
-        let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(q.tokens)];
+        let visible = &visible[q.tokens_in(place.0)];
+        let arranged = self.work.arranged(simd, place, 0..visible.len());
+        let mut scores: Vec<PartScores> = vec![[0.0; PART_KEYS]; F::tile_rows::<S>().min(visible.len())];
         let room = (&mut scores[..], self.results);
         self.work.results_of_part(simd, place, (visible, &arranged), self.key_part, room);
     }
@@ -310,7 +311,7 @@ impl<F: Format> Job for MergeAll<'_, '_, F> {
         let mut total = vec![0.0; result_len];
         for row in 0..self.output.len() / sizes.value_dim {
             let (query, head) = (row / q.heads, row % q.heads);
-            let (batch, token) = (query / q.tokens, query % q.tokens);
+            let (batch, token) = q.place_of(query);
             for part in 0..self.parts {
                 let place = ((batch * q.heads + head) * self.parts + part) * q.tokens + token;
                 let result = &self.results[place * result_len..][..result_len];

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::product::{LaidOut, MatrixView, multiply};
+use crate::attention::Heads;
 use crate::random::RandomStream;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts, computed_together};
@@ -180,6 +181,27 @@ impl<'a, T: Number> Attention<'a, T> {
             scale: T::of(self.scale),
             mask: self.dropout.map(|dropout| dropout.mask(text * self.heads + head)),
         }
+    }
+}
+
+impl Attention<'_, f32> {
+    /// Queries, keys and values of all heads, where all sizes fit.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub(crate) fn all_heads<'q>(&self, qkv: &[&'q [f32]]) -> [Heads<'q>; 3] {
+        self.output_len(qkv);
+        let (places, sizes) = (places(qkv.len()), self.sizes());
+        [0, 1, 2].map(|index| {
+            let (place, (width, tokens)) = (places[index], sizes[index]);
+            let (of_token, beside) = (place.count * self.heads * width, place.index * self.heads * width);
+            let values = qkv[place.array].get(beside..).unwrap_or(&[]);
+            Heads::strided(
+                values,
+                [self.texts, self.heads, tokens, width],
+                [tokens * of_token, width, of_token],
+            )
+        })
     }
 }
 

@@ -154,7 +154,8 @@ fn a_text_is_the_same_alone_and_in_any_company() {
     }
 }
 
-/// The logits after a prompt are the same bits however it is cut, in every type of weights and with the cache of each.
+/// The logits after a prompt are the same bits however it is cut, in every type of weights and with the cache of each; and those
+/// of scoring, without a cache, are the bits of a cache in f32.
 #[test]
 fn chunks_of_any_size_give_the_bits_of_the_whole() {
     let weights = [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
@@ -177,6 +178,12 @@ fn chunks_of_any_size_give_the_bits_of_the_whole() {
             last.into_iter().map(f32::to_bits).collect()
         };
         let whole = logits(&[45]);
+        if kv_dtype == KvDType::F32 {
+            let ids = Tensor::from_slice(&prompt, (1, 45), &Device::Cpu).unwrap();
+            let scored = model.forward(&ids).unwrap().get(0).unwrap().get(44).unwrap();
+            let scored: Vec<u32> = scored.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+            assert_eq!(scored, whole, "{dtype:?} without a cache");
+        }
         for chunks in
             [vec![1; 45], vec![16, 16, 13], [vec![2; 21], vec![3]].concat(), vec![44, 1], vec![7, 38]]
         {

@@ -9,6 +9,7 @@ use super::composed::{drawn_on_gpu, wide};
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
 use super::operation::{recomputed, record};
 use crate::error::KernelError;
+use crate::kv_dtype::KvDType;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
@@ -30,6 +31,9 @@ pub struct HeadsAttention {
 }
 
 /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
+///
+/// In f32 on a CPU, where nothing is added or dropped, the bits are those of
+/// [`KvMemory::attention`](crate::KvMemory::attention) over a memory in f32, whatever texts are computed together.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -53,8 +57,11 @@ pub struct HeadsAttention {
 pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
     fn forward<T: CpuFloat>(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
         let sizes = attention.sizes(projections)?;
-        let output = attention
-            .with_elements(projections, sizes, |slices, attention| Ok(T::attention(slices, attention)))?;
+        let width = attention.heads * sizes.head_dim;
+        let no_memory = || KernelError::NoMemory { tokens: sizes.keys, width, dtype: KvDType::F32 };
+        let output = attention.with_elements(projections, sizes, |slices, attention| {
+            T::attention_of_texts(slices, attention).ok_or_else(|| no_memory().into())
+        })?;
         let shape = (sizes.batch, sizes.queries, attention.heads * sizes.value_dim);
         record(projections, on_cpu(output), shape, attention)
     }

@@ -1,7 +1,7 @@
 //! The types of numbers that training computes with, as candle holds them.
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
-use candle_gpt2_arithmetic::{Epilogue, Float, PackedMatrix, PanelBias};
+use candle_gpt2_arithmetic::{Attention, Epilogue, Float, PackedMatrix, PanelBias, text_attention};
 
 use crate::per_thread::{Operation, Sums};
 
@@ -25,6 +25,11 @@ pub(crate) trait CpuFloat: Float + WithDType {
     /// The product with a packed weight, and a bias.
     fn packed_product(weight: &PackedMatrix, x: &[Self], bias: Option<&[Self]>) -> Result<Vec<Self>>;
 
+    /// Attention of all heads; `None` where there is no memory for keys and values.
+    fn attention_of_texts(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
+        Some(Self::attention(qkv, attention))
+    }
+
     /// The values of a packed weight, `(out, in)`.
     fn expanded(weight: &PackedMatrix) -> Result<Vec<Self>>;
 }
@@ -41,6 +46,14 @@ impl CpuFloat for f32 {
         let bias = bias.map(PanelBias::new);
         let rows = x.len() / weight.in_features().max(1);
         Ok(weight.product(x, rows, Epilogue { bias: bias.as_ref(), ..Epilogue::default() }))
+    }
+
+    fn attention_of_texts(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
+        match attention {
+            // With the bits of a cache.
+            Attention { added: None, dropout: None, .. } => text_attention(qkv, attention),
+            _ => Some(Self::attention(qkv, attention)),
+        }
     }
 
     fn expanded(weight: &PackedMatrix) -> Result<Vec<Self>> {
